@@ -1,0 +1,49 @@
+# One line per command; the README explains them.
+PYTHON ?= python3
+VENV   ?= .venv
+PORT   ?= 8080
+BIN    := $(VENV)/bin
+PIN    := -c constraints.txt
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: run test lint bench stubs clean
+
+run: $(VENV)/.installed
+	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.demo
+
+# The oldest supported generator, in an environment of its own: its stubs load on every newer runtime.
+stubs:
+	$(PYTHON) -m venv $(VENV)-stubs
+	$(VENV)-stubs/bin/pip install --quiet "grpcio-tools==1.66.2" "setuptools<80"
+	$(VENV)-stubs/bin/python -m grpc_tools.protoc -Iwire=proto \
+	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto
+
+# torch goes first and alone: a looser request would fetch gigabytes of CUDA libraries.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(PIN) torch
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet $(PIN) --editable .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet $(PIN) --editable ".[test]"
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) $(VENV)-stubs build dist src/*.egg-info

@@ -1,0 +1,46 @@
+"""The model server's exceptions.
+
+ModelServerError
+├── RequestError          the call is at fault; the shard goes on (INTERNAL, as TGI)
+│   ├── UnknownBatchError     a batch that is not cached here
+│   └── BatchGoneError        a batch that was dropped because an earlier step of it failed
+├── OutOfMemoryError      a step did not fit; its batch is dropped, the shard goes on
+├── StartupError          the shard cannot start; one line that names the cause and the flag to change
+└── FatalError            the shard cannot go on (device fault, lost peer, broken call order); the process ends
+"""
+
+from __future__ import annotations
+
+
+class ModelServerError(Exception):
+    """Base of everything the model server raises on purpose."""
+
+
+class RequestError(ModelServerError):
+    """The call asks for something that cannot be done; nothing changed."""
+
+
+class UnknownBatchError(RequestError):
+    """Text as TGI's: its clients match it."""
+
+    def __init__(self, batch_id: int) -> None:
+        super().__init__(f"Batch ID {batch_id} not found in cache.")
+
+
+class BatchGoneError(RequestError):
+    """The batch was lost to an error that has already been reported."""
+
+    def __init__(self, batch_id: int) -> None:
+        super().__init__(f"Batch ID {batch_id} is gone: an earlier step of it failed.")
+
+
+class OutOfMemoryError(ModelServerError):
+    """The device ran out of memory in one step."""
+
+
+class StartupError(ModelServerError):
+    """Start-up is not possible; `str(error)` is the one line the user sees."""
+
+
+class FatalError(ModelServerError):
+    """The process must end; the launcher decides what follows."""

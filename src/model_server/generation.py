@@ -1,0 +1,71 @@
+"""What leaves the engine: tokens, texts and timings of one step, in the model server's own words.
+
+Knows nothing of protobuf; `model_server.rpc.convert` turns these into messages.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended. When several apply to one token the first in this order wins."""
+
+    LENGTH = "length"
+    EOS_TOKEN = "eos_token"
+    STOP_SEQUENCE = "stop_sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Parallel lists. `is_special` is empty for prompt tokens, as in TGI."""
+
+    ids: list[int]
+    logprobs: list[float]
+    texts: list[str]
+    is_special: list[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedText:
+    """The end of a request. `seed` is set only if its tokens were sampled."""
+
+    text: str
+    generated_tokens: int
+    finish_reason: FinishReason
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one step produced for one request; with `error` set, nothing else is."""
+
+    request_id: int
+    tokens: Tokens | None = None
+    prefill_tokens: Tokens | None = None
+    top_tokens: list[Tokens] = field(default_factory=list)
+    generated_text: GeneratedText | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBatch:
+    """What the router learns of a batch that stays on the shard. `current_tokens`: tokens of its next forward."""
+
+    id: int
+    request_ids: list[int]
+    max_tokens: int
+    current_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The answer to one Prefill or Decode; `batch` is None when nothing goes on. Durations in nanoseconds."""
+
+    generations: list[Generation]
+    batch: CachedBatch | None
+    forward_ns: int
+    decode_ns: int
+    total_ns: int
+    concat_ns: int | None = None

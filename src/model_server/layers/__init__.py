@@ -1,0 +1,1 @@
+"""The building blocks of decoders, tensor-parallel where the weights are split."""

@@ -1,0 +1,1 @@
+"""What a family of models looks like (spec, families) and the one decoder that runs them."""

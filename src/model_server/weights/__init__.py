@@ -1,0 +1,1 @@
+"""Finding checkpoint files and reading just the rows that a rank needs."""

@@ -1,0 +1,1 @@
+"""OpenAI's chat dialect to a generate request and back; pure functions."""

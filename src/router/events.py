@@ -1,0 +1,61 @@
+"""What travels outward: the events of one request, in the order in which its caller sees them.
+
+`Prefilled`? (only when prompt details were asked for), then `TokenGenerated`*, then exactly one of `Finished` and
+`Failed`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["length", "eos_token", "stop_sequence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token. `logprob` may be NaN or infinite; the HTTP door writes such a value as null."""
+
+    id: int
+    text: str
+    logprob: float
+    special: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The prompt's tokens with their logprobs."""
+
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGenerated:
+    """One generated token that is not the last."""
+
+    token: Token
+    top_tokens: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last token, with the whole text. Times are `time.monotonic()` seconds."""
+
+    token: Token
+    top_tokens: tuple[Token, ...]
+    text: str
+    generated_tokens: int
+    finish_reason: FinishReason
+    seed: int | None
+    queued_at: float
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request ended without an answer; `error` says why."""
+
+    error: Exception
+
+
+Event = Prefilled | TokenGenerated | Finished | Failed

@@ -1,0 +1,39 @@
+"""What the server will really do, resolved from the options and from what the shards answered at warm-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingLimits:
+    """Resolved limits; `RouterConfig` holds what was asked for. All token counts are per request unless said."""
+
+    max_concurrent_requests: int
+    max_best_of: int
+    max_stop_sequences: int
+    max_top_n_tokens: int
+    max_client_batch_size: int
+    max_input_tokens: int
+    max_total_tokens: int
+    max_batch_prefill_tokens: int  # per prefill
+    max_batch_total_tokens: int  # KV capacity of the server in tokens, block 0 included
+    max_batch_size: int | None
+    max_waiting_tokens: int  # answered decode steps
+    waiting_served_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardInfo:
+    """What the shards say of themselves (Info), the same on every rank."""
+
+    requires_padding: bool
+    dtype: str
+    device_type: str
+    window_size: int | None
+    speculate: int
+    support_chunking: bool
+    use_prefix_caching: bool
+    attention_impl: str
+    block_size: int
+    extensions: frozenset[str]

@@ -1,0 +1,63 @@
+"""What travels inward: a request that has passed validation, in the router's own words.
+
+Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `router.validation`, and
+`router.shards.convert` turns them into messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+GrammarKind = Literal["none", "json", "regex"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParameters:
+    """How the next token is chosen; every default is the value that switches the step off."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    typical_p: float = 1.0
+    min_p: float = 0.0
+    do_sample: bool = False
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0  # TGI's: relative to the share of the token in the history
+    presence_penalty: float = 0.0  # OpenAI's: absolute, over generated tokens
+    absolute_frequency_penalty: float = 0.0  # OpenAI's
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    watermark: bool = False
+    grammar: str = ""
+    grammar_kind: GrammarKind = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppingParameters:
+    """When the request ends. `max_new_tokens` is resolved: exact, and within the token limits."""
+
+    max_new_tokens: int
+    stop_sequences: tuple[str, ...] = ()
+    ignore_eos_token: bool = False
+    stop_anywhere: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidRequest:
+    """A request that the scheduler may run as it is.
+
+    `input_ids` are the router's own token ids of the prompt after truncation, `input_length` their number. `truncate`
+    is the largest number of prompt tokens the shard may keep (the user's value, else the server's limit).
+    """
+
+    inputs: str
+    input_ids: tuple[int, ...]
+    input_length: int
+    truncate: int
+    add_special_tokens: bool = True
+    decoder_input_details: bool = False
+    top_n_tokens: int = 0
+    adapter_id: str | None = None
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    stopping: StoppingParameters

@@ -1,0 +1,1 @@
+"""Bodies of the HTTP routes as pydantic models, without behaviour."""

@@ -1,0 +1,1 @@
+"""The gRPC door of the router; the only place that knows the wire format."""

@@ -1,0 +1,23 @@
+"""Shared by all tests: a clean environment, and one place for fixtures that several folders use."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# A developer's shell must not change what the tests see.
+_OURS = (
+    "MODEL_ID", "PORT", "HOSTNAME", "NUM_SHARD", "DTYPE", "REVISION", "ATTENTION", "PREFIX_CACHING", "RANK",
+    "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOG_LEVEL", "JSON_OUTPUT", "MAX_TOTAL_TOKENS", "MAX_BATCH_SIZE",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _OURS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
