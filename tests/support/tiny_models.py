@@ -1,0 +1,160 @@
+"""Tiny random checkpoints that look like hub ones: config, safetensors, generation config, tokenizer, chat template.
+
+Sizes: hidden 64, 4 layers, 4 heads, 2 KV heads, vocabulary 512, window 8. Weights are large enough that a forgotten
+bias, norm or mask changes the argmax: matrices N(0, 0.15), vectors moved by N(0, 0.1). The same arguments always give
+the same files. Importing this module costs nothing; writing a checkpoint imports transformers (seconds, once).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BOS, EOS, USER, ASSISTANT = "<s>", "</s>", "<|user|>", "<|assistant|>"
+SPECIAL_TOKENS = [BOS, EOS, USER, ASSISTANT]
+VOCAB_SIZE = 512
+MAX_POSITIONS = 2048
+WINDOW = 8
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{% else %}<|user|>{% endif %}"
+    "{{ message['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+# (model type, variant) -> config fields that differ from the common sizes. "plain" needs no entry.
+VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
+    ("llama", "biases_tied"): {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ("llama", "llama3"): {"rope_parameters": _LLAMA3},
+    ("llama", "yarn"): {"rope_parameters": _YARN, "max_position_embeddings": 128},
+    ("llama", "linear"): {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    ("llama", "mha"): {"num_key_value_heads": 4},
+    ("llama", "mqa"): {"num_key_value_heads": 1},
+    ("llama", "odd_vocab"): {"vocab_size": 509},
+    ("llama", "head_dim"): {"head_dim": 32},
+    ("mistral", "plain"): {"sliding_window": WINDOW},
+    ("mistral", "no_window"): {"sliding_window": None},
+    ("qwen2", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ("qwen3", "plain"): {"head_dim": 32},
+    ("qwen3", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+}
+
+_TEXT = """The quick brown fox jumps over the lazy dog. A tercet is a stanza of three lines, and the three lines rhyme.
+One process starts the others, one decides who runs next, one multiplies the matrices and answers with a token.
+What is the capital of France? The capital of France is Paris. How are you today? I am well, thank you. Hello world!
+In the beginning there was a prompt, and the prompt was long; the cache kept its keys and its values in small blocks.
+Numbers: 0 1 2 3 4 5 6 7 8 9 10 42 100 1000. Names: Ada, Grace, Alan, Edsger. {"name": "value", "list": [1, 2, 3]}
+def main() -> None: return None. Überraschung, naïve café, 日本語, emoji 🙂 and the rest of the bytes come one by one.
+"""
+
+
+def tiny_checkpoint(
+    model_type: str,
+    path: Path,
+    *,
+    variant: str = "plain",
+    seed: int = 0,
+    with_tokenizer: bool = True,
+    vocab_size: int = VOCAB_SIZE,
+    sharded: bool = False,
+    **overrides: Any,
+) -> Path:
+    """Write a random checkpoint of `model_type` into the directory `path` and return it.
+
+    `variant` names an entry of VARIANTS; `sharded` writes several weight files and an index; `overrides` are config
+    fields. The tokenizer has at most `vocab_size` entries, all ids below the model's vocabulary size.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    model = random_model(model_type, variant=variant, seed=seed, vocab_size=vocab_size, **overrides)
+    model.save_pretrained(path, max_shard_size="200KB" if sharded else "5GB")
+    if with_tokenizer:
+        write_tokenizer(path, vocab_size=min(vocab_size, model.config.vocab_size))
+    return path
+
+
+def random_model(
+    model_type: str, *, variant: str = "plain", seed: int = 0, vocab_size: int = VOCAB_SIZE, **overrides: Any
+) -> Any:
+    """The transformers model behind `tiny_checkpoint`, in float32 and evaluation mode, eager attention."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_config(model_type, variant=variant, vocab_size=vocab_size, **overrides)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():  # a tied tensor comes once
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() >= 2:
+                parameter.copy_(noise * 0.15)
+            else:
+                parameter.add_(noise * 0.1)
+    return model.eval()
+
+
+def tiny_config(model_type: str, *, variant: str = "plain", vocab_size: int = VOCAB_SIZE, **overrides: Any) -> Any:
+    """A transformers config of the common tiny sizes, changed by the variant and then by `overrides`."""
+    from transformers import AutoConfig
+
+    if variant != "plain" and (model_type, variant) not in VARIANTS:
+        raise KeyError(f"no variant {variant!r} of {model_type}")
+    fields: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": None,
+    }
+    fields |= VARIANTS.get((model_type, variant), {}) | overrides
+    return AutoConfig.for_model(model_type, **fields)
+
+
+def write_tokenizer(path: Path, *, vocab_size: int = VOCAB_SIZE) -> None:
+    """Train a byte-level BPE on a small text and write tokenizer.json and tokenizer_config.json into `path`.
+
+    Any text encodes (all 256 bytes are in the vocabulary); `<s>` (0) is put in front of every prompt, `</s>` is 1.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT.splitlines(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "additional_special_tokens": [USER, ASSISTANT],
+        "model_max_length": MAX_POSITIONS,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
