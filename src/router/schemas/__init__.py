@@ -1,1 +1,1 @@
-"""Bodies of the HTTP routes as pydantic models, without behaviour."""
+"""Request and response bodies of the HTTP door. No behaviour: types, defaults and documentation."""

@@ -1,0 +1,141 @@
+"""RouterConfig: what was asked for, each option once. TGI's router flags, then ours.
+
+What the server will really do after it has seen the shards is `router.limits.ServingLimits`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from router.errors import StartupError
+from wire.options import option
+
+TGI_VERSION = "3.3.7"
+"""The TGI level that we are compatible with; connectors gate features on it."""
+
+_LIMITS = "Limits of a request"
+_BATCHING = "Batching"
+_HTTP = "HTTP"
+_MODEL = "Model"
+_OPERATION = "Operation"
+_UNSERVED = "Accepted for compatibility"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """Options of the router."""
+
+    max_concurrent_requests: int = option(
+        128, panel=_LIMITS, help="Requests served or queued at once; more are refused with 429.", minimum=1
+    )
+    max_best_of: int = option(2, panel=_LIMITS, help="Largest `best_of`; 1 turns the parameter off.")
+    max_stop_sequences: int = option(4, panel=_LIMITS, help="Largest number of `stop` texts in a request.")
+    max_top_n_tokens: int = option(5, panel=_LIMITS, help="Largest `top_n_tokens` and `top_logprobs`.")
+    max_input_tokens: int | None = option(
+        None, panel=_LIMITS, help="Longest prompt in tokens. Default: what fits, from the warm-up."
+    )
+    max_total_tokens: int | None = option(
+        None, panel=_LIMITS, help="Prompt and generated tokens of one request. Default: what fits, from the warm-up."
+    )
+    max_client_batch_size: int = option(4, panel=_LIMITS, help="Largest number of prompts or choices in a request.")
+    payload_limit: int = option(2_000_000, panel=_LIMITS, help="Largest request body in bytes.")
+    max_stop_sequence_bytes: int = option(4096, panel=_LIMITS, help="Bytes of all `stop` texts of a request together.")
+    max_image_fetch_size: int = option(
+        1_073_741_824, panel=_LIMITS, help="Largest image in bytes that is fetched for a multimodal model."
+    )
+    disable_grammar_support: bool = option(False, panel=_LIMITS, help="Refuse requests with a grammar.")
+
+    waiting_served_ratio: float = option(
+        1.2, panel=_BATCHING, help="Waiting to running requests from which a prefill interrupts decoding.", minimum=0
+    )
+    max_batch_prefill_tokens: int = option(4096, panel=_BATCHING, help="Token budget of one prefill.")
+    max_batch_total_tokens: int | None = option(
+        None, panel=_BATCHING, help="Token budget of a running batch. Default: what fits, from the warm-up."
+    )
+    max_waiting_tokens: int = option(
+        20, panel=_BATCHING, help="Decode steps after which waiting requests are let in."
+    )
+    max_batch_size: int | None = option(None, panel=_BATCHING, help="Largest number of requests in a batch.")
+    max_step_seconds: float = option(
+        60.0, panel=_BATCHING, help="A step that takes longer means that a shard is stuck.", minimum=0.1
+    )
+
+    hostname: str = option("0.0.0.0", panel=_HTTP, help="IP address to listen on.")
+    port: int = option(3000, short="p", panel=_HTTP, help="Port to listen on.", maximum=65535)
+    prometheus_port: int | None = option(
+        None, panel=_HTTP, help="A second port for /metrics alone; opened only if given.", maximum=65535
+    )
+    api_key: str | None = option(None, panel=_HTTP, help="Bearer token that every POST route demands.")
+    cors_allow_origin: list[str] = option([], panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
+    stalled_client_seconds: float = option(
+        30.0, panel=_HTTP, help="A client that reads nothing for so long is given up.", minimum=0.1
+    )
+
+    master_shard_uds_path: str = option(
+        "/tmp/text-generation-server-0", panel=_MODEL, help="Socket of the shard with rank 0."
+    )
+    tokenizer_name: str = option(
+        "bigscience/bloom", panel=_MODEL, help="Model: a directory, `demo`, or a hub id whose files are in the cache."
+    )
+    tokenizer_config_path: str | None = option(
+        None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's."
+    )
+    chat_template: str | None = option(
+        None, panel=_MODEL, help="A file with a chat template to use in the place of the model's."
+    )
+    revision: str | None = option(None, panel=_MODEL, help="Hub revision: a branch, tag or commit.")
+    trust_remote_code: bool = option(False, panel=_UNSERVED, help="The router never runs a model's code.")
+    validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenise prompts.")
+    enable_prefill_logprobs: bool = option(
+        False, env="REQUEST_LOGPROBS", panel=_MODEL, hidden=True,
+        help="The shards compute prompt logprobs (set through the environment by the launcher).",
+    )  # fmt: skip
+
+    json_output: bool = option(False, panel=_OPERATION, help="Write the log as JSON.")
+    log_level: str = option("info", panel=_OPERATION, help="Least level that is logged.")
+    compute_type: str = option(
+        "gpu+optimized", panel=_OPERATION, help="What the response header x-compute-type says."
+    )
+    graceful_termination_timeout: int = option(
+        90, panel=_OPERATION, help="Seconds that running requests get after a signal to stop."
+    )
+    otlp_endpoint: str | None = option(None, panel=_UNSERVED, help="Not served yet: OpenTelemetry collector.")
+    otlp_service_name: str = option(
+        "text-generation-inference.router", panel=_UNSERVED, help="Service name in traces."
+    )
+    usage_stats: Literal["on", "no-stack", "off"] = option(
+        "on", panel=_UNSERVED, help="Nothing is ever sent, whatever the value."
+    )
+    ngrok: bool = option(False, panel=_UNSERVED, help="Not served.")
+    ngrok_authtoken: str | None = option(None, panel=_UNSERVED, help="Not served.")
+    ngrok_edge: str | None = option(None, panel=_UNSERVED, help="Not served.")
+
+
+def check(config: RouterConfig) -> None:
+    """Refuses what can be known to be wrong before anything is loaded. Raises StartupError."""
+    for flag, value in (
+        ("--validation-workers", config.validation_workers),
+        ("--max-batch-size", config.max_batch_size),
+        ("--max-best-of", config.max_best_of),
+        ("--max-client-batch-size", config.max_client_batch_size),
+    ):
+        if value == 0:
+            raise StartupError(f"ArgumentValidation: `{flag}` must be > 0")
+    _check_token_limits(config)
+    if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
+        raise StartupError("ArgumentValidation: ngrok tunnels are not served; remove `--ngrok*`")
+    for flag, path in (("--tokenizer-config-path", config.tokenizer_config_path), ("--chat-template", config.chat_template)):
+        if path is not None and not Path(path).is_file():
+            raise StartupError(f"ArgumentValidation: `{flag}` {path} is not a file")
+
+
+def _check_token_limits(config: RouterConfig) -> None:
+    longest_input, total, capacity = config.max_input_tokens, config.max_total_tokens, config.max_batch_total_tokens
+    if longest_input is not None and total is not None and longest_input >= total:
+        raise StartupError("ArgumentValidation: `--max-input-tokens` must be < `--max-total-tokens`")
+    if capacity is not None and config.max_batch_prefill_tokens > capacity:
+        raise StartupError("ArgumentValidation: `--max-batch-prefill-tokens` must be <= `--max-batch-total-tokens`")
+    if capacity is not None and total is not None and total > capacity:
+        raise StartupError("ArgumentValidation: `--max-total-tokens` must be <= `--max-batch-total-tokens`")

@@ -1,0 +1,163 @@
+"""The model's small files that the router reads: tokenizer, chat template, and a few facts of its configs.
+
+Never weights, never the network: a directory is used as it is, `demo` is the model that ships with us, and a hub id is
+looked up in the local cache, where the launcher's download step has put it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from router.errors import StartupError
+
+DEMO = "demo"
+_PATTERNS = ["*.json", "*.jinja", "additional_chat_templates/*"]
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
+# The named tokens that transformers passes to every template.
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# transformers' "no limit" is int(1e30).
+_NO_LIMIT = 10**18
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles:
+    """What was found. `templates` maps names to sources; `default` is the one without a name."""
+
+    model_id: str
+    folder: Path
+    sha: str | None = None
+    tokenizer_json: Path
+    max_positions: int | None = None
+    tokenizer_max_length: int | None = None
+    named_tokens: dict[str, str] = field(default_factory=dict)
+    templates: dict[str, str] = field(default_factory=dict)
+
+
+def load(
+    model_id: str, *, revision: str | None, tokenizer_config_path: str | None = None, chat_template: str | None = None
+) -> ModelFiles:
+    """Finds and reads the files. Raises StartupError with the cause."""
+    folder = locate(model_id, revision)
+    tokenizer_json = folder / "tokenizer.json"
+    if not tokenizer_json.is_file():
+        raise StartupError(
+            f"{model_id} has no tokenizer.json in {folder}: fetch or convert the model first "
+            f"(`model-server download-weights {model_id}`)"
+        )
+    config = _read_json(folder / "config.json")
+    own_tokenizer_config = folder / "tokenizer_config.json"
+    tokenizer_config = _read_json(Path(tokenizer_config_path) if tokenizer_config_path else own_tokenizer_config)
+    templates = {"default": _read_text(Path(chat_template))} if chat_template else _templates(folder, tokenizer_config)
+    return ModelFiles(
+        model_id=model_id,
+        folder=folder,
+        sha=folder.name if folder.parent.name == "snapshots" else None,
+        tokenizer_json=tokenizer_json,
+        max_positions=_max_positions(config),
+        tokenizer_max_length=_length(tokenizer_config.get("model_max_length")),
+        named_tokens=_named_tokens(folder, tokenizer_config),
+        templates=templates,
+    )
+
+
+def locate(model_id: str, revision: str | None) -> Path:
+    """The folder that holds the model's files."""
+    if model_id == DEMO:
+        from wire import demo_model
+
+        return Path(demo_model.path())
+    if Path(model_id).is_dir() and revision is None:
+        return Path(model_id).resolve()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model_id, revision=revision, local_files_only=True, allow_patterns=_PATTERNS))
+    except LocalEntryNotFoundError:
+        where = f"{model_id} (revision {revision})" if revision else model_id
+        raise StartupError(
+            f"{where} is neither a directory nor in the local hub cache: fetch it first "
+            f"(`model-server download-weights {model_id}`)"
+        ) from None
+    except HFValidationError:
+        raise StartupError(f"{model_id!r} is neither a directory nor a hub id") from None
+
+
+def _templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    """Where transformers and TGI look, first find wins per name; the default and the named ones."""
+    found: dict[str, str] = {}
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        found["default"] = _read_text(jinja)
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = _read_text(path)
+    for source in (
+        _read_json(folder / "chat_template.json"),
+        tokenizer_config,
+        _read_json(folder / "processor_config.json"),
+    ):
+        for name, text in _named_templates(source.get("chat_template")):
+            found.setdefault(name, text)
+    return found
+
+
+def _named_templates(value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, str):
+        return [("default", value)]
+    if isinstance(value, list):
+        items = [item for item in value if isinstance(item, dict)]
+        return [(str(item["name"]), str(item["template"])) for item in items if {"name", "template"} <= item.keys()]
+    if isinstance(value, dict):
+        return [(str(name), text) for name, text in value.items() if isinstance(text, str)]
+    return []
+
+
+def _named_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    merged = {**_read_json(folder / "special_tokens_map.json"), **tokenizer_config}
+    tokens = {}
+    for name in _NAMED_TOKENS:
+        value = merged.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _max_positions(config: dict[str, Any]) -> int | None:
+    text_config = config.get("text_config")
+    for source in (config, text_config if isinstance(text_config, dict) else {}):
+        for name in _POSITIONS:
+            if (length := _length(source.get(name))) is not None:
+                return length
+    return None
+
+
+def _length(value: Any) -> int | None:
+    """A model's length limit; transformers writes "none" as a float or integer of thirty digits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 < value < _NO_LIMIT else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; an absent file is an empty object."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise StartupError(f"cannot read {path}: not a JSON object")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from None

@@ -1,0 +1,183 @@
+"""Bodies of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from router.schemas.base import Body, Float32, Int32, UInt32, UInt64
+from router.schemas.grammar import Grammar
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+
+class ImageUrl(Body):
+    url: str
+
+
+class ImagePart(Body):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class CalledFunction(Body):
+    """`arguments` is JSON text (OpenAI) or an object; TGI's clients call it `parameters`."""
+
+    name: str
+    description: str | None = None
+    arguments: Any = None
+    parameters: Any = None
+
+
+class ToolCall(Body):
+    id: str = ""
+    type: str = "function"
+    function: CalledFunction
+
+
+class Message(Body):
+    """One turn. `content` may be absent, in an assistant's turn that calls tools and elsewhere."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class FunctionDefinition(Body):
+    name: str
+    description: str | None = None
+    parameters: Any = None
+    arguments: Any = None
+
+
+class Tool(Body):
+    type: str = "function"
+    function: FunctionDefinition
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedToolChoice(Body):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class ChatBody(Body):
+    """An OpenAI chat request, with TGI's and common servers' additions. `user`, `store` and the like are ignored."""
+
+    messages: list[Message] = Field(max_length=10_000)
+    model: str | None = None
+    max_tokens: UInt32 | None = None
+    max_completion_tokens: UInt32 | None = Field(None, description="Wins over `max_tokens`.")
+    temperature: Float32 | None = None
+    top_p: Float32 | None = None
+    top_k: Int32 | None = None
+    typical_p: Float32 | None = None
+    min_p: Float32 | None = None
+    frequency_penalty: Float32 | None = None
+    presence_penalty: Float32 | None = None
+    repetition_penalty: Float32 | None = None
+    logit_bias: dict[str, Float32] | list[Float32] | None = None
+    seed: UInt64 | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+    logprobs: bool = False
+    top_logprobs: UInt32 | None = None
+    n: UInt32 | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    tool_prompt: str | None = None
+    response_format: Grammar | None = None
+
+    @model_validator(mode="after")
+    def _has_messages(self) -> ChatBody:
+        if not self.messages:
+            raise ValueError("`messages` must hold at least one message")
+        return self
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float | None
+
+
+class TokenLogprob(BaseModel):
+    token: str
+    logprob: float | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(BaseModel):
+    content: list[TokenLogprob]
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: ChatFinishReason
+
+
+class ChatCompletion(BaseModel):
+    object: Literal["chat.completion"] = "chat.completion"
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    logprobs: ChoiceLogprobs | None
+    finish_reason: ChatFinishReason | None
+
+
+class ChatChunk(BaseModel):
+    """One server-sent event of a chat stream; the stream ends with `data: [DONE]`."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None
