@@ -1,0 +1,177 @@
+"""`make bench`: the demo model through the whole server, beside `transformers.generate` on the same weights.
+
+The server is started with the real launcher; transformers runs in this process between the server's repeats, never at
+the same time. Both answer the same prompts greedily with the same number of tokens, in the same dtype. transformers has
+no server and no continuous batching here: at concurrency n it gets the n prompts as one padded batch, its best case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.load import Cell, closed_loop, median_cell
+from wire import demo_model
+
+OUT = Path(__file__).parent / "out" / "demo.json"
+WORDS = "the launcher starts a router and one model server for every device that is to run a part of the model".split()
+
+
+def prompt(index: int, num_words: int) -> str:
+    """A prompt of its own for every request, about `num_words` tokens long."""
+    return f"Story {index}: " + " ".join(WORDS[(index + i) % len(WORDS)] for i in range(num_words))
+
+
+def bodies(count: int, num_words: int, new_tokens: int) -> list[dict[str, Any]]:
+    parameters = {"max_new_tokens": new_tokens, "ignore_eos": True, "details": False}
+    return [{"inputs": prompt(i, num_words), "parameters": parameters} for i in range(count)]
+
+
+class Server:
+    """The launcher as a child process on a port of its own."""
+
+    def __init__(self, port: int, dtype: str) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", "--model-id", "demo", "--hostname", "127.0.0.1", "--port", str(port),
+             "--dtype", dtype],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        asyncio.run(self._until_ready())
+        self.start_s = time.perf_counter() - started
+
+    async def _until_ready(self) -> None:
+        port = int(self.url.rsplit(":", 1)[1])
+        while self._process.poll() is None:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.close()
+            return
+        raise SystemExit(f"the launcher ended with status {self._process.returncode}")
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(30)
+
+
+class Transformers:
+    """The peer: one padded batch per call."""
+
+    def __init__(self, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        path = demo_model.path()
+        self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+
+    def measure(self, concurrency: int, count: int, num_words: int, new_tokens: int) -> Cell:
+        started = time.perf_counter()
+        tokens = 0
+        for first in range(0, count, concurrency):
+            texts = [prompt(i, num_words) for i in range(first, first + concurrency)]
+            inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
+            with torch.inference_mode():
+                output = self.model.generate(
+                    **inputs, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False
+                )
+            tokens += output.shape[0] * (output.shape[1] - inputs["input_ids"].shape[1])
+        elapsed = time.perf_counter() - started
+        return Cell(concurrency, tokens / elapsed, count / elapsed, 0.0, 0.0, elapsed / (tokens / concurrency), 0.0)
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second read by a large sum, the floor of a decode step at batch 1."""
+    data = torch.ones(64 * 2**20)
+    best = 0.0
+    for _ in range(5):
+        started = time.perf_counter()
+        data.sum()
+        best = max(best, data.nbytes / (time.perf_counter() - started))
+    return best
+
+
+def show(ours: dict[int, Cell], theirs: dict[int, Cell], title: str) -> None:
+    table = Table(title=title)
+    for column in ("concurrency", "output tok/s", "transformers tok/s", "ratio", "TTFT p50/p99 ms", "ITL p50/p99 ms",
+                   "errors"):  # fmt: skip
+        table.add_column(column, justify="right")
+    for concurrency, cell in ours.items():
+        peer = theirs[concurrency]
+        table.add_row(
+            str(concurrency),
+            f"{cell.output_tokens_per_s:,.0f}",
+            f"{peer.output_tokens_per_s:,.0f}",
+            f"{cell.output_tokens_per_s / peer.output_tokens_per_s:.2f}",
+            f"{cell.ttft_p50 * 1e3:.1f} / {cell.ttft_p99 * 1e3:.1f}",
+            f"{cell.itl_p50 * 1e3:.2f} / {cell.itl_p99 * 1e3:.2f}",
+            str(cell.errors),
+        )
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", default="1,8,32", help="comma-separated")
+    parser.add_argument("--prompt-words", type=int, default=100)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--port", type=int, default=8093)
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    levels = [int(c) for c in options.concurrency.split(",")]
+
+    peer = Transformers(options.dtype)
+    server = Server(options.port, options.dtype)
+    ours: dict[int, list[Cell]] = {c: [] for c in levels}
+    theirs: dict[int, list[Cell]] = {c: [] for c in levels}
+    try:
+        for _ in range(options.repeats):
+            for level in levels:
+                count = max(8, 2 * level)
+                work = bodies(count, options.prompt_words, options.new_tokens)
+                ours[level].append(asyncio.run(closed_loop(server.url, work, level)))
+                theirs[level].append(peer.measure(level, count, options.prompt_words, options.new_tokens))
+    finally:
+        server.stop()
+    best_ours = {c: median_cell(cells) for c, cells in ours.items()}
+    best_theirs = {c: median_cell(cells) for c, cells in theirs.items()}
+    title = f"demo model, {options.dtype}, {options.prompt_words} words -> {options.new_tokens} tokens"
+    show(best_ours, best_theirs, title)
+    weights = sum(f.stat().st_size for f in demo_model.path().glob("*.safetensors"))
+    bandwidth = copy_bandwidth()
+    print(f"launcher to an open port: {server.start_s:.1f} s; read bandwidth {bandwidth / 1e9:.1f} GB/s")
+    report = {
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "options": {k: str(v) for k, v in vars(options).items() if k != "out"},
+        "start_s": server.start_s,
+        "read_bandwidth_bytes_per_s": bandwidth,
+        "checkpoint_bytes": weights,
+        "tercet": [asdict(c) for c in best_ours.values()],
+        "transformers": [asdict(c) for c in best_theirs.values()],
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

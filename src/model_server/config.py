@@ -1,0 +1,57 @@
+"""What the model server was asked to do. The environment is read here and nowhere else in this package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from wire.options import argument, option
+
+DtypeName = Literal["float16", "bfloat16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """`model-server serve MODEL_ID`: one shard."""
+
+    model_id: str = argument(help="Hub id, local folder, or `demo` for the embedded model")
+    revision: str | None = option(None, help="Branch, tag or commit of a hub model")
+    sharded: bool = option(
+        False, env=None, help="This shard is one of WORLD_SIZE ranks (RANK, MASTER_ADDR and MASTER_PORT are then needed)"
+    )
+    dtype: DtypeName | None = option(
+        None, help="Type of weights and activations; unset: chosen from the device and the model"
+    )
+    trust_remote_code: bool = option(
+        False, help="Allow code from the model repository; models that the native runner serves never need it"
+    )
+    uds_path: Path = option(
+        Path("/tmp/text-generation-server"), env=None, help="Prefix of the unix socket; -<rank> is appended"
+    )
+    logger_level: str = option("INFO", env=None, help="Least severe log level that is written")
+    json_output: bool = option(False, help="One JSON object for each log line")
+    max_input_tokens: int | None = option(None, help="Longest prompt the router will send, in tokens")
+    max_batch_total_tokens: int | None = option(
+        None, help="Upper bound of the KV cache in tokens; unset: measured (GPU) or 16000 and up (CPU)"
+    )
+    cuda_memory_fraction: float = option(1.0, help="Share of the device's memory that may be used")
+    request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
+    attention: str | None = option(None, help="Attention backend; TGI's names are mapped to the best one present")
+    watermark_gamma: float = option(0.5, help="Share of the vocabulary that a watermark favours")
+    watermark_delta: float = option(2.0, help="Bias that a watermark adds to the logits of its share")
+    rank: int = option(0, help="Rank of this shard")
+    world_size: int = option(1, help="Number of shards")
+    master_addr: str = option("localhost", help="Address where the ranks find each other")
+    master_port: int = option(29500, help="Port where the ranks find each other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadConfig:
+    """`model-server download-weights MODEL_ID`: fill the local hub cache, then end."""
+
+    model_id: str = argument(help="Hub id of the model")
+    revision: str | None = option(None, help="Branch, tag or commit")
+    trust_remote_code: bool = option(False, help="Also fetch the code files of the repository")
+    logger_level: str = option("INFO", env=None, help="Least severe log level that is written")
+    json_output: bool = option(False, help="One JSON object for each log line")

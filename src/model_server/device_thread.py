@@ -1,0 +1,203 @@
+"""The one thread that touches the device, and the order in which calls reach it.
+
+A job has two halves: `launch` enqueues device work and returns the second half, `finish`, which waits for the device
+and does the host's share (text, stop decisions). On an asynchronous device the next job may be launched before the
+last one is finished; the job itself says whether it allows that.
+
+Numbered jobs run strictly in number order, whatever order they arrive in, so that ranks can never diverge; jobs
+without a number (a stock router) run in arrival order. Knows nothing of models or protobuf.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from model_server.errors import FatalError, RequestError
+
+T = TypeVar("T")
+
+# A number that does not come within this time will not come: the router has lost a call.
+GAP_LIMIT_S = 10.0
+
+
+class Job(Generic[T]):
+    """Work for the device thread.
+
+    launch: runs on the device thread and returns the second half.
+    overlaps: asked only while an earlier job is launched but not finished; True lets this one be launched before it.
+    """
+
+    def __init__(self, launch: Callable[[], Callable[[], T]], overlaps: Callable[[], bool] = lambda: False) -> None:
+        self.launch = launch
+        self.overlaps = overlaps
+        self.future: Future[T] = Future()
+
+
+def whole(work: Callable[[], T]) -> Job[T]:
+    """A job without a second half."""
+
+    def launch() -> Callable[[], T]:
+        result = work()
+        return lambda: result
+
+    return Job(launch)
+
+
+class DeviceThread:
+    """Runs jobs one after another on a thread of its own.
+
+    `enter` is called once on that thread before the first job (inference mode is a per-thread setting). `on_fatal` is
+    called, on that thread, with the exception that ends it.
+    """
+
+    def __init__(
+        self,
+        enter: Callable[[], Any],
+        on_fatal: Callable[[BaseException], None],
+        is_fatal: Callable[[BaseException], bool],
+        gap_limit_s: float = GAP_LIMIT_S,
+    ) -> None:
+        self._enter = enter
+        self._on_fatal = on_fatal
+        self._is_fatal = is_fatal
+        self._gap_limit_s = gap_limit_s
+        self._wake = threading.Condition()
+        self._unnumbered: deque[Job[Any]] = deque()
+        self._numbered: list[tuple[int, int, Job[Any]]] = []
+        self._arrivals = itertools.count()
+        self._expected = 0
+        self._stopping = False
+        self._pending: tuple[Job[Any], Callable[[], Any]] | None = None
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, job: Job[T], sequence: int | None = None) -> Future[T]:
+        """Queue a job. Cancelling the future never cancels the work: other ranks run it too."""
+        with self._wake:
+            if self._stopping:
+                job.future.set_exception(FatalError("the shard is stopping"))
+                return job.future
+            if sequence is None:
+                self._unnumbered.append(job)
+            elif sequence < self._expected:
+                job.future.set_exception(
+                    RequestError(f"call number {sequence} came late: {self._expected} is the next in order")
+                )
+            else:
+                heapq.heappush(self._numbered, (sequence, next(self._arrivals), job))
+            self._wake.notify()
+        return job.future
+
+    def reset(self, sequence: int) -> None:
+        """A new router begins to count: `sequence` is its first number. What an old one left waiting is refused."""
+        with self._wake:
+            for _, _, job in self._numbered:
+                _fail(job, RequestError("another router took over"))
+            self._numbered.clear()
+            self._expected = sequence
+            self._wake.notify()
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Finish the running job, refuse the rest, end the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _take(self, block: bool) -> Job[Any] | None:
+        """The next job in order; None when there is none (not blocking) or the thread is to end."""
+        deadline: float | None = None
+        with self._wake:
+            while not self._stopping:
+                if self._unnumbered:
+                    return self._unnumbered.popleft()
+                if self._numbered and self._numbered[0][0] == self._expected:
+                    self._expected += 1
+                    return heapq.heappop(self._numbered)[2]
+                if not block:
+                    return None
+                if not self._numbered:
+                    deadline = None
+                    self._wake.wait()
+                    continue
+                deadline = deadline or time.monotonic() + self._gap_limit_s
+                if not self._wake.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                    raise FatalError(
+                        f"call number {self._expected} did not come within {self._gap_limit_s:g} s of a later one"
+                    )
+        return None
+
+    def _run(self) -> None:
+        try:
+            with self._enter():
+                self._loop()
+        except BaseException as error:
+            self._refuse_all(error)
+            self._on_fatal(error)
+        else:
+            self._refuse_all(FatalError("the shard is stopping"))
+
+    def _loop(self) -> None:
+        while True:
+            job = self._take(block=self._pending is None)
+            if self._pending is not None and (job is None or not job.overlaps()):
+                self._finish_pending()
+            if job is None:
+                if self._stopping:
+                    return
+                continue
+            launched = self._launch(job)
+            if self._pending is not None:
+                self._finish_pending()
+            if launched is not None:
+                self._pending = (job, launched)
+
+    def _finish_pending(self) -> None:
+        assert self._pending is not None
+        (job, finish), self._pending = self._pending, None
+        try:
+            result = finish()
+        except BaseException as error:
+            self._report(job, error)
+            return
+        if not job.future.cancelled():
+            job.future.set_result(result)
+
+    def _launch(self, job: Job[Any]) -> Callable[[], Any] | None:
+        try:
+            return job.launch()
+        except BaseException as error:
+            self._report(job, error)
+            return None
+
+    def _report(self, job: Job[Any], error: BaseException) -> None:
+        _fail(job, error)
+        if self._is_fatal(error):
+            raise error
+
+    def _refuse_all(self, error: BaseException) -> None:
+        with self._wake:
+            self._stopping = True
+            waiting = [*self._unnumbered, *(job for _, _, job in self._numbered)]
+            self._unnumbered.clear()
+            self._numbered.clear()
+            if self._pending is not None:
+                waiting.append(self._pending[0])
+                self._pending = None
+        for job in waiting:
+            _fail(job, error)
+
+
+def _fail(job: Job[Any], error: BaseException) -> None:
+    if not job.future.done():
+        job.future.set_exception(error)

@@ -1,0 +1,139 @@
+"""Tokens through the whole path (HTTP, router, gRPC, shards) equal transformers' on the same checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from support.running_server import RunningServer, running_server
+from support.tiny_models import tiny_checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytestmark = pytest.mark.e2e
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+PROMPTS = (
+    "Hello",
+    "The quick brown fox jumps over the lazy dog, again and again and again",
+    "naïve café, 日本語 and an emoji 🙂",
+    "def main() -> None: return None. " * 6,
+)
+NEW_TOKENS = 24
+# decisions.md, "Near ties": a first mismatch counts only above this gap, relative to the largest logit.
+NEAR_TIE = 1e-4
+
+
+@dataclass
+class Reference:
+    """transformers, one prompt at a time."""
+
+    model: Any
+    tokenizer: Any
+
+    @classmethod
+    def load(cls, path: Path) -> Reference:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+        return cls(model, AutoTokenizer.from_pretrained(path))
+
+    def generate(self, prompt: str, new_tokens: int) -> list[int]:
+        encoded = self.tokenizer(prompt, return_tensors="pt")
+        with torch.inference_mode():
+            output = self.model.generate(
+                **encoded, max_new_tokens=new_tokens, do_sample=False, pad_token_id=self.tokenizer.eos_token_id
+            )
+        ids: list[int] = output[0, encoded.input_ids.shape[1] :].tolist()
+        return ids
+
+    def assert_same(self, prompt: str, got: list[int]) -> None:
+        want = self.generate(prompt, NEW_TOKENS)
+        if got == want:
+            return
+        at = next(i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b)
+        ids = torch.tensor([self.tokenizer(prompt).input_ids + want[:at]])
+        with torch.inference_mode():
+            logits = self.model(ids).logits[0, -1]
+        gap = float(logits.max() - logits[got[at]])
+        assert gap <= NEAR_TIE * float(logits.abs().max()), f"token {at} of {prompt!r}: {got} instead of {want}"
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {family: tiny_checkpoint(family, root / family) for family in FAMILIES}
+
+
+def _tokens(client: httpx.Client, prompt: str, **parameters: Any) -> list[int]:
+    body = {"inputs": prompt, "parameters": {"max_new_tokens": NEW_TOKENS, "details": True, **parameters}}
+    response = client.post("/generate", json=body)
+    assert response.status_code == 200, response.text
+    return [t["id"] for t in response.json()["details"]["tokens"]]
+
+
+@pytest.mark.parametrize("num_shard", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_equal_transformers(checkpoints: dict[str, Path], family: str, num_shard: int) -> None:
+    reference = Reference.load(checkpoints[family])
+    options = ("--dtype", "float32", "--num-shard", str(num_shard))
+    with (
+        running_server(checkpoints[family], *options) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        for prompt in PROMPTS:
+            reference.assert_same(prompt, _tokens(client, prompt))
+
+
+@pytest.fixture(scope="module")
+def server(checkpoints: dict[str, Path]) -> Iterator[RunningServer]:
+    with running_server(checkpoints["llama"], "--dtype", "float32") as running:
+        yield running
+
+
+def _mixed_requests() -> list[dict[str, Any]]:
+    """32 requests of all lengths; a third greedy, a third seeded, a third with penalties too."""
+    rng = random.Random(5)
+    words = "one two three four five six seven eight nine ten".split()
+    requests = []
+    for i in range(32):
+        parameters: dict[str, Any] = {"max_new_tokens": rng.randint(1, 40), "details": True}
+        if i % 3:
+            parameters |= {"do_sample": True, "seed": i, "temperature": 0.9, "top_k": 20, "top_p": 0.95}
+        if i % 3 == 2:
+            parameters |= {"repetition_penalty": 1.3, "frequency_penalty": 0.2, "typical_p": 0.9}
+        requests.append({"inputs": " ".join(rng.choices(words, k=rng.randint(1, 60))), "parameters": parameters})
+    return requests
+
+
+async def test_thirty_two_at_once_get_what_each_gets_alone(server: RunningServer) -> None:
+    requests = _mixed_requests()
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+
+        async def ask(body: dict[str, Any]) -> list[int]:
+            response = await client.post("/generate", json=body)
+            assert response.status_code == 200, response.text
+            return [t["id"] for t in response.json()["details"]["tokens"]]
+
+        alone = [await ask(body) for body in requests]
+        together = await asyncio.gather(*(ask(body) for body in requests))
+    assert together == alone
+
+
+def test_one_seed_gives_the_same_tokens_at_any_number_of_shards(
+    server: RunningServer, checkpoints: dict[str, Path]
+) -> None:
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 50}
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        one = [_tokens(client, p, seed=i, **sampling) for i, p in enumerate(PROMPTS)]
+        assert one == [_tokens(client, p, seed=i, **sampling) for i, p in enumerate(PROMPTS)]
+        assert one != [_tokens(client, p, seed=i + 100, **sampling) for i, p in enumerate(PROMPTS)]
+    with (
+        running_server(checkpoints["llama"], "--dtype", "float32", "--num-shard", "2") as sharded,
+        httpx.Client(base_url=sharded.url, timeout=60) as client,
+    ):
+        assert one == [_tokens(client, p, seed=i, **sampling) for i, p in enumerate(PROMPTS)]

@@ -1,0 +1,76 @@
+"""A model whose next token is a hash of everything its KV cache holds for the sequence.
+
+It stores token ids as "keys", so a wrong block, slot, position or length changes the answer at once; no weights, no
+torch kernels beyond indexing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from model_server.kv_cache import KvCache, KvShape
+from model_server.runner import ModelInputs
+from torch import Tensor
+
+MODULUS = 1_000_003
+
+
+def next_token(ids: Sequence[int], vocab_size: int) -> int:
+    """The token that follows `ids`, greedily."""
+    state = 7
+    for token in ids:
+        state = (state * 31 + token + 1) % MODULUS
+    return state % vocab_size
+
+
+def greedy(prompt: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:
+    """What a request with this prompt must generate."""
+    ids = list(prompt)
+    for _ in range(num_tokens):
+        ids.append(next_token(ids, vocab_size))
+    return ids[len(prompt) :]
+
+
+@dataclass
+class FakeRunner:
+    """Satisfies `model_server.runner.Runner`. `poisoned` holds last tokens whose row gets NaN scores; `fail_on` raises
+    the given error at the n-th forward."""
+
+    vocab_size: int = 64
+    max_positions: int | None = 4096
+    kv_shapes: tuple[KvShape, ...] = (KvShape(1, 1, 1),)
+    poisoned: set[int] = field(default_factory=set)
+    fail_on: dict[int, BaseException] = field(default_factory=dict)
+    num_forwards: int = 0
+    last_inputs: ModelInputs | None = None
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
+        self.num_forwards += 1
+        self.last_inputs = inputs
+        if self.num_forwards in self.fail_on:
+            raise self.fail_on[self.num_forwards]
+        metadata = inputs.attention
+        stored = (inputs.input_ids + 1).float().view(-1, 1, 1)
+        cache.write(0, metadata.slots, stored, stored)
+        rows: list[Tensor] = []
+        start = 0
+        for i, (num_queries, num_keys) in enumerate(
+            zip(metadata.query_lengths_host, metadata.kv_lengths_host, strict=True)
+        ):
+            keys = cache.keys[0][metadata.block_tables[i].long()].flatten()[:num_keys]
+            ids = [int(k) - 1 for k in keys.tolist()]
+            positions = inputs.positions[start : start + num_queries].tolist()
+            assert positions == list(range(num_keys - num_queries, num_keys)), "positions follow the cache"
+            rows.extend(self._scores(ids[: p + 1]) for p in positions)
+            start += num_queries
+        logits = torch.stack(rows)
+        return logits if inputs.logit_rows is None else logits.index_select(0, inputs.logit_rows)
+
+    def _scores(self, ids: list[int]) -> Tensor:
+        scores = torch.zeros(self.vocab_size)
+        scores[next_token(ids, self.vocab_size)] = 10.0
+        if ids[-1] in self.poisoned:
+            scores[:] = float("nan")
+        return scores

@@ -1,0 +1,92 @@
+"""A real launcher with its router and shards, for end-to-end tests: started once per module, ended by pid."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+START_LIMIT_S = 120.0
+STOP_LIMIT_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RunningServer:
+    """A launcher process that answers on `url`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+        self.process = process
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def wait_healthy(self) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self.is_healthy():
+            if self.process.poll() is not None:
+                raise AssertionError(f"the launcher ended with {self.process.returncode}:\n{self.log()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not healthy after {START_LIMIT_S:g} s:\n{self.log()}")
+            time.sleep(0.05)
+
+    def stop(self) -> int:
+        """SIGTERM, and SIGKILL to the launcher if that is not enough; returns the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(STOP_LIMIT_S)
+
+
+@contextlib.contextmanager
+def running_server(
+    model: str | Path, *options: str, environ: Mapping[str, str] | None = None, wait: bool = True
+) -> Iterator[RunningServer]:
+    """Start `launcher --model-id MODEL` on a free port of 127.0.0.1 and stop it in the end."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="tercet-test-") as folder:
+        log = Path(folder) / "log"
+        command = [sys.executable, "-m", "launcher", "--model-id", str(model), "--hostname", "127.0.0.1"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, "--port", str(port), *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environ or {})},
+            )
+        server = RunningServer(process, port, log)
+        try:
+            if wait:
+                server.wait_healthy()
+            yield server
+        finally:
+            server.stop()

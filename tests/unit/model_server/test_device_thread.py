@@ -1,0 +1,136 @@
+"""The order of calls, and the overlap of a job's second half with the next job's first."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from model_server.device_thread import DeviceThread, Job, whole
+from model_server.errors import FatalError, RequestError
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def fatal() -> list[BaseException]:
+    return []
+
+
+@pytest.fixture
+def device(fatal: list[BaseException]) -> Iterator[DeviceThread]:
+    thread = DeviceThread(
+        enter=contextlib.nullcontext,
+        on_fatal=fatal.append,
+        is_fatal=lambda error: isinstance(error, FatalError),
+        gap_limit_s=0.2,
+    )
+    thread.start()
+    yield thread
+    thread.stop(WAIT_S)
+
+
+def test_unnumbered_jobs_run_in_arrival_order(device: DeviceThread) -> None:
+    ran: list[int] = []
+    futures = [device.submit(whole(lambda i=i: ran.append(i))) for i in range(50)]  # type: ignore[misc]
+    for future in futures:
+        future.result(WAIT_S)
+    assert ran == list(range(50))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_numbered_jobs_run_in_number_order_whatever_their_arrival(device: DeviceThread, seed: int) -> None:
+    ran: list[int] = []
+    numbers = list(range(40))
+    random.Random(seed).shuffle(numbers)
+    futures = [device.submit(whole(lambda n=n: ran.append(n)), n) for n in numbers]  # type: ignore[misc]
+    for future in futures:
+        future.result(WAIT_S)
+    assert ran == list(range(40))
+
+
+def test_a_gap_in_the_numbers_ends_the_thread(device: DeviceThread, fatal: list[BaseException]) -> None:
+    late = device.submit(whole(lambda: None), 1)
+    with pytest.raises(FatalError, match="call number 0 did not come"):
+        late.result(WAIT_S)
+    device.stop(WAIT_S)
+    assert [type(e) for e in fatal] == [FatalError]
+    with pytest.raises(FatalError):
+        device.submit(whole(lambda: None)).result(WAIT_S)
+
+
+def test_a_number_that_has_passed_is_refused(device: DeviceThread) -> None:
+    device.submit(whole(lambda: None), 0).result(WAIT_S)
+    with pytest.raises(RequestError, match="late"):
+        device.submit(whole(lambda: None), 0).result(WAIT_S)
+
+
+def test_a_new_router_starts_its_own_count(device: DeviceThread) -> None:
+    stale = device.submit(whole(lambda: None), 7)
+    device.reset(100)
+    with pytest.raises(RequestError, match="another router"):
+        stale.result(WAIT_S)
+    assert device.submit(whole(lambda: "first"), 100).result(WAIT_S) == "first"
+
+
+def test_an_error_is_answered_and_the_next_job_runs(device: DeviceThread, fatal: list[BaseException]) -> None:
+    def fail() -> None:
+        raise RequestError("no")
+
+    with pytest.raises(RequestError, match="no"):
+        device.submit(whole(fail), 0).result(WAIT_S)
+    assert device.submit(whole(lambda: 5), 1).result(WAIT_S) == 5
+    assert fatal == []
+
+
+def test_a_fatal_error_fails_everything_that_waits(device: DeviceThread, fatal: list[BaseException]) -> None:
+    gate = threading.Event()
+
+    def fail() -> None:
+        gate.wait(WAIT_S)
+        raise FatalError("device lost")
+
+    first = device.submit(whole(fail))
+    second = device.submit(whole(lambda: None))
+    gate.set()
+    for future in (first, second):
+        with pytest.raises(FatalError, match="device lost"):
+            future.result(WAIT_S)
+    device.stop(WAIT_S)
+    assert len(fatal) == 1
+
+
+def _two_halves(log: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], Callable[[], str]]:
+    def launch() -> Callable[[], str]:
+        if gate is not None:
+            gate.wait(WAIT_S)
+        log.append(f"launch {name}")
+
+        def finish() -> str:
+            log.append(f"finish {name}")
+            return name
+
+        return finish
+
+    return launch
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_next_job_is_launched_before_the_last_is_finished_only_if_it_says_so(
+    device: DeviceThread, overlaps: bool
+) -> None:
+    log: list[str] = []
+    gate = threading.Event()
+    first = device.submit(Job(_two_halves(log, "a", gate)))
+    second = device.submit(Job(_two_halves(log, "b"), overlaps=lambda: overlaps))
+    gate.set()
+    assert (first.result(WAIT_S), second.result(WAIT_S)) == ("a", "b")
+    together = ["launch a", "launch b", "finish a", "finish b"]
+    assert log == (together if overlaps else ["launch a", "finish a", "launch b", "finish b"])
+
+
+def test_a_lone_job_is_finished_without_waiting_for_another(device: DeviceThread) -> None:
+    log: list[str] = []
+    assert device.submit(Job(_two_halves(log, "a"))).result(WAIT_S) == "a"
