@@ -1,0 +1,92 @@
+"""Ordered sequences that run together: filter and concatenate are list operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from model_server.batch.sequence import Sequence
+from model_server.errors import RequestError
+from model_server.generation import CachedBatch
+
+if TYPE_CHECKING:
+    from model_server.engine import LaunchedStep
+
+
+class Batch:
+    """Running sequences under one id.
+
+    `ended` holds the ids of requests that ended but that the router has not filtered yet. Only a stock router gets to
+    see them: TGI keeps a finished request in its batch until FilterBatch. `launched` is the step that is on the device
+    and not finished, if any.
+    """
+
+    def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
+        self.id = batch_id
+        self.sequences = sequences
+        self.ended: list[int] = []
+        self.launched: LaunchedStep | None = None
+        self._block_tables: npt.NDArray[np.int32] | None = None
+        self._order = [s.id for s in sequences]
+
+    def block_tables(self) -> npt.NDArray[np.int32]:
+        """[num_sequences, longest table] int32, padded with the reserved block 0; rebuilt when membership changes."""
+        if self._block_tables is None:
+            width = max(len(s.blocks) for s in self.sequences)
+            tables = np.zeros((len(self.sequences), width), dtype=np.int32)
+            for row, sequence in enumerate(self.sequences):
+                tables[row, : len(sequence.blocks)] = sequence.blocks
+            self._block_tables = tables
+        return self._block_tables
+
+    def drop_finished(self, keep_visible: bool) -> None:
+        """Leave out sequences that have ended; with `keep_visible` their ids stay listed until they are filtered."""
+        if not any(s.finished for s in self.sequences):
+            return
+        if keep_visible:
+            self.ended.extend(s.id for s in self.sequences if s.finished)
+        self._keep([s for s in self.sequences if not s.finished])
+
+    def filter(self, request_ids: Iterable[int], strict: bool) -> None:
+        """Keep the named requests, in the order of the batch.
+
+        strict: an id that is not in the batch is an error (a call without number names only what is there); otherwise
+        it is one that ended on its own in the meantime.
+
+        Raises RequestError.
+        """
+        wanted = set(request_ids)
+        if strict:
+            known = {s.id for s in self.sequences} | set(self.ended)
+            for unknown in sorted(wanted - known):
+                raise RequestError(str(unknown))
+        self.ended = [i for i in self.ended if i in wanted]
+        self._keep([s for s in self.sequences if s.id in wanted])
+
+    def extend(self, other: Batch) -> None:
+        """Append another batch's requests; this batch's id stays."""
+        self.sequences = self.sequences + other.sequences
+        self.ended = self.ended + other.ended
+        self._order = self._order + other._order
+        self._block_tables = None
+
+    def describe(self, block_size: int) -> CachedBatch:
+        """What the router is told of this batch."""
+        listed = {s.id for s in self.sequences} | set(self.ended)
+        return CachedBatch(
+            id=self.id,
+            request_ids=[i for i in self._order if i in listed],
+            max_tokens=block_size * sum(len(s.blocks) for s in self.sequences),
+            current_tokens=sum(s.input_length for s in self.sequences),
+        )
+
+    def _keep(self, sequences: list[Sequence]) -> None:
+        if len(sequences) == len(self.sequences):
+            return
+        self.sequences = sequences
+        self._block_tables = None
+        listed = {s.id for s in sequences} | set(self.ended)
+        self._order = [i for i in self._order if i in listed]

@@ -1,0 +1,155 @@
+"""One request's state on the shard, an ordinary object; a batch is a list of these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from model_server.detokenizer import Detokenizer
+from model_server.errors import RequestError
+from model_server.generation import FinishReason, GeneratedText
+from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from model_server.sampling.sampler import SamplingRow
+from model_server.sampling.stopping import StoppingState
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request as it arrived, before it has a place on the device."""
+
+    id: int
+    text: str
+    truncate: int
+    add_special_tokens: bool
+    sampling: SamplingParameters
+    stopping: StoppingParameters
+    prefill_logprobs: bool
+    top_n_tokens: int
+    blocks: npt.NDArray[np.int32]  # empty: the shard numbers them itself
+    slots: npt.NDArray[np.int64]
+    cache_len: int
+    chunk_len: int | None
+
+
+class Sequence:
+    """What the shard knows of one running request.
+
+    Two counts run side by side: `num_sampled` counts tokens drawn on the device, `len(ids) - prompt_length` those the
+    host has seen. They differ by the steps that are launched but not finished.
+    """
+
+    __slots__ = (
+        "blocks", "cache_length", "detokenizer", "finished", "id", "ids", "input_length", "max_new_tokens",
+        "num_sampled", "owned", "prefill_logprobs", "prompt_length", "row", "seed", "slots", "stopping",
+        "top_n_tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: NewRequest,
+        prompt_ids: list[int],
+        *,
+        row: SamplingRow,
+        stopping: StoppingState,
+        detokenizer: Detokenizer | None,
+        owned: bool,
+        prefill_logprobs: bool,
+    ) -> None:
+        self.id = request.id
+        self.ids = prompt_ids
+        self.prompt_length = len(prompt_ids)
+        self.blocks = request.blocks
+        self.slots = request.slots
+        self.cache_length = request.cache_len
+        self.input_length = self.prompt_length - request.cache_len
+        self.max_new_tokens = request.stopping.max_new_tokens
+        self.num_sampled = 0
+        self.row = row
+        self.stopping = stopping
+        self.detokenizer = detokenizer
+        self.owned = owned
+        self.prefill_logprobs = prefill_logprobs
+        self.top_n_tokens = request.top_n_tokens
+        self.seed = request.sampling.seed if request.sampling.samples else None
+        self.finished = False
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Every token it may have is already drawn: no step may include it any more (it has no slot left)."""
+        return self.num_sampled >= self.max_new_tokens
+
+    @property
+    def is_behind(self) -> bool:
+        """The host has not yet seen the last token drawn."""
+        return len(self.ids) - self.prompt_length < self.num_sampled
+
+    def advance(self) -> None:
+        """A step that samples one token of this sequence has been launched."""
+        self.cache_length += self.input_length
+        self.input_length = 1
+        self.num_sampled += 1
+
+    def append(self, token_id: int, literal_text: str | None) -> tuple[str, GeneratedText | None]:
+        """Take note of a drawn token: its streamed text, and the end of the request if it is the last.
+
+        literal_text: for rows whose text this rank does not follow, None.
+        """
+        self.ids.append(token_id)
+        text = self.detokenizer.append(token_id) if self.detokenizer is not None else (literal_text or "")
+        reason = self.stopping.check(token_id, text)
+        if reason is None:
+            return text, None
+        self.finished = True
+        if self.detokenizer is None:
+            return text, _ended(self, "", reason)
+        text += self.detokenizer.flush()
+        return text, _ended(self, self.stopping.cut(self.detokenizer.final_text()), reason)
+
+
+def _ended(sequence: Sequence, text: str, reason: FinishReason) -> GeneratedText:
+    return GeneratedText(
+        text=text,
+        generated_tokens=len(sequence.ids) - sequence.prompt_length,
+        finish_reason=reason,
+        seed=sequence.seed,
+    )
+
+
+def check_layout(request: NewRequest, prompt_ids: Ids[int], block_size: int, num_blocks: int) -> None:
+    """Refuse blocks and slots that would write outside the request's own place in the cache.
+
+    Raises RequestError.
+    """
+    length = len(prompt_ids)
+    if length == 0:
+        raise RequestError(f"request {request.id}: the prompt has no tokens")
+    if not 0 <= request.cache_len < length:
+        raise RequestError(f"request {request.id}: cache_len {request.cache_len} must be less than its {length} tokens")
+    if request.chunk_len is not None and request.chunk_len != length - request.cache_len:
+        raise RequestError(f"request {request.id}: this shard does not chunk prefills, as its Info says")
+    needed = length + request.stopping.max_new_tokens - 1
+    if len(request.slots) < needed:
+        raise RequestError(f"request {request.id}: {len(request.slots)} slots for {needed} tokens")
+    if len(request.blocks) * block_size < needed:
+        raise RequestError(f"request {request.id}: {len(request.blocks)} blocks for {needed} tokens")
+    if int(request.blocks.max()) >= num_blocks or int(request.slots.max()) >= num_blocks * block_size:
+        raise RequestError(f"request {request.id}: a block or slot lies outside the cache of {num_blocks} blocks")
+
+
+def number_blocks(
+    num_tokens: list[int], block_size: int
+) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+    """Blocks and slots for requests that came without: consecutive from block 0 (warm-up, stock benchmark clients)."""
+    placed = []
+    first = 0
+    for tokens in num_tokens:
+        count = math.ceil(tokens / block_size)
+        blocks = np.arange(first, first + count, dtype=np.int32)
+        slots = np.arange(first * block_size, (first + count) * block_size, dtype=np.int64)
+        placed.append((blocks, slots))
+        first += count
+    return placed

@@ -1,0 +1,184 @@
+"""Between protobuf messages and the model server's own types; the only file that knows both."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+
+from model_server.batch.sequence import NewRequest
+from model_server.errors import RequestError
+from model_server.generation import CachedBatch, FinishReason, Generation, StepResult, Tokens
+from model_server.memory import Capacity, WarmupRequest
+from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from wire.v3 import generate_pb2 as pb
+
+R = TypeVar("R", pb.PrefillResponse, pb.DecodeResponse)
+
+# A stock router puts a tiny image of this odd type into its warm-up batch, whatever the model.
+_WARMUP_IMAGE = "image/jpeg;base64"
+
+_FINISH_REASONS = {
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.EOS_TOKEN: pb.FINISH_REASON_EOS_TOKEN,
+    FinishReason.STOP_SEQUENCE: pb.FINISH_REASON_STOP_SEQUENCE,
+}
+
+
+def requests_from(batch: pb.Batch) -> list[NewRequest]:
+    """Raises RequestError for what this shard cannot do."""
+    return [_request_from(r) for r in batch.requests]
+
+
+def warmup_from(message: pb.WarmupRequest) -> WarmupRequest:
+    return WarmupRequest(
+        requests=requests_from(message.batch),
+        max_input_tokens=message.max_input_tokens if message.HasField("max_input_tokens") else None,
+        max_prefill_tokens=message.max_prefill_tokens,
+        max_total_tokens=message.max_total_tokens if message.HasField("max_total_tokens") else None,
+    )
+
+
+def _request_from(message: pb.Request) -> NewRequest:
+    if message.stopping_parameters.max_new_tokens < 1:
+        raise RequestError(f"request {message.id}: max_new_tokens must be at least 1")
+    return NewRequest(
+        id=message.id,
+        text=_prompt_text(message),
+        truncate=message.truncate,
+        add_special_tokens=message.add_special_tokens,
+        sampling=_sampling_from(message),
+        stopping=StoppingParameters(
+            max_new_tokens=message.stopping_parameters.max_new_tokens,
+            # An empty stop text would end every request at its first token.
+            stop_sequences=tuple(s for s in message.stopping_parameters.stop_sequences if s),
+            ignore_eos_token=message.stopping_parameters.ignore_eos_token,
+            stop_anywhere=message.stopping_parameters.stop_anywhere,
+        ),
+        prefill_logprobs=message.prefill_logprobs,
+        top_n_tokens=message.top_n_tokens,
+        blocks=np.array(message.blocks, np.int32),
+        slots=np.array(message.slots, np.int64),
+        cache_len=message.cache_len,
+        chunk_len=message.chunk_len if message.HasField("chunk_len") else None,
+    )
+
+
+def _prompt_text(message: pb.Request) -> str:
+    """The text chunks; clients older than `input_chunks` send the prompt in `inputs`. Images are not ours to read."""
+    if not message.HasField("input_chunks"):
+        return message.inputs
+    chunks = message.input_chunks.chunks
+    if any(c.WhichOneof("chunk") == "image" and c.image.mimetype != _WARMUP_IMAGE for c in chunks):
+        raise RequestError(f"request {message.id}: this model takes text only, not images")
+    return "".join(c.text for c in chunks)
+
+
+def _sampling_from(message: pb.Request) -> SamplingParameters:
+    p = message.parameters
+    if p.grammar and p.grammar_type != pb.GRAMMAR_TYPE_NONE:
+        raise RequestError(f"request {message.id}: grammars are not served yet")
+    return SamplingParameters(
+        temperature=p.temperature or 1.0,
+        top_k=p.top_k,
+        top_p=p.top_p or 1.0,
+        typical_p=p.typical_p or 1.0,
+        min_p=p.min_p,
+        do_sample=p.do_sample,
+        seed=p.seed,
+        repetition_penalty=p.repetition_penalty or 1.0,
+        frequency_penalty=p.frequency_penalty,
+        presence_penalty=p.presence_penalty,
+        absolute_frequency_penalty=p.absolute_frequency_penalty,
+        logit_bias=tuple((b.token_id, b.bias) for b in p.logit_bias),
+        watermark=p.watermark,
+    )
+
+
+def capacity_to(capacity: Capacity) -> pb.WarmupResponse:
+    return pb.WarmupResponse(
+        max_supported_total_tokens=capacity.total_tokens,
+        max_input_tokens=capacity.max_input_tokens,
+        max_total_tokens=capacity.max_total_tokens,
+    )
+
+
+def cached_batch_to(batch: CachedBatch) -> pb.CachedBatch:
+    return pb.CachedBatch(
+        id=batch.id,
+        request_ids=batch.request_ids,
+        size=len(batch.request_ids),
+        max_tokens=batch.max_tokens,
+        current_tokens=batch.current_tokens,
+    )
+
+
+def prefill_response(result: StepResult, columns: bool) -> pb.PrefillResponse:
+    """columns: plain token rows go into packed arrays (only for a router that asked for it)."""
+    return _fill(pb.PrefillResponse(), result, columns)
+
+
+def decode_response(result: StepResult, columns: bool) -> pb.DecodeResponse:
+    """See prefill_response."""
+    return _fill(pb.DecodeResponse(), result, columns)
+
+
+def _fill(response: R, result: StepResult, columns: bool) -> R:
+    response.forward_ns = result.forward_ns
+    response.decode_ns = result.decode_ns
+    response.total_ns = result.total_ns
+    if result.concat_ns is not None:
+        response.concat_ns = result.concat_ns
+    if result.batch is not None:
+        response.batch.CopyFrom(cached_batch_to(result.batch))
+    if not columns:
+        response.generations.extend(_generation_to(g) for g in result.generations)
+        return response
+    plain = [g for g in result.generations if _is_plain(g)]
+    response.generations.extend(_generation_to(g) for g in result.generations if not _is_plain(g))
+    if plain:
+        response.columns.CopyFrom(_columns_to(plain))
+    return response
+
+
+def _is_plain(generation: Generation) -> bool:
+    return (
+        generation.error is None
+        and generation.generated_text is None
+        and generation.prefill_tokens is None
+        and not generation.top_tokens
+    )
+
+
+def _columns_to(generations: list[Generation]) -> pb.Columns:
+    tokens = [g.tokens for g in generations if g.tokens is not None]
+    return pb.Columns(
+        request_ids=[g.request_id for g in generations],
+        ids=[t.ids[0] for t in tokens],
+        logprobs=[t.logprobs[0] for t in tokens],
+        texts=[t.texts[0] for t in tokens],
+        is_special=[t.is_special[0] for t in tokens],
+    )
+
+
+def _generation_to(generation: Generation) -> pb.Generation:
+    if generation.error is not None:
+        return pb.Generation(request_id=generation.request_id, error=generation.error)
+    message = pb.Generation(request_id=generation.request_id)
+    if generation.tokens is not None:
+        message.tokens.CopyFrom(_tokens_to(generation.tokens))
+    if generation.prefill_tokens is not None:
+        message.prefill_tokens.CopyFrom(_tokens_to(generation.prefill_tokens))
+    message.top_tokens.extend(_tokens_to(t) for t in generation.top_tokens)
+    ended = generation.generated_text
+    if ended is not None:
+        message.generated_text.text = ended.text
+        message.generated_text.generated_tokens = ended.generated_tokens
+        message.generated_text.finish_reason = _FINISH_REASONS[ended.finish_reason]
+        if ended.seed is not None:
+            message.generated_text.seed = ended.seed
+    return message
+
+
+def _tokens_to(tokens: Tokens) -> pb.Tokens:
+    return pb.Tokens(ids=tokens.ids, logprobs=tokens.logprobs, texts=tokens.texts, is_special=tokens.is_special)

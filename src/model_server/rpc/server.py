@@ -1,0 +1,95 @@
+"""The shard's gRPC server on its unix socket: bind after the model is loaded, serve until a signal or a fatal error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from model_server.errors import StartupError
+from wire.v3 import generate_pb2 as pb
+from wire.v3 import generate_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+# TGI's shard takes messages up to 2^31 - 1 bytes; prompt logprobs exceed gRPC's default of 4 MiB.
+MAX_MESSAGE_BYTES = 2**31 - 1
+# sun_path holds 108 bytes with its final zero.
+MAX_SOCKET_PATH = 107
+
+
+def socket_path(prefix: Path, rank: int) -> Path:
+    return Path(f"{prefix}-{rank}")
+
+
+def claim_socket(path: Path) -> None:
+    """Make way for our socket: a dead one is replaced, a live one never.
+
+    Raises StartupError.
+    """
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise StartupError(f"the socket path {path} is longer than {MAX_SOCKET_PATH} bytes; shorten --shard-uds-path")
+    if not path.exists():
+        return
+    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        probe.settimeout(1.0)
+        probe.connect(str(path))
+    except (ConnectionRefusedError, FileNotFoundError):
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StartupError(f"{path} cannot be used as a socket: {error}; choose another --shard-uds-path") from error
+    else:
+        raise StartupError(f"another server is listening on {path}; choose another --shard-uds-path")
+    finally:
+        probe.close()
+
+
+class ShardServer:
+    """Owns the gRPC server; `request_stop` may be called from any thread."""
+
+    def __init__(self, servicer: pb_grpc.TextGenerationServiceServicer, path: Path) -> None:
+        self._servicer = servicer
+        self._path = path
+        self._stop = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._failure: BaseException | None = None
+
+    def request_stop(self, failure: BaseException | None = None) -> None:
+        """Leave the serve loop; with a failure, `serve` raises it."""
+
+        def stop() -> None:
+            self._failure = self._failure or failure
+            self._stop.set()
+
+        self._loop.call_soon_threadsafe(stop)
+
+    async def serve(self) -> None:
+        """Bind, serve, and return after a stop was asked for. Raises the failure that ended it."""
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+            ]
+        )
+        pb_grpc.add_TextGenerationServiceServicer_to_server(self._servicer, server)
+        names = (pb.DESCRIPTOR.services_by_name["TextGenerationService"].full_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+        claim_socket(self._path)
+        server.add_insecure_port(f"unix://{self._path}")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self.request_stop)
+        await server.start()
+        self._path.chmod(0o600)
+        logger.info("Server started at unix://%s", self._path)
+        await self._stop.wait()
+        # A fatal error has been answered already; give its answer a moment to leave.
+        await server.stop(grace=0.5)
+        if self._failure is not None:
+            raise self._failure

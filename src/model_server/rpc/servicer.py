@@ -1,0 +1,141 @@
+"""RPC method to engine call. The gRPC loop only converts and waits; the device thread works, so Health always answers.
+
+Order: a call takes its place (by number, or by arrival) at once; its prompts are tokenised on a helper thread, which
+the device thread waits for when the call's turn comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from model_server.batch.sequence import NewRequest
+from model_server.device_thread import DeviceThread, Job, whole
+from model_server.engine import Engine
+from model_server.errors import RequestError
+from model_server.memory import Capacity, WarmupRequest
+from model_server.rpc import convert
+from model_server.rpc.interceptor import answering_errors
+from wire.v3 import generate_pb2 as pb
+from wire.v3 import generate_pb2_grpc as pb_grpc
+
+T = TypeVar("T")
+
+# What this shard offers beyond the stock protocol (docs/compatibility.md).
+EXTENSIONS = ("run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardFacts:
+    """What Info and ServiceDiscovery answer."""
+
+    dtype: str
+    device_type: str
+    attention_impl: str
+    block_size: int
+    urls: tuple[str, ...]
+
+
+class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
+    """One shard's answers."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        device: DeviceThread,
+        facts: ShardFacts,
+        warm_up: Callable[[WarmupRequest], Capacity],
+    ) -> None:
+        self._engine = engine
+        self._device = device
+        self._facts = facts
+        self._warm_up = warm_up
+        self._extensions: frozenset[str] = frozenset()
+        self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+
+    @answering_errors
+    async def Info(self, request: pb.InfoRequest, context: grpc.aio.ServicerContext) -> pb.InfoResponse:
+        return pb.InfoResponse(
+            requires_padding=False,
+            dtype=self._facts.dtype,
+            device_type=self._facts.device_type,
+            speculate=0,
+            support_chunking=False,
+            use_prefix_caching=False,
+            attention_impl=self._facts.attention_impl,
+            block_size=self._facts.block_size,
+            extensions=EXTENSIONS,
+        )
+
+    @answering_errors
+    async def ServiceDiscovery(
+        self, request: pb.ServiceDiscoveryRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ServiceDiscoveryResponse:
+        return pb.ServiceDiscoveryResponse(urls=self._facts.urls)
+
+    @answering_errors
+    async def Health(self, request: pb.HealthRequest, context: grpc.aio.ServicerContext) -> pb.HealthResponse:
+        # Beside the order on purpose: it must answer while a long step runs.
+        await asyncio.to_thread(self._engine.health)
+        return pb.HealthResponse()
+
+    @answering_errors
+    async def ClearCache(self, request: pb.ClearCacheRequest, context: grpc.aio.ServicerContext) -> pb.ClearCacheResponse:
+        batch_id = request.id if request.HasField("id") else None
+        sequence = request.sequence if request.HasField("sequence") else None
+        if batch_id is None and sequence is not None:
+            self._device.reset(sequence)
+        await self._run(whole(lambda: self._engine.clear(batch_id)), sequence)
+        return pb.ClearCacheResponse()
+
+    @answering_errors
+    async def FilterBatch(
+        self, request: pb.FilterBatchRequest, context: grpc.aio.ServicerContext
+    ) -> pb.FilterBatchResponse:
+        numbered = request.HasField("sequence")
+        kept = list(request.request_ids)
+        job = whole(lambda: self._engine.filter(request.batch_id, kept, numbered))
+        batch = await self._run(job, request.sequence if numbered else None)
+        return pb.FilterBatchResponse(batch=convert.cached_batch_to(batch) if batch is not None else None)
+
+    @answering_errors
+    async def Warmup(self, request: pb.WarmupRequest, context: grpc.aio.ServicerContext) -> pb.WarmupResponse:
+        self._extensions = frozenset(request.extensions)
+        self._engine.stock_router = not {"run_ahead", "row_errors"} <= self._extensions
+        job = whole(lambda: self._warm_up(convert.warmup_from(request)))
+        capacity = await self._run(job, request.sequence if request.HasField("sequence") else None)
+        return convert.capacity_to(capacity)
+
+    @answering_errors
+    async def Prefill(self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext) -> pb.PrefillResponse:
+        # Even a request that cannot be read takes its place in the order: a number left out would stop the shard.
+        prepared = self._tokenizing.submit(self._prepare, request)
+        job = Job(lambda: self._engine.launch_prefill(request.batch.id, *prepared.result()))
+        result = await self._run(job, request.sequence if request.HasField("sequence") else None)
+        return convert.prefill_response(result, "columns" in self._extensions)
+
+    @answering_errors
+    async def Decode(self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext) -> pb.DecodeResponse:
+        numbered = request.HasField("sequence")
+        batch_ids = [b.id for b in request.batches]
+        job = Job(
+            lambda: self._engine.launch_decode(batch_ids, numbered),
+            overlaps=lambda: self._engine.may_overlap(batch_ids),
+        )
+        result = await self._run(job, request.sequence if numbered else None)
+        return convert.decode_response(result, "columns" in self._extensions)
+
+    async def _run(self, job: Job[T], sequence: int | None) -> T:
+        # Shielded: a router that gives up on a call must not cancel the work, other ranks run it too.
+        return await asyncio.shield(asyncio.wrap_future(self._device.submit(job, sequence)))
+
+    def _prepare(self, request: pb.PrefillRequest) -> tuple[list[NewRequest], list[list[int]]]:
+        if request.HasField("cached_batch"):
+            raise RequestError("this shard does not chunk prefills, as its Info says: no cached_batch in Prefill")
+        requests = convert.requests_from(request.batch)
+        return requests, self._engine.encode(requests)

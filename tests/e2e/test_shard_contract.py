@@ -1,0 +1,281 @@
+"""A real shard process, driven over its socket by a plain `generate.v3` client as a stock TGI router would do it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+from support.running_server import free_port
+from support.tiny_models import tiny_checkpoint
+from wire.v3 import generate_pb2 as pb
+from wire.v3.generate_pb2_grpc import TextGenerationServiceStub
+
+pytestmark = pytest.mark.e2e
+
+START_LIMIT_S = 120.0
+MAX_UINT64 = 2**64 - 1
+BLOCK = 16
+
+
+class ShardProcess:
+    """`model-server serve` and a client of it."""
+
+    def __init__(self, model: Path, prefix: Path, rank: int = 0, world_size: int = 1, port: int = 0) -> None:
+        environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "REQUEST_LOGPROBS": "1",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}  # fmt: skip
+        self.socket = Path(f"{prefix}-{rank}")
+        self._log = prefix.parent / f"log-{rank}"
+        command = [sys.executable, "-m", "model_server", "serve", str(model), "--uds-path", str(prefix)]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--dtype", "float32", *(["--sharded"] if world_size > 1 else [])],
+                env=environ, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.channel = grpc.insecure_channel(
+            f"unix://{self.socket}", options=[("grpc.max_receive_message_length", -1)]
+        )
+        self.stub = TextGenerationServiceStub(self.channel)
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not self.socket.exists():
+            assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.05)
+        self.stub.Health(pb.HealthRequest(), timeout=30, wait_for_ready=True)
+
+    def stop(self) -> int:
+        self.channel.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def shard(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardProcess]:
+    process = ShardProcess(model, tmp_path_factory.mktemp("socket") / "s")
+    try:
+        process.wait_ready()
+        _warm_up(process.stub)
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.fixture
+def stub(shard: ShardProcess) -> TextGenerationServiceStub:
+    shard.stub.ClearCache(pb.ClearCacheRequest(), timeout=30)
+    return shard.stub
+
+
+def _request(request_id: int, text: str, new_tokens: int, first_block: int = 0) -> pb.Request:
+    """As a stock router writes it; `first_block` 0 leaves blocks to the shard."""
+    request = pb.Request(
+        id=request_id, inputs=text, truncate=64, add_special_tokens=True,
+        input_chunks=pb.Input(chunks=[pb.InputChunk(text=text)]),
+        parameters=pb.NextTokenChooserParameters(
+            temperature=1.0, top_p=1.0, typical_p=1.0, repetition_penalty=1.0, seed=1
+        ),
+        stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=new_tokens, ignore_eos_token=True),
+    )  # fmt: skip
+    if first_block:
+        blocks = list(range(first_block, first_block + 6))
+        request.blocks.extend(blocks)
+        request.slots.extend(b * BLOCK + o for b in blocks for o in range(BLOCK))
+    return request
+
+
+def _batch(batch_id: int, *requests: pb.Request) -> pb.Batch:
+    return pb.Batch(id=batch_id, requests=requests, size=len(requests), max_tokens=64, max_blocks=6)
+
+
+def _warm_up(stub: TextGenerationServiceStub, **limits: int) -> pb.WarmupResponse:
+    request = _request(0, "_test " * 200, 20)
+    request.truncate = 200
+    request.parameters.MergeFrom(
+        pb.NextTokenChooserParameters(
+            temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, repetition_penalty=1.2, frequency_penalty=0.1,
+            watermark=True,
+        )
+    )  # fmt: skip
+    request.prefill_logprobs = True
+    request.top_n_tokens = 20
+    message = pb.WarmupRequest(batch=_batch(0, request), max_prefill_tokens=512, **limits)
+    response: pb.WarmupResponse = stub.Warmup(message, timeout=120)
+    return response
+
+
+def _run_out(stub: TextGenerationServiceStub, batch: pb.Batch) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = {r.id: [] for r in batch.requests}
+    response = stub.Prefill(pb.PrefillRequest(batch=batch), timeout=30)
+    while True:
+        for generation in response.generations:
+            tokens[generation.request_id].extend(generation.tokens.ids)
+        if not response.HasField("batch"):
+            return tokens
+        going = [i for i in response.batch.request_ids if i not in _ended(response)]
+        kept = stub.FilterBatch(pb.FilterBatchRequest(batch_id=response.batch.id, request_ids=going), timeout=30)
+        response = stub.Decode(pb.DecodeRequest(batches=[kept.batch]), timeout=30)
+
+
+def _ended(response: pb.PrefillResponse | pb.DecodeResponse) -> set[int]:
+    return {g.request_id for g in response.generations if g.HasField("generated_text")}
+
+
+def test_info_and_discovery(shard: ShardProcess, stub: TextGenerationServiceStub) -> None:
+    info = stub.Info(pb.InfoRequest(), timeout=30)
+    assert (info.requires_padding, info.dtype, info.device_type) == (False, "torch.float32", "cpu")
+    assert (info.support_chunking, info.use_prefix_caching, info.speculate) == (False, False, 0)
+    assert info.attention_impl in {"paged", "flashdecoding", "flashinfer"}
+    assert info.block_size == BLOCK and not info.HasField("window_size")
+    urls = stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=30).urls
+    assert urls == [f"unix://{shard.socket}"]
+
+
+def test_warm_up_echoes_limits_and_can_be_repeated(shard: ShardProcess) -> None:
+    asked = _warm_up(shard.stub, max_input_tokens=100, max_total_tokens=300)
+    assert (asked.max_input_tokens, asked.max_total_tokens) == (100, 300)
+    free = _warm_up(shard.stub)
+    assert free.max_supported_total_tokens >= 16_000 and free.max_supported_total_tokens % BLOCK == 0
+    assert free.max_total_tokens == 512 and free.max_input_tokens == 511
+
+
+def test_one_token_leaves_nothing_cached(stub: TextGenerationServiceStub) -> None:
+    response = stub.Prefill(pb.PrefillRequest(batch=_batch(3, _request(5, "Hello", 1, 1))), timeout=30)
+    (generation,) = response.generations
+    assert len(generation.tokens.ids) == 1
+    assert generation.generated_text.generated_tokens == 1
+    assert generation.generated_text.finish_reason == pb.FINISH_REASON_LENGTH
+    assert not response.HasField("batch")
+    assert response.forward_ns > 0 and response.total_ns >= response.forward_ns
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Decode(pb.DecodeRequest(batches=[pb.CachedBatch(id=3)]), timeout=30)
+    assert raised.value.code() is grpc.StatusCode.INTERNAL
+    assert "Batch ID 3 not found in cache." in raised.value.details()
+
+
+def test_an_ended_request_stays_listed_until_it_is_filtered(stub: TextGenerationServiceStub) -> None:
+    batch = _batch(0, _request(1, "Hello", 1, 1), _request(2, "Good day", 3, 7))
+    response = stub.Prefill(pb.PrefillRequest(batch=batch), timeout=30)
+    assert response.batch.size == 2 and list(response.batch.request_ids) == [1, 2]
+    assert not response.HasField("columns"), "a stock router knows no columns"
+    filtered = stub.FilterBatch(pb.FilterBatchRequest(batch_id=0, request_ids=[2]), timeout=30).batch
+    assert (filtered.id, filtered.size, list(filtered.request_ids)) == (0, 1, [2])
+
+
+def test_merged_batches(stub: TextGenerationServiceStub) -> None:
+    a, b = _batch(10, _request(1, "Hello", 5, 1)), _batch(11, _request(2, "Good day", 5, 7))
+    alone = {**_run_out(stub, a), **_run_out(stub, b)}
+    first = stub.Prefill(pb.PrefillRequest(batch=a), timeout=30)
+    second = stub.Prefill(pb.PrefillRequest(batch=b), timeout=30)
+    merged = stub.Decode(pb.DecodeRequest(batches=[first.batch, second.batch]), timeout=30)
+    assert merged.batch.id == 10 and list(merged.batch.request_ids) == [1, 2]
+    assert merged.HasField("concat_ns")
+    tokens = {g.request_id: list(g.tokens.ids) for r in (first, second) for g in r.generations}
+    for generation in merged.generations:
+        tokens[generation.request_id].extend(generation.tokens.ids)
+    assert tokens == {i: ids[:2] for i, ids in alone.items()}
+    with pytest.raises(grpc.RpcError, match="Batch ID 11 not found"):
+        stub.Decode(pb.DecodeRequest(batches=[pb.CachedBatch(id=11)]), timeout=30)
+
+
+def test_a_liveness_probe_changes_nobody(stub: TextGenerationServiceStub) -> None:
+    alone = _run_out(stub, _batch(1, _request(1, "The quick brown fox", 8, 1)))
+    probe = _request(MAX_UINT64, "liveness", 1)
+    probe.truncate, probe.add_special_tokens = 1, False
+    probe.blocks.append(0)
+    probe.slots.append(0)
+    response = stub.Prefill(pb.PrefillRequest(batch=_batch(2, _request(1, "The quick brown fox", 8, 1))), timeout=30)
+    tokens = list(response.generations[0].tokens.ids)
+    while response.HasField("batch"):
+        answer = stub.Prefill(pb.PrefillRequest(batch=_batch(MAX_UINT64, probe)), timeout=30)
+        assert not answer.HasField("batch")
+        response = stub.Decode(pb.DecodeRequest(batches=[response.batch]), timeout=30)
+        tokens.extend(response.generations[0].tokens.ids)
+    assert tokens == alone[1]
+
+
+def test_errors_answer_internal_and_leave_the_shard_alive(stub: TextGenerationServiceStub) -> None:
+    bad = _request(1, "Hello", 4, 1)
+    del bad.slots[2:]
+    calls = [
+        lambda: stub.Decode(pb.DecodeRequest(), timeout=30),
+        lambda: stub.FilterBatch(pb.FilterBatchRequest(batch_id=4, request_ids=[1]), timeout=30),
+        lambda: stub.Prefill(pb.PrefillRequest(batch=_batch(1, bad)), timeout=30),
+        lambda: stub.Prefill(pb.PrefillRequest(batch=pb.Batch(id=1)), timeout=30),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        assert raised.value.code() is grpc.StatusCode.INTERNAL
+        assert raised.value.details()
+    assert len(_run_out(stub, _batch(5, _request(1, "Hello", 4, 1)))[1]) == 4
+
+
+def test_prompt_logprobs_and_top_tokens(stub: TextGenerationServiceStub) -> None:
+    request = _request(1, "The quick brown fox", 1, 1)
+    request.prefill_logprobs, request.top_n_tokens = True, 3
+    (generation,) = stub.Prefill(pb.PrefillRequest(batch=_batch(1, request)), timeout=30).generations
+    prompt = generation.prefill_tokens
+    assert len(prompt.ids) == len(prompt.logprobs) == len(prompt.texts) and not prompt.is_special
+    assert prompt.logprobs[0] != prompt.logprobs[0], "the first token has no logprob"
+    assert all(value <= 0 for value in prompt.logprobs[1:])
+    (top,) = generation.top_tokens
+    assert len(top.ids) >= 3 and list(top.logprobs) == sorted(top.logprobs, reverse=True)
+
+
+def test_two_ranks_share_the_answers(model: Path, tmp_path: Path, shard: ShardProcess) -> None:
+    port = free_port()
+    ranks = [ShardProcess(model, tmp_path / "s", rank, 2, port) for rank in (0, 1)]
+    batch = _batch(0, *(_request(i, text, 6, 1 + 6 * i) for i, text in enumerate(["Hello", "Good day", "Bye"])))
+    shard.stub.ClearCache(pb.ClearCacheRequest(), timeout=30)
+    alone = _run_out(shard.stub, batch)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda r: r.wait_ready(), ranks))
+            assert len(ranks[0].stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=30).urls) == 2
+            list(pool.map(lambda r: _warm_up(r.stub), ranks))
+            answers = list(pool.map(lambda r: _run_out(r.stub, batch), ranks))
+    finally:
+        for rank in ranks:
+            rank.stop()
+    for request_id, tokens in alone.items():
+        assert answers[request_id % 2][request_id] == tokens
+        assert answers[1 - request_id % 2][request_id] == []
+
+
+def test_sigterm_ends_the_shard_and_its_socket(model: Path, tmp_path: Path) -> None:
+    process = ShardProcess(model, tmp_path / "s")
+    process.wait_ready()
+    assert process.stop() == 0
+    assert not process.socket.exists()
+
+
+def test_a_dead_socket_is_replaced_and_a_live_one_is_not(model: Path, tmp_path: Path, shard: ShardProcess) -> None:
+    first = ShardProcess(model, tmp_path / "s")
+    first.wait_ready()
+    first.process.kill()
+    first.process.wait(30)
+    assert first.socket.exists(), "a killed server leaves its socket"
+    second = ShardProcess(model, tmp_path / "s")
+    second.wait_ready()
+    third = ShardProcess(model, tmp_path / "s")
+    assert third.process.wait(60) == 1
+    second.stub.Health(pb.HealthRequest(), timeout=30)
+    second.stop()

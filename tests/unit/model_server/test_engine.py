@@ -1,0 +1,338 @@
+"""Prefill, decode, filter, merge and failure of batches, on a model that reveals any wrong place in the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from model_server.batch.sequence import NewRequest
+from model_server.engine import Engine, EngineOptions
+from model_server.errors import BatchGoneError, OutOfMemoryError, RequestError, UnknownBatchError
+from model_server.generation import FinishReason, Generation, StepResult
+from model_server.kv_cache import KvCache
+from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from model_server.sampling.sampler import Sampler
+from model_server.tokenizer import Tokenizer
+from support.fake_model import FakeRunner, greedy
+from support.tiny_models import write_tokenizer
+
+BLOCK = 4
+NUM_BLOCKS = 64
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return Tokenizer.load(folder)
+
+
+class Shard:
+    """An engine with a router's bookkeeping of blocks around it."""
+
+    def __init__(self, tokenizer: Tokenizer, *, rank: int = 0, world_size: int = 1, stock: bool = False) -> None:
+        self.runner = FakeRunner(vocab_size=tokenizer.vocab_size)
+        options = EngineOptions(
+            device=torch.device("cpu"), rank=rank, world_size=world_size, block_size=BLOCK, prompt_logprobs_allowed=True
+        )
+        self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, options.device), options)
+        self.engine.stock_router = stock
+        self.engine.set_cache(
+            KvCache(self.runner.kv_shapes, NUM_BLOCKS, BLOCK, torch.float32, torch.device("cpu"))
+        )
+        self._free = list(range(NUM_BLOCKS - 1, 0, -1))
+        self._prompts: dict[int, list[int]] = {}
+        self._ids = itertools.count()
+
+    def request(self, prompt: list[int], new_tokens: int, **changes: object) -> NewRequest:
+        """A request with interleaved, non-contiguous blocks."""
+        request_id = next(self._ids)
+        tokens = len(prompt) + new_tokens - 1
+        count = -(-tokens // BLOCK)
+        blocks = [self._free.pop(0 if i % 2 else -1) for i in range(count)]
+        slots = [b * BLOCK + o for b in blocks for o in range(BLOCK)][:tokens]
+        self._prompts[request_id] = prompt
+        request = NewRequest(
+            id=request_id,
+            text="",
+            truncate=0,
+            add_special_tokens=False,
+            sampling=SamplingParameters(),
+            stopping=StoppingParameters(max_new_tokens=new_tokens, ignore_eos_token=True),
+            prefill_logprobs=False,
+            top_n_tokens=0,
+            blocks=np.array(blocks, np.int32),
+            slots=np.array(slots, np.int64),
+            cache_len=0,
+            chunk_len=None,
+        )
+        return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
+
+    def prefill(self, batch_id: int, *requests: NewRequest) -> StepResult:
+        prompts = [self._prompts[r.id] for r in requests]
+        return self.engine.launch_prefill(batch_id, list(requests), prompts)()
+
+    def decode(self, *batch_ids: int, numbered: bool = True) -> StepResult:
+        return self.engine.launch_decode(list(batch_ids), numbered)()
+
+    def expected(self, request: NewRequest) -> list[int]:
+        return greedy(self._prompts[request.id], request.stopping.max_new_tokens, self.runner.vocab_size)
+
+
+@pytest.fixture
+def shard(tokenizer: Tokenizer) -> Iterator[Shard]:
+    with torch.inference_mode():
+        yield Shard(tokenizer)
+
+
+def _ids(*results: StepResult) -> dict[int, list[int]]:
+    collected: dict[int, list[int]] = {}
+    for generation in (g for r in results for g in r.generations):
+        assert generation.tokens is not None
+        collected.setdefault(generation.request_id, []).extend(generation.tokens.ids)
+    return collected
+
+
+def _run_out(shard: Shard, first: StepResult, batch_id: int) -> dict[int, list[int]]:
+    results = [first]
+    while results[-1].batch is not None:
+        results.append(shard.decode(batch_id))
+    return _ids(*results)
+
+
+def test_one_request_with_one_token_leaves_nothing_behind(shard: Shard) -> None:
+    request = shard.request([1, 2, 3], 1)
+    result = shard.prefill(0, request)
+    assert result.batch is None
+    (generation,) = result.generations
+    assert generation.tokens is not None and generation.tokens.ids == shard.expected(request)
+    assert generation.generated_text is not None
+    assert generation.generated_text.finish_reason is FinishReason.LENGTH
+    assert generation.generated_text.generated_tokens == 1
+    with pytest.raises(UnknownBatchError, match=r"Batch ID 0 not found in cache\."):
+        shard.decode(0, numbered=False)
+
+
+def test_a_batch_gives_each_request_what_it_gets_alone(shard: Shard) -> None:
+    requests = [shard.request(list(range(1, n)), m) for n, m in [(3, 9), (8, 2), (14, 5), (2, 12)]]
+    tokens = _run_out(shard, shard.prefill(0, *requests), 0)
+    assert tokens == {r.id: shard.expected(r) for r in requests}
+
+
+def test_a_request_that_ended_leaves_the_batch_at_once(shard: Shard) -> None:
+    short, long = shard.request([5], 1), shard.request([6], 3)
+    result = shard.prefill(0, short, long)
+    assert result.batch is not None and result.batch.request_ids == [long.id]
+    assert result.batch.current_tokens == 1
+
+
+def test_a_stock_router_sees_the_ended_request_until_it_filters(tokenizer: Tokenizer) -> None:
+    with torch.inference_mode():
+        shard = Shard(tokenizer, stock=True)
+        short, long = shard.request([5], 1), shard.request([6], 3)
+        result = shard.prefill(0, short, long)
+        assert result.batch is not None and result.batch.request_ids == [short.id, long.id]
+        filtered = shard.engine.filter(0, [long.id], numbered=False)
+        assert filtered is not None and (filtered.id, filtered.request_ids) == (0, [long.id])
+        assert _ids(shard.decode(0, numbered=False)) == {long.id: [shard.expected(long)[1]]}
+
+
+def test_merged_batches_take_the_first_id_and_order(shard: Shard) -> None:
+    a, b = shard.request([1, 2], 4), shard.request([3], 4)
+    first, second = shard.prefill(0, a), shard.prefill(1, b)
+    merged = shard.decode(0, 1)
+    assert merged.batch is not None and merged.batch.id == 0
+    assert merged.batch.request_ids == [a.id, b.id]
+    assert merged.concat_ns is not None
+    with pytest.raises(UnknownBatchError):
+        shard.decode(1, numbered=False)
+    rest = [shard.decode(0), shard.decode(0)]
+    assert rest[-1].batch is None
+    assert _ids(first, second, merged, *rest) == {r.id: shard.expected(r) for r in (a, b)}
+
+
+def test_numbered_calls_skip_what_ended_normally(shard: Shard) -> None:
+    done = shard.prefill(0, shard.request([1], 1))
+    assert done.batch is None
+    assert shard.decode(0).generations == []
+    assert shard.engine.filter(0, [0], numbered=True) is None
+    going = shard.request([2], 3)
+    shard.prefill(1, going)
+    merged = shard.decode(0, 1)
+    assert merged.batch is not None and merged.batch.request_ids == [going.id]
+    kept = shard.engine.filter(1, [going.id, 12345], numbered=True)
+    assert kept is not None and kept.request_ids == [going.id]
+
+
+def test_unnumbered_calls_name_what_is_unknown(shard: Shard) -> None:
+    shard.prefill(0, shard.request([1], 3))
+    with pytest.raises(RequestError, match="Batch must have at least one request"):
+        shard.engine.filter(0, [], numbered=False)
+    with pytest.raises(RequestError, match="777"):
+        shard.engine.filter(0, [777], numbered=False)
+    with pytest.raises(RequestError, match="Must provide at least one batch"):
+        shard.decode(numbered=False)
+
+
+def test_filter_keeps_the_order_of_the_batch(shard: Shard) -> None:
+    requests = [shard.request([i + 1], 4) for i in range(4)]
+    results = [shard.prefill(0, *requests)]
+    kept = shard.engine.filter(0, [requests[3].id, requests[1].id], numbered=True)
+    assert kept is not None and kept.request_ids == [requests[1].id, requests[3].id]
+    while results[-1].batch is not None:
+        results.append(shard.decode(0))
+    tokens = _ids(*results)
+    assert tokens[requests[1].id] == shard.expected(requests[1])
+    assert tokens[requests[3].id] == shard.expected(requests[3])
+
+
+def test_clear_forgets_one_or_all(shard: Shard) -> None:
+    for batch_id in (0, 1, 2):
+        shard.prefill(batch_id, shard.request([1], 3))
+    shard.engine.clear(99)
+    shard.engine.clear(1)
+    assert shard.decode(1).batch is None
+    shard.engine.clear(None)
+    for batch_id in (0, 2):
+        with pytest.raises(UnknownBatchError):
+            shard.decode(batch_id, numbered=False)
+
+
+def test_each_rank_answers_for_its_own_requests(tokenizer: Tokenizer) -> None:
+    answered: list[set[int]] = []
+    with torch.inference_mode():
+        for rank in (0, 1):
+            shard = Shard(tokenizer, rank=rank, world_size=2)
+            requests = [shard.request([i + 1, i + 2], 5) for i in range(4)]
+            tokens = _run_out(shard, shard.prefill(0, *requests), 0)
+            assert tokens == {r.id: shard.expected(r) for r in requests if r.id % 2 == rank}
+            answered.append(set(tokens))
+    assert answered == [{0, 2}, {1, 3}]
+
+
+@pytest.mark.parametrize("case", ["mid-batch", "last"])
+def test_a_row_without_scores_fails_alone(shard: Shard, case: str) -> None:
+    good = shard.request([1, 2, 3], 6)
+    bad = shard.request([9, 10], 6)
+    order = (bad, good) if case == "mid-batch" else (good, bad)
+    shard.runner.poisoned = {shard.expected(bad)[1]}
+    results = [shard.prefill(0, *order)]
+    while results[-1].batch is not None:
+        results.append(shard.decode(0))
+    generations: list[Generation] = [g for r in results for g in r.generations]
+    errors = [g for g in generations if g.error is not None]
+    assert [g.request_id for g in errors] == [bad.id]
+    tokens = [t for g in generations if g.request_id == good.id and g.tokens for t in g.tokens.ids]
+    assert tokens == shard.expected(good)
+
+
+def test_a_failed_step_loses_its_batch_and_only_that(shard: Shard) -> None:
+    safe, doomed = shard.request([1], 4), shard.request([2], 4)
+    first = shard.prefill(0, safe)
+    shard.prefill(1, doomed)
+    shard.runner.fail_on = {shard.runner.num_forwards + 1: ValueError("broken")}
+    with pytest.raises(ValueError, match="broken"):
+        shard.decode(1)
+    with pytest.raises(BatchGoneError):
+        shard.decode(1)
+    shard.engine.clear(1)
+    assert shard.decode(1).batch is None
+    assert _run_out(shard, first, 0) == {safe.id: shard.expected(safe)}
+
+
+def test_running_out_of_memory_is_not_the_end(shard: Shard) -> None:
+    shard.runner.fail_on = {1: torch.OutOfMemoryError("no memory")}
+    with pytest.raises(OutOfMemoryError, match="--max-batch-prefill-tokens"):
+        shard.prefill(0, shard.request([1], 2))
+    request = shard.request([1], 2)
+    assert _run_out(shard, shard.prefill(1, request), 1) == {request.id: shard.expected(request)}
+
+
+def test_a_step_launched_before_the_last_is_finished_gives_the_same_tokens(shard: Shard) -> None:
+    requests = [shard.request([i + 1] * (i + 1), m) for i, m in enumerate([2, 6, 4])]
+    finishes = [shard.engine.launch_prefill(0, requests, [[i + 1] * (i + 1) for i in range(3)])]
+    results = []
+    for _ in range(8):
+        finishes.append(shard.engine.launch_decode([0], numbered=True))
+        results.append(finishes.pop(0)())
+    results.append(finishes.pop(0)())
+    assert _ids(*results) == {r.id: shard.expected(r) for r in requests}
+    assert results[-1].batch is None
+
+
+def test_what_a_step_computes_for_a_request_that_ended_is_discarded(shard: Shard, tokenizer: Tokenizer) -> None:
+    request, other = shard.request([1, 2], 8), shard.request([7], 8)
+    stop = tokenizer.decode_one(shard.expected(request)[2])
+    assert stop
+    stopping = StoppingParameters(max_new_tokens=8, ignore_eos_token=True, stop_sequences=(stop,))
+    request = dataclasses.replace(request, stopping=stopping)
+    finishes = [shard.engine.launch_prefill(0, [request, other], [[1, 2], [7]])]
+    results = []
+    for _ in range(10):
+        finishes.append(shard.engine.launch_decode([0], numbered=True))
+        results.append(finishes.pop(0)())
+    results.append(finishes.pop(0)())
+    tokens = _ids(*results)
+    ended = [g.generated_text for r in results for g in r.generations if g.request_id == request.id][-1]
+    assert ended is not None and ended.finish_reason is FinishReason.STOP_SEQUENCE
+    assert tokens[request.id] == shard.expected(request)[: ended.generated_tokens]
+    assert tokens[other.id] == shard.expected(other)
+
+
+def test_nothing_is_written_past_the_reserved_slots(shard: Shard) -> None:
+    request = shard.request([1, 2, 3], 4)
+    finishes = [shard.engine.launch_prefill(0, [request], [[1, 2, 3]])]
+    finishes.extend(shard.engine.launch_decode([0], numbered=True) for _ in range(6))
+    for finish in finishes:
+        finish()
+    stored = shard.engine.cache.keys[0].flatten(0, 1).flatten().nonzero().flatten().tolist()
+    assert sorted(stored) == sorted(request.slots.tolist())
+
+
+def test_requests_without_blocks_are_numbered_from_zero(shard: Shard) -> None:
+    empty = {"blocks": np.array([], np.int32), "slots": np.array([], np.int64)}
+    requests = [shard.request([1, 2, 3], 4, **empty), shard.request([4, 5], 6, **empty)]
+    tokens = _run_out(shard, shard.prefill(0, *requests), 0)
+    assert tokens == {r.id: shard.expected(r) for r in requests}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slots": np.array([4, 5], np.int64)}, "2 slots for 6 tokens"),
+        ({"blocks": np.array([1], np.int32)}, "1 blocks for 6 tokens"),
+        ({"blocks": np.array([1, NUM_BLOCKS], np.int32)}, "outside the cache"),
+        ({"cache_len": 3}, "cache_len 3 must be less than its 3 tokens"),
+        ({"chunk_len": 2}, "does not chunk"),
+    ],
+)
+def test_a_request_with_a_wrong_layout_is_refused(shard: Shard, changes: dict[str, object], message: str) -> None:
+    request = shard.request([1, 2, 3], 4, **changes)
+    with pytest.raises(RequestError, match=message):
+        shard.prefill(0, request)
+
+
+def test_prompt_logprobs_come_with_the_first_token(shard: Shard) -> None:
+    wanted = shard.request([1, 2, 3, 4], 2, prefill_logprobs=True)
+    plain = shard.request([5, 6], 2)
+    result = shard.prefill(0, plain, wanted)
+    by_id = {g.request_id: g for g in result.generations}
+    assert by_id[plain.id].prefill_tokens is None
+    prompt = by_id[wanted.id].prefill_tokens
+    assert prompt is not None
+    assert prompt.ids == [1, 2, 3, 4] and prompt.is_special == []
+    assert np.isnan(prompt.logprobs[0]) and not np.isnan(prompt.logprobs[1:]).any()
+    assert by_id[wanted.id].tokens is not None
+    assert by_id[wanted.id].tokens.ids == shard.expected(wanted)[:1]  # type: ignore[union-attr]
+
+
+def test_top_tokens_are_listed_most_likely_first(shard: Shard) -> None:
+    result = shard.prefill(0, shard.request([1, 2], 2, top_n_tokens=1))
+    (generation,) = result.generations
+    assert generation.tokens is not None
+    assert generation.top_tokens[0].ids[0] == generation.tokens.ids[0]
