@@ -1,11 +1,177 @@
-"""All shards as one: every call goes to every rank, and the answers must agree. (Interface; the body follows.)"""
+"""All shards as one: every call goes to every rank, and the answers must agree."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from router.limits import ShardInfo
+from router.shards import convert
+from router.shards.client import Client, Rpc, ShardClient
+from router.shards.interface import CachedBatch, NewBatch, ShardError, StepReply
+from wire.v3 import generate_pb2 as pb
+
+T = TypeVar("T")
+
 
 class ShardPool:
-    """The ranks of one model."""
+    """The ranks of one model; implements `router.shards.interface.Shards`.
+
+    Calls that run the model or change a batch are numbered in the order in which these methods are called. Stock shards
+    ignore the numbers; for them the caller waits for each answer before it sends the next call.
+    """
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        self._clients = list(clients)
+        self._next_sequence = 0
+        self._extensions: frozenset[str] = frozenset()
+
+    @classmethod
+    async def discover(cls, master_uds_path: str) -> ShardPool:
+        """Ask rank 0 for all sockets and open a channel to each. Raises `ShardError`."""
+        master = ShardClient(master_uds_path)
+        try:
+            answer = await master.send("ServiceDiscovery", pb.ServiceDiscoveryRequest())
+        finally:
+            await master.close()
+        if not answer.urls:
+            raise ShardError("the shard names no sockets")
+        return cls([ShardClient(url) for url in answer.urls])
 
     async def close(self) -> None:
         """Close the channels."""
-        raise NotImplementedError
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    # At start.
+
+    async def clear_all(self) -> None:
+        """Forget every batch of an earlier router, and begin to count calls."""
+        self._next_sequence = 0
+        await self._to_all("ClearCache", pb.ClearCacheRequest(sequence=self._number()))
+
+    async def info(self) -> ShardInfo:
+        """Facts on which all ranks agree; from now on their common extensions are used. Raises ValueError."""
+        info = convert.info_from(await self._to_all("Info", pb.InfoRequest()))
+        self._extensions = info.extensions & convert.USED_EXTENSIONS
+        return info
+
+    async def warm_up(self, request: pb.WarmupRequest) -> pb.WarmupResponse:
+        """The smallest answer of all ranks, compared as (capacity, max_input_tokens, max_total_tokens)."""
+        request.extensions.extend(sorted(self._extensions))
+        request.sequence = self._number()
+        answers: list[pb.WarmupResponse] = await self._to_all("Warmup", request)
+        return min(answers, key=_warm_up_key)
+
+    async def health(self) -> None:
+        await self._to_all("Health", pb.HealthRequest())
+
+    # Numbered calls, sent at once.
+
+    def prefill(self, batch: NewBatch) -> asyncio.Future[StepReply]:
+        return self._prefill(convert.batch_to(batch, self._extensions))
+
+    def probe(self) -> asyncio.Future[StepReply]:
+        return self._prefill(convert.probe_batch())
+
+    def decode(self, batch_ids: Sequence[int]) -> asyncio.Future[StepReply]:
+        # Shards look at nothing but the ids.
+        batches = [pb.CachedBatch(id=batch_id) for batch_id in batch_ids]
+        return _soon(_step("Decode", self._send("Decode", pb.DecodeRequest(batches=batches))))
+
+    def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:
+        request = pb.FilterBatchRequest(batch_id=batch_id, request_ids=request_ids)
+        return _soon(_filtered(self._send("FilterBatch", request)))
+
+    def clear_cache(self, batch_id: int) -> asyncio.Future[None]:
+        return _soon(_cleared(self._send("ClearCache", pb.ClearCacheRequest(id=batch_id))))
+
+    # Fan-out.
+
+    def _prefill(self, batch: pb.Batch) -> asyncio.Future[StepReply]:
+        return _soon(_step("Prefill", self._send("Prefill", pb.PrefillRequest(batch=batch))))
+
+    def _send(self, rpc: Rpc, request: Any) -> list[Awaitable[Any]]:
+        """Number the call and put it on its way to every rank."""
+        request.sequence = self._number()
+        return [client.send(rpc, request) for client in self._clients]
+
+    async def _to_all(self, rpc: Rpc, request: Any) -> list[Any]:
+        return await _gather([client.send(rpc, request) for client in self._clients])
+
+    def _number(self) -> int:
+        number = self._next_sequence
+        self._next_sequence += 1
+        return number
+
+
+def _soon(answer: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+    return asyncio.get_running_loop().create_task(answer)
+
+
+async def _step(rpc: Rpc, answers: list[Awaitable[Any]]) -> StepReply:
+    messages = await _gather(answers)
+    _demand_agreement(rpc, messages)
+    return convert.step_from(messages)
+
+
+async def _gather(answers: list[Awaitable[Any]]) -> list[Any]:
+    """The answers of all ranks in rank order.
+
+    A rank that is gone fails the call at once, because the others may wait for it inside a collective. Any other
+    failure is raised when all have answered, so that what follows finds every rank in a known state.
+    """
+    if len(answers) == 1:
+        return [await answers[0]]
+    tasks = [asyncio.ensure_future(answer) for answer in answers]
+    pending: set[asyncio.Future[Any]] = set(tasks)
+    failure: ShardError | None = None
+    try:
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    continue
+                if not isinstance(error, ShardError) or error.fatal:
+                    raise error
+                failure = failure or error
+    finally:
+        for task in pending:
+            task.add_done_callback(_swallow)
+            task.cancel()
+    if failure is not None:
+        raise failure
+    return [task.result() for task in tasks]
+
+
+def _swallow(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+async def _filtered(answers: list[Awaitable[Any]]) -> CachedBatch | None:
+    messages = await _gather(answers)
+    _demand_agreement("FilterBatch", messages)
+    last = messages[-1]
+    return convert.cached_batch_from(last.batch) if last.HasField("batch") else None
+
+
+async def _cleared(answers: list[Awaitable[Any]]) -> None:
+    await _gather(answers)
+
+
+def _demand_agreement(rpc: Rpc, messages: list[Any]) -> None:
+    """All ranks compute the same tokens, so they must keep the same requests."""
+    first = messages[0]
+    for message in messages[1:]:
+        same = message.HasField("batch") == first.HasField("batch") and (
+            message.batch.id == first.batch.id and message.batch.request_ids == first.batch.request_ids
+        )
+        if not same:
+            raise ShardError(f"the shards disagree about the batch after {rpc}")
+
+
+def _warm_up_key(answer: pb.WarmupResponse) -> tuple[int, int, int]:
+    capacity = answer.max_supported_total_tokens if answer.HasField("max_supported_total_tokens") else -1
+    return (capacity, answer.max_input_tokens, answer.max_total_tokens)

@@ -1,0 +1,54 @@
+"""When a running batch yields to a Prefill, and how much that Prefill may take. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from router.limits import ServingLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Arguments of the next look into the queue; `reason` labels `tgi_batch_concat` if it finds something."""
+
+    min_size: int | None
+    max_size: int | None
+    prefill_budget: int
+    token_budget: int
+    reason: str
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+def when_idle(limits: ServingLimits) -> Admission:
+    """Nothing runs: everything is free."""
+    return Admission(
+        min_size=None,
+        max_size=limits.max_batch_size,
+        prefill_budget=limits.max_batch_prefill_tokens,
+        token_budget=limits.max_batch_total_tokens,
+        reason="",
+    )
+
+
+def while_running(limits: ServingLimits, num_running: int, used_tokens: int, waiting_tokens: int) -> Admission:
+    """A batch of `num_running` requests is running.
+
+    used_tokens: what its requests may come to hold, as the shard counts it. waiting_tokens: 1 after a Prefill, one more
+    for each answered Decode since; at `max_waiting_tokens` the minimum is dropped.
+    """
+    impatient = waiting_tokens >= limits.max_waiting_tokens
+    # Rounded down: a ratio that comes to less than one request is no minimum at all (TGI's rule).
+    min_size = None if impatient else math.floor(num_running * limits.waiting_served_ratio + 1e-6)
+    max_size = None if limits.max_batch_size is None else max(limits.max_batch_size - num_running, 0)
+    return Admission(
+        min_size=min_size,
+        max_size=max_size,
+        prefill_budget=limits.max_batch_prefill_tokens,
+        token_budget=max(limits.max_batch_total_tokens - used_tokens, 0),
+        reason="wait_exceeded" if impatient else "backpressure",
+    )

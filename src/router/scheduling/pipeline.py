@@ -1,0 +1,98 @@
+"""Calls in flight, in the order in which they were sent, and blocks that wait for them.
+
+The shards execute in that order, so answers are awaited in that order too: the oldest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from router.scheduling.batch import RunningBatch
+from router.scheduling.blocks import Allocation, BlockAllocator
+from router.scheduling.entry import Entry
+from router.shards.interface import ShardError
+
+CallKind = Literal["prefill", "decode", "filter", "clear", "probe"]
+
+
+@dataclass(slots=True)
+class Call:
+    """One call to all shards. `batch` is the one whose rows it runs, `batch_ids` are the ids that it names."""
+
+    kind: CallKind
+    reply: asyncio.Future[Any]
+    batch: RunningBatch | None
+    batch_ids: tuple[int, ...]
+    sent_at: float = field(default_factory=time.monotonic)
+
+
+class Pipeline:
+    """Calls in flight and the blocks of ended requests.
+
+    A call in flight may still write the KV of a request that has ended meanwhile. So its blocks go back to the
+    allocator only when every call that was in flight at its end has been answered.
+    """
+
+    def __init__(self, allocator: BlockAllocator | None) -> None:
+        self._allocator = allocator
+        self._calls: deque[Call] = deque()
+        self._num_sent = 0
+        self._num_answered = 0
+        self._retired: deque[tuple[int, Allocation, int]] = deque()  # (free when so many are answered, what, written)
+        self._waiting_since = 0.0
+        self.last_answer_at = 0.0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def append(self, call: Call) -> None:
+        if not self._calls:
+            self._waiting_since = call.sent_at
+        self._calls.append(call)
+        self._num_sent += 1
+
+    async def next_answered(self, limit_s: float) -> Call:
+        """The oldest call, once its answer (or failure) is there. A fatal `ShardError` if that takes too long."""
+        call = self._calls[0]
+        if not call.reply.done():
+            await asyncio.wait((call.reply,), timeout=limit_s)
+            if not call.reply.done():
+                raise ShardError(f"no step finished for {limit_s:g} s", fatal=True)
+        self._calls.popleft()
+        self._num_answered += 1
+        self._waiting_since = time.monotonic()
+        self._free_retired()
+        return call
+
+    def is_stalled(self, limit_s: float) -> bool:
+        """Whether calls are in flight and none has been answered for so long."""
+        return bool(self._calls) and time.monotonic() - self._waiting_since > limit_s
+
+    def retire(self, entry: Entry) -> None:
+        """The request has ended: its blocks become free as soon as nothing in flight can write them."""
+        allocation = entry.allocation
+        if allocation is None or self._allocator is None:
+            return
+        entry.allocation = None
+        num_written = entry.request.input_length if entry.prefilled else 0
+        self._retired.append((self._num_sent, allocation, num_written))
+        self._free_retired()
+
+    def abandon(self) -> None:
+        """Nothing is sent any more: forget the calls, free everything retired."""
+        for call in self._calls:
+            call.reply.cancel()
+        self._calls.clear()
+        self._num_answered = self._num_sent
+        self._free_retired()
+
+    def _free_retired(self) -> None:
+        retired = self._retired
+        while retired and retired[0][0] <= self._num_answered:
+            _, allocation, num_written = retired.popleft()
+            assert self._allocator is not None
+            self._allocator.free(allocation, num_written)

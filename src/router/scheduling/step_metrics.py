@@ -1,0 +1,83 @@
+"""What the scheduler counts (TGI's names, grpc.md section 8), and how fast requests leave."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from router.scheduling.ports import Metrics
+from router.shards.interface import StepReply
+
+
+class StepMetrics:
+    """The metrics of queue, batches and steps; `method` is prefill or decode."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._current = (-1, -1)
+
+    def queue_size(self, size: int) -> None:
+        self._metrics.gauge("tgi_queue_size", size)
+
+    def request_failed(self, err: str) -> None:
+        self._metrics.count("tgi_request_failure", err=err)
+
+    def admitted(self, size: int, concat_reason: str) -> None:
+        """A new batch; `concat_reason` is empty when nothing was running."""
+        self._metrics.observe("tgi_batch_next_size", size)
+        if concat_reason:
+            self._metrics.count("tgi_batch_concat", reason=concat_reason)
+
+    def current_batch(self, size: int, max_tokens: int) -> None:
+        if self._current == (size, max_tokens):
+            return
+        self._current = (size, max_tokens)
+        self._metrics.gauge("tgi_batch_current_size", size)
+        self._metrics.gauge("tgi_batch_current_max_tokens", max_tokens)
+
+    def sent(self, method: str) -> None:
+        self._metrics.count("tgi_batch_inference_count", method=method)
+
+    def failed(self, method: str) -> None:
+        self._metrics.count("tgi_batch_inference_failure", method=method)
+
+    def filtered(self, seconds: float) -> None:
+        self._metrics.observe("tgi_batch_filter_duration", seconds, method="decode")
+
+    def answered(self, method: str, reply: StepReply, step_s: float, delivery_s: float) -> None:
+        """`step_s`: since the call was sent, or since the step before it was answered when it ran ahead."""
+        observe = self._metrics.observe
+        timings = reply.timings
+        observe("tgi_batch_forward_duration", timings.forward_s, method=method)
+        observe("tgi_batch_decode_duration", timings.decode_s, method=method)
+        if timings.concat_s is not None:
+            observe("tgi_batch_concat_duration", timings.concat_s, method="decode")
+        observe("tgi_batch_filter_duration", delivery_s, method=method)
+        observe("tgi_batch_inference_duration", step_s, method=method)
+        self._metrics.count("tgi_batch_inference_success", method=method)
+        # One plain token skips none; observed once per step for all such rows, because it is the hot path.
+        if reply.columns:
+            observe("tgi_request_skipped_tokens", 0)
+        for row in reply.rows:
+            if row.tokens:
+                observe("tgi_request_skipped_tokens", len(row.tokens) - 1)
+
+
+class DrainRate:
+    """Requests that ended lately per second."""
+
+    _MAX_WAIT_S = 60.0
+
+    def __init__(self, window: int = 64) -> None:
+        self._ends: deque[float] = deque(maxlen=window)
+
+    def ended(self) -> None:
+        self._ends.append(time.monotonic())
+
+    def wait_s(self, num_before: int) -> float:
+        """How long until so many requests have ended, at the observed rate. One second if nothing was observed."""
+        if len(self._ends) < 2:
+            return 1.0
+        span = time.monotonic() - self._ends[0]
+        rate = (len(self._ends) - 1) / max(span, 1e-6)
+        return min(num_before / rate, self._MAX_WAIT_S)

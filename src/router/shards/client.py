@@ -1,0 +1,78 @@
+"""One shard over one unix socket."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator
+from typing import Any, Literal, Protocol
+
+import grpc
+import grpc.aio
+
+from router.shards.interface import ShardError
+from wire.v3 import generate_pb2_grpc as pb_grpc
+
+Rpc = Literal["Info", "ServiceDiscovery", "ClearCache", "FilterBatch", "Warmup", "Prefill", "Decode", "Health"]
+
+# Deadlines in seconds. Calls that run the model have none: the scheduler watches for steps that never end.
+DEADLINES_S: dict[Rpc, float] = {
+    "Health": 10.0, "Info": 60.0, "ServiceDiscovery": 60.0, "ClearCache": 60.0, "FilterBatch": 60.0,
+}  # fmt: skip
+
+# Prompt logprobs make answers larger than gRPC's default of 4 MiB.
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+]
+
+# Nothing more can be expected of a shard that answers so: it is gone, or it does not answer at all.
+_FATAL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+
+class Client(Protocol):
+    """What the pool needs of a shard: send now, answer later."""
+
+    def send(self, rpc: Rpc, request: Any) -> Awaitable[Any]:
+        """The call is on its way when this returns. The awaitable raises `ShardError`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ShardClient:
+    """A gRPC channel to one shard."""
+
+    def __init__(self, url: str) -> None:
+        """`url` is `unix://<path>` or a bare path."""
+        self._channel = grpc.aio.insecure_channel("unix:" + url.removeprefix("unix://"), options=_CHANNEL_OPTIONS)
+        stub = pb_grpc.TextGenerationServiceStub(self._channel)
+        self._methods: dict[Rpc, Any] = {
+            "Info": stub.Info, "ServiceDiscovery": stub.ServiceDiscovery, "ClearCache": stub.ClearCache,
+            "FilterBatch": stub.FilterBatch, "Warmup": stub.Warmup, "Prefill": stub.Prefill, "Decode": stub.Decode,
+            "Health": stub.Health,
+        }  # fmt: skip
+
+    def send(self, rpc: Rpc, request: Any) -> Awaitable[Any]:
+        return _Answer(self._methods[rpc](request, timeout=DEADLINES_S.get(rpc)), rpc)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class _Answer:
+    """Awaits a gRPC call and speaks of failure as `ShardError`. Not a coroutine, so it may be left unawaited."""
+
+    __slots__ = ("_call", "_rpc")
+
+    def __init__(self, call: Any, rpc: Rpc) -> None:
+        self._call = call
+        self._rpc = rpc
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        try:
+            return (yield from self._call.__await__())
+        except grpc.aio.AioRpcError as error:
+            code = error.code()
+            message = error.details() or code.name
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                message = f"{self._rpc} was not answered within {DEADLINES_S.get(self._rpc, 0):g} s"
+            raise ShardError(message, fatal=code in _FATAL) from error

@@ -1,0 +1,185 @@
+"""Domain to protobuf and back; the only file of the router that fills or reads generation messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from router.events import FinishReason, Token
+from router.limits import ShardInfo
+from router.request import SamplingParameters, StoppingParameters
+from router.shards.interface import PROBE_ID, CachedBatch, Columns, Ended, NewBatch, NewRequest, Row, StepReply, Timings
+from wire.v3 import generate_pb2 as pb
+
+StepMessage = pb.PrefillResponse | pb.DecodeResponse
+
+# What this router makes use of when a shard offers it.
+USED_EXTENSIONS = frozenset({"run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias"})
+
+_GRAMMAR_TYPES = {
+    "none": pb.GRAMMAR_TYPE_NONE, "json": pb.GRAMMAR_TYPE_JSON, "regex": pb.GRAMMAR_TYPE_REGEX,
+}  # fmt: skip
+_FINISH_REASONS: dict[int, FinishReason] = {
+    pb.FINISH_REASON_LENGTH: "length",
+    pb.FINISH_REASON_EOS_TOKEN: "eos_token",
+    pb.FINISH_REASON_STOP_SEQUENCE: "stop_sequence",
+}
+_NS = 1e-9
+
+
+# Outward.
+
+
+def batch_to(batch: NewBatch, extensions: frozenset[str]) -> pb.Batch:
+    """Fields of an extension are set only if the shards announced it."""
+    return pb.Batch(
+        id=batch.batch_id,
+        requests=[_request_to(r, extensions) for r in batch.requests],
+        size=len(batch.requests),
+        max_tokens=batch.max_tokens,
+        max_blocks=batch.max_blocks,
+    )
+
+
+def probe_batch() -> pb.Batch:
+    """The one-token generation that TGI's health check runs in the reserved block 0."""
+    request = pb.Request(
+        id=PROBE_ID,
+        inputs="liveness",
+        input_chunks=pb.Input(chunks=[pb.InputChunk(text="liveness")]),
+        truncate=1,
+        parameters=_sampling_to(SamplingParameters(), frozenset()),
+        stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=1),
+        blocks=[0],
+        slots=[0],
+    )
+    return pb.Batch(id=PROBE_ID, requests=[request], size=1, max_tokens=2, max_blocks=1)
+
+
+def _request_to(new: NewRequest, extensions: frozenset[str]) -> pb.Request:
+    request = new.request
+    message = pb.Request(
+        id=new.request_id,
+        inputs=request.inputs,
+        input_chunks=pb.Input(chunks=[pb.InputChunk(text=request.inputs)]),
+        truncate=request.truncate,
+        add_special_tokens=request.add_special_tokens,
+        parameters=_sampling_to(request.sampling, extensions),
+        stopping_parameters=_stopping_to(request.stopping, extensions),
+        prefill_logprobs=request.decoder_input_details,
+        top_n_tokens=request.top_n_tokens,
+        blocks=new.blocks,
+        slots=new.slots,
+        cache_len=new.cache_len,
+    )
+    if request.adapter_id is not None:
+        message.adapter_id = request.adapter_id
+    return message
+
+
+def _sampling_to(sampling: SamplingParameters, extensions: frozenset[str]) -> pb.NextTokenChooserParameters:
+    message = pb.NextTokenChooserParameters(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        typical_p=sampling.typical_p,
+        do_sample=sampling.do_sample,
+        seed=sampling.seed,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        watermark=sampling.watermark,
+        grammar=sampling.grammar,
+        grammar_type=_GRAMMAR_TYPES[sampling.grammar_kind],
+    )
+    if "openai_penalties" in extensions:
+        if sampling.presence_penalty:
+            message.presence_penalty = sampling.presence_penalty
+        if sampling.absolute_frequency_penalty:
+            message.absolute_frequency_penalty = sampling.absolute_frequency_penalty
+        if sampling.min_p:
+            message.min_p = sampling.min_p
+    if "logit_bias" in extensions and sampling.logit_bias:
+        message.logit_bias.extend(pb.LogitBias(token_id=token, bias=bias) for token, bias in sampling.logit_bias)
+    return message
+
+
+def _stopping_to(stopping: StoppingParameters, extensions: frozenset[str]) -> pb.StoppingCriteriaParameters:
+    message = pb.StoppingCriteriaParameters(
+        max_new_tokens=stopping.max_new_tokens,
+        stop_sequences=stopping.stop_sequences,
+        ignore_eos_token=stopping.ignore_eos_token,
+    )
+    if stopping.stop_anywhere and stopping.stop_sequences and "stop_anywhere" in extensions:
+        message.stop_anywhere = True
+    return message
+
+
+# Inward.
+
+
+def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
+    """What all ranks say. Raises ValueError where they differ; an extension counts if every rank offers it."""
+    first = messages[0]
+    plain = [(m.requires_padding, m.window_size, m.speculate, m.block_size, m.dtype) for m in messages]
+    if any(p != plain[0] for p in plain):
+        raise ValueError("the shards disagree about padding, window, speculation, block size or dtype")
+    return ShardInfo(
+        requires_padding=first.requires_padding,
+        dtype=first.dtype,
+        device_type=first.device_type,
+        window_size=first.window_size if first.HasField("window_size") else None,
+        speculate=first.speculate,
+        support_chunking=all(m.support_chunking for m in messages),
+        use_prefix_caching=all(m.use_prefix_caching for m in messages),
+        attention_impl=first.attention_impl,
+        block_size=max(first.block_size, 1),
+        extensions=frozenset.intersection(*(frozenset(m.extensions) for m in messages)),
+    )
+
+
+def cached_batch_from(message: pb.CachedBatch) -> CachedBatch:
+    return CachedBatch(message.id, message.request_ids, message.size, message.max_tokens, message.current_tokens)
+
+
+def step_from(messages: Sequence[StepMessage]) -> StepReply:
+    """One step of all ranks: rows of all, the batch of the last, timings of the slowest."""
+    reply = StepReply()
+    for message in messages:
+        if message.HasField("columns"):
+            c = message.columns
+            columns = Columns(list(c.request_ids), list(c.ids), list(c.logprobs), list(c.texts), list(c.is_special))
+            reply.columns.append(columns)
+        if message.generations:
+            reply.rows.extend(_row_from(g) for g in message.generations)
+    last = messages[-1]
+    if last.HasField("batch"):
+        reply.batch = cached_batch_from(last.batch)
+    slowest = last if len(messages) == 1 else max(messages, key=lambda m: m.total_ns)
+    concat_s = slowest.concat_ns * _NS if slowest.HasField("concat_ns") else None
+    reply.timings = Timings(slowest.forward_ns * _NS, slowest.decode_ns * _NS, concat_s)
+    return reply
+
+
+def _row_from(message: pb.Generation) -> Row:
+    row = Row(message.request_id)
+    if message.HasField("error"):
+        row.error = message.error
+        return row
+    row.tokens = _tokens_from(message.tokens)
+    if message.top_tokens:
+        row.top_tokens = [_tokens_from(t) for t in message.top_tokens]
+    if message.HasField("prefill_tokens"):
+        row.prefill_tokens = _tokens_from(message.prefill_tokens)
+    if message.HasField("generated_text"):
+        ended = message.generated_text
+        row.ended = Ended(
+            ended.text,
+            ended.generated_tokens,
+            _FINISH_REASONS.get(ended.finish_reason, "length"),
+            ended.seed if ended.HasField("seed") else None,
+        )
+    return row
+
+
+def _tokens_from(message: pb.Tokens) -> tuple[Token, ...]:
+    specials: Iterable[bool] = message.is_special or [False] * len(message.ids)  # absent for prompt tokens
+    return tuple(map(Token, message.ids, message.texts, message.logprobs, specials))

@@ -1,0 +1,142 @@
+"""What the scheduler says to the shards and what it hears from them, in the router's own words.
+
+Knows neither gRPC nor protobuf, so that the scheduler (and its tests) need neither. `pool.ShardPool` is the real
+implementation of `Shards`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router.events import FinishReason, Token
+from router.request import ValidRequest
+
+
+class ShardError(Exception):
+    """A call failed on at least one rank. `str(error)` is what the shard said.
+
+    `fatal`: the shard cannot be reached or its state is unknown, so no further call makes sense. Otherwise the shard
+    lives on without the batches that the call named.
+    """
+
+    def __init__(self, message: str, *, fatal: bool = False) -> None:
+        super().__init__(message)
+        self.fatal = fatal
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request with its place in the KV cache. `blocks` and `slots` are empty in padded mode."""
+
+    request_id: int
+    request: ValidRequest
+    blocks: Sequence[int] = ()
+    slots: Sequence[int] = ()
+    cache_len: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """What one Prefill runs."""
+
+    batch_id: int
+    requests: Sequence[NewRequest]
+    max_tokens: int
+    max_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBatch:
+    """What the shards keep after a call: which requests go on, in batch order."""
+
+    batch_id: int
+    request_ids: Sequence[int]
+    size: int
+    max_tokens: int
+    current_tokens: int
+
+
+@dataclass(slots=True)
+class Row:
+    """One request's share of a step: an error, or at least one token and perhaps the end."""
+
+    request_id: int
+    tokens: Sequence[Token] = ()
+    top_tokens: Sequence[tuple[Token, ...]] = ()
+    prefill_tokens: tuple[Token, ...] | None = None
+    ended: Ended | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Ended:
+    """The request ended with the row's last token."""
+
+    text: str
+    generated_tokens: int
+    finish_reason: FinishReason
+    seed: int | None
+
+
+@dataclass(slots=True)
+class Columns:
+    """Rows with one plain token each, as parallel lists."""
+
+    request_ids: list[int]
+    ids: list[int]
+    logprobs: list[float]
+    texts: list[str]
+    is_special: list[bool]
+
+
+@dataclass(slots=True)
+class Timings:
+    """Of the slowest rank, in seconds. `concat_s` is None when nothing was merged."""
+
+    forward_s: float = 0.0
+    decode_s: float = 0.0
+    concat_s: float | None = None
+
+
+@dataclass(slots=True)
+class StepReply:
+    """Answer of a Prefill or Decode, merged over the ranks. `batch` is None when nothing goes on."""
+
+    rows: list[Row] = field(default_factory=list)
+    columns: list[Columns] = field(default_factory=list)
+    batch: CachedBatch | None = None
+    timings: Timings = field(default_factory=Timings)
+
+
+class Shards(Protocol):
+    """All shards as one.
+
+    Every method but `health` sends at once and in order: when it returns, the call has its number, and the future will
+    hold the answer of all ranks or a `ShardError`. Cancelling a future cancels no work on a device.
+    """
+
+    def prefill(self, batch: NewBatch) -> asyncio.Future[StepReply]: ...
+
+    def probe(self) -> asyncio.Future[StepReply]:
+        """A generation of one token in the reserved block 0, under the batch id `PROBE_ID`."""
+        ...
+
+    def decode(self, batch_ids: Sequence[int]) -> asyncio.Future[StepReply]:
+        """One step of the named batches, which become one batch under the first id."""
+        ...
+
+    def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:
+        """Keep only `request_ids`; None if none of them is left."""
+        ...
+
+    def clear_cache(self, batch_id: int) -> asyncio.Future[None]: ...
+
+    async def health(self) -> None:
+        """Ask every rank for its device, outside the order. Raises `ShardError`."""
+        ...
+
+
+PROBE_ID = 2**64 - 1  # batch and request id of the health probe
