@@ -1,0 +1,220 @@
+"""Temperature, top-k, top-p, min-p, typical-p: from logits to the scores that are drawn from.
+
+Formulas as TGI's `utils/logits_process.py` (which takes them from transformers), written as thresholds so that no
+row needs more than its sorted values. `n` rows, `width` columns in the order of token ids. Every operation stays
+inside its row, and sums are of integers (see `drawing`), so a row's result does not depend on its neighbours.
+Scores have the row's maximum subtracted before the division by the temperature: the same distribution, which cannot
+overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from model_server.sampling.drawing import weights
+from model_server.sampling.parameters import SamplingParameters
+
+# Top-k up to this many comes from a partial selection; beyond it, and without top-k, rows are sorted whole.
+_LARGEST_SELECTION = 1024
+# Candidates beyond top-k that are looked at for ties, and how many are tried for top-p or min-p alone.
+_TIE_MARGIN = 32
+_FIRST_GUESS = 256
+_SELECTION_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The steps of one group of sampled rows; None: no row of the group has the step. All [n, 1]."""
+
+    temperature: Tensor | None  # float32
+    top_k: Tensor | None  # int64; the vocabulary's size where off
+    dropped: Tensor | None  # float64: 1 - top_p; -1 where off
+    min_p: Tensor | None  # float32: log of min_p; -inf where off
+    typical_p: Tensor | None  # float64; 1 where off
+    widest: int  # the largest top_k of the group; the vocabulary's size if a row has none
+    num_candidates: int  # how many of a row's best tokens surely or probably hold all that survive
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingParameters], vocab_size: int, device: torch.device) -> Filters:
+        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype)[:, None].to(device)
+
+        temperature = [row.temperature for row in rows]
+        top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]
+        dropped = [1.0 - row.top_p if row.top_p < 1.0 else -1.0 for row in rows]
+        min_p = [math.log(row.min_p) if row.min_p > 0.0 else -math.inf for row in rows]
+        typical_p = [min(row.typical_p, 1.0) for row in rows]
+        return cls(
+            temperature=column(temperature, torch.float32) if any(t != 1.0 for t in temperature) else None,
+            top_k=column(list(top_k), torch.int64) if any(row.top_k > 0 for row in rows) else None,
+            dropped=column(dropped, torch.float64) if any(d >= 0.0 for d in dropped) else None,
+            min_p=column(min_p, torch.float32) if any(row.min_p > 0.0 for row in rows) else None,
+            typical_p=column(typical_p, torch.float64) if any(t < 1.0 for t in typical_p) else None,
+            widest=max(top_k),
+            num_candidates=max(row.top_k + _TIE_MARGIN if row.top_k > 0 else _FIRST_GUESS for row in rows),
+        )
+
+    def take(self, index: Tensor) -> Filters:
+        """The same steps for some of the rows."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Filters(**{name: v[index] if isinstance(v, Tensor) else v for name, v in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Rows ready to be drawn from. `columns` None: column and token id are the same."""
+
+    values: Tensor  # [n, width] float32; the row's maximum is 0, -inf is never drawn
+    columns: Tensor | None  # [n, width] int64, ascending token ids
+    peak: Tensor  # [n, 1] float32: the row's largest logit; not finite if the row cannot be used
+
+
+def selectable(row: SamplingParameters) -> bool:
+    """The row's best candidates can be enough (`filter_selected`)."""
+    return 0 < row.top_k <= _LARGEST_SELECTION or (row.top_k == 0 and (row.top_p < 1.0 or row.min_p > 0.0))
+
+
+def shifted(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`(logits - max) / temperature` as a new tensor, and max [n, 1]."""
+    peak = logits.amax(1, keepdim=True)
+    values = logits - peak
+    if temperature is not None:
+        values /= temperature
+    return values, peak
+
+
+def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
+    """All steps over whole rows: exact for every input, without waiting for the device."""
+    values, peak = shifted(logits, filters.temperature)
+    if filters.top_k is not None or filters.dropped is not None:
+        if filters.widest <= _LARGEST_SELECTION:
+            ordered = values.topk(filters.widest, dim=1).values
+        else:
+            ordered = values.sort(dim=1, descending=True).values
+        if filters.top_k is not None:
+            threshold = ordered.gather(1, filters.top_k - 1)
+            values.masked_fill_(values < threshold, -math.inf)
+            ordered.masked_fill_(ordered < threshold, -math.inf)
+        if filters.dropped is not None:
+            total = weights(values, bits).sum(1, keepdim=True)
+            lowest, num_ties = _nucleus(ordered, total, filters.dropped, bits)
+            _keep_nucleus(values, lowest, num_ties)
+    _later_steps(values, filters, bits)
+    return Scores(values, None, peak)
+
+
+def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores, Tensor]:
+    """The same result from each row's best candidates alone, and [n] bool: rows for which they were enough.
+
+    Only for rows that have top-k, top-p or min-p. Candidates are enough if what the first of these keeps ends above
+    the smallest candidate, so that no token outside can have been kept.
+    """
+    selected, ids = _select(logits, min(filters.num_candidates, logits.shape[1]))
+    peak = selected[:, :1]
+    ordered = selected - peak
+    if filters.temperature is not None:
+        ordered /= filters.temperature
+    floor = ordered[:, -1:].clone()
+    columns, order = ids.sort(dim=1)
+    values = ordered.gather(1, order)
+
+    bound = torch.full_like(floor, -math.inf)
+    if filters.top_k is not None:
+        bound = ordered.gather(1, filters.top_k.clamp(max=ordered.shape[1]) - 1)
+        off = filters.top_k >= logits.shape[1]
+        bound = bound.masked_fill_(off, -math.inf)
+        values.masked_fill_(values < bound, -math.inf)
+        ordered.masked_fill_(ordered < bound, -math.inf)
+    if filters.dropped is not None:
+        total = weights(ordered, bits).sum(1, keepdim=True)
+        # Without top-k the mass of the whole row counts.
+        whole = ((bound == -math.inf) & (filters.dropped >= 0)).squeeze(1).nonzero().squeeze(1)
+        if len(whole):
+            temperature = None if filters.temperature is None else filters.temperature[whole]
+            rest, _ = shifted(logits if len(whole) == len(logits) else logits[whole], temperature)
+            total[whole] = weights(rest, bits).sum(1, keepdim=True)
+        lowest, num_ties = _nucleus(ordered, total, filters.dropped, bits)
+        _keep_nucleus(values, lowest, num_ties)
+        bound = torch.maximum(bound, lowest)
+    if filters.min_p is not None:
+        bound = torch.maximum(bound, filters.min_p)
+    enough = (bound > floor) | ~peak.isfinite()
+    if ordered.shape[1] == logits.shape[1]:
+        enough = torch.ones_like(enough)
+    _later_steps(values, filters, bits)
+    return Scores(values, columns, peak), enough.squeeze(1)
+
+
+def _select(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest values of each row, descending, and their ids: [n, count] float32, [n, count] int64.
+
+    Wide rows go by blocks first: the `count` blocks of largest maximum hold `count` values that nothing outside them
+    exceeds.
+    """
+    width = logits.shape[1]
+    num_blocks = width // _SELECTION_BLOCK
+    if 4 * count > num_blocks:
+        best = logits.topk(count, dim=1)
+        return best.values, best.indices
+    body = num_blocks * _SELECTION_BLOCK
+    maxima = logits[:, :body].unflatten(1, (num_blocks, _SELECTION_BLOCK)).amax(2)
+    blocks = maxima.topk(count, dim=1, sorted=False).indices
+    ids = (blocks[:, :, None] * _SELECTION_BLOCK + torch.arange(_SELECTION_BLOCK, device=logits.device)).flatten(1)
+    if body < width:
+        tail = torch.arange(body, width, device=logits.device).expand(len(logits), -1)
+        ids = torch.cat([ids, tail], dim=1)
+    best = logits.gather(1, ids).topk(count, dim=1)
+    return best.values, ids.gather(1, best.indices)
+
+
+def _nucleus(ordered: Tensor, total: Tensor, dropped: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Top-p: the lowest value kept and how many of its ties are kept, both [n, 1]; -inf where top-p is off.
+
+    Sorted ascending, entries whose cumulative mass stays within 1 - p go, and the largest always stays; here from the
+    other end: an entry stays if the mass of everything above it leaves more than 1 - p. `ordered` [n, count] holds the
+    largest values, descending; `total` [n, 1] is the mass of all candidates, of which more may tie with the last.
+    """
+    mass = weights(ordered, bits)
+    cumulative = mass.cumsum(1)
+    limit = (dropped.clamp(min=0) * total).floor().to(torch.int64)
+    kept = (total - (cumulative - mass) > limit) & (ordered > -math.inf)
+    num_kept = kept.sum(1, keepdim=True).clamp_(min=1)
+    lowest = ordered.gather(1, num_kept - 1)
+    above = (ordered > lowest).sum(1, keepdim=True)
+    smallest = mass.gather(1, num_kept - 1).clamp_(min=1)
+    more = (total - limit - cumulative[:, -1:] + smallest - 1).div(smallest, rounding_mode="floor").clamp_(min=0)
+    return lowest.masked_fill_(dropped < 0, -math.inf), num_kept - above + more
+
+
+def _keep_nucleus(values: Tensor, lowest: Tensor, num_ties: Tensor) -> None:
+    """Drop what lies below `lowest`, and all but the last `num_ties` ties with it (a stable ascending sort)."""
+    tie = values == lowest
+    num_later = tie.sum(1, keepdim=True) - tie.cumsum(1)
+    beyond = tie & (num_later >= num_ties) & (lowest > -math.inf)
+    values.masked_fill_((values < lowest) | beyond, -math.inf)
+
+
+def _later_steps(values: Tensor, filters: Filters, bits: int) -> None:
+    if filters.min_p is not None:
+        values.masked_fill_(values < filters.min_p, -math.inf)
+    if filters.typical_p is not None:
+        _keep_typical(values, filters.typical_p, bits)
+
+
+def _keep_typical(values: Tensor, typical_p: Tensor, bits: int) -> None:
+    """Locally typical sampling (Meister et al. 2022): keep what lies nearest to the entropy, up to the mass given."""
+    mass = weights(values, bits)
+    total = mass.sum(1, keepdim=True)
+    logprobs = values.double() - (total.double().log() - bits * math.log(2.0))
+    entropy = -(logprobs.exp() * logprobs).nan_to_num_(nan=0.0).sum(1, keepdim=True)
+    distance = (-logprobs - entropy).abs().float()
+    ordered, order = distance.sort(dim=1)
+    cumulative = mass.gather(1, order).cumsum(1)
+    last = (cumulative < typical_p * total).sum(1, keepdim=True).clamp_(max=values.shape[1] - 1)
+    cut = ordered.gather(1, last)
+    values.masked_fill_((distance > cut) & (typical_p < 1.0), -math.inf)

@@ -1,0 +1,58 @@
+"""What one request asks of sampling and of stopping. Values only: the router has checked the ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParameters:
+    """How the next token is chosen. The defaults switch every step off: plain argmax.
+
+    `frequency_penalty` is TGI's (relative to the length, prompt included); `presence_penalty` and
+    `absolute_frequency_penalty` are OpenAI's (generated tokens only). `logit_bias` holds (token id, bias) pairs.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    typical_p: float = 1.0
+    min_p: float = 0.0
+    do_sample: bool = False
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    absolute_frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    watermark: bool = False
+
+    @property
+    def samples(self) -> bool:
+        """Drawn rather than argmax: TGI's rule (`utils/tokens.py`), with min_p as one more reason."""
+        return self.do_sample or self.temperature != 1.0 or self.filters
+
+    @property
+    def filters(self) -> bool:
+        """Some step removes candidates before the draw."""
+        return self.top_k != 0 or self.top_p < 1.0 or self.typical_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def penalises(self) -> bool:
+        """Some step looks at the tokens so far."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.absolute_frequency_penalty != 0.0
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoppingParameters:
+    """When a request ends. `stop_anywhere`: stop text counts wherever it ends, not only at the end of a token."""
+
+    max_new_tokens: int
+    stop_sequences: tuple[str, ...] = ()
+    ignore_eos_token: bool = False
+    stop_anywhere: bool = False

@@ -1,0 +1,144 @@
+"""Steps that look at a request's own tokens or biases: watermark, penalties, logit bias.
+
+The tokens so far stay on the device, so that a step can be sampled before the ids of the step before it are known to
+the host. Only touched logits are read and written; rows that do not ask for a step are not touched at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model_server.sampling.parameters import SamplingParameters
+
+# TGI `utils/watermark.py`.
+_HASH_KEY = 15485863
+
+
+class Penalties:
+    """Repetition, frequency and presence penalties of the rows that ask for them.
+
+    Owns the padded history [n, capacity] int64. A row's own view of it (`views`) is handed to the next layout when the
+    batch changes. Past its end a history is filled with its first token: touching a token twice writes one value twice.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        parameters: Sequence[SamplingParameters],
+        histories: Sequence[Tensor],
+        num_prompt: Sequence[int],
+        vocab_size: int,
+        room: int,
+    ) -> None:
+        """`rows` [n] int64: which logits rows; `histories`: ids so far, each 1-D int64; `num_prompt`: its prompt part.
+
+        `room`: how many tokens may come before a new layout is needed.
+        """
+        device = rows.device
+
+        def column(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float32)[:, None].to(device)
+
+        lengths = [len(history) for history in histories]
+        self._longest = max(lengths)
+        self._capacity = self._longest + room
+        self._history = torch.stack([_extended(history, self._capacity) for history in histories])
+        self._lengths = torch.tensor(lengths, dtype=torch.int64)[:, None].to(device)
+        self._rows = rows[:, None]
+        self._repetition = column([p.repetition_penalty for p in parameters])
+        self._frequency: Tensor | None = None
+        self._presence: Tensor | None = None
+        if any(p.frequency_penalty for p in parameters):
+            self._frequency = column([p.frequency_penalty for p in parameters])
+        if any(p.presence_penalty or p.absolute_frequency_penalty for p in parameters):
+            self._presence = column([p.presence_penalty for p in parameters])
+            self._absolute = column([p.absolute_frequency_penalty for p in parameters])
+            self._num_prompt = torch.tensor(num_prompt, dtype=torch.int64)[:, None].to(device)
+        if self._frequency is not None or self._presence is not None:
+            self._counts = torch.zeros(len(lengths), vocab_size, device=device)
+        self._positions = torch.arange(self._capacity, device=device)
+
+    @property
+    def full(self) -> bool:
+        """No room for another token: lay out anew."""
+        return self._longest >= self._capacity
+
+    @property
+    def views(self) -> list[Tensor]:
+        """Each row's history; valid up to the length its owner knows."""
+        return list(self._history)
+
+    def apply(self, logits: Tensor) -> None:
+        """In place, on float32 [num_rows, vocab].
+
+        Repetition p (CTRL, Keskar et al. 2019), once per distinct id: x * p if x < 0 else x / p. Frequency f (TGI):
+        x - f * count / length, over prompt and generated tokens. Presence and absolute frequency (OpenAI), over
+        generated tokens: x - presence * [count > 0] - absolute * count.
+        """
+        history = self._history[:, : self._longest]
+        x = logits[self._rows, history]
+        x = torch.where(x < 0, x * self._repetition, x / self._repetition)
+        positions = self._positions[: self._longest]
+        if self._frequency is not None:
+            counts = self._count(history, positions < self._lengths)
+            x -= counts / self._lengths * self._frequency
+        if self._presence is not None:
+            counts = self._count(history, (positions < self._lengths) & (positions >= self._num_prompt))
+            x -= self._presence * (counts > 0) + self._absolute * counts
+        logits[self._rows, history] = x
+
+    def append(self, ids: Tensor) -> None:
+        """Take the new ids of all rows of the batch, [num_rows] int64."""
+        self._history.scatter_(1, self._lengths, ids[self._rows])
+        self._lengths += 1
+        self._longest += 1
+
+    def _count(self, history: Tensor, counted: Tensor) -> Tensor:
+        """How often the token at each position occurs among the positions `counted`; [n, length] float32."""
+        self._counts.scatter_add_(1, history, counted.to(torch.float32))
+        counts = self._counts.gather(1, history)
+        self._counts.scatter_(1, history, 0.0)
+        return counts
+
+
+class LogitBias:
+    """Adds each row's biases to its logits (OpenAI's `logit_bias`)."""
+
+    def __init__(self, rows: Sequence[int], parameters: Sequence[SamplingParameters], device: torch.device) -> None:
+        biases: dict[tuple[int, int], float] = {}
+        for row, asked in zip(rows, parameters, strict=True):
+            for token_id, bias in asked.logit_bias:
+                biases[row, token_id] = biases.get((row, token_id), 0.0) + bias
+        self._index = torch.tensor(list(biases), dtype=torch.int64).T.to(device)  # [2, num_biases]
+        self._bias = torch.tensor(list(biases.values()), dtype=torch.float32).to(device)
+
+    def apply(self, logits: Tensor) -> None:
+        """In place, on float32 [num_rows, vocab]."""
+        rows, columns = self._index
+        logits[rows, columns] += self._bias
+
+
+class Watermark:
+    """Raises the logits of a pseudo-random "green" part of the vocabulary chosen by the last token.
+
+    Kirchenbauer et al. 2023, as TGI's `utils/watermark.py`, whose generator it keeps: torch's, on the logits' device,
+    seeded with the last id. The seed is needed on the host, so these rows wait for the step before.
+    """
+
+    def __init__(self, gamma: float, delta: float, device: torch.device) -> None:
+        self._gamma = gamma
+        self._delta = delta
+        self._generator = torch.Generator(device=device)
+
+    def apply(self, row: Tensor, last_id: int) -> None:
+        """In place, on float32 [vocab]."""
+        self._generator.manual_seed(_HASH_KEY * last_id)
+        order = torch.randperm(len(row), device=row.device, generator=self._generator)
+        row[order[: int(len(row) * self._gamma)]] += self._delta
+
+
+def _extended(history: Tensor, capacity: int) -> Tensor:
+    return torch.cat([history, history[:1].expand(capacity - len(history))])

@@ -1,0 +1,209 @@
+"""Rows of one batch composition, sorted into groups that take the same path.
+
+A plan is built when the composition changes and serves every step until the next change.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_server.sampling.filters import Filters, selectable
+from model_server.sampling.parameters import SamplingParameters
+from model_server.sampling.penalties import LogitBias, Penalties
+from model_server.sampling.randomness import uniforms
+
+# Room for this many new tokens is made whenever the histories of a batch are laid out.
+_GROWTH = 256
+
+
+class SamplingRow:
+    """One request's sampling state. Lives as long as the request, through every change of its batch."""
+
+    __slots__ = (
+        "history",
+        "last_ids",
+        "last_index",
+        "max_new_tokens",
+        "num_generated",
+        "num_prompt",
+        "parameters",
+        "top_n_tokens",
+    )
+
+    def __init__(
+        self,
+        parameters: SamplingParameters,
+        max_new_tokens: int,
+        top_n_tokens: int,
+        num_prompt: int,
+        num_generated: int,
+    ) -> None:
+        self.parameters = parameters
+        self.max_new_tokens = max_new_tokens
+        self.top_n_tokens = top_n_tokens
+        self.num_prompt = num_prompt
+        self.num_generated = num_generated
+        # Ids so far, on the device, at least num_prompt + num_generated of them; only for rows with penalties.
+        self.history: Tensor | None = None
+        # Where the last id is; only for watermarked rows.
+        self.last_ids: Tensor | None = None
+        self.last_index = 0
+
+    @classmethod
+    def new(
+        cls,
+        parameters: SamplingParameters,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        top_n_tokens: int,
+        num_generated: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> SamplingRow:
+        """ValueError: an id outside the vocabulary where the ids matter, or no prompt at all."""
+        if not prompt_ids:
+            raise ValueError("sampling needs at least one prompt token")
+        outside = [token_id for token_id, _ in parameters.logit_bias if not 0 <= token_id < vocab_size]
+        if outside:
+            raise ValueError(f"logit_bias names token {outside[0]}, the vocabulary has {vocab_size}")
+        row = cls(parameters, max_new_tokens, top_n_tokens, len(prompt_ids) - num_generated, num_generated)
+        if parameters.penalises:
+            history = torch.tensor(prompt_ids, dtype=torch.int64)
+            if int(history.min()) < 0 or int(history.max()) >= vocab_size:
+                raise ValueError(f"penalties need prompt ids inside the vocabulary of {vocab_size}")
+            row.history = history.to(device)
+        if parameters.watermark:
+            row.last_ids = torch.tensor(prompt_ids[-1:])
+        return row
+
+    def last_id(self) -> int:
+        """The newest token; waits for it if the device has yet to choose it."""
+        assert self.last_ids is not None
+        return int(self.last_ids[self.last_index])
+
+
+class GroupKind(enum.Enum):
+    """Which path a group takes."""
+
+    GREEDY = enum.auto()
+    UNFILTERED = enum.auto()
+    SELECTED = enum.auto()  # few best candidates may be enough
+    WHOLE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that take the same path."""
+
+    kind: GroupKind
+    index: Tensor | None  # [n] int64: its rows of the batch; None: all, in order
+    draws: Tensor | None  # [n] int64: its entries of the step's uniforms; None: all, in order
+    filters: Filters | None  # None: greedy
+    top: tuple[tuple[int, int, int], ...]  # (row of the group, row of the batch, top_n)
+
+    def take(self, local: Tensor, num_rows: int) -> Group:
+        """Some of its rows."""
+        index = self.index if self.index is not None else torch.arange(num_rows, device=local.device)
+        places = {row: place for place, row in enumerate(local.tolist())}
+        top = tuple((places[row], batch_row, n) for row, batch_row, n in self.top if row in places)
+        filters = None if self.filters is None else self.filters.take(local)
+        return replace(self, index=index[local], draws=None, filters=filters, top=top)
+
+
+class Plan:
+    """How to sample the given rows, as long as they are the batch."""
+
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
+        self.rows = tuple(rows)
+        self._device = device
+        parameters = [row.parameters for row in rows]
+        kinds = [_kind(row) for row in parameters]
+        drawn = [number for number, kind in enumerate(kinds) if kind is not GroupKind.GREEDY]
+        self.groups = [
+            self._group(kind, [number for number, of in enumerate(kinds) if of is kind], drawn, vocab_size)
+            for kind in dict.fromkeys(kinds)
+        ]
+        self._seeds = np.array([parameters[number].seed for number in drawn], dtype=np.uint64)
+        self._num_generated = np.array([rows[number].num_generated for number in drawn], dtype=np.uint64)
+
+        self.watermarked = [number for number, row in enumerate(parameters) if row.watermark]
+        biased = [number for number, row in enumerate(parameters) if row.logit_bias]
+        self.bias = LogitBias(biased, [parameters[n] for n in biased], device) if biased else None
+        self.penalties = self._penalties([n for n, row in enumerate(parameters) if row.penalises], vocab_size)
+
+    @property
+    def full(self) -> bool:
+        """A new plan is needed although the rows are the same."""
+        return self.penalties is not None and self.penalties.full
+
+    def next_uniforms(self) -> Tensor | None:
+        """This step's random numbers [num_drawn, 1] float64 on the device; None if nothing is drawn."""
+        if not len(self._seeds):
+            return None
+        numbers = torch.from_numpy(uniforms(self._seeds, self._num_generated))[:, None]
+        self._num_generated += np.uint64(1)
+        if self._device.type == "cuda":
+            return numbers.pin_memory().to(self._device, non_blocking=True)
+        return numbers
+
+    def advance(self, ids: Tensor) -> None:
+        """Take the step's ids, [num_rows] int64 on the device, into every row's state."""
+        for row in self.rows:
+            row.num_generated += 1
+        if self.penalties is not None:
+            self.penalties.append(ids)
+        for number in self.watermarked:
+            self.rows[number].last_ids = ids
+            self.rows[number].last_index = number
+
+    def _group(self, kind: GroupKind, numbers: list[int], drawn: list[int], vocab_size: int) -> Group:
+        def index(places: list[int], whole: int) -> Tensor | None:
+            return torch.tensor(places).to(self._device) if len(places) < whole else None
+
+        draws = [place for place, number in enumerate(drawn) if number in set(numbers)]
+        parameters = [self.rows[number].parameters for number in numbers]
+        return Group(
+            kind=kind,
+            index=index(numbers, len(self.rows)),
+            draws=index(draws, len(drawn)),
+            filters=None if kind is GroupKind.GREEDY else Filters.of(parameters, vocab_size, self._device),
+            top=tuple(
+                (place, number, self.rows[number].top_n_tokens)
+                for place, number in enumerate(numbers)
+                if self.rows[number].top_n_tokens > 0
+            ),
+        )
+
+    def _penalties(self, numbers: list[int], vocab_size: int) -> Penalties | None:
+        if not numbers:
+            return None
+        rows = [self.rows[number] for number in numbers]
+        histories = []
+        for row in rows:
+            assert row.history is not None
+            histories.append(row.history[: row.num_prompt + row.num_generated])
+        penalties = Penalties(
+            torch.tensor(numbers).to(self._device),
+            [row.parameters for row in rows],
+            histories,
+            [row.num_prompt for row in rows],
+            vocab_size,
+            room=max(1, min(_GROWTH, max(row.max_new_tokens - row.num_generated for row in rows))),
+        )
+        for row, view in zip(rows, penalties.views, strict=True):
+            row.history = view
+        return penalties
+
+
+def _kind(row: SamplingParameters) -> GroupKind:
+    if not row.samples:
+        return GroupKind.GREEDY
+    if not row.filters:
+        return GroupKind.UNFILTERED
+    return GroupKind.SELECTED if selectable(row) else GroupKind.WHOLE

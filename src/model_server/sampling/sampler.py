@@ -1,0 +1,212 @@
+"""From one step's logits to one token per row.
+
+Order of the steps, as TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`): watermark, repetition, frequency,
+OpenAI's penalties and biases, temperature, top-k, top-p, min-p, typical-p, choice, log-softmax of what is left.
+
+Rows are sorted once per batch composition into groups that take the same path (`plan`); a group is computed for all its
+rows at once. A row's path follows from its own parameters alone.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from model_server.sampling.drawing import draw, weight_bits, weights
+from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted
+from model_server.sampling.parameters import SamplingParameters
+from model_server.sampling.penalties import Watermark
+from model_server.sampling.plan import Group, GroupKind, Plan, SamplingRow
+from model_server.sampling.top_tokens import TopTokens
+
+
+@dataclass(frozen=True, slots=True)
+class HostSampled:
+    """One step's tokens on the host; parallel lists. A failed row's id is 0, its logprob 0.0 and its top list empty."""
+
+    ids: list[int]
+    logprobs: list[float]
+    top: list[list[tuple[int, float]]]
+    failed: list[bool]
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One step's tokens on the device.
+
+    The copy to the host is queued at once, so `to_host` waits for this step alone and not for what was queued later.
+    """
+
+    ids: Tensor  # [num_rows] int64
+    _packed: Tensor  # [3, num_rows] float64 on the host: ids, logprobs, failed
+    _top: list[TopTokens]
+    _copied: torch.cuda.Event | None
+
+    def to_host(self) -> HostSampled:
+        """Wait for the step and hand out its tokens."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        ids, logprobs, failed = self._packed.tolist()
+        gone = [value != 0.0 for value in failed]
+        top: list[list[tuple[int, float]]] = [[] for _ in ids]
+        for part in self._top:
+            for row, tokens in part.to_host():
+                if not gone[row]:
+                    top[row] = tokens
+        return HostSampled(ids=[int(value) for value in ids], logprobs=logprobs, top=top, failed=gone)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What a group chose; all [n], with the logits rows it stands for (None: all, in order)."""
+
+    index: Tensor | None
+    ids: Tensor  # int64
+    logprobs: Tensor  # float32
+    failed: Tensor  # bool
+
+
+@dataclass(slots=True)
+class _Step:
+    choices: list[_Choice] = field(default_factory=list)
+    top: list[TopTokens] = field(default_factory=list)
+
+
+class Sampler:
+    """Chooses tokens for any mix of rows on one device. Not thread-safe: it belongs to the device thread."""
+
+    def __init__(
+        self, vocab_size: int, device: torch.device, *, watermark_gamma: float = 0.5, watermark_delta: float = 2.0
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._bits = weight_bits(vocab_size)
+        self._plan: Plan | None = None
+        self._watermark = Watermark(watermark_gamma, watermark_delta, device)
+        # Where a look at a value costs nothing, few candidates are tried first and checked.
+        self._may_look = device.type == "cpu"
+
+    def new_row(
+        self,
+        parameters: SamplingParameters,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        top_n_tokens: int = 0,
+        *,
+        num_generated: int = 0,
+    ) -> SamplingRow:
+        """State of one request, to be kept as long as the request lives.
+
+        `num_generated`: how many ids at the end of `prompt_ids` were generated before (a request computed again after
+        preemption). ValueError: an id outside the vocabulary where the ids matter, or no prompt at all.
+        """
+        return SamplingRow.new(parameters, prompt_ids, top_n_tokens, num_generated, self._vocab_size, self._device)
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+        """Choose one token per row and advance every row's state by it.
+
+        `logits` [num_rows, vocab_size] float32 in the order of `rows`; overwritten where rows ask for it. Waits for
+        the device only for watermarked rows and for rows that want top tokens.
+        """
+        plan = self._plan_for(rows)
+        self._adjust(logits, plan)
+        step = _Step()
+        uniforms = plan.next_uniforms()
+        for group in plan.groups:
+            part = logits if group.index is None else logits[group.index]
+            self._choose(part, group, uniforms, step)
+        return self._finish(plan, step)
+
+    def _plan_for(self, rows: Sequence[SamplingRow]) -> Plan:
+        plan = self._plan
+        if plan is None or plan.full or len(plan.rows) != len(rows) or not all(map(operator.is_, plan.rows, rows)):
+            plan = Plan(rows, self._vocab_size, self._device)
+            self._plan = plan
+        return plan
+
+    def _adjust(self, logits: Tensor, plan: Plan) -> None:
+        """Everything before the temperature, in place."""
+        for number in plan.watermarked:
+            self._watermark.apply(logits[number], plan.rows[number].last_id())
+        if plan.penalties is not None:
+            plan.penalties.apply(logits)
+        if plan.bias is not None:
+            plan.bias.apply(logits)
+
+    def _choose(self, logits: Tensor, group: Group, uniforms: Tensor | None, step: _Step) -> None:
+        if group.kind is GroupKind.GREEDY:
+            self._choose_greedy(logits, group, step)
+            return
+        assert uniforms is not None and group.filters is not None
+        drawn = uniforms if group.draws is None else uniforms[group.draws]
+        if group.kind is GroupKind.UNFILTERED:
+            values, peak = shifted(logits, group.filters.temperature)
+            self._choose_drawn(Scores(values, None, peak), drawn, group, step)
+        elif group.kind is GroupKind.WHOLE or not self._may_look:
+            self._choose_drawn(filter_whole(logits, group.filters, self._bits), drawn, group, step)
+        else:
+            scores, enough = filter_selected(logits, group.filters, self._bits)
+            if bool(enough.all()):
+                self._choose_drawn(scores, drawn, group, step)
+                return
+            # Some rows' candidates ran out: those rows go the whole way, in a choice of their own.
+            for index, whole in ((enough.nonzero().squeeze(1), False), ((~enough).nonzero().squeeze(1), True)):
+                if not len(index):
+                    continue
+                part = group.take(index, len(logits))
+                if whole:
+                    assert part.filters is not None
+                    chosen = filter_whole(logits[index], part.filters, self._bits)
+                else:
+                    assert scores.columns is not None
+                    chosen = Scores(scores.values[index], scores.columns[index], scores.peak[index])
+                self._choose_drawn(chosen, drawn[index], part, step)
+
+    def _choose_greedy(self, logits: Tensor, group: Group, step: _Step) -> None:
+        peak, ids = logits.max(1)
+        total = torch.logsumexp(logits, dim=1)
+        failed = ~peak.isfinite()
+        step.choices.append(_Choice(group.index, ids, peak - total, failed))
+        if group.top:
+            step.top.append(TopTokens.of(logits, None, total, group.top))
+
+    def _choose_drawn(self, scores: Scores, uniforms: Tensor, group: Group, step: _Step) -> None:
+        column, total = draw(weights(scores.values, self._bits), uniforms)
+        log_total = (total.double().log() - self._bits * math.log(2.0)).float()
+        logprobs = (scores.values.gather(1, column) - log_total).squeeze(1)
+        ids = (column if scores.columns is None else scores.columns.gather(1, column)).squeeze(1)
+        failed = ~scores.peak.squeeze(1).isfinite()
+        step.choices.append(_Choice(group.index, ids, logprobs, failed))
+        if group.top:
+            step.top.append(TopTokens.of(scores.values, scores.columns, log_total.squeeze(1), group.top))
+
+    def _finish(self, plan: Plan, step: _Step) -> Sampled:
+        if len(step.choices) == 1 and step.choices[0].index is None:
+            [choice] = step.choices
+            ids, logprobs, failed = choice.ids, choice.logprobs, choice.failed
+        else:
+            num_rows = len(plan.rows)
+            ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)
+            logprobs = torch.empty(num_rows, dtype=torch.float32, device=self._device)
+            failed = torch.empty(num_rows, dtype=torch.bool, device=self._device)
+            for choice in step.choices:
+                assert choice.index is not None
+                ids[choice.index] = choice.ids
+                logprobs[choice.index] = choice.logprobs
+                failed[choice.index] = choice.failed
+        ids = ids.masked_fill(failed, 0)
+        plan.advance(ids)
+        packed = torch.stack([ids.double(), logprobs.masked_fill(failed, 0.0).double(), failed.double()])
+        copied = None
+        if packed.is_cuda:
+            on_host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            on_host.copy_(packed, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+            packed = on_host
+        return Sampled(ids, packed, step.top, copied)
