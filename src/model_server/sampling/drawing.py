@@ -38,7 +38,7 @@ def draw(weight: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         target = _target(uniforms, total)
         return _first_above(cumulative, target), total
     num_whole = width // _BLOCK
-    sums = weight[:, : num_whole * _BLOCK].unflatten(1, (num_whole, _BLOCK)).sum(2)
+    sums = weight[:, : num_whole * _BLOCK].reshape(-1, num_whole, _BLOCK).sum(2)
     if num_whole * _BLOCK < width:
         sums = torch.cat([sums, weight[:, num_whole * _BLOCK :].sum(1, keepdim=True)], dim=1)
     cumulative = sums.cumsum(1)

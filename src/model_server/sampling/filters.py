@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -61,8 +61,18 @@ class Filters:
 
     def take(self, index: Tensor) -> Filters:
         """The same steps for some of the rows."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Filters(**{name: v[index] if isinstance(v, Tensor) else v for name, v in values.items()})
+
+        def some(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column[index]
+
+        return replace(
+            self,
+            temperature=some(self.temperature),
+            top_k=some(self.top_k),
+            dropped=some(self.dropped),
+            min_p=some(self.min_p),
+            typical_p=some(self.typical_p),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,7 @@ def _select(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = logits.topk(count, dim=1)
         return best.values, best.indices
     body = num_blocks * _SELECTION_BLOCK
-    maxima = logits[:, :body].unflatten(1, (num_blocks, _SELECTION_BLOCK)).amax(2)
+    maxima = logits[:, :body].reshape(-1, num_blocks, _SELECTION_BLOCK).amax(2)
     blocks = maxima.topk(count, dim=1, sorted=False).indices
     ids = (blocks[:, :, None] * _SELECTION_BLOCK + torch.arange(_SELECTION_BLOCK, device=logits.device)).flatten(1)
     if body < width:

@@ -16,5 +16,5 @@ def prompt_logprobs(logits: Tensor, next_ids: Tensor) -> Tensor:
     """
     chunk = max(1, _CHUNK_ELEMENTS // logits.shape[1])
     chosen = logits.gather(1, next_ids[:, None]).squeeze(1)
-    totals = [torch.logsumexp(part, dim=1) for part in logits.split(chunk)]
+    totals = [torch.logsumexp(part, dim=1) for part in torch.split(logits, chunk)]
     return chosen - torch.cat(totals) if totals else chosen

@@ -105,7 +105,9 @@ class Sampler:
         `num_generated`: how many ids at the end of `prompt_ids` were generated before (a request computed again after
         preemption). ValueError: an id outside the vocabulary where the ids matter, or no prompt at all.
         """
-        return SamplingRow.new(parameters, prompt_ids, top_n_tokens, num_generated, self._vocab_size, self._device)
+        return SamplingRow.new(
+            parameters, prompt_ids, max_new_tokens, top_n_tokens, num_generated, self._vocab_size, self._device
+        )
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         """Choose one token per row and advance every row's state by it.
@@ -206,7 +208,7 @@ class Sampler:
         if packed.is_cuda:
             on_host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             on_host.copy_(packed, non_blocking=True)
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
             packed = on_host
         return Sampled(ids, packed, step.top, copied)

@@ -65,10 +65,7 @@ class StoppingState:
     def _matches(self, text: str) -> bool:
         num_seen = len(self._window)
         self._window += text
-        if self._anywhere:
-            found = self._find(num_seen)
-        else:
-            found = self._window.endswith(self._endings)
+        found = self._find(num_seen) if self._anywhere else self._window.endswith(self._endings)
         if len(self._window) > self._limit:
             self._window = self._window[-self._kept :]
         return found
