@@ -1,7 +1,7 @@
-"""The paged KV cache of one rank: per layer one K and one V tensor of blocks.
+"""The paged KV cache of one rank: per layer one tensor of blocks that holds K and V side by side.
 
-Who owns what: the router hands out blocks and slots, this file owns the memory, attention backends write and read it.
-Block 0 is never handed out: padding and probes write there.
+Who owns what: the router hands out blocks and slots, this file owns the memory, the model writes, attention backends
+read. Block 0 is never handed out: padding and probes write there.
 """
 
 from __future__ import annotations
@@ -20,28 +20,44 @@ class KvShape:
     key_dim: int
     value_dim: int
 
+    @property
+    def row_width(self) -> int:
+        """Numbers stored per token: all key heads, then all value heads."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+        return self.row_width * dtype.itemsize
 
 
 class KvCache:
-    """Keys and values of all layers: `keys[layer]` is [num_blocks, block_size, num_kv_heads, key_dim], values alike."""
+    """Keys and values of all layers: `keys[layer]` is [num_blocks, block_size, num_kv_heads, key_dim], values alike.
+
+    Both are views of `rows[layer]` [num_blocks * block_size, row_width]: a token's keys and values lie in one row, so
+    that one copy writes and one gather reads both. Only the last dimension of the views is contiguous.
+    """
 
     def __init__(
         self, shapes: tuple[KvShape, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        # Zeros, not empty: a block's unwritten tail is read (and masked) by attention, and 0 * NaN would be NaN.
-        self.keys: list[Tensor] = [
-            torch.zeros(num_blocks, block_size, s.num_kv_heads, s.key_dim, dtype=dtype, device=device) for s in shapes
-        ]
-        self.values: list[Tensor] = [
-            torch.zeros(num_blocks, block_size, s.num_kv_heads, s.value_dim, dtype=dtype, device=device)
-            for s in shapes
-        ]
+        self.shapes = shapes
+        self.rows: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for shape in shapes:
+            # Zeros, not empty: a kernel may read a block's unwritten tail and mask it, and 0 * NaN would be NaN.
+            rows = torch.zeros(num_blocks * block_size, shape.row_width, dtype=dtype, device=device)
+            blocks = rows.view(num_blocks, block_size, shape.row_width)
+            key_width = shape.num_kv_heads * shape.key_dim
+            self.rows.append(rows)
+            self.keys.append(blocks[..., :key_width].unflatten(-1, (shape.num_kv_heads, shape.key_dim)))
+            self.values.append(blocks[..., key_width:].unflatten(-1, (shape.num_kv_heads, shape.value_dim)))
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, dim] of one layer at `slots` [num_tokens] int64."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+        self.write_rows(layer, slots, torch.cat((key.flatten(1), value.flatten(1)), dim=1))
+
+    def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Store `rows` [num_tokens, row_width], keys then values of each token, at `slots` [num_tokens] int64."""
+        self.rows[layer].index_copy_(0, slots, rows)

@@ -1,0 +1,62 @@
+"""What an attention backend is. Which one is used: `attention.choice`.
+
+A backend turns the step's metadata into a plan once per forward (`begin`) and answers one `attend` per layer. It reads
+K and V from the paged cache, where the model has already written those of this step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from model_server.attention.metadata import AttentionMetadata
+from model_server.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """The constants of one layer's attention on this rank.
+
+    A query at position p sees the keys at positions in (p - window, p]; window None: all up to p. This is
+    transformers' rule (a token and the window - 1 before it); TGI shows one token more (model_server.md 1.3).
+    """
+
+    index: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+
+
+class AttentionStep(Protocol):
+    """One forward, planned."""
+
+    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention of all tokens of the step, already written to the cache.
+
+        query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], the step's own.
+        Returns [num_tokens, num_heads * head_dim] in the dtype of the query. Query head h reads KV head
+        h // (num_heads // num_kv_heads).
+        """
+
+
+class AttentionBackend(Protocol):
+    """A way to compute attention over the paged cache."""
+
+    @property
+    def name(self) -> str:
+        """Our word for it, as in `--attention`."""
+
+    @property
+    def tgi_name(self) -> str:
+        """The word for `Info.attention_impl`, one that TGI's clients know."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per cache block that suit this backend."""
+
+    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
+        """Plan one forward. Costs no device synchronisation."""

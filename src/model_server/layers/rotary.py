@@ -1,0 +1,146 @@
+"""Rotary positions.
+
+Inside the model a rotated pair stands side by side, (x0, x1), (x2, x3), ..., and a rotation is one multiplication of
+complex numbers. Checkpoints that pair x_i with x_(i + n/2) (Llama and its kin) are brought to that order when they are
+loaded (`interleave_rows`): scores are sums over pairs, so the order inside a head does not matter to anyone else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+
+# Positions whose angles are computed at first; the table doubles when a sequence grows beyond it.
+INITIAL_POSITIONS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """One set of rotary parameters. dim: how many numbers of a head rotate. max_positions: the config's bound."""
+
+    kind: str
+    theta: float
+    dim: int
+    max_positions: int
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Parameter `name`; raises StartupError if it is absent without a default, or not a positive number."""
+        value = self.parameters.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise StartupError(f"config.json: rope scaling {self.kind!r} needs a positive number `{name}`, got {value!r}")
+        return float(value)
+
+
+def inverse_frequencies(rope: Rope) -> tuple[Tensor, float]:
+    """Angles per position [dim / 2] float32, and the factor on cos and sin. Formulas: model_server.md 6.6.
+
+    Raises StartupError for a kind that is not served.
+    """
+    function = _KINDS.get(rope.kind)
+    if function is None:
+        raise StartupError(f"config.json: rope scaling {rope.kind!r} is not served; served: {', '.join(_KINDS)}")
+    return function(rope)
+
+
+def _default(rope: Rope) -> tuple[Tensor, float]:
+    return _plain(rope), 1.0
+
+
+def _linear(rope: Rope) -> tuple[Tensor, float]:
+    """Positions divided by the factor. TGI ignores it in its static constructor; we do not."""
+    return _plain(rope) / rope.number("factor"), 1.0
+
+
+def _llama3(rope: Rope) -> tuple[Tensor, float]:
+    """Long waves divided by the factor, short ones kept, a linear blend between (Llama 3.1)."""
+    factor, low, high = rope.number("factor"), rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    turns = rope.number("original_max_position_embeddings", rope.max_positions) * _plain(rope) / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    plain = _plain(rope)
+    return plain * keep + plain / factor * (1 - keep), 1.0
+
+
+def _yarn(rope: Rope) -> tuple[Tensor, float]:
+    """YaRN (arXiv 2309.00071) with the defaults and the mscale ratio of transformers' ROPE_INIT_FUNCTIONS."""
+    original = rope.number("original_max_position_embeddings", rope.max_positions)
+    factor = rope.number("factor", rope.max_positions / original)
+    fast, slow = rope.number("beta_fast", 32), rope.number("beta_slow", 1)
+
+    def dimension(rotations: float) -> float:
+        return rope.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(fast), dimension(slow)
+    if rope.parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    ramp = (torch.arange(rope.dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    keep = 1 - ramp.clamp(0, 1)
+    plain = _plain(rope)
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if rope.parameters.get("attention_factor") is not None:
+        scale = rope.number("attention_factor")
+    elif rope.parameters.get("mscale") and rope.parameters.get("mscale_all_dim"):
+        scale = mscale(rope.number("mscale")) / mscale(rope.number("mscale_all_dim"))
+    else:
+        scale = mscale(1.0)
+    return plain * keep + plain / factor * (1 - keep), scale
+
+
+def _plain(rope: Rope) -> Tensor:
+    return 1.0 / (rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim))
+
+
+_KINDS: dict[str, Callable[[Rope], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+class Rotary:
+    """Rotations of one Rope by position, looked up in a table that grows with the longest sequence seen."""
+
+    def __init__(self, rope: Rope, device: torch.device) -> None:
+        frequencies, self._scale = inverse_frequencies(rope)
+        self._frequencies = frequencies.to(device)
+        self._table = self._rotations(min(rope.max_positions, INITIAL_POSITIONS))
+
+    def rotations(self, positions: Tensor, max_length: int) -> Tensor:
+        """Rotations of `positions` [n] int64, all below `max_length`, as [n, 1, dim / 2] complex64."""
+        if max_length > self._table.shape[0]:
+            self._table = self._rotations(max(max_length, 2 * self._table.shape[0]))
+        return self._table.index_select(0, positions).unsqueeze(1)
+
+    def _rotations(self, num_positions: int) -> Tensor:
+        positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
+        angles = torch.outer(positions, self._frequencies)
+        return torch.polar(torch.full_like(angles, self._scale), angles)
+
+
+def rotate_(heads: Tensor, rotations: Tensor) -> None:
+    """Rotate `heads` [n, num_heads, dim], pairs side by side, in place by `rotations` [n, 1, dim / 2]."""
+    if heads.dtype == torch.float32:
+        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(rotations)
+        return
+    wide = heads.float()
+    torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(rotations)
+    heads.copy_(wide)
+
+
+def interleave_rows(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorder the rows of each head of `weight` [num_heads * head_dim, ...] from halves to pairs side by side."""
+    heads = weight.unflatten(0, (-1, 2, head_dim // 2))
+    return heads.transpose(1, 2).reshape(weight.shape)

@@ -1,0 +1,99 @@
+"""config.json of a checkpoint: typed fields with the defaults that transformers gives them. Never trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from model_server.errors import StartupError
+from model_server.layers.rotary import Rope
+from model_server.weights.json_file import read_object
+
+# No count in a real model comes near; a larger one would be asked for as memory.
+MAX_COUNT = 2**31
+
+
+class ModelConfig:
+    """Fields of one config.json. Every reader raises StartupError naming the field when its value is not usable."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    @classmethod
+    def read(cls, model_dir: Path) -> ModelConfig:
+        return cls(read_object(model_dir / "config.json"))
+
+    @property
+    def model_type(self) -> str:
+        value = self._fields.get("model_type")
+        if not isinstance(value, str):
+            raise StartupError("config.json names no `model_type`")
+        return value
+
+    @property
+    def dtype(self) -> str | None:
+        """What the weights were saved in (`dtype`, before transformers 5 `torch_dtype`)."""
+        value = self._fields.get("dtype") or self._fields.get("torch_dtype")
+        return value if isinstance(value, str) else None
+
+    @property
+    def quantization(self) -> str | None:
+        """The quantization method of the checkpoint, None if it is not quantized."""
+        block = self._fields.get("quantization_config") or self._fields.get("compression_config")
+        if not isinstance(block, Mapping):
+            return None
+        return str(block.get("quant_method", "unknown"))
+
+    def has(self, name: str) -> bool:
+        """Whether the file mentions `name`, be it as null."""
+        return name in self._fields
+
+    def get(self, name: str) -> Any:
+        return self._fields.get(name)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A positive integer."""
+        value = self._fields.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < MAX_COUNT:
+            raise StartupError(f"config.json: `{name}` must be a positive integer, got {value!r}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """A positive finite number."""
+        value = self._fields.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise StartupError(f"config.json: `{name}` must be a positive number, got {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._fields.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise StartupError(f"config.json: `{name}` must be true or false, got {value!r}")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        value = self._fields.get(name)
+        value = default if value is None else value
+        if not isinstance(value, str):
+            raise StartupError(f"config.json: `{name}` must be a string, got {value!r}")
+        return value
+
+    def rope(self, dim: int, max_positions: int) -> Rope:
+        """Rotary parameters: transformers 5 keeps all in `rope_parameters`, older files `rope_theta`, `rope_scaling`."""
+        block = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
+        if not isinstance(block, Mapping):
+            raise StartupError(f"config.json: the rope parameters must be an object, got {block!r}")
+        kind = block.get("rope_type") or block.get("type") or "default"
+        theta = ModelConfig({"rope_theta": block.get("rope_theta") or self._fields.get("rope_theta")})
+        return Rope(
+            kind=str(kind),
+            theta=theta.number("rope_theta", 10000.0),
+            dim=dim,
+            max_positions=max_positions,
+            parameters=dict(block),
+        )

@@ -1,0 +1,51 @@
+"""From a directory to a Runner. Never imports transformers, which alone would cost seconds of start-up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from model_server.attention.backend import AttentionBackend
+from model_server.distributed import ProcessGroup
+from model_server.models.build import build
+from model_server.models.config import ModelConfig
+from model_server.models.decoder import Decoder
+from model_server.models.families import spec_of
+from model_server.weights.locate import weight_files
+from model_server.weights.reader import SafetensorsReader
+
+logger = logging.getLogger(__name__)
+
+
+def load_runner(
+    model_dir: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    group: ProcessGroup,
+    attention: AttentionBackend,
+    progress: Callable[[int, int], None] | None = None,
+) -> Decoder:
+    """Load this rank's part of the model in `model_dir`; `progress(layers_done, layers)` follows the reading.
+
+    Raises StartupError, one line: unknown model type, unusable config, missing, damaged or quantized weights, sizes
+    that cannot be divided among the ranks.
+    """
+    started = time.perf_counter()
+    config = ModelConfig.read(model_dir)
+    spec = spec_of(config)
+    files = weight_files(model_dir)
+    with SafetensorsReader(files, dtype=dtype, device=device) as reader, torch.inference_mode():
+        runner = build(spec, reader, device=device, group=group, attention=attention, progress=progress)
+    logger.info(
+        "Loaded %s: %d layers, %.1f MiB of weights in %.2f s",
+        config.model_type,
+        spec.num_layers,
+        runner.weight_bytes / 2**20,
+        time.perf_counter() - started,
+    )
+    return runner
