@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from router.errors import StartupError
 from router.limits import ServingLimits, ShardInfo
 from router.scheduling.loop import Scheduler
 from router.scheduling.ports import Metrics
+from router.shards.interface import ShardError
 from router.shards.pool import ShardPool
+from router.shards.warm_up import Capacity, WarmUpPlan
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# KV tokens when neither the shards nor the user say how many (padded models).
+_DEFAULT_CAPACITY = 16_000
 
 
 class StartupOptions(Protocol):
@@ -57,5 +69,117 @@ class Started:
 async def connect_and_warm_up(
     config: StartupOptions, metrics: Metrics, *, max_positions: int | None, tokenizer_max_length: int | None
 ) -> Started:
-    """ServiceDiscovery, ClearCache, Info, Warmup, limits. Raises `StartupError` that names the cause or the flag."""
-    raise NotImplementedError
+    """ServiceDiscovery, ClearCache, Info, Warmup, limits. Raises `StartupError` that names the cause or the flag.
+
+    max_positions and tokenizer_max_length are the model's own limits of a sequence, where known.
+    """
+    shards = await _or_refuse(ShardPool.discover(config.master_shard_uds_path), "connect to the Python model shards")
+    try:
+        await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
+        info = await _or_refuse(shards.info(), "get the Python model shards info")
+        plan = WarmUpPlan(
+            max_input_tokens=config.max_input_tokens,
+            max_prefill_tokens=config.max_batch_prefill_tokens,
+            max_total_tokens=config.max_total_tokens,
+            max_batch_size=config.max_batch_size,
+        )
+        capacity = await _or_refuse(shards.warm_up(plan), "warmup the Python model shards")
+        limits = resolve_limits(
+            config, info, capacity, max_positions=max_positions, tokenizer_max_length=tokenizer_max_length
+        )
+    except BaseException:
+        await shards.close()
+        raise
+    metrics.gauge("tgi_batch_max_total_tokens", limits.max_batch_total_tokens)
+    log.info("serving with %s", limits)
+    scheduler = Scheduler(shards, info, limits, metrics, max_step_s=config.max_step_seconds)
+    return Started(info=info, limits=limits, scheduler=scheduler, shards=shards)
+
+
+def resolve_limits(
+    config: StartupOptions,
+    info: ShardInfo,
+    capacity: Capacity,
+    *,
+    max_positions: int | None,
+    tokenizer_max_length: int | None,
+) -> ServingLimits:
+    """What was asked for, bounded by what the shards can do. Raises `StartupError` for what cannot be honoured."""
+    _check_echo("max_input_tokens", config.max_input_tokens, capacity.max_input_tokens)
+    _check_echo("max_total_tokens", config.max_total_tokens, capacity.max_total_tokens)
+    max_total_tokens = capacity.max_total_tokens
+    if config.max_total_tokens is None:
+        # This router prefills every prompt in one piece, also on shards that could do it in chunks.
+        bounds = (max_total_tokens, config.max_batch_prefill_tokens, max_positions, tokenizer_max_length)
+        max_total_tokens = min(bound for bound in bounds if bound is not None)
+    max_batch_total_tokens = _batch_total(config, capacity, max_total_tokens)
+    if max_total_tokens > max_batch_total_tokens:
+        if config.max_total_tokens is not None:
+            raise StartupError(f"Not enough memory to handle `max_total_tokens={max_total_tokens}`")
+        max_total_tokens = max_batch_total_tokens
+    if not info.requires_padding:
+        # Block 0 is nobody's; the last token of a request is never stored.
+        usable = (max_batch_total_tokens // info.block_size - 1) * info.block_size + 1 - info.speculate
+        max_total_tokens = min(max_total_tokens, usable)
+    max_input_tokens = config.max_input_tokens if config.max_input_tokens is not None else max_total_tokens - 1
+    _check_order(config, max_input_tokens, max_total_tokens, max_batch_total_tokens)
+    return ServingLimits(
+        max_concurrent_requests=config.max_concurrent_requests,
+        max_best_of=config.max_best_of,
+        max_stop_sequences=config.max_stop_sequences,
+        max_top_n_tokens=config.max_top_n_tokens,
+        max_client_batch_size=config.max_client_batch_size,
+        max_input_tokens=max_input_tokens,
+        max_total_tokens=max_total_tokens,
+        max_batch_prefill_tokens=config.max_batch_prefill_tokens,
+        max_batch_total_tokens=max_batch_total_tokens,
+        max_batch_size=config.max_batch_size,
+        max_waiting_tokens=config.max_waiting_tokens,
+        waiting_served_ratio=config.waiting_served_ratio,
+    )
+
+
+def _batch_total(config: StartupOptions, capacity: Capacity, max_total_tokens: int) -> int:
+    """KV tokens to hand out: the shards' capacity, and never more than the user allows."""
+    asked = config.max_batch_total_tokens
+    if capacity.total_tokens is not None:
+        if asked is not None and asked > capacity.total_tokens:
+            log.warning("--max-batch-total-tokens %d: the shards can hold %d tokens", asked, capacity.total_tokens)
+        return capacity.total_tokens if asked is None else min(asked, capacity.total_tokens)
+    if asked is not None:
+        return asked
+    return max(_DEFAULT_CAPACITY, max_total_tokens, config.max_batch_prefill_tokens)
+
+
+def _check_echo(name: str, asked: int | None, answered: int) -> None:
+    if answered <= 0 or (asked is not None and answered != asked):
+        raise StartupError(f"--{name.replace('_', '-')} is {asked}, but the model shards answered {answered}")
+
+
+def _check_order(config: StartupOptions, max_input_tokens: int, max_total_tokens: int, batch_total: int) -> None:
+    prefill = config.max_batch_prefill_tokens
+    if max_input_tokens >= max_total_tokens or max_input_tokens < 1:
+        raise StartupError(
+            f"--max-input-tokens must be below --max-total-tokens. Given: {max_input_tokens} and {max_total_tokens}"
+        )
+    if max_input_tokens > prefill:
+        raise StartupError(
+            f"--max-batch-prefill-tokens must be at least --max-input-tokens. Given: {prefill} and {max_input_tokens}"
+        )
+    if prefill > batch_total:
+        raise StartupError(
+            f"--max-batch-prefill-tokens must not exceed --max-batch-total-tokens. Given: {prefill} and {batch_total}"
+        )
+
+
+async def _or_refuse(answer: Awaitable[T], task: str) -> T:
+    try:
+        return await answer
+    except (ShardError, ValueError) as error:
+        raise StartupError(f"Unable to {task}: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, ShardError) and error.fatal:
+        return f"Could not connect to Text Generation server: {error}"
+    return f"Server error: {error}"

@@ -9,19 +9,18 @@ from router.shards.interface import ShardError, Shards
 
 
 class HealthCheck:
-    """TGI's two-step rule: while generations succeed, ask the devices; after one has failed, generate a token."""
+    """TGI's two-step rule: while generations succeed, ask the devices; after one has failed, generate a token.
 
-    def __init__(self, shards: Shards, probe: Callable[[], Awaitable[bool]]) -> None:
+    probe: generates one token and says whether that worked. num_failures: how many generations have failed so far.
+    """
+
+    def __init__(self, shards: Shards, probe: Callable[[], Awaitable[bool]], num_failures: Callable[[], int]) -> None:
         self._shards = shards
         self._probe = probe
-        self._num_failures = 0
-        self._suspicious = False
+        self._num_failures = num_failures
+        self._forgiven = 0  # failures that a later success has made good
+        self._healthy = True  # the warm-up has just proved it
         self._asking: asyncio.Task[bool] | None = None
-
-    def generation_failed(self) -> None:
-        """The next question is answered by a real generation."""
-        self._num_failures += 1
-        self._suspicious = True
 
     async def ask(self) -> bool:
         """Joins the question that is already being asked, so a flood of probes costs one."""
@@ -30,11 +29,14 @@ class HealthCheck:
         return await asyncio.shield(self._asking)
 
     async def _ask(self) -> bool:
-        num_failures = self._num_failures
-        healthy = await self._probe() if self._suspicious else await self._devices_answer()
-        # A generation that failed meanwhile keeps the suspicion alive.
-        self._suspicious = not healthy or num_failures != self._num_failures
-        return healthy
+        num_failures = self._num_failures()
+        if self._healthy and num_failures == self._forgiven:
+            self._healthy = await self._devices_answer()
+        else:
+            self._healthy = await self._probe()
+            if self._healthy:
+                self._forgiven = num_failures  # not what failed while the probe ran
+        return self._healthy
 
     async def _devices_answer(self) -> bool:
         try:

@@ -85,6 +85,7 @@ class Pipeline:
     def abandon(self) -> None:
         """Nothing is sent any more: forget the calls, free everything retired."""
         for call in self._calls:
+            call.reply.add_done_callback(_look)
             call.reply.cancel()
         self._calls.clear()
         self._num_answered = self._num_sent
@@ -96,3 +97,8 @@ class Pipeline:
             _, allocation, num_written = retired.popleft()
             assert self._allocator is not None
             self._allocator.free(allocation, num_written)
+
+
+def _look(reply: asyncio.Future[Any]) -> None:
+    if not reply.cancelled():
+        reply.exception()  # seen, so that nobody complains that it was not

@@ -79,7 +79,7 @@ class RequestQueue:
             kept = deque(e for e in self._entries if not e.closed)
             for entry in self._entries:
                 if entry.closed:
-                    self._on_dropped(entry)
+                    self._drop(entry)
             self._entries = kept
             self._num_left = 0
 
@@ -132,7 +132,7 @@ class RequestQueue:
             entry = self._entries.popleft()
             if entry.closed:
                 self._num_left = max(self._num_left - 1, 0)
-                self._on_dropped(entry)
+                self._drop(entry)
                 continue
             if self._allocator is None:
                 fits = self._fits_padded(entry, len(picked), scan, prefill_budget, token_budget)
@@ -174,6 +174,10 @@ class RequestQueue:
 
     def _num_positions(self, input_length: int, max_new_tokens: int) -> int:
         return input_length + max_new_tokens + self._speculate - 1  # the last token is never written
+
+    def _drop(self, entry: Entry) -> None:
+        entry.done = True
+        self._on_dropped(entry)
 
     def _put_back(self, entry: Entry) -> None:
         if entry.allocation is not None and self._allocator is not None:

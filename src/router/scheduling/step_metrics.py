@@ -64,20 +64,23 @@ class StepMetrics:
 
 
 class DrainRate:
-    """Requests that ended lately per second."""
+    """How fast requests ended lately."""
 
+    _WINDOW_S = 30.0
     _MAX_WAIT_S = 60.0
 
-    def __init__(self, window: int = 64) -> None:
-        self._ends: deque[float] = deque(maxlen=window)
+    def __init__(self, max_samples: int = 256) -> None:
+        self._ends: deque[float] = deque(maxlen=max_samples)
 
     def ended(self) -> None:
         self._ends.append(time.monotonic())
 
-    def wait_s(self, num_before: int) -> float:
+    def wait_s(self, num_requests: int) -> float:
         """How long until so many requests have ended, at the observed rate. One second if nothing was observed."""
+        now = time.monotonic()
+        while self._ends and now - self._ends[0] > self._WINDOW_S:
+            self._ends.popleft()
         if len(self._ends) < 2:
             return 1.0
-        span = time.monotonic() - self._ends[0]
-        rate = (len(self._ends) - 1) / max(span, 1e-6)
-        return min(num_before / rate, self._MAX_WAIT_S)
+        rate = (len(self._ends) - 1) / max(now - self._ends[0], 1e-6)
+        return min(num_requests / rate, self._MAX_WAIT_S)

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from router.limits import ShardInfo
-from router.shards import convert
+from router.shards import convert, warm_up
 from router.shards.client import Client, Rpc, ShardClient
 from router.shards.interface import CachedBatch, NewBatch, ShardError, StepReply
+from router.shards.warm_up import Capacity, WarmUpPlan
 from wire.v3 import generate_pb2 as pb
 
 T = TypeVar("T")
@@ -56,12 +57,12 @@ class ShardPool:
         self._extensions = info.extensions & convert.USED_EXTENSIONS
         return info
 
-    async def warm_up(self, request: pb.WarmupRequest) -> pb.WarmupResponse:
-        """The smallest answer of all ranks, compared as (capacity, max_input_tokens, max_total_tokens)."""
+    async def warm_up(self, plan: WarmUpPlan) -> Capacity:
+        """Run the largest prefill on all ranks at once; the smallest answer counts."""
+        request = warm_up.request_to(plan)
         request.extensions.extend(sorted(self._extensions))
         request.sequence = self._number()
-        answers: list[pb.WarmupResponse] = await self._to_all("Warmup", request)
-        return min(answers, key=_warm_up_key)
+        return warm_up.capacity_from(await self._to_all("Warmup", request))
 
     async def health(self) -> None:
         await self._to_all("Health", pb.HealthRequest())
@@ -170,8 +171,3 @@ def _demand_agreement(rpc: Rpc, messages: list[Any]) -> None:
         )
         if not same:
             raise ShardError(f"the shards disagree about the batch after {rpc}")
-
-
-def _warm_up_key(answer: pb.WarmupResponse) -> tuple[int, int, int]:
-    capacity = answer.max_supported_total_tokens if answer.HasField("max_supported_total_tokens") else -1
-    return (capacity, answer.max_input_tokens, answer.max_total_tokens)
