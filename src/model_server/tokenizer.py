@@ -1,0 +1,238 @@
+"""The model's own tokenizer.json, and what its configs say of end and special tokens. Never imports transformers.
+
+The router counts the same text with the same file, so nothing here may change ids: no tokens are added that the file
+does not have. Texts are the decoder's own; transformers' `clean_up_tokenization_spaces` is not applied (it changes
+text that the model produced, and transformers 5 has dropped it).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as _Backend
+
+from model_server.errors import StartupError
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
+# transformers writes "no limit" as int(1e30).
+_NO_LIMIT = 10**18
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """Text to ids and back. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        backend: _Backend,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        special_tokens: Iterable[str] = (),
+        model_max_length: int | None = None,
+    ) -> None:
+        """`special_tokens`: texts that the configs call special, besides those the file itself flags."""
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._truncation = 0  # the limit set in the backend; 0: none
+        self._lock = threading.Lock()
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        flagged = {number for number, token in backend.get_added_tokens_decoder().items() if token.special}
+        named = {vocabulary[token] for token in special_tokens if token in vocabulary}
+        self.eos_token_ids = eos_token_ids
+        self.special_ids = frozenset(flagged | named)
+        self.model_max_length = model_max_length
+        # Ids run from 0 to vocab_size - 1.
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self._texts: dict[int, str] = {}
+
+    @classmethod
+    def load(cls, model_dir: Path) -> Tokenizer:
+        """Read a model's folder. Raises StartupError, one line, if a file is missing or not what it should be."""
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise StartupError(
+                f"{model_dir} has no tokenizer.json: fetch or convert the model first (`model-server download-weights`)"
+            )
+        try:
+            backend = _Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise StartupError(f"cannot load the tokenizer {path}: {_one_line(error)}") from None
+        tokenizer_config = _read_json(model_dir / "tokenizer_config.json")
+        settings = {**_read_json(model_dir / "special_tokens_map.json"), **tokenizer_config}
+        generation = _read_json(model_dir / "generation_config.json").get("eos_token_id")
+        if generation is None:
+            # As transformers: without a generation config the model's config stands in.
+            config = _read_json(model_dir / "config.json")
+            text_config = config.get("text_config")
+            generation = config.get("eos_token_id")
+            if generation is None and isinstance(text_config, dict):
+                generation = text_config.get("eos_token_id")
+        eos_token_ids = set(_ids(generation))
+        eos_token = _content(settings.get("eos_token"))
+        if eos_token is not None and (own := backend.token_to_id(eos_token)) is not None:
+            eos_token_ids.add(own)
+        return cls(
+            backend,
+            eos_token_ids=frozenset(eos_token_ids),
+            special_tokens=_special_tokens(settings),
+            model_max_length=_length(tokenizer_config.get("model_max_length")),
+        )
+
+    def encode(self, text: str, *, truncate: int, add_special_tokens: bool) -> list[int]:
+        """The ids of a prompt: at most the last `truncate`, special tokens kept and counted; 0: no limit.
+
+        The tokenizer's own truncation, as TGI's shard uses it. TypeError: the text has lone surrogates.
+        """
+        with self._lock:  # truncation is a setting of the backend
+            if truncate != self._truncation:
+                if truncate > 0:
+                    self._backend.enable_truncation(truncate, direction="left")
+                else:
+                    self._backend.no_truncation()
+                self._truncation = truncate
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of ids; ids that the vocabulary does not have are nothing."""
+        if skip_special_tokens:
+            ids = [number for number in ids if number not in self.special_ids]
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        return text
+
+    def decode_one(self, token_id: int) -> str:
+        """The text of one id on its own; remembered, for at most as many as the vocabulary has."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self.decode([token_id], skip_special_tokens=False)
+            if 0 <= token_id < self.vocab_size:
+                self._texts[token_id] = text
+        return text
+
+    @cached_property
+    def byte_pieces(self) -> BytePieces | None:
+        """What each id adds to the bytes of a text; None unless the decoder is GPT-2's byte-level one."""
+        kinds = [kind for kind, _ in self._decoder_steps]
+        return BytePieces(self._backend) if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]) else None
+
+    @cached_property
+    def fallback_bytes(self) -> dict[int, int]:
+        """The ids that stand for one byte each (`<0xE4>`) where the decoder treats them so; else empty."""
+        if all(kind != "ByteFallback" for kind, _ in self._decoder_steps):
+            return {}
+        found = {}
+        for token, number in self._backend.get_vocab(with_added_tokens=True).items():
+            if match := _BYTE_TOKEN.fullmatch(token):
+                found[number] = int(match[1], 16)
+        return found
+
+    @cached_property
+    def known_pieces(self) -> dict[int, str] | None:
+        """Where a token adds the same text wherever it stands but at the very start: room to remember that text.
+
+        So it is with the decoders of sentencepiece-like files: replacement inside tokens, bytes, then joining and
+        stripping at the front. None for all others.
+        """
+        steps = list(self._decoder_steps)
+        if steps and steps[-1][0] == "Strip" and steps[-1][1].get("stop") == 0:
+            steps.pop()
+        if steps and steps[-1][0] == "Fuse":
+            steps.pop()
+        return {} if steps and all(kind in ("Replace", "ByteFallback", "Metaspace") for kind, _ in steps) else None
+
+    @cached_property
+    def _decoder_steps(self) -> list[tuple[str, dict[str, Any]]]:
+        decoder = self._backend.decoder
+        if decoder is None:
+            return []
+        state = json.loads(decoder.__getstate__())
+        steps = state["decoders"] if state["type"] == "Sequence" else [state]
+        return [(step["type"], step) for step in steps]
+
+
+class BytePieces(dict[int, tuple[bytes, str | None]]):
+    """Per id its bytes, and the same as text if they are whole characters. Filled on first use."""
+
+    def __init__(self, backend: _Backend) -> None:
+        super().__init__()
+        self._backend = backend
+
+    def __missing__(self, token_id: int) -> tuple[bytes, str | None]:
+        token = self._backend.id_to_token(token_id)
+        data = b"" if token is None else _token_bytes(token)
+        try:
+            piece = (data, data.decode())
+        except UnicodeDecodeError:
+            piece = (data, None)
+        if token is not None:
+            self[token_id] = piece
+        return piece
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for bytes (`encoder.py:bytes_to_unicode`)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _token_bytes(token: str) -> bytes:
+    """As the library's ByteLevel decoder: a token with any other character stands for its own UTF-8."""
+    try:
+        return bytes([_BYTES[character] for character in token])
+    except KeyError:
+        return token.encode()
+
+
+def _special_tokens(settings: dict[str, Any]) -> list[str]:
+    values = [settings.get(name) for name in _NAMED_TOKENS]
+    for name in _TOKEN_LISTS:
+        more = settings.get(name)
+        values.extend(more.values() if isinstance(more, dict) else more if isinstance(more, list) else ())
+    return [text for value in values if (text := _content(value)) is not None]
+
+
+def _content(token: Any) -> str | None:
+    """A token as configs write it: its text, or an object with `content`."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _ids(value: Any) -> list[int]:
+    """An id, a list of ids, or nothing."""
+    values = value if isinstance(value, list) else [value]
+    return [number for number in values if isinstance(number, int) and not isinstance(number, bool)]
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 < value < _NO_LIMIT else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; an absent file is an empty object."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StartupError(f"cannot read {path}: {_one_line(error)}") from None
+    if not isinstance(value, dict):
+        raise StartupError(f"cannot read {path}: not a JSON object")
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
