@@ -54,9 +54,7 @@ class RouterConfig:
     max_batch_total_tokens: int | None = option(
         None, panel=_BATCHING, help="Token budget of a running batch. Default: what fits, from the warm-up."
     )
-    max_waiting_tokens: int = option(
-        20, panel=_BATCHING, help="Decode steps after which waiting requests are let in."
-    )
+    max_waiting_tokens: int = option(20, panel=_BATCHING, help="Decode steps after which waiting requests are let in.")
     max_batch_size: int | None = option(None, panel=_BATCHING, help="Largest number of requests in a batch.")
     max_step_seconds: float = option(
         60.0, panel=_BATCHING, help="A step that takes longer means that a shard is stuck.", minimum=0.1
@@ -68,7 +66,7 @@ class RouterConfig:
         None, panel=_HTTP, help="A second port for /metrics alone; opened only if given.", maximum=65535
     )
     api_key: str | None = option(None, panel=_HTTP, help="Bearer token that every POST route demands.")
-    cors_allow_origin: list[str] = option([], panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
+    cors_allow_origin: tuple[str, ...] = option((), panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
     stalled_client_seconds: float = option(
         30.0, panel=_HTTP, help="A client that reads nothing for so long is given up.", minimum=0.1
     )
@@ -95,16 +93,12 @@ class RouterConfig:
 
     json_output: bool = option(False, panel=_OPERATION, help="Write the log as JSON.")
     log_level: str = option("info", panel=_OPERATION, help="Least level that is logged.")
-    compute_type: str = option(
-        "gpu+optimized", panel=_OPERATION, help="What the response header x-compute-type says."
-    )
+    compute_type: str = option("gpu+optimized", panel=_OPERATION, help="What the response header x-compute-type says.")
     graceful_termination_timeout: int = option(
         90, panel=_OPERATION, help="Seconds that running requests get after a signal to stop."
     )
     otlp_endpoint: str | None = option(None, panel=_UNSERVED, help="Not served yet: OpenTelemetry collector.")
-    otlp_service_name: str = option(
-        "text-generation-inference.router", panel=_UNSERVED, help="Service name in traces."
-    )
+    otlp_service_name: str = option("text-generation-inference.router", panel=_UNSERVED, help="Service name in traces.")
     usage_stats: Literal["on", "no-stack", "off"] = option(
         "on", panel=_UNSERVED, help="Nothing is ever sent, whatever the value."
     )
@@ -126,7 +120,10 @@ def check(config: RouterConfig) -> None:
     _check_token_limits(config)
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise StartupError("ArgumentValidation: ngrok tunnels are not served; remove `--ngrok*`")
-    for flag, path in (("--tokenizer-config-path", config.tokenizer_config_path), ("--chat-template", config.chat_template)):
+    for flag, path in (
+        ("--tokenizer-config-path", config.tokenizer_config_path),
+        ("--chat-template", config.chat_template),
+    ):
         if path is not None and not Path(path).is_file():
             raise StartupError(f"ArgumentValidation: `{flag}` {path} is not a file")
 

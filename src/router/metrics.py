@@ -175,9 +175,7 @@ def _labels(names: tuple[str, ...], values: tuple[str, ...], *more: str) -> str:
     return "{" + ",".join([*pairs, *more]) + "}" if pairs or more else ""
 
 
-def _histogram_lines(
-    name: str, family: _HistogramFamily, key: tuple[str, ...], series: _Histogram
-) -> Iterator[str]:
+def _histogram_lines(name: str, family: _HistogramFamily, key: tuple[str, ...], series: _Histogram) -> Iterator[str]:
     total = 0
     for edge, count in zip([*family.edges, math.inf], series.counts, strict=True):
         total += count

@@ -1,1 +1,1 @@
-"""OpenAI's chat dialect to a generate request and back; pure functions."""
+"""The OpenAI chat dialect on top of generation: template, prompt, chunks. Pure; knows no HTTP."""

@@ -83,7 +83,7 @@ class ChatBody(Body):
     messages: list[Message] = Field(max_length=10_000)
     model: str | None = None
     max_tokens: UInt32 | None = None
-    max_completion_tokens: UInt32 | None = Field(None, description="Wins over `max_tokens`.")
+    max_completion_tokens: UInt32 | None = Field(default=None, description="Wins over `max_tokens`.")
     temperature: Float32 | None = None
     top_p: Float32 | None = None
     top_k: Int32 | None = None

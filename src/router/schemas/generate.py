@@ -20,12 +20,12 @@ class GenerateParameters(Body):
     top_k: Int32 | None = None
     top_p: Float32 | None = None
     typical_p: Float32 | None = None
-    min_p: Float32 | None = Field(None, description="Least probability of a token relative to the likeliest one.")
+    min_p: Float32 | None = Field(default=None, description="Least probability relative to the likeliest token's.")
     do_sample: bool = False
     max_new_tokens: UInt32 | None = None
-    ignore_eos: bool = Field(False, description="Generate on after an end-of-sequence token.")
+    ignore_eos: bool = Field(default=False, description="Generate on after an end-of-sequence token.")
     return_full_text: bool | None = None
-    stop: list[str] = []
+    stop: list[str] = Field(default_factory=list)
     truncate: UInt64 | None = None
     watermark: bool = False
     details: bool = False

@@ -15,4 +15,4 @@ class Grammar(Body):
     type: Literal["json", "json_object", "json_schema", "regex", "text"]
     value: Any = None
     json_schema: dict[str, Any] | None = None
-    schema_: Any = Field(None, alias="schema")
+    schema_: Any = Field(default=None, alias="schema")

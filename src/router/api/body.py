@@ -1,0 +1,137 @@
+"""Reads and checks a request body: content type, size, JSON syntax, shape; in that order.
+
+JSON here is stricter than Python's: no NaN or Infinity, no key twice, no number outside of 64 bits, no lone surrogate,
+no nesting beyond 128 levels (serde's limit, which TGI has).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeVar
+
+import orjson
+import pydantic
+from starlette.requests import ClientDisconnect, Request
+
+from router.api.errors import BodyError
+from router.schemas.base import Body
+
+BodyType = TypeVar("BodyType", bound=Body)
+
+_MAX_DEPTH = 128
+_MAX_DIGITS = 20  # of 2**64
+_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
+_JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+_LINE = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+class _ShapeError(ValueError):
+    """Valid syntax that no body can have; answered with 422."""
+
+
+async def read_body(request: Request, body_type: type[BodyType], *, limit: int) -> BodyType:
+    """The checked body. Raises BodyError, or ClientDisconnect if the client left before it was complete."""
+    content_type = request.headers.get("content-type", "")
+    if not _JSON_TYPE.fullmatch(content_type.strip()):
+        raise BodyError(415, "unsupported_media_type", "Expected request with `Content-Type: application/json`")
+    raw = await _read(request, limit)
+    try:
+        return body_type.model_validate(parse_json(raw))
+    except pydantic.ValidationError as error:
+        raise BodyError(422, "validation", f"Failed to deserialize the JSON body: {_first_fault(error)}") from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """At most `limit` bytes, whatever Content-Length promises."""
+    too_large = BodyError(413, "payload_too_large", f"The body must not exceed {limit} bytes")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and len(announced) < 20 and int(announced) > limit:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse_json(raw: bytes) -> Any:
+    """Raises BodyError 400 for wrong syntax, 422 for what JSON allows and no request may hold."""
+    try:
+        if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH:
+            _check_depth(raw)
+        if _SURROGATE.search(raw):
+            orjson.loads(raw)  # refuses half pairs, which Python's parser lets through
+        return _DECODER.decode(raw.decode().removeprefix("\ufeff"))
+    except _ShapeError as error:
+        raise BodyError(422, "validation", f"Failed to deserialize the JSON body: {error}") from None
+    except (ValueError, RecursionError) as error:
+        detail = "invalid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise BodyError(400, "bad_request", f"Failed to parse the request body as JSON: {_clean(detail)}") from None
+
+
+def _check_depth(raw: bytes) -> None:
+    """Counts brackets outside of strings."""
+    depth = 0
+    for match in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', raw, re.DOTALL):
+        token = match[0]
+        if token in (b"[", b"{"):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise ValueError("nested too deeply")
+        elif token in (b"]", b"}"):
+            depth -= 1
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise _ShapeError(f"duplicate field `{_clean(twice)}`")
+    return members
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise _ShapeError("number out of range")
+    value = int(digits)
+    if not -(2**63) <= value < 2**64:
+        raise _ShapeError("number out of range")
+    return value
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise _ShapeError("number out of range")
+    return value
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant, strict=True
+)
+
+
+def _first_fault(error: pydantic.ValidationError) -> str:
+    """`field.path: what is wrong`, without the value."""
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in fault["loc"])
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{_clean(place)}: {message}" if place else message
+
+
+def _clean(text: str) -> str:
+    """For names that come from the client."""
+    return _LINE.sub(" ", text)[:200]
+
+
+__all__ = ["BodyError", "ClientDisconnect", "parse_json", "read_body"]

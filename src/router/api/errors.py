@@ -1,0 +1,108 @@
+"""One table: exception → status and body. JSON answers are flat on every route; OpenAI streams nest the error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from router.api.json_out import JsonResponse, dumps
+from router.errors import (
+    GenerationError,
+    IncompleteError,
+    OverloadedError,
+    RouterError,
+    TemplateError,
+    ToolError,
+    UnhealthyError,
+    ValidationError,
+)
+
+
+class BodyError(RouterError):
+    """A body that never becomes a request: content type, size, syntax, shape."""
+
+    def __init__(self, status: int, error_type: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error_type = error_type
+
+
+class UnauthorizedError(RouterError):
+    """No key, or not the right one."""
+
+    error_type = "unauthorized"
+
+    def __init__(self) -> None:
+        super().__init__("invalid or missing API key")
+
+
+class UnknownModelError(RouterError):
+    """No model of that name is served."""
+
+    error_type = "not_found"
+
+
+_STATUS: dict[type[RouterError], int] = {
+    ValidationError: 422,
+    TemplateError: 422,
+    ToolError: 422,
+    OverloadedError: 429,
+    GenerationError: 424,
+    IncompleteError: 500,
+    UnhealthyError: 503,
+    UnauthorizedError: 401,
+    UnknownModelError: 404,
+}
+# Statuses that the framework finds by itself.
+_HTTP_TYPES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
+
+
+def status_of(error: RouterError) -> int:
+    if isinstance(error, BodyError):
+        return error.status
+    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
+
+
+def error_body(message: str, error_type: str) -> dict[str, str]:
+    return {"error": message, "error_type": error_type}
+
+
+def error_response(error: RouterError) -> Response:
+    response = JsonResponse(error_body(str(error), error.error_type), status_code=status_of(error))
+    if isinstance(error, OverloadedError):
+        response.headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, UnauthorizedError):
+        response.headers["www-authenticate"] = "Bearer"
+    if isinstance(error, UnhealthyError):
+        response.headers["connection"] = "close"
+    if isinstance(error, BodyError) and error.status == 413:
+        response.headers["connection"] = "close"
+    return response
+
+
+def framework_response(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """An answer for what the framework refuses: an unknown path, a wrong method."""
+    error_type = _HTTP_TYPES.get(status, "http_error")
+    return JsonResponse(error_body(detail, error_type), status_code=status, headers=headers)
+
+
+def internal_response() -> Response:
+    """For what nobody foresaw; the cause is in the log only."""
+    return JsonResponse(error_body("internal error", "internal"), status_code=500)
+
+
+def native_event_body(error: RouterError) -> bytes:
+    """The error as an event of a native stream."""
+    is_incomplete = isinstance(error, IncompleteError)
+    message, kind = ("Incomplete generation stream", "incomplete_generation_stream") if is_incomplete else (
+        str(error), error.error_type
+    )  # fmt: skip
+    return dumps(error_body(message, kind))
+
+
+def openai_event_body(error: RouterError) -> bytes:
+    """The error as an event of an OpenAI stream: openai's clients read `error.message`, hub's read `error_type`."""
+    status = status_of(error)
+    nested: dict[str, Any] = {"message": str(error), "http_status_code": status, "type": error.error_type}
+    return dumps({"error": nested | {"code": status}, "error_type": error.error_type})

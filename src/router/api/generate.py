@@ -1,0 +1,194 @@
+"""The native routes: `/`, `/generate`, `/generate_stream`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from router.api import sse
+from router.api.body import read_body
+from router.api.disconnect import unless_left
+from router.api.errors import native_event_body
+from router.api.headers import json_headers, stream_headers
+from router.api.json_out import JsonResponse
+from router.api.openapi import documented
+from router.api.served import Served, request_id_of, served_of
+from router.errors import RouterError
+from router.events import Finished, Prefilled, Token, TokenGenerated
+from router.inference import Generation, Running
+from router.logprobs import float32
+from router.schemas.generate import (
+    CompatBody,
+    GenerateBody,
+    GenerateParameters,
+    GenerateResponse,
+    StreamEvent,
+)
+from router.validation import GenerateRequest
+
+routes = APIRouter(tags=["Text Generation"])
+
+
+@routes.post("/generate", **documented(GenerateBody, GenerateResponse))
+async def generate(request: Request) -> Response:
+    """Generate tokens; answer when the last one is there."""
+    served = served_of(request)
+    body = await read_body(request, GenerateBody, limit=served.config.payload_limit)
+    served.inference.metrics.count("tgi_request_count")
+    generation = await _generate(request, served, body)
+    answer = generation_json(generation, body.parameters, full_text=bool(body.parameters.return_full_text))
+    return JsonResponse(answer, headers=json_headers(generation, served.config.compute_type))
+
+
+@routes.post("/generate_stream", **documented(GenerateBody, StreamEvent, streamed=True))
+async def generate_stream(request: Request) -> Response:
+    """Generate tokens; one server-sent event for each."""
+    served = served_of(request)
+    body = await read_body(request, GenerateBody, limit=served.config.payload_limit)
+    served.inference.metrics.count("tgi_request_count")
+    return await _stream(request, served, body, full_text=bool(body.parameters.return_full_text))
+
+
+@routes.post("/", **documented(CompatBody, list[GenerateResponse]))
+async def compat_generate(request: Request) -> Response:
+    """As `/generate`, with the answer in a list; as `/generate_stream` with `stream`."""
+    served = served_of(request)
+    body = await read_body(request, CompatBody, limit=served.config.payload_limit)
+    served.inference.metrics.count("tgi_request_count")
+    # The default of this route alone: the prompt is repeated (the model's task is taken to be text generation).
+    full_text = body.parameters.return_full_text is not False
+    if body.stream:
+        return await _stream(request, served, body, full_text=full_text)
+    generation = await _generate(request, served, body)
+    answer = generation_json(generation, body.parameters, full_text=full_text)
+    return JsonResponse([answer], headers=json_headers(generation, served.config.compute_type))
+
+
+async def _generate(request: Request, served: Served, body: GenerateBody) -> Generation:
+    inference, asked = served.inference, request_of(body)
+    best_of = asked.best_of or 1
+    inference.check_best_of(best_of)
+
+    async def work() -> Generation:
+        with inference.admit(best_of, request_id=request_id_of(request)) as admission:
+            if best_of > 1:
+                return await inference.generate_best_of(asked, admission)
+            return await inference.generate(asked, admission)
+
+    return await unless_left(request.receive, work())
+
+
+async def _stream(request: Request, served: Served, body: GenerateBody, *, full_text: bool) -> Response:
+    inference, asked = served.inference, request_of(body)
+    inference.check_streamed(asked)
+    with inference.admit(request_id=request_id_of(request)) as admission:
+        running = await unless_left(request.receive, inference.start(asked, admission))
+    return sse.EventStream(
+        _events(running, details=body.parameters.details, prefix=asked.inputs if full_text else ""),
+        headers=stream_headers(running, served.config.compute_type),
+        close=running.close,
+        stalled_s=served.config.stalled_client_seconds,
+    )
+
+
+async def _events(running: Running, *, details: bool, prefix: str) -> AsyncGenerator[bytes, None]:
+    index = 0
+    try:
+        while True:
+            event = await running.next_event()
+            if isinstance(event, Prefilled):
+                continue
+            index += 1
+            yield sse.event(token_event(index, event, running, details=details, prefix=prefix))
+            if isinstance(event, Finished):
+                return
+    except RouterError as error:
+        yield sse.frame(native_event_body(error))
+
+
+def token_event(
+    index: int, event: TokenGenerated | Finished, running: Running, *, details: bool, prefix: str
+) -> dict[str, Any]:
+    """One event of a native stream, in TGI's key order."""
+    answer: dict[str, Any] = {"index": index, "token": _token(event.token)}
+    if event.top_tokens:
+        answer["top_tokens"] = [_token(token) for token in event.top_tokens]
+    if not isinstance(event, Finished):
+        answer["generated_text"] = answer["details"] = None
+        return answer
+    answer["generated_text"] = prefix + event.text
+    answer["details"] = None
+    if details:
+        answer["details"] = {
+            "finish_reason": event.finish_reason,
+            "generated_tokens": event.generated_tokens,
+            "seed": event.seed,
+            "input_length": running.request.input_length,
+        }
+    return answer
+
+
+def generation_json(generation: Generation, parameters: GenerateParameters, *, full_text: bool) -> dict[str, Any]:
+    """The answer of `/generate`, in TGI's key order."""
+    prefix = generation.request.inputs if full_text else ""
+    answer: dict[str, Any] = {"generated_text": prefix + generation.text}
+    if parameters.details or parameters.decoder_input_details:
+        details = _details(generation)
+        top_tokens = details.pop("top_tokens", None)
+        if generation.best_of_sequences:
+            details["best_of_sequences"] = [
+                {"generated_text": prefix + other.text} | _details(other) for other in generation.best_of_sequences
+            ]
+        if top_tokens is not None:
+            details["top_tokens"] = top_tokens
+        answer["details"] = details
+    return answer
+
+
+def _details(generation: Generation) -> dict[str, Any]:
+    details: dict[str, Any] = {
+        "finish_reason": generation.finish_reason,
+        "generated_tokens": generation.generated_tokens,
+        "seed": generation.seed,
+        "prefill": [
+            {"id": token.id, "text": token.text, "logprob": float32(token.logprob)} for token in generation.prefill
+        ],
+        "tokens": [_token(token) for token in generation.tokens],
+    }
+    if generation.top_tokens:
+        details["top_tokens"] = [[_token(token) for token in tokens] for tokens in generation.top_tokens]
+    return details
+
+
+def _token(token: Token) -> dict[str, Any]:
+    return {"id": token.id, "text": token.text, "logprob": float32(token.logprob), "special": token.special}
+
+
+def request_of(body: GenerateBody) -> GenerateRequest:
+    """The native body in the words of validation."""
+    parameters = body.parameters
+    return GenerateRequest(
+        inputs=body.inputs,
+        best_of=parameters.best_of,
+        temperature=parameters.temperature,
+        repetition_penalty=parameters.repetition_penalty,
+        frequency_penalty=parameters.frequency_penalty,
+        top_k=parameters.top_k,
+        top_p=parameters.top_p,
+        typical_p=parameters.typical_p,
+        min_p=parameters.min_p,
+        do_sample=parameters.do_sample,
+        max_new_tokens=parameters.max_new_tokens,
+        ignore_eos=parameters.ignore_eos,
+        stop=tuple(parameters.stop),
+        truncate=parameters.truncate,
+        watermark=parameters.watermark,
+        decoder_input_details=parameters.decoder_input_details,
+        seed=parameters.seed,
+        top_n_tokens=parameters.top_n_tokens,
+        has_grammar=parameters.grammar is not None,
+        adapter_id=parameters.adapter_id,
+    )

@@ -1,0 +1,92 @@
+"""The routes that describe the server: health, info, metrics, models."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from router import metrics
+from router.api.errors import UnknownModelError
+from router.api.json_out import JsonResponse
+from router.api.served import Served, served_of
+from router.chat.prompt import BASE_MODEL
+from router.config import TGI_VERSION
+from router.errors import UnhealthyError
+from router.schemas.service import ErrorBody, Info, ModelCard, ModelList
+
+routes = APIRouter(tags=["Service"])
+_UNHEALTHY = {503: {"model": ErrorBody, "description": "Not able to generate"}}
+
+
+@routes.api_route("/", methods=["GET", "HEAD"], responses=_UNHEALTHY, operation_id="root_health")  # type: ignore[arg-type]
+@routes.api_route("/health", methods=["GET", "HEAD"], responses=_UNHEALTHY, operation_id="health")  # type: ignore[arg-type]
+@routes.api_route("/ping", methods=["GET", "HEAD"], responses=_UNHEALTHY, operation_id="ping")  # type: ignore[arg-type]
+async def health(request: Request) -> Response:
+    """200 without a body if the shards can generate, else 503."""
+    if not await served_of(request).inference.is_healthy():
+        raise UnhealthyError
+    return Response()
+
+
+@routes.api_route("/info", methods=["GET", "HEAD"], response_model=Info, operation_id="info")
+async def info(request: Request) -> Response:
+    """The model and the limits of a request."""
+    served = served_of(request)
+    config, limits = served.config, served.inference.limits
+    answer = Info(
+        model_id=served.model_id,
+        model_sha=served.model_sha,
+        model_pipeline_tag=None,
+        max_concurrent_requests=limits.max_concurrent_requests,
+        max_best_of=limits.max_best_of,
+        max_stop_sequences=limits.max_stop_sequences,
+        max_input_tokens=limits.max_input_tokens,
+        max_total_tokens=limits.max_total_tokens,
+        validation_workers=config.validation_workers,
+        max_client_batch_size=limits.max_client_batch_size,
+        router="text-generation-router",
+        version=TGI_VERSION,
+        sha=None,
+        docker_label=None,
+        model_dtype=served.info.dtype,
+        model_device_type=served.info.device_type,
+        waiting_served_ratio=limits.waiting_served_ratio,
+        max_batch_total_tokens=limits.max_batch_total_tokens,
+        max_waiting_tokens=limits.max_waiting_tokens,
+        max_batch_size=limits.max_batch_size,
+        tercet_version=version("tercet"),
+    )
+    return JsonResponse(answer.model_dump())
+
+
+@routes.api_route("/metrics", methods=["GET", "HEAD"], response_class=Response, operation_id="metrics")
+async def render_metrics(request: Request) -> Response:
+    """Counters and histograms in Prometheus' text format."""
+    text = served_of(request).inference.metrics.render()
+    return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
+
+
+@routes.api_route("/v1/models", methods=["GET", "HEAD"], response_model=ModelList, operation_id="models")
+async def models(request: Request) -> Response:
+    """The one model that is served."""
+    return JsonResponse(ModelList(data=[_card(served_of(request))]).model_dump())
+
+
+@routes.api_route("/v1/models/{model_id:path}", methods=["GET", "HEAD"], response_model=ModelCard, operation_id="model")
+async def model(request: Request, model_id: str) -> Response:
+    """The model of that name."""
+    served = served_of(request)
+    if model_id not in (served.model_id, BASE_MODEL):
+        raise UnknownModelError("The model does not exist")
+    return JsonResponse(_card(served).model_dump())
+
+
+def _card(served: Served) -> ModelCard:
+    return ModelCard(
+        id=served.model_id,
+        created=served.created,
+        owned_by=served.model_id,
+        max_model_len=served.inference.limits.max_total_tokens,
+    )

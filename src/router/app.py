@@ -1,0 +1,116 @@
+"""Builds the HTTP application: routes, error answers, middleware. Starts nothing."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import uuid
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.api import chat, generate, openapi, service, tokenize
+from router.api.errors import UnauthorizedError, error_response, framework_response, internal_response
+from router.api.served import Served
+from router.errors import RouterError
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_CLIENT_LEFT = 499  # nginx' word for it; nobody reads it
+
+
+def create_app(
+    served: Served | None = None, *, api_key: str | None = None, allow_origins: Sequence[str] = ()
+) -> FastAPI:
+    """The application; without `served` only its OpenAPI document is of use."""
+    app = FastAPI(
+        title="Text Generation Inference", docs_url="/docs", redoc_url=None, openapi_url="/api-doc/openapi.json",
+        redirect_slashes=False,
+    )  # fmt: skip
+    app.state.served = served
+    for routes in (generate.routes, chat.routes, tokenize.routes, service.routes):
+        app.include_router(routes)
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    app.add_exception_handler(RouterError, _router_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_left)
+    app.add_exception_handler(Exception, _internal_error)
+    # The last one added is the outermost.
+    if api_key is not None:
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(allow_origins) or ["*"],
+        allow_methods=["GET", "POST"],
+        allow_headers=["content-type", "authorization"],
+    )
+    app.add_middleware(RequestIdMiddleware)
+    return app
+
+
+class RequestIdMiddleware:
+    """`x-request-id` in and out; a request without one gets one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        scope["request_id"] = request_id.decode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class ApiKeyMiddleware:
+    """Every POST needs the key, on known and unknown paths alike; what describes the server stays open."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str) -> None:
+        self._app = app
+        self._key = api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and not self._is_allowed(scope):
+            await error_response(UnauthorizedError())(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
+        return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
+
+
+async def _router_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RouterError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return framework_response(error.status_code, str(error.detail), headers)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_LEFT)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    # The server logs the traceback; a client learns nothing of it.
+    return internal_response()
