@@ -28,7 +28,8 @@ from benchmarks.load import Cell, closed_loop, median_cell
 from wire import demo_model
 
 OUT = Path(__file__).parent / "out" / "demo.json"
-WORDS = "the launcher starts a router and one model server for every device that is to run a part of the model".split()
+TEXT = "the launcher starts a router and one model server for every device that is to run a part of the model"
+WORDS = TEXT.split()
 
 
 def prompt(index: int, num_words: int) -> str:

@@ -6,6 +6,7 @@ Speaks HTTP/1.1 on bare asyncio streams: a general client would cost more than t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import statistics
 import time
@@ -66,7 +67,7 @@ async def stream_once(url: str, body: dict[str, Any]) -> StreamTimes:
         writer.close()
     if not arrivals:
         raise RuntimeError("the stream ended without a token")
-    gaps = [b - a for a, b in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(arrivals)]
     return StreamTimes(arrivals[0] - started, gaps, len(arrivals))
 
 

@@ -18,7 +18,9 @@ class ServeConfig:
     model_id: str = argument(help="Hub id, local folder, or `demo` for the embedded model")
     revision: str | None = option(None, help="Branch, tag or commit of a hub model")
     sharded: bool = option(
-        False, env=None, help="This shard is one of WORLD_SIZE ranks (RANK, MASTER_ADDR and MASTER_PORT are then needed)"
+        False,
+        env=None,
+        help="This shard is one of WORLD_SIZE ranks (RANK, MASTER_ADDR and MASTER_PORT are then needed)",
     )
     dtype: DtypeName | None = option(
         None, help="Type of weights and activations; unset: chosen from the device and the model"

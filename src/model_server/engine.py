@@ -10,6 +10,7 @@ Knows nothing of protobuf, sockets or how a model computes.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -195,11 +196,7 @@ class Engine:
         tokens = [len(p) + r.stopping.max_new_tokens - 1 for r, p in zip(requests, prompts, strict=True)]
         places = number_blocks(tokens, self.options.block_size)
         return [
-            NewRequest(
-                id=r.id, text=r.text, truncate=r.truncate, add_special_tokens=r.add_special_tokens,
-                sampling=r.sampling, stopping=r.stopping, prefill_logprobs=r.prefill_logprobs,
-                top_n_tokens=r.top_n_tokens, blocks=blocks, slots=slots, cache_len=r.cache_len, chunk_len=r.chunk_len,
-            )  # fmt: skip
+            dataclasses.replace(r, blocks=blocks, slots=slots)
             for r, (blocks, slots) in zip(requests, places, strict=True)
         ]
 
@@ -209,9 +206,7 @@ class Engine:
         return Sequence(
             request,
             list(prompt),
-            row=self._sampler.new_row(
-                request.sampling, prompt, request.stopping.max_new_tokens, request.top_n_tokens
-            ),
+            row=self._sampler.new_row(request.sampling, prompt, request.stopping.max_new_tokens, request.top_n_tokens),
             stopping=StoppingState(request.stopping, self.tokenizer.eos_token_ids),
             detokenizer=Detokenizer(self.tokenizer, prompt) if follows_text else None,
             owned=owned,
@@ -272,7 +267,7 @@ class Engine:
         if host.failed[index]:
             return self._fail_row(step, sequence, "the model's scores for this request are not numbers")
         try:
-            text, ended = sequence.append(host.ids[index], None)
+            text, ended = sequence.append(host.ids[index])
             special = self.tokenizer.special_ids
             token_id = host.ids[index]
             return Generation(
@@ -338,9 +333,7 @@ def _unseen_ids(batch: Batch, rows: list[Sequence]) -> Tensor | None:
     return step.sampled.ids.index_select(0, torch.tensor(picked, device=step.sampled.ids.device))
 
 
-def _collect_prompt_logprobs(
-    sequences: list[Sequence], inputs: StepInputs, logits: Tensor
-) -> PrefillLogprobs | None:
+def _collect_prompt_logprobs(sequences: list[Sequence], inputs: StepInputs, logits: Tensor) -> PrefillLogprobs | None:
     """Row j of a prompt's logits scores its token j + 1."""
     if inputs.last_rows is None:
         return None

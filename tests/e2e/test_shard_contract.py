@@ -15,6 +15,7 @@ import grpc
 import pytest
 from support.running_server import free_port
 from support.tiny_models import tiny_checkpoint
+
 from wire.v3 import generate_pb2 as pb
 from wire.v3.generate_pb2_grpc import TextGenerationServiceStub
 
@@ -39,9 +40,7 @@ class ShardProcess:
                 [*command, "--dtype", "float32", *(["--sharded"] if world_size > 1 else [])],
                 env=environ, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
-        self.channel = grpc.insecure_channel(
-            f"unix://{self.socket}", options=[("grpc.max_receive_message_length", -1)]
-        )
+        self.channel = grpc.insecure_channel(f"unix://{self.socket}", options=[("grpc.max_receive_message_length", -1)])
         self.stub = TextGenerationServiceStub(self.channel)
 
     def wait_ready(self) -> None:

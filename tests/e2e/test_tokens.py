@@ -98,7 +98,7 @@ def server(checkpoints: dict[str, Path]) -> Iterator[RunningServer]:
 def _mixed_requests() -> list[dict[str, Any]]:
     """32 requests of all lengths; a third greedy, a third seeded, a third with penalties too."""
     rng = random.Random(5)
-    words = "one two three four five six seven eight nine ten".split()
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     requests = []
     for i in range(32):
         parameters: dict[str, Any] = {"max_new_tokens": rng.randint(1, 40), "details": True}

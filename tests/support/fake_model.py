@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
+
 from model_server.kv_cache import KvCache, KvShape
 from model_server.runner import ModelInputs
-from torch import Tensor
 
 MODULUS = 1_000_003
 

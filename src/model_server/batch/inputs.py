@@ -49,13 +49,13 @@ def decode_inputs(
         query_lengths_host=(1,) * count,
         kv_lengths_host=tuple(kv_lengths.tolist()),
     )
-    inputs = ModelInputs(input_ids=drawn_ids, positions=_to_device(positions, device), attention=metadata, logit_rows=None)
+    inputs = ModelInputs(
+        input_ids=drawn_ids, positions=_to_device(positions, device), attention=metadata, logit_rows=None
+    )
     return StepInputs(inputs, last_rows=None)
 
 
-def prefill_inputs(
-    sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32], device: torch.device
-) -> StepInputs:
+def prefill_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32], device: torch.device) -> StepInputs:
     """All prompt tokens that are not in the cache yet. Logits are asked for each sequence's last token, and for all
     its tokens where prompt logprobs are wanted."""
     spans = [(s.cache_length, s.cache_length + s.input_length) for s in sequences]
@@ -86,7 +86,7 @@ def prefill_inputs(
 def _logit_rows(
     sequences: Rows[Sequence], cu_seqlens: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Token rows whose logits are wanted, and where among them each sequence's last one is (None: they are just those)."""
+    """Token rows whose logits are wanted, and where among them each sequence's last one is (None: just those)."""
     ends = cu_seqlens[1:].astype(np.int64) - 1
     if not any(s.prefill_logprobs for s in sequences):
         return ends, None

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from model_server.detokenizer import Detokenizer
 from model_server.errors import RequestError
-from model_server.generation import FinishReason, GeneratedText
+from model_server.generation import GeneratedText
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.sampling.sampler import SamplingRow
+from model_server.sampling.plan import SamplingRow
 from model_server.sampling.stopping import StoppingState
 
 
@@ -93,30 +93,23 @@ class Sequence:
         self.input_length = 1
         self.num_sampled += 1
 
-    def append(self, token_id: int, literal_text: str | None) -> tuple[str, GeneratedText | None]:
-        """Take note of a drawn token: its streamed text, and the end of the request if it is the last.
-
-        literal_text: for rows whose text this rank does not follow, None.
-        """
+    def append(self, token_id: int) -> tuple[str, GeneratedText | None]:
+        """Take note of a drawn token: its streamed text ("" on a rank that does not follow the text), and the end of
+        the request if this is its last token."""
         self.ids.append(token_id)
-        text = self.detokenizer.append(token_id) if self.detokenizer is not None else (literal_text or "")
+        text = self.detokenizer.append(token_id) if self.detokenizer is not None else ""
         reason = self.stopping.check(token_id, text)
         if reason is None:
             return text, None
         self.finished = True
-        if self.detokenizer is None:
-            return text, _ended(self, "", reason)
-        text += self.detokenizer.flush()
-        return text, _ended(self, self.stopping.cut(self.detokenizer.final_text()), reason)
-
-
-def _ended(sequence: Sequence, text: str, reason: FinishReason) -> GeneratedText:
-    return GeneratedText(
-        text=text,
-        generated_tokens=len(sequence.ids) - sequence.prompt_length,
-        finish_reason=reason,
-        seed=sequence.seed,
-    )
+        final = self.stopping.cut(self.detokenizer.final_text()) if self.detokenizer is not None else ""
+        ended = GeneratedText(
+            text=final,
+            generated_tokens=len(self.ids) - self.prompt_length,
+            finish_reason=reason,
+            seed=self.seed,
+        )
+        return text, ended
 
 
 def check_layout(request: NewRequest, prompt_ids: Ids[int], block_size: int, num_blocks: int) -> None:
@@ -140,9 +133,7 @@ def check_layout(request: NewRequest, prompt_ids: Ids[int], block_size: int, num
         raise RequestError(f"request {request.id}: a block or slot lies outside the cache of {num_blocks} blocks")
 
 
-def number_blocks(
-    num_tokens: list[int], block_size: int
-) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
+def number_blocks(num_tokens: list[int], block_size: int) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
     """Blocks and slots for requests that came without: consecutive from block 0 (warm-up, stock benchmark clients)."""
     placed = []
     first = 0

@@ -18,6 +18,7 @@ from model_server.errors import FatalError, ModelServerError
 
 logger = logging.getLogger(__name__)
 
+S = TypeVar("S")
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -48,12 +49,12 @@ def _encoded(text: str) -> str:
 
 
 def answering_errors(
-    method: Callable[[object, Q, grpc.aio.ServicerContext], Awaitable[A]],
-) -> Callable[[object, Q, grpc.aio.ServicerContext], Awaitable[A]]:
+    method: Callable[[S, Q, grpc.aio.ServicerContext], Awaitable[A]],
+) -> Callable[[S, Q, grpc.aio.ServicerContext], Awaitable[A]]:
     """Decorator of an RPC method: an exception is logged once and becomes INTERNAL."""
 
     @functools.wraps(method)
-    async def wrapped(self: object, request: Q, context: grpc.aio.ServicerContext) -> A:
+    async def wrapped(self: S, request: Q, context: grpc.aio.ServicerContext) -> A:
         try:
             return await method(self, request, context)
         except Exception as error:

@@ -85,7 +85,9 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         return pb.HealthResponse()
 
     @answering_errors
-    async def ClearCache(self, request: pb.ClearCacheRequest, context: grpc.aio.ServicerContext) -> pb.ClearCacheResponse:
+    async def ClearCache(
+        self, request: pb.ClearCacheRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ClearCacheResponse:
         batch_id = request.id if request.HasField("id") else None
         sequence = request.sequence if request.HasField("sequence") else None
         if batch_id is None and sequence is not None:

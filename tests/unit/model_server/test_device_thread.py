@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from model_server.device_thread import DeviceThread, Job, whole
 from model_server.errors import FatalError, RequestError
 

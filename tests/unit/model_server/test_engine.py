@@ -10,6 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.fake_model import FakeRunner, greedy
+from support.tiny_models import write_tokenizer
+
 from model_server.batch.sequence import NewRequest
 from model_server.engine import Engine, EngineOptions
 from model_server.errors import BatchGoneError, OutOfMemoryError, RequestError, UnknownBatchError
@@ -18,8 +21,6 @@ from model_server.kv_cache import KvCache
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
-from support.fake_model import FakeRunner, greedy
-from support.tiny_models import write_tokenizer
 
 BLOCK = 4
 NUM_BLOCKS = 64
@@ -42,9 +43,7 @@ class Shard:
         )
         self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, options.device), options)
         self.engine.stock_router = stock
-        self.engine.set_cache(
-            KvCache(self.runner.kv_shapes, NUM_BLOCKS, BLOCK, torch.float32, torch.device("cpu"))
-        )
+        self.engine.set_cache(KvCache(self.runner.kv_shapes, NUM_BLOCKS, BLOCK, torch.float32, torch.device("cpu")))
         self._free = list(range(NUM_BLOCKS - 1, 0, -1))
         self._prompts: dict[int, list[int]] = {}
         self._ids = itertools.count()

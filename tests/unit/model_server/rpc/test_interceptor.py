@@ -7,6 +7,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from model_server.errors import FatalError, OutOfMemoryError, RequestError
 from model_server.rpc.interceptor import MAX_ENCODED_TEXT, fit_text, is_fatal
 
