@@ -19,9 +19,19 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Protocol
 
 Layout = Literal["flat", "launcher", "shard"]
+
+
+class Stream(Protocol):
+    """Where lines go: any text stream will do."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+    def isatty(self) -> bool: ...
+
+
 MAX_LINE_BYTES = 64 * 1024
 PACKAGES = ("launcher", "router", "model_server", "wire", "text_generation_launcher")
 """Loggers that follow the asked level; everybody else's start at WARN."""
@@ -86,15 +96,16 @@ def configure(
     *,
     rank: int | None = None,
     layout: Layout | None = None,
-    stream: TextIO | None = None,
+    stream: Stream | None = None,
 ) -> None:
     """Sends this process' `logging` to `stream` (default: standard output), replacing whatever was set up before.
 
     `level` is a level name or a filter. `rank` is written on every record. `layout` defaults to `shard` with a rank,
     else to `flat`. A stream that breaks loses records, it never raises. Colours: only on a terminal, and not with
-    `LOG_COLORIZE` 0, false, no or off.
+    `LOG_COLORIZE` 0, false, no or off. A logger's `extra` becomes fields of the record; a record with
+    `extra={"log_line": LogLine, "log_layout": Layout | None}` is a child's, written as it is.
     """
-    target = sys.stdout if stream is None else stream
+    target: Stream = sys.stdout if stream is None else stream
     number = level_number(level_from_filter(level))
     handler = _Handler(target)
     chosen: Layout = layout or ("flat" if rank is None else "shard")
@@ -114,14 +125,14 @@ def _wants_colour(environ: Mapping[str, str]) -> bool:
     return environ.get("LOG_COLORIZE", "1").strip().lower() not in ("0", "false", "no", "off")
 
 
-def _is_terminal(stream: TextIO) -> bool:
+def _is_terminal(stream: Stream) -> bool:
     try:
         return stream.isatty()
     except (AttributeError, ValueError):
         return False
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _Handler(logging.StreamHandler[Any]):
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError | ValueError):
             super().handleError(record)
@@ -136,7 +147,10 @@ class _Formatter(logging.Formatter):
         line = getattr(record, "log_line", None)
         if not isinstance(line, LogLine):
             line = self._line_of(record)
-        return to_json(line, self._layout) if self._json_output else to_text(line, colour=self._colour)
+        elif not line.timestamp:
+            line = dataclasses.replace(line, timestamp=_rfc3339(record.created))
+        layout: Layout = getattr(record, "log_layout", None) or self._layout
+        return to_json(line, layout) if self._json_output else to_text(line, colour=self._colour)
 
     def _line_of(self, record: logging.LogRecord) -> LogLine:
         names_place = self._layout != "launcher"

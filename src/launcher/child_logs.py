@@ -1,0 +1,156 @@
+"""Child output → our log. One thread per stream reads always, so that no child ever waits for a full pipe.
+
+Records are written again with their rank, anything else as it came. Standard error is kept for the crash report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from wire.log_line import LogLine, escape, parse
+
+logger = logging.getLogger("text_generation_launcher")
+
+_ASSEMBLED_BYTES = 1024 * 1024
+"""A record may be this long to be understood; what is written of it is cut to a line's 64 KiB."""
+_RAW_BYTES = 64 * 1024
+_KEPT_LINES = 2000
+_KEPT_BYTES = 1024 * 1024
+_READ_BYTES = 64 * 1024
+
+
+class LineSplitter:
+    """Bytes in, whole lines out. A line over `limit` bytes loses its end, whatever its length, in bounded memory."""
+
+    def __init__(self, limit: int = _ASSEMBLED_BYTES) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._lost = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        *whole, rest = data.split(b"\n")
+        for piece in whole:
+            self._add(piece)
+            yield self._take()
+        self._add(rest)
+
+    def finish(self) -> Iterator[bytes]:
+        """The last line, if the stream did not end with a newline."""
+        if self._size:
+            yield self._take()
+
+    def _add(self, piece: bytes) -> None:
+        kept = piece[: self._limit - self._size]
+        self._lost += len(piece) - len(kept)
+        self._size += len(kept)
+        if kept:
+            self._parts.append(kept)
+
+    def _take(self) -> bytes:
+        line = b"".join(self._parts)
+        if self._lost:
+            line += b" ... (%d bytes more)" % self._lost
+        self._parts, self._size, self._lost = [], 0, 0
+        return line.rstrip(b"\r")
+
+
+class KeptLines:
+    """The last lines of a stream, bounded in number and bytes."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque()
+        self._size = 0
+        self._dropped = 0
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+        self._size += len(line)
+        while len(self._lines) > _KEPT_LINES or (self._size > _KEPT_BYTES and len(self._lines) > 1):
+            self._size -= len(self._lines.popleft())
+            self._dropped += 1
+
+    def chunks(self, size: int = 32 * 1024) -> Iterator[str]:
+        """All of it, in texts of about `size` characters."""
+        text = [f"... {self._dropped} earlier lines"] if self._dropped else []
+        length = 0
+        for line in self._lines:
+            if text and length + len(line) > size:
+                yield "\n".join(text)
+                text, length = [], 0
+            text.append(line)
+            length += len(line) + 1
+        if text:
+            yield "\n".join(text)
+
+
+class ChildLogs:
+    """The two streams of one child. Reading starts at once; `finish` waits for their ends."""
+
+    def __init__(self, name: str, rank: int | None, stdout: int, stderr: int) -> None:
+        """Takes the two descriptors over."""
+        self._name, self._rank = name, rank
+        self.errors = KeptLines()
+        self.last_message = ""
+        self.last_error = ""
+        """The last record at ERROR: mostly the reason of what comes next."""
+        self._threads = [
+            threading.Thread(target=_read, args=(stdout, self._on_output), name=f"{name}-out", daemon=True),
+            threading.Thread(target=_read, args=(stderr, self._on_error), name=f"{name}-err", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits until both streams have ended. A grandchild may hold them open for longer: hence the limit."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _on_output(self, raw: bytes) -> None:
+        line = parse(raw)
+        if line is None:
+            if raw.strip():
+                self._emit(self._raw(raw, "INFO"))
+            return
+        self.last_message = line.message
+        if line.level == "ERROR":
+            self.last_error = line.message
+        self._emit(line)
+
+    def _on_error(self, raw: bytes) -> None:
+        line = self._raw(raw, "DEBUG")
+        self.errors.add(line.message)
+        self._emit(line)
+
+    def _raw(self, raw: bytes, level: str) -> LogLine:
+        text = escape(raw[:_RAW_BYTES].decode("utf-8", "replace"))
+        return LogLine(level=level, message=text, target=self._name)
+
+    def _emit(self, line: LogLine) -> None:
+        # Records of the router keep TGI's flat layout, those of shards become the launcher's own, with the rank.
+        if self._rank is not None and line.rank is None:
+            line = dataclasses.replace(line, rank=self._rank)
+        extra = {"log_line": line, "log_layout": "flat" if self._name == "router" else None}
+        logger.log(line.python_level, "%s", line.message, extra=extra)
+
+
+def _read(descriptor: int, on_line: Callable[[bytes], None]) -> None:
+    splitter = LineSplitter()
+    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+        while data := stream.read(_READ_BYTES):
+            for line in splitter.feed(data):
+                _guarded(on_line, line)
+        for line in splitter.finish():
+            _guarded(on_line, line)
+
+
+def _guarded(on_line: Callable[[bytes], None], line: bytes) -> None:
+    try:
+        on_line(line)
+    except Exception:  # Whatever a child prints: were this thread to end, the child would block on a full pipe.
+        logger.exception("Could not handle a line of output")

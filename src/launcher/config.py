@@ -1,0 +1,221 @@
+"""LauncherConfig: what was asked for, each option once, in TGI's names; and the combinations that are refused.
+
+Knows neither the machine nor the model; what will be done is `launcher.plan.LaunchPlan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.errors import ArgumentValidation
+from wire.options import option
+
+DEFAULT_MODEL_ID = "bigscience/bloom-560m"
+"""TGI's default. Kept because scripts rely on it, warned about because it mostly means a misspelt variable."""
+
+Dtype = Literal["float16", "bfloat16", "float32"]
+Quantize = Literal[
+    "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin",
+    "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8",
+]  # fmt: skip
+
+_U32 = 2**32 - 1
+_PORT = 65535
+
+_MODEL, _SHARDS = "Model", "Shards"
+_REQUEST, _BATCH = "Limits of a request", "Batching"
+_HTTP, _RUN = "HTTP", "Operation"
+_NOT_YET = "Not served yet (refused at start)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherConfig:
+    """Options of the launcher."""
+
+    model_id: str | None = option(
+        None, panel=_MODEL,
+        help=f"Hub id, local directory, or `demo` for the embedded model. [default: {DEFAULT_MODEL_ID}]",
+    )  # fmt: skip
+    revision: str | None = option(None, panel=_MODEL, help="Branch, tag or commit of a hub model.")
+    dtype: Dtype | None = option(None, panel=_MODEL, help="Type of weights and activations. Default: the model's.")
+    trust_remote_code: bool = option(False, panel=_MODEL, help="Allow code from the model's repository.")
+    tokenizer_config_path: Path | None = option(
+        None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's (chat template)."
+    )
+    huggingface_hub_cache: Path | None = option(None, panel=_MODEL, help="Where the hub cache is.")
+    attention: str | None = option(
+        None, panel=_MODEL, help="Attention backend; TGI's names are mapped to the best one present."
+    )
+
+    sharded: bool | None = option(
+        None, panel=_SHARDS, metavar="true|false", help="Demand or forbid more than one shard."
+    )
+    num_shard: int | None = option(
+        None, panel=_SHARDS, help="Number of shards. Default: the visible GPUs that divide the heads, 1 on a CPU."
+    )
+    shard_uds_path: str | None = option(
+        None, panel=_SHARDS,
+        help="Prefix of the shards' sockets; `-<rank>` is appended. Default: in a private directory of this launch.",
+    )  # fmt: skip
+    master_addr: str = option("localhost", panel=_SHARDS, help="Where the shards of this launch find each other.")
+    master_port: int | None = option(
+        None, panel=_SHARDS, maximum=_PORT,
+        help="Port where the shards find each other. [default: 29500, or a free one if that is taken]",
+    )  # fmt: skip
+    cuda_memory_fraction: float = option(
+        1.0, panel=_SHARDS, minimum=0.0, maximum=1.0, help="Share of each GPU's memory that may be used."
+    )
+    cuda_graphs: list[int] = option(
+        [], panel=_SHARDS, separator=",", help="Decode batch sizes to capture as CUDA graphs; 0 turns capturing off."
+    )
+    tgi_wiggle_room: float = option(
+        0.95, panel=_SHARDS, minimum=0.0, maximum=1.0, hidden=True, help="Share of GPU memory that defaults count on."
+    )
+    disable_custom_kernels: bool = option(False, panel=_SHARDS, help="Use no kernels of our own.")
+
+    max_concurrent_requests: int = option(
+        128, panel=_REQUEST, help="Requests served or queued at once; more are refused with 429."
+    )
+    max_best_of: int = option(2, panel=_REQUEST, help="Largest `best_of`.")
+    max_stop_sequences: int = option(4, panel=_REQUEST, help="Largest number of stop texts in a request.")
+    max_top_n_tokens: int = option(5, panel=_REQUEST, maximum=_U32, help="Largest `top_n_tokens`.")
+    max_input_tokens: int | None = option(None, panel=_REQUEST, help="Longest prompt in tokens. Default: what fits.")
+    max_input_length: int | None = option(None, panel=_REQUEST, help="Deprecated name of --max-input-tokens.")
+    max_total_tokens: int | None = option(
+        None, panel=_REQUEST, help="Prompt and generated tokens of one request. Default: what fits."
+    )
+    max_client_batch_size: int = option(4, panel=_REQUEST, help="Largest number of inputs in one request.")
+    payload_limit: int = option(2_000_000, panel=_REQUEST, help="Largest request body in bytes.")
+    enable_prefill_logprobs: bool = option(False, panel=_REQUEST, help="Serve the logprobs of prompts.")
+    disable_grammar_support: bool = option(False, panel=_REQUEST, help="Refuse requests with a grammar.")
+
+    waiting_served_ratio: float = option(
+        0.3, panel=_BATCH, minimum=0.0, help="Waiting to running requests from which a prefill interrupts decoding."
+    )
+    max_batch_prefill_tokens: int | None = option(
+        None, panel=_BATCH, maximum=_U32, help="Token budget of one prefill. Default: from the model and the device."
+    )
+    max_batch_total_tokens: int | None = option(
+        None, panel=_BATCH, maximum=_U32, help="Token budget of a running batch. Default: what fits."
+    )
+    max_waiting_tokens: int = option(20, panel=_BATCH, help="Decode steps after which waiting requests are let in.")
+    max_batch_size: int | None = option(None, panel=_BATCH, help="Largest number of requests in a batch.")
+    validation_workers: int = option(2, panel=_BATCH, help="Threads of the router that tokenise prompts.")
+
+    hostname: str = option("0.0.0.0", panel=_HTTP, help="Address to listen on.")
+    port: int = option(3000, short="p", panel=_HTTP, maximum=_PORT, help="Port to listen on; 0 chooses a free one.")
+    prometheus_port: int | None = option(
+        None, panel=_HTTP, maximum=_PORT, help="A second port for /metrics alone; opened only if given, 0 for none."
+    )
+    api_key: str | None = option(None, panel=_HTTP, help="Bearer token that clients must send.")
+    cors_allow_origin: list[str] = option([], panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
+
+    json_output: bool = option(False, panel=_RUN, help="Write the log as JSON.")
+    log_level: str = option("info", panel=_RUN, help="Least level that is logged.")
+    graceful_termination_timeout: int = option(
+        90, short="g", panel=_RUN, help="Seconds that running requests get after a signal to stop."
+    )
+    startup_timeout: int | None = option(
+        None, panel=_RUN, minimum=1, help="Seconds until everything must be ready. Default: no limit."
+    )
+    env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at start.")
+    otlp_endpoint: str | None = option(None, panel=_RUN, help="OpenTelemetry collector of the router.")
+    otlp_service_name: str = option("text-generation-inference.router", panel=_RUN, help="Service name in traces.")
+    usage_stats: Literal["on", "off", "no-stack"] = option(
+        "on", panel=_RUN, help="Accepted for compatibility; nothing is ever sent."
+    )
+    watermark_gamma: float | None = option(None, panel=_RUN, help="Share of the vocabulary that a watermark favours.")
+    watermark_delta: float | None = option(None, panel=_RUN, help="Bias that a watermark adds to its share.")
+
+    quantize: Quantize | None = option(None, panel=_NOT_YET, help="Weight quantization.")
+    speculate: int | None = option(None, panel=_NOT_YET, help="Tokens to speculate.")
+    lora_adapters: str | None = option(None, panel=_NOT_YET, help="Adapters to load.")
+    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
+        None, panel=_NOT_YET, help="Type of KV cache elements."
+    )
+    rope_scaling: Literal["linear", "dynamic"] | None = option(None, panel=_NOT_YET, help="RoPE scaling kind.")
+    rope_factor: float | None = option(None, panel=_NOT_YET, help="RoPE scaling factor.")
+    weights_cache_override: Path | None = option(None, panel=_NOT_YET, help="A flat directory of weight files.")
+    ngrok: bool = option(False, panel=_NOT_YET, help="A tunnel to the internet.")
+    ngrok_authtoken: str | None = option(None, panel=_NOT_YET, help="Token of the tunnel.")
+    ngrok_edge: str | None = option(None, panel=_NOT_YET, help="Edge of the tunnel.")
+
+
+SECRETS = frozenset({"api_key", "ngrok_authtoken"})
+"""Fields that no log shows."""
+
+
+def check(config: LauncherConfig) -> None:
+    """Refuses what is wrong whatever the machine and the model. Raises ArgumentValidation."""
+    _check_served(config)
+    if config.sharded and config.num_shard is not None and config.num_shard <= 1:
+        raise ArgumentValidation(f"`--sharded true` needs `--num-shard` > 1, given {config.num_shard}")
+    if config.num_shard is not None and config.num_shard < 1:
+        raise ArgumentValidation("`--num-shard` cannot be < 1")
+    if config.max_input_tokens is not None and config.max_input_length is not None:
+        raise ArgumentValidation(
+            f"both `--max-input-tokens` ({config.max_input_tokens}) and `--max-input-length` "
+            f"({config.max_input_length}) are set; use `--max-input-tokens`, `--max-input-length` is deprecated"
+        )
+    if config.validation_workers == 0:
+        raise ArgumentValidation("`--validation-workers` must be > 0")
+    for flag, count in (
+        ("--max-concurrent-requests", config.max_concurrent_requests),
+        ("--max-batch-size", config.max_batch_size),
+        ("--max-client-batch-size", config.max_client_batch_size),
+        ("--max-best-of", config.max_best_of),
+        ("--max-batch-prefill-tokens", config.max_batch_prefill_tokens),
+        ("--max-total-tokens", config.max_total_tokens),
+    ):
+        if count == 0:
+            raise ArgumentValidation(f"`{flag}` must be > 0")
+    if config.cuda_memory_fraction == 0:
+        raise ArgumentValidation("`--cuda-memory-fraction` must be > 0")
+    if config.tokenizer_config_path is not None and not config.tokenizer_config_path.is_file():
+        raise ArgumentValidation(f"`--tokenizer-config-path` {config.tokenizer_config_path} is not a file")
+    if config.prometheus_port is not None and config.prometheus_port == config.port != 0:
+        raise ArgumentValidation(f"`--port` and `--prometheus-port` are both {config.port}")
+    _check_token_limits(config)
+
+
+def _check_token_limits(config: LauncherConfig) -> None:
+    longest_input, total = input_limit(config), config.max_total_tokens
+    prefill, capacity = config.max_batch_prefill_tokens, config.max_batch_total_tokens
+    if longest_input is not None and total is not None and longest_input >= total:
+        raise ArgumentValidation(
+            f"`--max-input-tokens` must be < `--max-total-tokens`. Given: {longest_input} and {total}"
+        )
+    if capacity is not None and total is not None and total > capacity:
+        raise ArgumentValidation(
+            f"`--max-total-tokens` must be <= `--max-batch-total-tokens`. Given: {total} and {capacity}"
+        )
+    if capacity is not None and longest_input is not None and longest_input >= capacity:
+        raise ArgumentValidation(
+            f"`--max-input-tokens` must be < `--max-batch-total-tokens`. Given: {longest_input} and {capacity}"
+        )
+    if capacity is not None and prefill is not None and prefill > capacity:
+        raise ArgumentValidation(
+            f"`--max-batch-prefill-tokens` must be <= `--max-batch-total-tokens`. Given: {prefill} and {capacity}"
+        )
+
+
+def _check_served(config: LauncherConfig) -> None:
+    for flag, is_set, remedy in (
+        ("--quantize", config.quantize is not None, "serve the unquantized checkpoint"),
+        ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
+        ("--lora-adapters", bool(config.lora_adapters), "merge the adapter into the model first"),
+        ("--kv-cache-dtype", config.kv_cache_dtype is not None, "leave it out, the cache then has the model's type"),
+        ("--rope-scaling", config.rope_scaling is not None, "set `rope_scaling` in the model's config.json"),
+        ("--rope-factor", config.rope_factor is not None, "set `rope_scaling` in the model's config.json"),
+        ("--weights-cache-override", config.weights_cache_override is not None, "give the directory as `--model-id`"),
+        ("--ngrok", config.ngrok, "put a tunnel of your choice in front of `--port`"),
+    ):
+        if is_set:
+            raise ArgumentValidation(f"`{flag}` is not served yet: {remedy}")
+
+
+def input_limit(config: LauncherConfig) -> int | None:
+    """`--max-input-tokens` under either of its names."""
+    return config.max_input_tokens if config.max_input_tokens is not None else config.max_input_length

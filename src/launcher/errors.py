@@ -1,0 +1,50 @@
+"""What ends a launch, under the names that TGI's log scrapers match.
+
+LauncherError
+├── ArgumentValidation       the options contradict each other, the machine or the model
+├── NotEnoughCUDADevices     sharding was demanded, one device or none is there
+├── DownloadError            the download step failed
+├── ShardCannotStart         a shard ended before all were ready
+├── ShardFailed              a shard ended while serving
+├── WebserverCannotStart     the router ended before it answered
+└── WebserverFailed          the router ended while serving
+"""
+
+from __future__ import annotations
+
+
+class LauncherError(Exception):
+    """Ends the launch with exit status 1; the text is one sentence for the operator."""
+
+    def report(self) -> str:
+        """The last line on standard error, in TGI's form."""
+        text = str(self).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        return f'Error: {type(self).__name__}("{text}")' if text else f"Error: {type(self).__name__}"
+
+
+class ArgumentValidation(LauncherError):
+    pass
+
+
+class NotEnoughCUDADevices(LauncherError):
+    pass
+
+
+class DownloadError(LauncherError):
+    pass
+
+
+class ShardCannotStart(LauncherError):
+    pass
+
+
+class ShardFailed(LauncherError):
+    pass
+
+
+class WebserverCannotStart(LauncherError):
+    pass
+
+
+class WebserverFailed(LauncherError):
+    pass

@@ -1,0 +1,131 @@
+"""What the machine has: GPUs, cores, memory. Asks the driver's own tool and the kernel, never torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_QUERY = "uuid,name,memory.total,compute_cap"
+_TIMEOUT_S = 20.0
+"""nvidia-smi needs seconds on a machine with many GPUs and no persistence daemon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One visible GPU. `card` is the name in TGI's spelling (`nvidia-h200`), empty if unknown."""
+
+    uuid: str = ""
+    card: str = ""
+    memory_mib: int | None = None
+    compute_capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The machine as this launch may use it: GPUs after `CUDA_VISIBLE_DEVICES`, cores after affinity and quota."""
+
+    gpus: tuple[Gpu, ...] = ()
+    cores: int = 1
+    memory_bytes: int | None = None
+    shared_memory_bytes: int | None = None
+
+
+def detect(environ: Mapping[str, str]) -> Hardware:
+    """Looks at the machine. Never raises: what cannot be found out is absent."""
+    return Hardware(
+        gpus=visible(_query_gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
+        cores=_cores(),
+        memory_bytes=_memory_bytes(),
+        shared_memory_bytes=_shared_memory_bytes(),
+    )
+
+
+def visible(gpus: tuple[Gpu, ...], selection: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order. As in CUDA, an invalid entry ends the list."""
+    if selection is None or selection.strip().lower() == "all":
+        return gpus
+    chosen: list[Gpu] = []
+    for entry in selection.split(","):
+        gpu = _named(gpus, entry.strip())
+        if gpu is None or gpu in chosen:
+            break
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def _named(gpus: tuple[Gpu, ...], entry: str) -> Gpu | None:
+    if entry.isdecimal():
+        return gpus[int(entry)] if int(entry) < len(gpus) else None
+    if entry.startswith("MIG-") and gpus:
+        # Slices are not listed by the query; each entry is one device of the card they were cut from.
+        return Gpu(uuid=entry, card=gpus[0].card, compute_capability=gpus[0].compute_capability)
+    matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _query_gpus() -> tuple[Gpu, ...]:
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        try:
+            answer = subprocess.run(
+                [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"],
+                capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+            if answer.returncode == 0:
+                return parse_query(answer.stdout)
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    # A container without the tool: the device files still say how many there are.
+    files = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdecimal()]
+    return tuple(Gpu(uuid=path.name) for path in sorted(files))
+
+
+def parse_query(text: str) -> tuple[Gpu, ...]:
+    """The GPUs in the tool's answer; a line that does not look like one is skipped."""
+    gpus = []
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) != 4 or not parts[0].startswith("GPU-"):
+            continue
+        major, _, minor = parts[3].partition(".")
+        gpus.append(
+            Gpu(
+                uuid=parts[0],
+                card=parts[1].lower().replace(" ", "-"),
+                memory_mib=int(parts[2]) if parts[2].isdecimal() else None,
+                compute_capability=(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None,
+            )
+        )
+    return tuple(gpus)
+
+
+def _cores() -> int:
+    count = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            count = min(count, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        pass
+    return count
+
+
+def _memory_bytes() -> int | None:
+    sizes = []
+    with contextlib.suppress(OSError, ValueError):
+        sizes.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with contextlib.suppress(OSError, ValueError):
+        sizes.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(sizes, default=None)
+
+
+def _shared_memory_bytes() -> int | None:
+    try:
+        return shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return None

@@ -1,0 +1,60 @@
+"""Keeps children from outliving the launcher. Run as a script by a bare interpreter: standard library only.
+
+`leash.py exec PARENT argv...`  asks the kernel to kill this process when its parent dies, then becomes `argv`.
+`leash.py guard`                waits until standard input ends, which is when the launcher is gone, however it went;
+                                then kills the process groups it was told of and removes the directories.
+
+Two means, because each has a hole: the kernel's signal reaches the child but not the child's own children, and the
+guard could itself be killed. The launcher knows this file's two commands; nothing else does.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+
+
+def become(parent: int, argv: list[str]) -> None:
+    """Never returns. The signal follows the parent *thread*: the launcher starts children from its main thread."""
+    import ctypes
+
+    pr_set_pdeathsig = 1
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # It died before the request was made.
+        os._exit(1)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def guard() -> None:
+    """Reads `watch GROUP`, `forget GROUP` and `remove DIRECTORY`, one per line."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    groups: set[int] = set()
+    directories: list[str] = []
+    for line in sys.stdin:
+        verb, _, value = line.rstrip("\n").partition(" ")
+        if verb == "watch":
+            groups.add(int(value))
+        elif verb == "forget":
+            groups.discard(int(value))
+        elif verb == "remove":
+            directories.append(value)
+    for group in groups:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "exec":
+        become(int(sys.argv[2]), sys.argv[3:])
+    else:
+        guard()

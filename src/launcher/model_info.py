@@ -1,0 +1,140 @@
+"""The few facts of a model's config.json that defaults and checks need; and where the model lies on disk.
+
+Reads leniently, field by field: a config that is partly odd still gives what it has. Loads no model code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import ArgumentValidation
+
+logger = logging.getLogger("text_generation_launcher")
+
+DEMO = "demo"
+"""The model id that means the embedded model; the children know it too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """Facts of config.json, in TGI's reading of it; None where it does not say."""
+
+    model_type: str | None = None
+    max_position_embeddings: int | None = None
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    vocab_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    num_layers: int | None = None
+    head_dim: int | None = None
+    experts_per_token: int = 1
+    num_shared_experts: int = 0
+    num_experts: int = 1
+    has_vision: bool = False
+    is_quantized: bool = False
+
+
+def is_local(model_id: str) -> bool:
+    """Whether the id can only mean a directory: the demo model, a path by its spelling, or an existing directory."""
+    return model_id == DEMO or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).is_dir()
+
+
+def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -> Path | None:
+    """Where the model lies: itself if local, else its snapshot in the hub cache, None if that is not there yet."""
+    if model_id == DEMO:
+        from wire import demo_model
+
+        return demo_model.path()
+    if is_local(model_id):
+        return Path(model_id)
+    repository = hub_cache(environ) / f"models--{model_id.replace('/', '--')}"
+    try:
+        commit = (repository / "refs" / (revision or "main")).read_text().strip()
+    except OSError:
+        commit = revision or ""
+    snapshot = repository / "snapshots" / commit
+    return snapshot if commit and snapshot.is_dir() else None
+
+
+def hub_cache(environ: Mapping[str, str]) -> Path:
+    """The hub library's own order of variables, so that launcher and children look at the same place."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environ.get(name):
+            return Path(environ[name]).expanduser()
+    if environ.get("HF_HOME"):
+        return Path(environ["HF_HOME"]).expanduser() / "hub"
+    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
+
+
+def check_directory(model_id: str, path: Path) -> None:
+    """Refuses a local directory that cannot be served. Raises ArgumentValidation."""
+    if not path.is_dir():
+        raise ArgumentValidation(f"`--model-id` {model_id}: no such directory")
+    found = sorted(entry.name for entry in path.iterdir())
+    if "config.json" not in found:
+        snapshots = sorted((path / "snapshots").glob("*")) if "snapshots" in found else []
+        remedy = f"; did you mean {snapshots[-1]}?" if snapshots else f" (found: {_some(found)})"
+        raise ArgumentValidation(f"`--model-id` {model_id}: the directory has no config.json{remedy}")
+    if not any(name.endswith(".safetensors") for name in found):
+        raise ArgumentValidation(f"`--model-id` {model_id}: the directory has no *.safetensors (found: {_some(found)})")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
+
+
+def read(path: Path | None) -> ModelInfo | None:
+    """The facts in `path`/config.json; None, with one warning, if it cannot be read."""
+    if path is None:
+        return None
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        logger.warning("Could not read config.json of the model, defaults are general ones: %s", error)
+        return None
+    return from_config(config)
+
+
+def from_config(config: Mapping[str, Any]) -> ModelInfo:
+    """TGI's fall-backs between field names."""
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else None
+    hidden_size, num_heads = _count(config, "hidden_size", "n_embd"), _count(config, "num_attention_heads")
+    head_dim = _count(config, "head_dim")
+    if head_dim is None and hidden_size and num_heads and hidden_size % num_heads == 0:
+        head_dim = hidden_size // num_heads
+    model_type = config.get("model_type")
+    if head_dim is None and text is not None:
+        head_dim = _count(text, "head_dim") or (256 if model_type == "gemma3" else None)
+    return ModelInfo(
+        model_type=model_type if isinstance(model_type, str) else None,
+        max_position_embeddings=_count(config, "max_position_embeddings", "max_seq_len", "n_positions"),
+        hidden_size=hidden_size,
+        intermediate_size=_count(config, "intermediate_size"),
+        vocab_size=_count(config, "vocab_size"),
+        num_heads=num_heads,
+        num_kv_heads=_count(config, "num_key_value_heads") or num_heads,
+        num_layers=_count(config, "num_hidden_layers"),
+        head_dim=head_dim,
+        experts_per_token=_count(config, "num_experts_per_tok") or 1,
+        num_shared_experts=_count(config, "n_shared_experts") or 0,
+        num_experts=_count(config, "num_local_experts") or 1,
+        has_vision="vision_config" in config,
+        is_quantized=isinstance(config.get("quantization_config"), dict),
+    )
+
+
+def _count(config: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None

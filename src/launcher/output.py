@@ -1,0 +1,89 @@
+"""A text stream that never blocks its writers: standard output for a process that must not stop because its reader did.
+
+A thread writes to the descriptor. When it falls behind by more than the buffer, whole writes are dropped and counted;
+when the descriptor is closed, everything is dropped. Knows nothing of log records.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections import deque
+
+_BUFFER_BYTES = 8 * 1024 * 1024
+
+
+class Output(io.TextIOBase):
+    """Writes to `descriptor`, which stays the caller's."""
+
+    def __init__(self, descriptor: int, *, buffer_bytes: int = _BUFFER_BYTES) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._room = buffer_bytes
+        self._waiting: deque[bytes] = deque()
+        self._dropped = 0
+        self._is_broken = False
+        self._is_ending = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._drain, name=f"output-{descriptor}", daemon=True)
+        self._thread.start()
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def write(self, text: str) -> int:
+        data = text.encode("utf-8", "backslashreplace")
+        with self._changed:
+            if self._is_broken or self._is_ending:
+                return len(text)
+            if len(data) > self._room:
+                self._dropped += 1
+                return len(text)
+            self._room -= len(data)
+            self._waiting.append(data)
+            self._changed.notify_all()
+        return len(text)
+
+    def finish(self, timeout_s: float) -> None:
+        """Ends the stream; what has been written goes out if the reader takes it within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _drain(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_ending)
+                if not self._waiting:
+                    return
+                data = b"".join(self._waiting)
+                self._waiting.clear()
+            delivered = self._deliver(data)
+            with self._changed:
+                self._room += len(data)
+                if not delivered:
+                    self._is_broken = True
+                    self._waiting.clear()
+                    return
+                if self._dropped and not self._waiting:
+                    self._waiting.append(f"... {self._dropped} writes dropped: the reader is too slow\n".encode())
+                    self._room -= len(self._waiting[0])
+                    self._dropped = 0
+
+    def _deliver(self, data: bytes) -> bool:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._descriptor, view[:65536]) :]
+            except BlockingIOError:  # Somebody made the terminal non-blocking.
+                time.sleep(0.01)
+            except OSError:
+                return False
+        return True

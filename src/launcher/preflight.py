@@ -1,0 +1,159 @@
+"""What can be known to fail is refused here, in a second, before anything is downloaded or loaded.
+
+Finds the addresses of this launch: the HTTP port, the rendezvous port, the place of the shards' sockets.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.config import LauncherConfig
+from launcher.errors import ArgumentValidation
+from launcher.plan import DEFAULT_MASTER_PORT, Endpoints
+
+_LONGEST_SOCKET_PATH = 107
+_RANK_DIGITS = 5
+LOOPBACK = "127.0.0.1"
+
+
+def is_ip_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def listening_address(config: LauncherConfig) -> str:
+    """`--hostname` as an IP address. Raises ArgumentValidation if the name has none."""
+    if is_ip_address(config.hostname):
+        return config.hostname
+    try:
+        return str(socket.getaddrinfo(config.hostname, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        raise ArgumentValidation(f"`--hostname` {config.hostname} is neither an IP address nor a known name") from None
+
+
+def http_port(config: LauncherConfig, address: str) -> int:
+    """`--port`, or a free one for 0. Raises ArgumentValidation if it cannot be bound."""
+    return _bindable("--port", address, config.port)
+
+
+def _bindable(flag: str, address: str, port: int) -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As the HTTP server does: a port whose last connections are still closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError as error:
+            reason = {
+                errno.EADDRINUSE: "is in use by another process; choose another",
+                errno.EACCES: "needs privileges; choose one above 1023",
+                errno.EADDRNOTAVAIL: f"cannot be opened: this machine has no address {address} (`--hostname`)",
+            }.get(error.errno or 0, f"cannot be opened: {error.strerror}")
+            raise ArgumentValidation(f"`{flag}` {port} {reason}") from None
+        return int(probe.getsockname()[1])
+
+
+def rendezvous_port(config: LauncherConfig, num_shard: int) -> int:
+    """Where the ranks meet: the operator's port, else TGI's default if it is free, else a free one."""
+    if num_shard == 1 or config.master_addr not in ("localhost", LOOPBACK):
+        return config.master_port if config.master_port is not None else DEFAULT_MASTER_PORT
+    if config.master_port is not None:
+        return _bindable("--master-port", LOOPBACK, config.master_port)
+    try:
+        return _bindable("--master-port", LOOPBACK, DEFAULT_MASTER_PORT)
+    except ArgumentValidation:
+        return _bindable("--master-port", LOOPBACK, 0)
+
+
+@contextmanager
+def socket_prefix(config: LauncherConfig, num_shard: int) -> Iterator[str]:
+    """The prefix of the shards' sockets, ours alone until the end of the block.
+
+    Not given: in a directory that only we may enter, removed at the end. Given: locked, so that a second launch on the
+    same path is refused; dead sockets there are replaced, live ones never.
+    """
+    if config.shard_uds_path is None:
+        with private_directory() as directory:
+            yield str(directory / "shard")
+        return
+    prefix = os.path.abspath(config.shard_uds_path)
+    if len(os.fsencode(prefix)) + 1 + _RANK_DIGITS > _LONGEST_SOCKET_PATH:
+        raise ArgumentValidation(f"`--shard-uds-path` {prefix} is too long for a socket; use a shorter path")
+    with _locked(prefix):
+        for rank in range(num_shard):
+            _clear_dead_socket(f"{prefix}-{rank}")
+        try:
+            yield prefix
+        finally:
+            for rank in range(num_shard):
+                Path(f"{prefix}-{rank}").unlink(missing_ok=True)
+
+
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    # Not under TMPDIR: that may be too deep for a socket path.
+    base = next((path for path in ("/tmp", tempfile.gettempdir()) if os.access(path, os.W_OK)), None)
+    directory = Path(tempfile.mkdtemp(prefix="tercet-", dir=base))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _locked(prefix: str) -> Iterator[None]:
+    path = f"{prefix}.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ArgumentValidation(f"`--shard-uds-path` {prefix} cannot be used: {error.strerror} ({path})") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            raise ArgumentValidation(
+                f"`--shard-uds-path` {prefix} is in use by the launcher with pid {owner}; give each its own path"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        yield
+    finally:
+        # The file stays: removing it would let two launches hold locks on two files of one name.
+        os.close(descriptor)
+
+
+def _clear_dead_socket(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            Path(path).unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise ArgumentValidation(f"`--shard-uds-path`: {path} cannot be used: {error}") from None
+    raise ArgumentValidation(f"`--shard-uds-path`: a process is listening on {path}; give this launch another path")
+
+
+@contextmanager
+def endpoints(config: LauncherConfig, num_shard: int, *, address: str, port: int) -> Iterator[Endpoints]:
+    """All addresses of this launch; `address` and `port` were found free before the download."""
+    with socket_prefix(config, num_shard) as prefix:
+        master_port = rendezvous_port(config, num_shard)
+        yield Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)

@@ -1,0 +1,58 @@
+"""Signals as something to wait for: requests to stop, and news of children, in one place."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from types import FrameType, TracebackType
+from typing import Self
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Signals:
+    """Used as a context manager by the main thread, it owns the process' handlers; otherwise only `notify` feeds it."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        """Every request to stop so far, oldest first."""
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._previous: dict[int, object] = {}
+        self._previous_wakeup = -1
+
+    def __enter__(self) -> Self:
+        self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            # nohup's wish stands: a hang-up that is ignored at start stays ignored.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._on_stop)
+        # The handler does nothing: with it, the death of a child writes to the pipe and ends a wait.
+        self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(self._previous_wakeup)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+    def notify(self, number: int) -> None:
+        """As if the signal had been received."""
+        self.received.append(number)
+        os.write(self._write, b"\0")
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a signal (a child's death is one) or the time is over."""
+        readable, _, _ = select.select([self._read], [], [], max(0.0, timeout_s))
+        if readable:
+            os.read(self._read, 4096)
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)

@@ -1,0 +1,283 @@
+"""Start order, watch, stop order, exit status. The only place that changes the set of children.
+
+    download ─▶ shards (all at once) ─▶ all healthy ─▶ router ─▶ healthy ─▶ serve ─▶ router drains ─▶ shards ─▶ 0
+
+Any child's end on the way is the end of all, with a LauncherError that names the first to fail. A first signal stops in
+that order within one deadline, a second one kills. Knows children only by their commands; looks at no model.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from launcher.child import Child, Exit, Guard
+from launcher.commands import Command
+from launcher.errors import (
+    DownloadError,
+    LauncherError,
+    ShardCannotStart,
+    ShardFailed,
+    WebserverCannotStart,
+    WebserverFailed,
+)
+from launcher.signals import Signals
+
+logger = logging.getLogger("text_generation_launcher")
+
+_STARTING_POLL_S = 0.02
+_SERVING_POLL_S = 1.0
+"""While serving, a child's end interrupts the wait; the poll is for the case that this news was lost."""
+_REAP_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long to wait for what, in seconds."""
+
+    graceful_s: float
+    """From a signal to the end of everything."""
+    startup_s: float | None = None
+    shards_s: float = 10.0
+    """Shards have no work left when they are asked to stop."""
+    survivors_s: float = 2.0
+    """Shards that wait in a collective for a dead one never answer: no use in waiting long."""
+    failing_router_s: float = 5.0
+    """For the router to tell its clients."""
+    download_s: float = 10.0
+    waiting_record_s: float = 10.0
+    draining_record_s: float = 5.0
+
+
+class _StopRequested(Exception):
+    """A first signal."""
+
+
+class _KillRequested(Exception):
+    """A signal while stopping."""
+
+
+class Supervisor:
+    def __init__(self, signals: Signals, guard: Guard, patience: Patience) -> None:
+        self._signals, self._guard, self._patience = signals, guard, patience
+        self._shards: list[Child] = []
+        self._router: Child | None = None
+        self._download: Child | None = None
+        self._began_at = time.monotonic()
+
+    def download(self, command: Command) -> int | None:
+        """Runs the download step. None: it succeeded; an exit status: a signal ended it. Raises DownloadError."""
+        child = self._download = self._start(command, DownloadError)
+        try:
+            while child.poll() is None:
+                self._pause(_SERVING_POLL_S)
+        except _StopRequested:
+            return self._stop(lambda: self._end([child], self._patience.download_s))
+        if child.exit is not None and child.exit.returncode != 0:
+            self._report_crash(child, "Download process failed")
+            raise DownloadError(_cause(child))
+        return None
+
+    def serve(self, shards: Sequence[Command], router: Command, *, on_started: Callable[[], None]) -> int:
+        """Runs everything until a signal; returns the exit status. Raises LauncherError if a child ends before.
+
+        `on_started` is called when the shards have been started: what it costs passes while they load.
+        """
+        try:
+            for command in shards:
+                self._shards.append(self._start(command, ShardCannotStart))
+            on_started()
+            for child in self._shards:
+                logger.info("Starting shard", extra={"rank": child.command.rank})
+            self._wait_until_ready(self._shards, ShardCannotStart)
+            logger.info("Starting Webserver")
+            self._router = self._start(router, WebserverCannotStart)
+            self._wait_until_ready([self._router], ShardFailed)
+            self._report_ready(self._router)
+            while True:
+                self._check_alive(ShardFailed)
+                self._pause(_SERVING_POLL_S)
+        except _StopRequested:
+            return self._stop(self._stop_in_order)
+        except LauncherError:
+            self._stop(self._stop_after_failure)
+            raise
+
+    def kill_all(self) -> None:
+        """Kills every child that still runs and waits until each is gone."""
+        running = self._running()
+        for child in running:
+            child.kill()
+        deadline = time.monotonic() + _REAP_S
+        while any(child.poll() is None for child in running) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for child in running:
+            if child.exit is None:
+                logger.error("%s (pid %d) does not go, even when killed", child.title, child.pid)
+
+    def _start(self, command: Command, error: type[LauncherError]) -> Child:
+        logger.debug("Starting %s: %s", command.title, " ".join(command.argv))
+        try:
+            return Child(command, self._guard)
+        except OSError as cause:
+            raise error(f"{command.title}: {command.argv[0]}: {cause.strerror}") from cause
+
+    def _running(self) -> list[Child]:
+        children = [*self._shards, *filter(None, [self._router, self._download])]
+        return [child for child in children if child.poll() is None]
+
+    def _pause(self, timeout_s: float) -> None:
+        self._signals.wait(timeout_s)
+        if self._signals.received:
+            raise _StopRequested
+
+    # Starting and watching
+
+    def _wait_until_ready(self, children: Sequence[Child], shard_error: type[LauncherError]) -> None:
+        record_at = time.monotonic() + self._patience.waiting_record_s
+        missing = list(children)
+        while missing:
+            self._check_alive(shard_error)
+            for child in [child for child in missing if child.is_ready()]:
+                missing.remove(child)
+                logger.info(
+                    "%s ready in %.2f s", child.command.name.capitalize(), _start_time(child), extra=_rank(child)
+                )
+            if self._is_out_of_time():
+                raise _error_for(missing[0], ShardCannotStart, WebserverCannotStart)(
+                    f"{missing[0].title} was not ready {self._patience.startup_s:g} s after the start "
+                    f"(`--startup-timeout`); its last word: {missing[0].logs.last_message or 'none'}"
+                )
+            if time.monotonic() >= record_at:
+                record_at += self._patience.waiting_record_s
+                for child in missing:
+                    said = f" (it said last: {child.logs.last_message})" if child.logs.last_message else ""
+                    logger.info("Waiting for %s to be ready...%s", child.command.name, said, extra=_rank(child))
+            if missing:
+                self._pause(_STARTING_POLL_S)
+
+    def _is_out_of_time(self) -> bool:
+        limit = self._patience.startup_s
+        return limit is not None and time.monotonic() - self._began_at > limit
+
+    def _check_alive(self, shard_error: type[LauncherError]) -> None:
+        """Raises for the child that failed first. Of several found at once: a killed one before one that gave up."""
+        ended = [child for child in [*self._shards, self._router] if child is not None and child.poll() is not None]
+        if not ended:
+            return
+        first = min(ended, key=lambda child: not _exit_of(child).is_signal)
+        if first is self._router:
+            self._report_crash(first, "Webserver Crashed")
+            could_not_exec = first.ready_at is None and _exit_of(first).returncode == 127
+            raise (WebserverCannotStart if could_not_exec else WebserverFailed)(_cause(first))
+        verb = "failed to start" if shard_error is ShardCannotStart else "crashed"
+        self._report_crash(first, f"Shard {first.command.rank} {verb}")
+        raise shard_error(_cause(first))
+
+    def _report_crash(self, child: Child, headline: str) -> None:
+        for index, text in enumerate(child.logs.errors.chunks()):
+            title = f"{child.command.name.capitalize()} complete standard error output:" if not index else "..."
+            logger.error("%s\n%s", title, text, extra=_rank(child))
+        logger.error("%s: %s", headline, _exit_of(child), extra=_rank(child))
+
+    def _report_ready(self, router: Child) -> None:
+        now = time.monotonic()
+        first = min(child.started_at for child in self._shards)
+        parts = [f"before the shards {first - self._began_at:.2f} s"]
+        parts += [f"shard {child.command.rank} {_start_time(child):.2f} s" for child in self._shards]
+        parts += [f"router {_start_time(router):.2f} s"]
+        address, port = router.command.http or ("", 0)
+        where = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+        logger.info("Ready on %s after %.2f s: %s", where, now - self._began_at, ", ".join(parts))
+
+    # Stopping
+
+    def _stop(self, how: Callable[[], None]) -> int:
+        """Runs a way of stopping; whatever happens in it, nothing is left afterwards. Returns the exit status."""
+        before = len(self._signals.received)
+        try:
+            how()
+        except _KillRequested:
+            number = self._signals.received[-1]
+            logger.warning("%s: killing everything now", signal.Signals(number).name)
+            return 128 + number if before else 1
+        finally:
+            self.kill_all()
+        return 0
+
+    def _stop_in_order(self) -> None:
+        number = self._signals.received[0]
+        logger.info("%s: stopping, at most %g s", signal.Signals(number).name, self._patience.graceful_s)
+        deadline = time.monotonic() + self._patience.graceful_s
+        if self._router is not None:
+            self._end([self._router], self._patience.graceful_s)
+        failed = [child for child in self._shards if child.poll() is not None and not _is_orderly(_exit_of(child))]
+        if failed:
+            # The requests that were still running have been lost: this was no orderly stop.
+            self._report_crash(failed[0], f"Shard {failed[0].command.rank} crashed")
+        logger.info("Shutting down shards")
+        self._end(self._shards, min(self._patience.shards_s, max(1.0, deadline - time.monotonic())))
+        if failed:
+            raise ShardFailed(_cause(failed[0]))
+
+    def _stop_after_failure(self) -> None:
+        logger.info("Shutting down shards")
+        router = [self._router] if self._router is not None else []
+        for child in router:
+            child.terminate()
+        # The survivors' end fails the calls that the router still waits for.
+        self._end(self._shards, self._patience.survivors_s)
+        self._end(router, self._patience.failing_router_s)
+
+    def _end(self, children: Iterable[Child], timeout_s: float) -> None:
+        """Asks each to end, and kills those that have not after `timeout_s`. Raises _KillRequested on a signal."""
+        running = [child for child in children if child.poll() is None]
+        signals_before = len(self._signals.received)
+        began = time.monotonic()
+        record_at = began + self._patience.draining_record_s
+        for child in running:
+            child.terminate()
+        while running := [child for child in running if child.poll() is None]:
+            now = time.monotonic()
+            left_s = began + timeout_s - now
+            if left_s <= 0:
+                logger.warning("%s did not stop in %g s: killed", " and ".join(c.title for c in running), timeout_s)
+                for child in running:
+                    child.kill()
+                return
+            if now >= record_at:
+                record_at += self._patience.draining_record_s
+                logger.info("Waiting for %s to finish, %.0f s left", " and ".join(c.title for c in running), left_s)
+            self._signals.wait(min(left_s, record_at - now, _SERVING_POLL_S))
+            if len(self._signals.received) > signals_before:
+                raise _KillRequested
+
+
+def _exit_of(child: Child) -> Exit:
+    assert child.exit is not None
+    return child.exit
+
+
+def _cause(child: Child) -> str:
+    said = child.logs.last_error.strip().partition("\n")[0]
+    return f"{child.title} {_exit_of(child)}" + (f": {said}" if said else "")
+
+
+def _error_for(child: Child, shard: type[LauncherError], router: type[LauncherError]) -> type[LauncherError]:
+    return router if child.command.rank is None else shard
+
+
+def _is_orderly(end: Exit) -> bool:
+    """Whether a shard's end during a stop is one: service managers send everybody the signal."""
+    return end.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def _start_time(child: Child) -> float:
+    return (child.ready_at or time.monotonic()) - child.started_at
+
+
+def _rank(child: Child) -> dict[str, int]:
+    return {} if child.command.rank is None else {"rank": child.command.rank}
