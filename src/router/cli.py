@@ -1,0 +1,57 @@
+"""The router's command line. Nothing heavy is imported before the options are understood."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from router.config import RouterConfig, check
+from router.errors import StartupError
+from wire import log_line
+from wire.options import run_group
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintSchemaConfig:
+    """`print-schema` has no options."""
+
+
+def main() -> int:
+    """Returns the exit status: 0 after a signal to stop, 1 for a failure, 2 for a wrong command line."""
+    return run_group(
+        {"print-schema": (PrintSchemaConfig, print_schema)},
+        prog="router",
+        version=version("tercet"),
+        description="Serves the HTTP API and decides which request the model shards run next.",
+        default=(RouterConfig, run),
+    )
+
+
+def run(config: RouterConfig) -> int:
+    """Serve until a signal comes."""
+    log_line.configure(config.json_output, config.log_level)
+    try:
+        check(config)
+        import uvloop
+
+        from router.serving import serve
+
+        return uvloop.run(serve(config))
+    except StartupError as error:
+        print(f"Error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def print_schema(config: PrintSchemaConfig) -> int:
+    """Print the OpenAPI document as JSON."""
+    import orjson
+
+    from router.api.openapi import document
+    from router.app import create_app
+
+    text = orjson.dumps(document(create_app()), option=orjson.OPT_INDENT_2)
+    sys.stdout.write(text.decode() + "\n")
+    return 0

@@ -1,0 +1,266 @@
+"""From a config to a server that answers, and back: start order, signals, drain, exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router import model_files
+from router.api.served import Served
+from router.app import create_app
+from router.chat.template import ChatTemplate
+from router.config import RouterConfig
+from router.errors import StartupError
+from router.inference import Inference
+from router.metrics import CONTENT_TYPE, Metrics
+from router.startup import Started, connect_and_warm_up
+from router.tokenizer import PromptTokenizer
+from router.validation import Validator
+
+logger = logging.getLogger(__name__)
+
+_IDLE_CONNECTION_S = 75
+# After the deadline, when every request has got its error: what is left are clients that do not read.
+_LAST_WORDS_S = 2
+_REPORT_EVERY_S = 5.0
+
+
+async def serve(config: RouterConfig) -> int:
+    """Runs the router; returns the exit status. Raises StartupError before anything listens."""
+    loop = asyncio.get_running_loop()
+    me = asyncio.current_task()
+    assert me is not None
+    stop = Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.signalled, me)
+    try:
+        return await _serve(config, stop)
+    except asyncio.CancelledError:
+        if stop.requested:  # while starting
+            return 0
+        raise
+
+
+async def _serve(config: RouterConfig, stop: Stop) -> int:
+    with contextlib.ExitStack() as resources:
+        # Bound now, so that a port in use is found before the model is warm; it listens at the very end.
+        listener = resources.enter_context(bind(config.hostname, config.port))
+        metrics_listener = None
+        if config.prometheus_port is not None:
+            metrics_listener = resources.enter_context(bind(config.hostname, config.prometheus_port))
+        files = model_files.load(
+            config.tokenizer_name,
+            revision=config.revision,
+            tokenizer_config_path=config.tokenizer_config_path,
+            chat_template=config.chat_template,
+        )
+        tokenizer = PromptTokenizer.from_file(files.tokenizer_json, num_workers=config.validation_workers)
+        resources.callback(tokenizer.close)
+        chat_template = ChatTemplate(files.templates, files.named_tokens)
+        resources.callback(chat_template.close)
+        if not files.templates:
+            logger.warning("the model has no chat template: chat requests will be refused")
+        metrics = Metrics()
+        logger.info("Warming up model")
+        started = await connect_and_warm_up(
+            config, metrics, max_positions=files.max_positions, tokenizer_max_length=files.tokenizer_max_length
+        )
+        try:
+            served = _served(config, files, tokenizer, chat_template, metrics, started)
+            return await _answer(config, served, started, stop, listener, metrics_listener)
+        finally:
+            await started.scheduler.close()
+            await started.shards.close()
+
+
+def _served(
+    config: RouterConfig,
+    files: model_files.ModelFiles,
+    tokenizer: PromptTokenizer,
+    chat_template: ChatTemplate,
+    metrics: Metrics,
+    started: Started,
+) -> Served:
+    limits = started.limits
+    metrics.set_limits(
+        max_input_tokens=limits.max_input_tokens,
+        max_total_tokens=limits.max_total_tokens,
+        speculate=started.info.speculate,
+    )
+    validator = Validator(
+        tokenizer,
+        limits,
+        started.info,
+        can_ever_fit=started.scheduler.can_ever_fit,
+        max_stop_bytes=config.max_stop_sequence_bytes,
+        disable_grammar_support=config.disable_grammar_support,
+    )
+    inference = Inference(
+        scheduler=started.scheduler, validator=validator, tokenizer=tokenizer, limits=limits, metrics=metrics
+    )
+    return Served(
+        config=config,
+        info=started.info,
+        inference=inference,
+        chat_template=chat_template,
+        model_id=config.tokenizer_name,
+        model_sha=files.sha,
+    )
+
+
+async def _answer(
+    config: RouterConfig,
+    served: Served,
+    started: Started,
+    stop: Stop,
+    listener: socket.socket,
+    metrics_listener: socket.socket | None,
+) -> int:
+    """Serves until a signal or the scheduler's end."""
+    app = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin)
+    server = _Server(_uvicorn_config(app, config.graceful_termination_timeout + _LAST_WORDS_S))
+    scheduling = asyncio.create_task(started.scheduler.run())
+    stop.attach(server, served.inference, started, config.graceful_termination_timeout)
+    scheduling.add_done_callback(lambda _: stop.scheduler_ended(started))
+    metrics_server = None
+    if metrics_listener is not None:
+        metrics_server = _Server(_uvicorn_config(_metrics_app(served.inference.metrics), 1))
+        metrics_task = asyncio.create_task(metrics_server.serve([metrics_listener]))
+    logger.info("Connected")
+    try:
+        await server.serve([listener])
+    finally:
+        stop.finished()
+        if metrics_server is not None:
+            metrics_server.should_exit = True
+            await metrics_task
+    return 1 if stop.scheduler_failed else 0
+
+
+class Stop:
+    """Ends the server: at the first signal with a drain, at the second one at once, or when the scheduler is gone."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.scheduler_failed = False
+        self._is_over = False
+        self._server: _Server | None = None
+        self._inference: Inference | None = None
+        self._started: Started | None = None
+        self._timeout_s = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def attach(self, server: _Server, inference: Inference, started: Started, timeout_s: int) -> None:
+        """From now on there is something to drain."""
+        self._server, self._inference, self._started, self._timeout_s = server, inference, started, timeout_s
+        if self.requested:
+            self._drain()
+
+    def signalled(self, main_task: asyncio.Task[int]) -> None:
+        if self._server is None:
+            self.requested = True
+            main_task.cancel()
+        elif not self.requested:
+            self.requested = True
+            logger.info("stopping: no new requests, %d s for those that run", self._timeout_s)
+            self._drain()
+        else:
+            logger.warning("stopping at once")
+            self._server.force_exit = True
+            self._tasks.append(asyncio.ensure_future(self._fail_the_rest()))
+
+    def scheduler_ended(self, started: Started) -> None:
+        """Every request has got its answer or its failure; a server that cannot generate must not stay up."""
+        if self._is_over or self.requested:
+            return
+        self.scheduler_failed = True
+        logger.error("the scheduler has ended: %s", started.scheduler.failure)
+        assert self._inference is not None and self._server is not None
+        self._inference.is_draining = True
+        self._server.config.timeout_graceful_shutdown = _LAST_WORDS_S
+        self._server.should_exit = True
+
+    def finished(self) -> None:
+        self._is_over = True
+        for task in self._tasks:
+            task.cancel()
+
+    def _drain(self) -> None:
+        assert self._inference is not None and self._server is not None
+        self._inference.is_draining = True
+        self._server.should_exit = True
+        self._tasks.append(asyncio.ensure_future(self._wait_for_requests()))
+
+    async def _wait_for_requests(self) -> None:
+        assert self._inference is not None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_s
+        while (left_s := deadline - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, _REPORT_EVERY_S))
+            logger.info("%d requests are still running", self._inference.permits.num_taken)
+        await self._fail_the_rest()
+
+    async def _fail_the_rest(self) -> None:
+        assert self._started is not None
+        await self._started.scheduler.close()
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn would die of the signal that it has just obeyed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(app: ASGIApp, timeout_s: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_IDLE_CONNECTION_S,
+        timeout_graceful_shutdown=timeout_s,
+    )
+
+
+def bind(hostname: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises StartupError that names the port."""
+    try:
+        address = ipaddress.ip_address(hostname)
+    except ValueError:
+        logger.warning("Invalid hostname %r, defaulting to 0.0.0.0", hostname)
+        address = ipaddress.ip_address("0.0.0.0")
+    listener = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((str(address), port))
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"WebServer: cannot listen on {address}:{port}: {error.strerror}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _metrics_app(metrics: Metrics) -> ASGIApp:
+    """Answers every path with the metrics."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        body = metrics.render()
+        headers = [(b"content-type", CONTENT_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return answer
