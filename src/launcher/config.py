@@ -36,7 +36,7 @@ class LauncherConfig:
 
     model_id: str | None = option(
         None, panel=_MODEL,
-        help=f"Hub id, local directory, or `demo` for the embedded model. [default: {DEFAULT_MODEL_ID}]",
+        help=f"Hub id, local directory, or `demo` for the embedded model. Default: {DEFAULT_MODEL_ID}.",
     )  # fmt: skip
     revision: str | None = option(None, panel=_MODEL, help="Branch, tag or commit of a hub model.")
     dtype: Dtype | None = option(None, panel=_MODEL, help="Type of weights and activations. Default: the model's.")
@@ -62,7 +62,7 @@ class LauncherConfig:
     master_addr: str = option("localhost", panel=_SHARDS, help="Where the shards of this launch find each other.")
     master_port: int | None = option(
         None, panel=_SHARDS, maximum=_PORT,
-        help="Port where the shards find each other. [default: 29500, or a free one if that is taken]",
+        help="Port where the shards find each other. Default: 29500, or a free one if that is taken.",
     )  # fmt: skip
     cuda_memory_fraction: float = option(
         1.0, panel=_SHARDS, minimum=0.0, maximum=1.0, help="Share of each GPU's memory that may be used."

@@ -6,7 +6,7 @@ come the parser, the `--help` page and (`to_argv`) the command line of a child. 
 The rules are those of TGI's parser (clap): command line > environment > default; exact long names; a single-valued
 option given twice is an error; switches take no value; integers are unsigned. Typer draws the help page but does not
 parse: it takes the last of two repeated options, reads `os.environ` itself, and cannot name the variable that held a
-bad value. It is imported only for `--help`, so that an ordinary start does not pay for it.
+bad value.
 
 Annotations are resolved at run time: a config module must import the names it annotates with, outside TYPE_CHECKING.
 """
@@ -321,12 +321,12 @@ def _in_range(opt: Option, number: float, low: float | None, high: float | None)
     low = opt.minimum if opt.minimum is not None else low
     high = opt.maximum if opt.maximum is not None else high
     if (low is not None and number < low) or (high is not None and number > high):
-        bounds = f"{_spell(low)}..={_spell(high)}" if high is not None else f"at least {_spell(low)}"
-        raise ValueError(f"{_spell(number)} is not in {bounds}" if high is not None else f"must be {bounds}")
+        bounds = f"{spell(low)}..={spell(high)}" if high is not None else f"at least {spell(low)}"
+        raise ValueError(f"{spell(number)} is not in {bounds}" if high is not None else f"must be {bounds}")
     return number
 
 
-def _spell(value: Any) -> str:
+def spell(value: Any) -> str:
     """A value as the command line spells it; floats as TGI prints them (1.0 → `1`)."""
     if isinstance(value, enum.Enum):
         return str(value.value)
@@ -354,7 +354,7 @@ def to_argv(config: Any) -> list[str]:
         else:
             for item in value if opt.is_repeated else [value]:
                 # One word, so that a value that starts with a dash cannot be taken for an option.
-                text = _spell(item)
+                text = spell(item)
                 argv += [f"{opt.flag}={text}"] if text.startswith("-") else [opt.flag, text]
     if any(text.startswith("-") for text in positionals):
         argv.append("--")
@@ -374,7 +374,10 @@ def run_command(
     words = list(sys.argv[1:] if argv is None else argv)
     before_dashes = words[: words.index("--")] if "--" in words else words
     if "--help" in before_dashes or "-h" in before_dashes:
-        _print_help(config_type, prog, description)
+        # Here, not above: only a help page is worth the time that typer and rich take to import.
+        from wire.option_help import print_help
+
+        print_help(config_type, prog, description)
         return 0
     if version is not None and ("--version" in before_dashes or "-V" in before_dashes):
         print(f"{prog} {version}")  # noqa: T201
@@ -418,43 +421,3 @@ def run_group(
 def _refuse(prog: str, message: str) -> int:
     print(f"error: {message}\n\nFor more information, try '{prog} --help'.", file=sys.stderr)  # noqa: T201
     return 2
-
-
-def _print_help(config_type: type, prog: str, description: str) -> None:
-    import inspect
-
-    import typer
-
-    # Each value is text to typer, whatever its type: ranges and choices are said by our own metavar and parser.
-    parameters = []
-    for opt in options_of(config_type):
-        annotation: Any = bool if opt.is_switch else list[str] if opt.is_repeated else str
-        shown: dict[str, Any] = {"help": opt.help, "envvar": opt.env, "show_envvar": True, "hidden": opt.hidden}
-        if opt.positional:
-            declared = typer.Argument(..., metavar=opt.metavar, **shown)
-        else:
-            names = [f"{opt.flag}/{opt.negative_flag}" if opt.is_negatable else opt.flag, *filter(None, [opt.short])]
-            if not opt.is_switch:
-                shown["metavar"] = f"<{opt.metavar}>"
-            value: Any = opt.default
-            if not opt.is_switch:
-                value = None if opt.default in (None, [], ()) else _shown_default(opt)
-            show_default = not opt.is_switch and value is not None
-            if opt.is_repeated:
-                value, show_default = None, False
-            declared = typer.Option(value, *names, show_default=show_default, rich_help_panel=opt.panel, **shown)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(opt.name, kind, default=declared, annotation=annotation))
-
-    def command(**_: Any) -> None: ...
-
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__doc__ = description
-    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
-    app.command()(command)
-    app(args=["--help"], prog_name=prog, standalone_mode=False)
-
-
-def _shown_default(opt: Option) -> str:
-    return ",".join(map(_spell, opt.default)) if opt.is_repeated else _spell(opt.default)
