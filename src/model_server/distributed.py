@@ -71,7 +71,7 @@ def connect(
     try:
         if rank == 0:
             listener = socket.create_server((address, port))
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             address,
             port,
             world_size,

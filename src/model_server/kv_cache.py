@@ -51,8 +51,10 @@ class KvCache:
             blocks = rows.view(num_blocks, block_size, shape.row_width)
             key_width = shape.num_kv_heads * shape.key_dim
             self.rows.append(rows)
-            self.keys.append(blocks[..., :key_width].unflatten(-1, (shape.num_kv_heads, shape.key_dim)))
-            self.values.append(blocks[..., key_width:].unflatten(-1, (shape.num_kv_heads, shape.value_dim)))
+            self.keys.append(blocks[..., :key_width].view(num_blocks, block_size, shape.num_kv_heads, shape.key_dim))
+            self.values.append(
+                blocks[..., key_width:].view(num_blocks, block_size, shape.num_kv_heads, shape.value_dim)
+            )
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, dim] of one layer at `slots` [num_tokens] int64."""

@@ -43,6 +43,7 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("llama", "mha"): {"num_key_value_heads": 4},
     ("llama", "mqa"): {"num_key_value_heads": 1},
     ("llama", "odd_vocab"): {"vocab_size": 509},
+    ("llama", "odd_vocab_tied"): {"vocab_size": 509, "tie_word_embeddings": True},
     ("llama", "head_dim"): {"head_dim": 32},
     ("mistral", "plain"): {"sliding_window": WINDOW},
     ("mistral", "no_window"): {"sliding_window": None},

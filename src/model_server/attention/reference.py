@@ -92,15 +92,17 @@ class ReferenceStep:
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=chunk.mask, scale=layer.scale)
         return output.reshape(chunk.num_rows, layer.num_heads * layer.head_dim)
 
-    def _prefill(self, layer: AttentionLayer, piece: _PrefillPiece, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _prefill(
+        self, layer: AttentionLayer, piece: _PrefillPiece, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
         """query, key, value of the whole step -> [num_queries, num_heads * head_dim] of the piece."""
         heads, groups = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
         if piece.slots is None:
             keys, values = (t[piece.keys].transpose(0, 1).unsqueeze(0) for t in (key, value))
         else:
             keys, values = self._gather(layer, piece.slots, 1)
-        # [1, num_heads, n, head_dim] -> [num_kv_heads, groups, n, head_dim]; keys are expanded, not copied.
-        queries = query[piece.tokens].transpose(0, 1).unflatten(0, (heads, groups))
+        # [n, num_heads, head_dim] -> [num_kv_heads, groups, n, head_dim]; keys are expanded, not copied.
+        queries = query[piece.tokens].view(-1, heads, groups, layer.head_dim).permute(1, 2, 0, 3)
         keys, values = (t.transpose(0, 1).expand(heads, groups, -1, -1) for t in (keys, values))
         output = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=piece.mask, is_causal=piece.mask is None, scale=layer.scale

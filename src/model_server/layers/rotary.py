@@ -36,7 +36,9 @@ class Rope:
         value = self.parameters.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise StartupError(f"config.json: rope scaling {self.kind!r} needs a positive number `{name}`, got {value!r}")
+            raise StartupError(
+                f"config.json: rope scaling {self.kind!r} needs a positive number `{name}`, got {value!r}"
+            )
         return float(value)
 
 
@@ -132,15 +134,13 @@ class Rotary:
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:
     """Rotate `heads` [n, num_heads, dim], pairs side by side, in place by `rotations` [n, 1, dim / 2]."""
-    if heads.dtype == torch.float32:
-        torch.view_as_complex(heads.unflatten(-1, (-1, 2))).mul_(rotations)
-        return
-    wide = heads.float()
-    torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(rotations)
-    heads.copy_(wide)
+    wide = heads if heads.dtype == torch.float32 else heads.float()
+    torch.view_as_complex(wide.view(*wide.shape[:-1], -1, 2)).mul_(rotations)
+    if wide is not heads:
+        heads.copy_(wide)
 
 
 def interleave_rows(weight: Tensor, head_dim: int) -> Tensor:
     """Reorder the rows of each head of `weight` [num_heads * head_dim, ...] from halves to pairs side by side."""
-    heads = weight.unflatten(0, (-1, 2, head_dim // 2))
+    heads = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
     return heads.transpose(1, 2).reshape(weight.shape)

@@ -84,7 +84,7 @@ class ModelConfig:
         return value
 
     def rope(self, dim: int, max_positions: int) -> Rope:
-        """Rotary parameters: transformers 5 keeps all in `rope_parameters`, older files `rope_theta`, `rope_scaling`."""
+        """Rotary parameters: all in `rope_parameters` since transformers 5, before in `rope_theta`, `rope_scaling`."""
         block = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
         if not isinstance(block, Mapping):
             raise StartupError(f"config.json: the rope parameters must be an object, got {block!r}")

@@ -87,7 +87,7 @@ class Block:
 
 
 class Decoder:
-    """A loaded model on this rank: satisfies `runner.Runner`. Runs under `torch.inference_mode`, which the caller enters."""
+    """A loaded model on this rank, a `runner.Runner`. The caller enters `torch.inference_mode`."""
 
     def __init__(
         self,

@@ -10,6 +10,9 @@ from model_server.weights.json_file import read_object
 
 EMBEDDED = "demo"
 
+# By-products that TGI does not take for weights (model_server.md 5.2), and adapters.
+SKIPPED_WORDS = ("arguments", "args", "training", "adapter_model")
+
 
 def resolve(model_id: str, revision: str | None) -> Path:
     """The local directory of `model_id`: the embedded demo model, a directory, or a snapshot in the hub cache.
@@ -21,11 +24,8 @@ def resolve(model_id: str, revision: str | None) -> Path:
         from wire import demo_model
 
         return Path(demo_model.path())
-    directory = Path(model_id).expanduser()
-    if directory.is_dir():
-        return _model_directory(directory)
-    if model_id.startswith(("/", "./", "../", "~")):
-        raise StartupError(f"--model-id {model_id}: no such directory")
+    if is_local(model_id):
+        return _model_directory(Path(model_id).expanduser())
     found = snapshot(model_id, revision)
     if found is None:
         raise StartupError(
@@ -33,6 +33,11 @@ def resolve(model_id: str, revision: str | None) -> Path:
             "where the hub can be reached, or use `--model-id demo`, which needs no download"
         )
     return found
+
+
+def is_local(model_id: str) -> bool:
+    """Whether `model_id` needs no hub: `demo`, or a directory, existing or clearly meant."""
+    return model_id == EMBEDDED or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).is_dir()
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -44,18 +49,14 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         return _indexed_files(directory, index)
-    files = sorted(
-        f
-        for f in directory.glob("*.safetensors")
-        if not any(word in f.name for word in ("arguments", "args", "training", "adapter_model"))
-    )
+    files = sorted(f for f in directory.glob("*.safetensors") if not any(word in f.name for word in SKIPPED_WORDS))
     if files:
         return files
     pickles = sorted(f.name for f in directory.iterdir() if f.suffix in (".bin", ".pt") and "training" not in f.name)
     if pickles:
         raise StartupError(
-            f"{directory} holds pickled weights ({pickles[0]}) and no safetensors; Tercet never unpickles while serving: "
-            "convert them to safetensors first (a conversion command is planned, not part of this version)"
+            f"{directory} holds pickled weights ({pickles[0]}) and no safetensors; Tercet never unpickles while "
+            "serving: convert them to safetensors first (a conversion command is planned, not part of this version)"
         )
     found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
     raise StartupError(f"directory {directory} has no *.safetensors (found: {found})")
@@ -76,6 +77,8 @@ def _indexed_files(directory: Path, index: Path) -> list[Path]:
 
 def _model_directory(directory: Path) -> Path:
     """`directory` itself, unless it is the root of a hub cache entry: then name the snapshot the user meant."""
+    if not directory.is_dir():
+        raise StartupError(f"--model-id {directory}: no such directory")
     if (directory / "config.json").is_file():
         return directory
     snapshots = sorted((directory / "snapshots").glob("*/config.json"))

@@ -53,8 +53,8 @@ class SafetensorsReader:
         self._file_of: dict[str, tuple[Any, Path]] = {}
         for path in files:
             try:
-                handle = safe_open(path, framework="pt", device="cpu")
-                names = handle.keys()
+                handle: Any = safe_open(path, framework="pt", device="cpu")
+                names: list[str] = handle.keys()
             except (SafetensorError, OSError) as error:
                 raise StartupError(f"{path} is damaged or incomplete: {_first_line(error)}") from error
             self._handles.append(handle)

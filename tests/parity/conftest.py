@@ -1,0 +1,57 @@
+"""Tiny checkpoints with the logits that transformers computes for them, made once per session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from parity.protocol import prompts
+from support.tiny_models import random_model, tiny_checkpoint
+from torch import Tensor
+
+# Every row: model type, variant. Adding a family means adding its rows.
+CASES = [
+    ("llama", "plain"),
+    ("llama", "biases_tied"),
+    ("llama", "llama3"),
+    ("llama", "yarn"),
+    ("llama", "linear"),
+    ("llama", "mha"),
+    ("llama", "mqa"),
+    ("llama", "odd_vocab"),
+    ("llama", "odd_vocab_tied"),
+    ("llama", "head_dim"),
+    ("mistral", "plain"),
+    ("mistral", "no_window"),
+    ("qwen2", "plain"),
+    ("qwen2", "windows"),
+    ("qwen3", "plain"),
+    ("qwen3", "windows"),
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint and what each of its prompts must give: logits [length, vocab] float32."""
+
+    path: Path
+    sequences: list[Tensor]
+    logits: list[Tensor]
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Case]:
+    """All CASES; the reference runs each sequence alone, in full, without a cache, with eager attention."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    made = {}
+    for model_type, variant in CASES:
+        path = root / f"{model_type}-{variant}"
+        tiny_checkpoint(model_type, path, variant=variant, with_tokenizer=False, sharded=variant == "mha")
+        model = random_model(model_type, variant=variant)
+        sequences = prompts(model.config.vocab_size)
+        with torch.inference_mode():
+            logits = [model(s.unsqueeze(0), use_cache=False).logits[0].float() for s in sequences]
+        made[model_type, variant] = Case(path, sequences, logits)
+    return made

@@ -1,0 +1,73 @@
+"""Every native family against transformers, token by token, through the paged cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity.conftest import CASES, Case
+from parity.protocol import CPU, PagedBatch, assert_equal_logits, run_protocol
+
+from model_server.attention.reference import ReferenceBackend
+from model_server.distributed import ProcessGroup
+from model_server.models.decoder import Decoder
+from model_server.models.families import FAMILIES
+from model_server.models.load import load_runner
+
+
+def load(case: Case, dtype: torch.dtype = torch.float32) -> Decoder:
+    return load_runner(case.path, device=CPU, dtype=dtype, group=ProcessGroup(), attention=ReferenceBackend())
+
+
+def test_every_family_has_a_case() -> None:
+    assert {model_type for model_type, _ in CASES} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("key", CASES, ids="-".join)
+def test_family_equals_transformers(cases: dict[tuple[str, str], Case], key: tuple[str, str]) -> None:
+    case = cases[key]
+    runner = load(case)
+    for block_size in (4, 16):
+        assert_equal_logits(run_protocol(runner, case.sequences, block_size), case.logits)
+
+
+def test_logit_rows_picks_rows_in_order(cases: dict[tuple[str, str], Case]) -> None:
+    case = cases["llama", "plain"]
+    batch = PagedBatch(load(case), case.sequences, block_size=4)
+    rows = torch.tensor([43, 0, 18, 19])
+    with torch.inference_mode():
+        logits = batch.runner.forward(batch.inputs([19, 11, 14], rows), batch.cache)
+    flat = torch.cat(case.logits)
+    assert logits.dtype == torch.float32
+    assert_equal_logits([logits], [flat[rows]])
+
+
+@pytest.mark.parametrize("key", [("llama", "plain"), ("mistral", "plain"), ("qwen3", "plain")], ids="-".join)
+def test_bfloat16_is_close(cases: dict[tuple[str, str], Case], key: tuple[str, str]) -> None:
+    case = cases[key]
+    actual = run_protocol(load(case, torch.bfloat16), case.sequences, 4, torch.bfloat16)
+    for got, want in zip(actual, case.logits, strict=True):
+        assert float((got - want).abs().max() / want.abs().max()) < 5e-2
+
+
+def test_neighbours_change_nothing_but_rounding(cases: dict[tuple[str, str], Case]) -> None:
+    """Alone or beside others, decode gives the same logits and tokens."""
+    case = cases["llama", "plain"]
+    runner = load(case)
+    alone = []
+    for sequence in case.sequences:
+        batch = PagedBatch(runner, [sequence], block_size=16)
+        parts = [batch.step([5])[0], *(batch.step([1])[0] for _ in range(len(sequence) - 5))]
+        alone.append(torch.cat(parts))
+    assert_equal_logits(run_protocol(runner, case.sequences, 16), alone, tolerance=1e-5)
+
+
+def test_positions_beyond_the_first_table(cases: dict[tuple[str, str], Case]) -> None:
+    """The table of rotations grows with the longest sequence and keeps its values."""
+    from model_server.layers.rotary import Rope, Rotary
+
+    rope = Rope(kind="default", theta=10000.0, dim=16, max_positions=64)
+    small, large = Rotary(rope, CPU), Rotary(rope, CPU)
+    positions = torch.tensor([3, 63, 200])
+    grown = small.rotations(positions, 201)
+    large.rotations(positions, 5000)
+    assert torch.equal(grown, large.rotations(positions, 201))
