@@ -169,7 +169,7 @@ class BytePieces(dict[int, tuple[bytes, str | None]]):
         token = self._backend.id_to_token(token_id)
         data = b"" if token is None else _token_bytes(token)
         try:
-            piece = (data, data.decode())
+            piece: tuple[bytes, str | None] = (data, data.decode())
         except UnicodeDecodeError:
             piece = (data, None)
         if token is not None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.sampling.filters import Filters, selectable
+from model_server.sampling.filters import LARGEST_SELECTION, Filters
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import LogitBias, Penalties
 from model_server.sampling.randomness import uniforms
@@ -93,8 +93,9 @@ class GroupKind(enum.Enum):
 
     GREEDY = enum.auto()
     UNFILTERED = enum.auto()
-    SELECTED = enum.auto()  # few best candidates may be enough
-    WHOLE = enum.auto()
+    TOP_K = enum.auto()  # a few candidates are enough
+    TOP_P = enum.auto()  # top-p or min-p without top-k: a few candidates are probably enough
+    WHOLE = enum.auto()  # only whole rows will do
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,33 +103,39 @@ class Group:
     """Rows that take the same path."""
 
     kind: GroupKind
-    index: Tensor | None  # [n] int64: its rows of the batch; None: all, in order
-    draws: Tensor | None  # [n] int64: its entries of the step's uniforms; None: all, in order
+    index: Tensor | slice  # [n] int64: its rows of the batch
+    draws: Tensor | slice  # [n] int64: its entries of the step's uniforms
     filters: Filters | None  # None: greedy
     top: tuple[tuple[int, int, int], ...]  # (row of the group, row of the batch, top_n)
 
     def take(self, local: Tensor, num_rows: int) -> Group:
         """Some of its rows."""
-        index = self.index if self.index is not None else torch.arange(num_rows, device=local.device)
+        index = self.index
+        if isinstance(index, slice):
+            index = torch.arange(num_rows, device=local.device)[index]
         places = {row: place for place, row in enumerate(local.tolist())}
         top = tuple((places[row], batch_row, n) for row, batch_row, n in self.top if row in places)
         filters = None if self.filters is None else self.filters.take(local)
-        return replace(self, index=index[local], draws=None, filters=filters, top=top)
+        return replace(self, index=index[local], filters=filters, top=top)
 
 
 class Plan:
     """How to sample the given rows, as long as they are the batch."""
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device, most_rows: int) -> None:
+        """`most_rows`: how many whole rows are worked on at once."""
         self.rows = tuple(rows)
         self._device = device
         parameters = [row.parameters for row in rows]
         kinds = [_kind(row) for row in parameters]
         drawn = [number for number, kind in enumerate(kinds) if kind is not GroupKind.GREEDY]
-        self.groups = [
-            self._group(kind, [number for number, of in enumerate(kinds) if of is kind], drawn, vocab_size)
-            for kind in dict.fromkeys(kinds)
-        ]
+        self.groups = []
+        for kind in dict.fromkeys(kinds):
+            numbers = [number for number, of in enumerate(kinds) if of is kind]
+            # Top-k reads each row once, the others work on whole rows.
+            most = len(numbers) if kind is GroupKind.TOP_K else most_rows
+            for start in range(0, len(numbers), most):
+                self.groups.append(self._group(kind, numbers[start : start + most], drawn, vocab_size))
         self._seeds = np.array([parameters[number].seed for number in drawn], dtype=np.uint64)
         self._num_generated = np.array([rows[number].num_generated for number in drawn], dtype=np.uint64)
 
@@ -163,15 +170,13 @@ class Plan:
             self.rows[number].last_index = number
 
     def _group(self, kind: GroupKind, numbers: list[int], drawn: list[int], vocab_size: int) -> Group:
-        def index(places: list[int], whole: int) -> Tensor | None:
-            return torch.tensor(places).to(self._device) if len(places) < whole else None
-
-        draws = [place for place, number in enumerate(drawn) if number in set(numbers)]
+        members = set(numbers)
+        draws = [place for place, number in enumerate(drawn) if number in members]
         parameters = [self.rows[number].parameters for number in numbers]
         return Group(
             kind=kind,
-            index=index(numbers, len(self.rows)),
-            draws=index(draws, len(drawn)),
+            index=self._index(numbers),
+            draws=self._index(draws),
             filters=None if kind is GroupKind.GREEDY else Filters.of(parameters, vocab_size, self._device),
             top=tuple(
                 (place, number, self.rows[number].top_n_tokens)
@@ -179,6 +184,12 @@ class Plan:
                 if self.rows[number].top_n_tokens > 0
             ),
         )
+
+    def _index(self, places: list[int]) -> Tensor | slice:
+        """Neighbours as a slice: taking them costs no copy."""
+        if not places or places[-1] - places[0] + 1 == len(places):
+            return slice(places[0], places[-1] + 1) if places else slice(0)
+        return torch.tensor(places).to(self._device)
 
     def _penalties(self, numbers: list[int], vocab_size: int) -> Penalties | None:
         if not numbers:
@@ -206,4 +217,6 @@ def _kind(row: SamplingParameters) -> GroupKind:
         return GroupKind.GREEDY
     if not row.filters:
         return GroupKind.UNFILTERED
-    return GroupKind.SELECTED if selectable(row) else GroupKind.WHOLE
+    if 0 < row.top_k <= LARGEST_SELECTION:
+        return GroupKind.TOP_K
+    return GroupKind.TOP_P if row.top_k == 0 and (row.top_p < 1.0 or row.min_p > 0.0) else GroupKind.WHOLE

@@ -24,6 +24,10 @@ from model_server.sampling.penalties import Watermark
 from model_server.sampling.plan import Group, GroupKind, Plan, SamplingRow
 from model_server.sampling.top_tokens import TopTokens
 
+_BLOCK = 64
+_CACHED_ELEMENTS = 1 << 18
+_UNBOUNDED = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class HostSampled:
@@ -63,9 +67,9 @@ class Sampled:
 
 @dataclass(slots=True)
 class _Choice:
-    """What a group chose; all [n], with the logits rows it stands for (None: all, in order)."""
+    """What a group chose; all [n], with the logits rows it stands for ."""
 
-    index: Tensor | None
+    index: Tensor | slice
     ids: Tensor  # int64
     logprobs: Tensor  # float32
     failed: Tensor  # bool
@@ -90,6 +94,9 @@ class Sampler:
         self._watermark = Watermark(watermark_gamma, watermark_delta, device)
         # Where a look at a value costs nothing, few candidates are tried first and checked.
         self._may_look = device.type == "cpu"
+        # A CPU is fastest while what it works on stays in its cache.
+        self._most_rows = max(1, _CACHED_ELEMENTS // vocab_size) if self._may_look else _UNBOUNDED
+        self._in_block = torch.arange(_BLOCK, device=device)
 
     def new_row(
         self,
@@ -120,14 +127,13 @@ class Sampler:
         step = _Step()
         uniforms = plan.next_uniforms()
         for group in plan.groups:
-            part = logits if group.index is None else logits[group.index]
-            self._choose(part, group, uniforms, step)
+            self._choose(logits[group.index], group, uniforms, len(rows), step)
         return self._finish(plan, step)
 
     def _plan_for(self, rows: Sequence[SamplingRow]) -> Plan:
         plan = self._plan
         if plan is None or plan.full or len(plan.rows) != len(rows) or not all(map(operator.is_, plan.rows, rows)):
-            plan = Plan(rows, self._vocab_size, self._device)
+            plan = Plan(rows, self._vocab_size, self._device, self._most_rows)
             self._plan = plan
         return plan
 
@@ -140,12 +146,12 @@ class Sampler:
         if plan.bias is not None:
             plan.bias.apply(logits)
 
-    def _choose(self, logits: Tensor, group: Group, uniforms: Tensor | None, step: _Step) -> None:
+    def _choose(self, logits: Tensor, group: Group, uniforms: Tensor | None, num_rows: int, step: _Step) -> None:
         if group.kind is GroupKind.GREEDY:
             self._choose_greedy(logits, group, step)
             return
         assert uniforms is not None and group.filters is not None
-        drawn = uniforms if group.draws is None else uniforms[group.draws]
+        drawn = uniforms[group.draws]
         if group.kind is GroupKind.UNFILTERED:
             values, peak = shifted(logits, group.filters.temperature)
             self._choose_drawn(Scores(values, None, peak), drawn, group, step)
@@ -160,7 +166,7 @@ class Sampler:
             for index, whole in ((enough.nonzero().squeeze(1), False), ((~enough).nonzero().squeeze(1), True)):
                 if not len(index):
                     continue
-                part = group.take(index, len(logits))
+                part = group.take(index, num_rows)
                 if whole:
                     assert part.filters is not None
                     chosen = filter_whole(logits[index], part.filters, self._bits)
@@ -170,12 +176,27 @@ class Sampler:
                 self._choose_drawn(chosen, drawn[index], part, step)
 
     def _choose_greedy(self, logits: Tensor, group: Group, step: _Step) -> None:
-        peak, ids = logits.max(1)
-        total = torch.logsumexp(logits, dim=1)
-        failed = ~peak.isfinite()
-        step.choices.append(_Choice(group.index, ids, peak - total, failed))
+        ids, peak = self._largest(logits)
+        log_total = (logits - peak).exp_().sum(1, keepdim=True).log_()
+        step.choices.append(_Choice(group.index, ids.squeeze(1), -log_total.squeeze(1), ~peak.squeeze(1).isfinite()))
         if group.top:
-            step.top.append(TopTokens.of(logits, None, total, group.top))
+            step.top.append(TopTokens.of(logits, None, (log_total + peak).squeeze(1), group.top))
+
+    def _largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Lowest id of the largest logit, and that logit: both [n, 1].
+
+        On CPUs torch's argmax goes value by value where its maximum uses vectors, so blocks are searched first.
+        """
+        width = logits.shape[1]
+        if not self._may_look or width % _BLOCK:
+            peak, ids = logits.max(1, keepdim=True)
+            return ids, peak
+        maxima = logits.reshape(-1, width // _BLOCK, _BLOCK).amax(2)
+        block = maxima.argmax(1, keepdim=True)
+        columns = block * _BLOCK + self._in_block
+        inside = logits.gather(1, columns)
+        place = inside.argmax(1, keepdim=True)
+        return columns.gather(1, place), inside.gather(1, place)
 
     def _choose_drawn(self, scores: Scores, uniforms: Tensor, group: Group, step: _Step) -> None:
         column, total = draw(weights(scores.values, self._bits), uniforms)
@@ -188,16 +209,15 @@ class Sampler:
             step.top.append(TopTokens.of(scores.values, scores.columns, log_total.squeeze(1), group.top))
 
     def _finish(self, plan: Plan, step: _Step) -> Sampled:
-        if len(step.choices) == 1 and step.choices[0].index is None:
-            [choice] = step.choices
+        num_rows = len(plan.rows)
+        choice = step.choices[0]
+        if len(choice.ids) == num_rows:
             ids, logprobs, failed = choice.ids, choice.logprobs, choice.failed
         else:
-            num_rows = len(plan.rows)
             ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)
             logprobs = torch.empty(num_rows, dtype=torch.float32, device=self._device)
             failed = torch.empty(num_rows, dtype=torch.bool, device=self._device)
             for choice in step.choices:
-                assert choice.index is not None
                 ids[choice.index] = choice.ids
                 logprobs[choice.index] = choice.logprobs
                 failed[choice.index] = choice.failed
