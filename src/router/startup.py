@@ -121,7 +121,9 @@ def resolve_limits(
         # Block 0 is nobody's; the last token of a request is never stored.
         usable = (max_batch_total_tokens // info.block_size - 1) * info.block_size + 1 - info.speculate
         max_total_tokens = min(max_total_tokens, usable)
-    max_input_tokens = config.max_input_tokens if config.max_input_tokens is not None else max_total_tokens - 1
+    max_input_tokens = config.max_input_tokens
+    if max_input_tokens is None:
+        max_input_tokens = min(max_total_tokens - 1, config.max_batch_prefill_tokens)
     _check_order(config, max_input_tokens, max_total_tokens, max_batch_total_tokens)
     return ServingLimits(
         max_concurrent_requests=config.max_concurrent_requests,

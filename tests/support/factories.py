@@ -1,0 +1,81 @@
+"""Small objects for router tests: requests, limits, shard facts, and metrics that remember."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.limits import ServingLimits, ShardInfo
+from router.request import SamplingParameters, StoppingParameters, ValidRequest
+
+OURS = frozenset({"run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias"})
+
+
+def make_request(name: str = "a", input_length: int = 1, max_new_tokens: int = 1, **changes: Any) -> ValidRequest:
+    """A prompt of `input_length` words that begins with `name`; a fake shard counts words as tokens."""
+    values: dict[str, Any] = {
+        "inputs": " ".join([name] + ["x"] * (input_length - 1)),
+        "input_ids": tuple(range(input_length)),
+        "input_length": input_length,
+        "truncate": input_length,
+        "sampling": SamplingParameters(),
+        "stopping": StoppingParameters(max_new_tokens=max_new_tokens),
+    }
+    return ValidRequest(**(values | changes))
+
+
+def make_limits(**changes: Any) -> ServingLimits:
+    values: dict[str, Any] = {
+        "max_concurrent_requests": 128,
+        "max_best_of": 2,
+        "max_stop_sequences": 4,
+        "max_top_n_tokens": 5,
+        "max_client_batch_size": 4,
+        "max_input_tokens": 4095,
+        "max_total_tokens": 4096,
+        "max_batch_prefill_tokens": 4096,
+        "max_batch_total_tokens": 16000,
+        "max_batch_size": None,
+        "max_waiting_tokens": 20,
+        "waiting_served_ratio": 1.2,
+    }
+    return ServingLimits(**(values | changes))
+
+
+def make_info(**changes: Any) -> ShardInfo:
+    values: dict[str, Any] = {
+        "requires_padding": False,
+        "dtype": "torch.float32",
+        "device_type": "cpu",
+        "window_size": None,
+        "speculate": 0,
+        "support_chunking": False,
+        "use_prefix_caching": False,
+        "attention_impl": "paged",
+        "block_size": 1,
+        "extensions": OURS,
+    }
+    return ShardInfo(**(values | changes))
+
+
+@dataclass
+class RecordingMetrics:
+    """Implements `router.scheduling.ports.Metrics`; labelled names read `name{label}`."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    observed: dict[str, list[float]] = field(default_factory=dict)
+    gauges: dict[str, float] = field(default_factory=dict)
+
+    def count(self, name: str, value: float = 1, **labels: str) -> None:
+        self.counts[_key(name, labels)] += int(value)
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        self.observed.setdefault(_key(name, labels), []).append(value)
+
+    def gauge(self, name: str, value: float) -> None:
+        self.gauges[name] = value
+
+
+def _key(name: str, labels: dict[str, str]) -> str:
+    return name + ("{" + ",".join(labels.values()) + "}" if labels else "")

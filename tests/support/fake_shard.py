@@ -1,0 +1,494 @@
+"""A scripted shard that speaks the true protocol.
+
+`FakeShard` holds the rules: batches kept between calls, one token per step and row, numbered calls executed strictly in
+order. It is reached in two ways: `FakeClient` calls it directly inside the test's loop (fast, fully deterministic), and
+`serve` puts it behind a real gRPC server on a unix socket.
+
+`ours=False` behaves like a stock TGI shard: no extensions, arrival order, one message per row, and requests that have
+ended stay in their batch until they are filtered away. Breaches of the protocol are collected in `violations`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from router.shards.interface import PROBE_ID, ShardError
+from wire.v3 import generate_pb2 as pb
+from wire.v3 import generate_pb2_grpc as pb_grpc
+
+EXTENSIONS = ("run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias")
+_MODEL_CALLS = ("Prefill", "Decode", "Warmup")
+_ORDERED = ("Prefill", "Decode", "FilterBatch", "ClearCache", "Warmup")
+
+
+class ShardFailure(Exception):
+    """What a failing call answers with."""
+
+    def __init__(self, message: str, *, code: grpc.StatusCode = grpc.StatusCode.INTERNAL) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Script:
+    """How a request behaves: ends by itself after so many tokens, or fails at that token."""
+
+    eos_after: int | None = None
+    error_at: int | None = None
+
+
+@dataclass
+class FakeRow:
+    """One request on the shard."""
+
+    request: pb.Request
+    name: str
+    script: Script
+    num_generated: int = 0
+    ended: bool = False
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.inputs.split())
+
+
+@dataclass
+class ReceivedCall:
+    """A call in the order of arrival; `number` is its place in the order of execution."""
+
+    rpc: str
+    request: Any
+    number: int
+    answer: asyncio.Future[Any]
+
+
+@dataclass
+class FakeShard:
+    """One rank. `permits` is None (runs freely) or the number of further calls that may be executed; see `step`."""
+
+    ours: bool = True
+    rank: int = 0
+    world_size: int = 1
+    block_size: int = 1
+    padded: bool = False
+    speculate: int = 0
+    chunking: bool = False
+    capacity: int | None = 16000
+    max_positions: int = 2**31
+    urls: tuple[str, ...] = ()
+    scripts: dict[str, Script] = field(default_factory=dict)
+    permits: int | None = None
+    # Called with (rpc, request) before a call is executed; what it returns is raised instead.
+    failure: Callable[[str, Any], ShardFailure | None] = lambda rpc, request: None
+    # Set to change answers, e.g. to make ranks disagree.
+    edit: Callable[[str, Any], Any] = lambda rpc, response: response
+
+    trace: list[str] = field(default_factory=list)
+    received: list[tuple[str, Any]] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    batches: dict[int, list[FakeRow]] = field(default_factory=dict)
+    max_in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        self._pending: dict[int, ReceivedCall] = {}
+        self._arrivals = 0
+        self._expected = 0
+        self._numbered = False
+        self._lost: set[int] = set()
+        self._used: set[int] = set()
+        self._names: dict[int, str] = {}
+        self._owners: dict[int, int] = {}  # block -> request
+        self._forbidden: dict[int, set[int]] = {}  # block -> calls that must be answered before it is used again
+        self._used_extensions: frozenset[str] = frozenset()
+
+    # How calls come in.
+
+    async def handle(self, rpc: str, request: Any) -> Any:
+        return await asyncio.shield(self.accept(rpc, request))
+
+    def accept(self, rpc: str, request: Any) -> asyncio.Future[Any]:
+        """Take a call in; it is executed when its turn comes and a permit is left."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.received.append((rpc, request))
+        if rpc not in _ORDERED:
+            self._answer(rpc, request, answer)
+            return answer
+        numbered = self.ours and request.HasField("sequence")
+        if rpc == "ClearCache" and not request.HasField("id"):
+            self._numbered, self._expected = numbered, request.sequence if numbered else 0
+            self._arrivals = 0
+            self._pending.clear()
+        if numbered != self._numbered:
+            self.violations.append(f"{rpc}: numbered and unnumbered calls are mixed")
+        number = request.sequence if numbered else self._arrivals
+        self._arrivals += 1
+        if not numbered and self._pending:
+            self.violations.append(f"{rpc} sent while another call is in flight")
+        if number in self._pending or number < self._expected:
+            self.violations.append(f"{rpc}: number {number} is used twice")
+        self._pending[number] = ReceivedCall(rpc, request, number, answer)
+        self.max_in_flight = max(self.max_in_flight, len(self._pending))
+        if rpc == "Prefill":
+            self._check_reuse(request)
+        self._pump()
+        return answer
+
+    def step(self, count: int = 1) -> None:
+        """Let so many more calls be executed."""
+        self.permits = (self.permits or 0) + count
+        self._pump()
+
+    def run_freely(self) -> None:
+        self.permits = None
+        self._pump()
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls that have arrived and are not executed."""
+        return len(self._pending)
+
+    def _pump(self) -> None:
+        while self._expected in self._pending and self.permits != 0:
+            if self.permits is not None:
+                self.permits -= 1
+            call = self._pending.pop(self._expected)
+            self._expected += 1
+            self._answer(call.rpc, call.request, call.answer)
+
+    def _answer(self, rpc: str, request: Any, answer: asyncio.Future[Any]) -> None:
+        try:
+            response = self.edit(rpc, self._execute(rpc, request))
+        except ShardFailure as failure:
+            if not answer.done():
+                answer.set_exception(failure)
+        else:
+            if not answer.done():
+                answer.set_result(response)
+
+    def _execute(self, rpc: str, request: Any) -> Any:
+        failure = self.failure(rpc, request)
+        if failure is not None:
+            self._lose(rpc, request)
+            raise failure
+        execute: dict[str, Callable[[Any], Any]] = {
+            "Info": self._info, "ServiceDiscovery": self._discover, "Health": self._health, "Warmup": self._warm_up,
+            "ClearCache": self._clear, "FilterBatch": self._filter, "Prefill": self._prefill, "Decode": self._decode,
+        }  # fmt: skip
+        return execute[rpc](request)
+
+    def _lose(self, rpc: str, request: Any) -> None:
+        """What a failing call does to its batches."""
+        ids = {
+            "Prefill": lambda: [request.batch.id],
+            "Decode": lambda: [b.id for b in request.batches],
+            "FilterBatch": lambda: [request.batch_id],
+            "ClearCache": lambda: [request.id],
+        }.get(rpc, list)()
+        self.trace.append(f"{rpc[0]}!({','.join(str(i) for i in ids)})")
+        if rpc != "ClearCache":
+            self._lost.update(ids)
+        for batch_id in ids:
+            for row in self.batches.pop(batch_id, []):
+                self._release(row)
+        if rpc == "Prefill":
+            self._used.add(request.batch.id)
+
+    # The protocol's calls.
+
+    def _info(self, request: pb.InfoRequest) -> pb.InfoResponse:
+        return pb.InfoResponse(
+            requires_padding=self.padded,
+            dtype="torch.float32",
+            device_type="cpu",
+            speculate=self.speculate,
+            support_chunking=self.chunking,
+            attention_impl="paged",
+            block_size=self.block_size,
+            extensions=EXTENSIONS if self.ours else (),
+        )
+
+    def _discover(self, request: pb.ServiceDiscoveryRequest) -> pb.ServiceDiscoveryResponse:
+        return pb.ServiceDiscoveryResponse(urls=self.urls)
+
+    def _health(self, request: pb.HealthRequest) -> pb.HealthResponse:
+        self.trace.append("H")
+        return pb.HealthResponse()
+
+    def _warm_up(self, request: pb.WarmupRequest) -> pb.WarmupResponse:
+        self.trace.append("W")
+        self._used_extensions = frozenset(request.extensions)
+        capacity = self.capacity
+        default_total = sum(r.truncate for r in request.batch.requests)
+        if self.chunking:
+            default_total = min(capacity or 2**31, self.max_positions)
+        max_total = request.max_total_tokens if request.HasField("max_total_tokens") else default_total
+        max_input = request.max_input_tokens if request.HasField("max_input_tokens") else max_total - 1
+        response = pb.WarmupResponse(max_input_tokens=max_input, max_total_tokens=max_total)
+        if capacity is not None and not self.padded:
+            response.max_supported_total_tokens = capacity
+        return response
+
+    def _clear(self, request: pb.ClearCacheRequest) -> pb.ClearCacheResponse:
+        ids = [request.id] if request.HasField("id") else list(self.batches)
+        if request.HasField("id"):
+            self.trace.append(f"C({request.id})" if request.id != PROBE_ID else "C(probe)")
+        for batch_id in ids:
+            self._lost.discard(batch_id)
+            for row in self.batches.pop(batch_id, []):
+                self._release(row)
+        return pb.ClearCacheResponse()
+
+    def _filter(self, request: pb.FilterBatchRequest) -> pb.FilterBatchResponse:
+        rows = self._find(request.batch_id)
+        wanted = set(request.request_ids)
+        self.trace.append(f"F({','.join(self._names[i] for i in request.request_ids)})")
+        if not self.ours:
+            unknown = wanted - {r.request.id for r in rows}
+            if unknown or not wanted:
+                del self.batches[request.batch_id]
+                raise ShardFailure("Batch must have at least one request" if not wanted else str(min(unknown)))
+        for row in rows:
+            if row.request.id not in wanted:
+                self._release(row)
+        kept = [row for row in rows if row.request.id in wanted]
+        if kept:
+            self.batches[request.batch_id] = kept
+        else:
+            self.batches.pop(request.batch_id, None)
+        return pb.FilterBatchResponse(batch=self._cached(request.batch_id))
+
+    def _prefill(self, request: pb.PrefillRequest) -> pb.PrefillResponse:
+        batch = request.batch
+        if request.HasField("cached_batch") or batch.size != len(batch.requests):
+            self.violations.append("Prefill with a cached batch or a wrong size")
+        rows = [self._new_row(r) for r in batch.requests]
+        self.trace.append("probe" if batch.id == PROBE_ID else f"P({','.join(r.name for r in rows)})")
+        if batch.id in self._used and batch.id != PROBE_ID:
+            self.violations.append(f"batch id {batch.id} is used twice")
+        self._used.add(batch.id)
+        self.batches[batch.id] = rows
+        response = pb.PrefillResponse(forward_ns=2_000_000, decode_ns=1_000_000, total_ns=3_000_000)
+        self._run(batch.id, response)
+        return response
+
+    def _decode(self, request: pb.DecodeRequest) -> pb.DecodeResponse:
+        ids = [b.id for b in request.batches]
+        rows = [row for batch_id in ids for row in self._find(batch_id)]
+        self.trace.append(f"D({','.join(r.name for r in rows)})")
+        response = pb.DecodeResponse(forward_ns=2_000_000, decode_ns=1_000_000, total_ns=3_000_000)
+        if len(ids) > 1:
+            response.concat_ns = 500_000
+        for batch_id in ids:
+            self.batches.pop(batch_id, None)
+        if any(row.ended for row in rows):
+            self.violations.append("Decode of a batch with requests that ended")
+        if rows:
+            self.batches[ids[0]] = rows
+            self._run(ids[0], response)
+        return response
+
+    # The model.
+
+    def _find(self, batch_id: int) -> list[FakeRow]:
+        rows = self.batches.get(batch_id)
+        if rows is not None:
+            return rows
+        if not self.ours:
+            raise ShardFailure(f"Batch ID {batch_id} not found in cache.")
+        if batch_id in self._lost or batch_id not in self._used:
+            raise ShardFailure(f"batch {batch_id} is gone")
+        return []  # ended normally
+
+    def _new_row(self, request: pb.Request) -> FakeRow:
+        name = request.inputs.split(maxsplit=1)[0]
+        row = FakeRow(request, name, self.scripts.get(name, Script()))
+        self._names[request.id] = name
+        if request.id == PROBE_ID or self.padded:
+            return row
+        needed = row.prompt_length + request.stopping_parameters.max_new_tokens + self.speculate - 1
+        if len(request.slots) != needed or len(request.blocks) != -(-needed // self.block_size):
+            self.violations.append(f"{name}: {len(request.slots)} slots, {len(request.blocks)} blocks for {needed}")
+        expected = [s for b in request.blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
+        if list(request.slots) != expected[:needed]:
+            self.violations.append(f"{name}: slots do not follow from blocks")
+        for block in request.blocks:
+            if block == 0 or block in self._owners:
+                self.violations.append(f"{name}: block {block} is reserved or in use")
+            self._owners[block] = request.id
+        return row
+
+    def _run(self, batch_id: int, response: Any) -> None:
+        """One step: every row gets a token, ends, or fails."""
+        rows = self.batches[batch_id]
+        for row in rows:
+            self._advance(row, response)
+        if self.ours:
+            rows = [row for row in rows if not row.ended]
+            self.batches[batch_id] = rows
+        if all(row.ended for row in rows):
+            del self.batches[batch_id]
+            for row in rows:
+                self._release(row)
+            return
+        response.batch.CopyFrom(self._cached(batch_id))
+
+    def _advance(self, row: FakeRow, response: Any) -> None:
+        row.num_generated += 1
+        n = row.num_generated
+        stop = row.request.stopping_parameters
+        owned = row.request.id % self.world_size == self.rank
+        failed = row.script.error_at == n and "row_errors" in self._used_extensions
+        finished = n >= stop.max_new_tokens or row.script.eos_after == n
+        if failed or finished:
+            row.ended = True
+            self._forbid(row)
+            if self.ours:
+                self._release(row)
+        if not owned:
+            return
+        if failed:
+            response.generations.append(pb.Generation(request_id=row.request.id, error=f"{row.name} went wrong"))
+        elif finished or row.request.top_n_tokens or "columns" not in self._used_extensions:
+            response.generations.append(self._generation(row, finished))
+        else:
+            token = token_of(row.name, n)
+            columns = response.columns
+            columns.request_ids.append(row.request.id)
+            columns.ids.append(token.ids[0])
+            columns.logprobs.append(token.logprobs[0])
+            columns.texts.append(token.texts[0])
+            columns.is_special.append(False)
+
+    def _generation(self, row: FakeRow, finished: bool) -> pb.Generation:
+        n = row.num_generated
+        generation = pb.Generation(request_id=row.request.id, tokens=token_of(row.name, n))
+        if row.request.top_n_tokens:
+            generation.top_tokens.append(token_of(row.name, n))
+        if row.request.prefill_logprobs and n == 1:
+            length = row.prompt_length
+            generation.prefill_tokens.CopyFrom(
+                pb.Tokens(ids=range(length), logprobs=[float("nan")] + [-1.0] * (length - 1), texts=["p"] * length)
+            )
+        if finished:
+            generation.generated_text.CopyFrom(
+                pb.GeneratedText(
+                    text="".join(token_of(row.name, i).texts[0] for i in range(1, n + 1)),
+                    generated_tokens=n,
+                    finish_reason=pb.FINISH_REASON_EOS_TOKEN if row.script.eos_after == n else pb.FINISH_REASON_LENGTH,
+                )
+            )
+            if row.request.parameters.do_sample:
+                generation.generated_text.seed = row.request.parameters.seed
+        return generation
+
+    def _cached(self, batch_id: int) -> pb.CachedBatch | None:
+        rows = self.batches.get(batch_id)
+        if not rows:
+            return None
+        if self.padded:
+            longest = max(r.prompt_length for r in rows)
+            max_tokens = len(rows) * longest + sum(r.request.stopping_parameters.max_new_tokens for r in rows)
+        else:
+            max_tokens = self.block_size * sum(len(r.request.blocks) for r in rows)
+        return pb.CachedBatch(
+            id=batch_id,
+            request_ids=[r.request.id for r in rows],
+            size=len(rows),
+            max_tokens=max_tokens,
+            current_tokens=len(rows),
+        )
+
+    # Checks on blocks.
+
+    def _release(self, row: FakeRow) -> None:
+        for block in row.request.blocks:
+            if self._owners.get(block) == row.request.id:
+                del self._owners[block]
+        self._forbid(row)
+
+    def _forbid(self, row: FakeRow) -> None:
+        """Until the calls in flight now are answered, nobody else may be given these blocks."""
+        for block in row.request.blocks:
+            self._forbidden.setdefault(block, set()).update(self._pending)
+
+    def _check_reuse(self, request: pb.PrefillRequest) -> None:
+        for new in request.batch.requests:
+            for block in new.blocks:
+                unanswered = self._forbidden.pop(block, set()) & set(self._pending)
+                if unanswered:
+                    self.violations.append(f"block {block} is reused while calls {unanswered} are in flight")
+
+
+def token_of(name: str, n: int) -> pb.Tokens:
+    """The n-th token (from 1) of the request called `name`."""
+    return pb.Tokens(
+        ids=[(zlib.crc32(name.encode()) + n) % 32000], logprobs=[-0.5], texts=[f" {name}{n}"], is_special=[False]
+    )
+
+
+class FakeClient:
+    """Implements `router.shards.client.Client` without a socket."""
+
+    def __init__(self, shard: FakeShard) -> None:
+        self.shard = shard
+
+    def send(self, rpc: Any, request: Any) -> Awaitable[Any]:
+        copy = type(request)()
+        copy.CopyFrom(request)
+        return asyncio.ensure_future(_translated(self.shard.accept(rpc, copy)))
+
+    async def close(self) -> None:
+        pass
+
+
+async def _translated(answer: asyncio.Future[Any]) -> Any:
+    try:
+        return await asyncio.shield(answer)
+    except ShardFailure as failure:
+        fatal = failure.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        raise ShardError(str(failure), fatal=fatal) from failure
+
+
+class _Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
+    def __init__(self, shard: FakeShard) -> None:
+        for rpc in ("Info", "ServiceDiscovery", "Health", *_ORDERED):
+            setattr(self, rpc, _handler(shard, rpc))
+
+
+def _handler(shard: FakeShard, rpc: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def handle(request: Any, context: Any) -> Any:
+        try:
+            return await shard.handle(rpc, request)
+        except ShardFailure as failure:
+            await context.abort(failure.code, str(failure))
+
+    return handle
+
+
+@contextlib.asynccontextmanager
+async def serve(*shards: FakeShard, prefix: str) -> AsyncIterator[str]:
+    """Put shards behind sockets `<prefix>-<rank>`; yields the path of rank 0."""
+    paths = [f"{prefix}-{rank}" for rank in range(len(shards))]
+    servers = []
+    for shard, path in zip(shards, paths, strict=True):
+        shard.urls = tuple(f"unix://{p}" for p in paths)
+        server = grpc.aio.server(
+            options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        )
+        pb_grpc.add_TextGenerationServiceServicer_to_server(_Servicer(shard), server)
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        servers.append(server)
+    try:
+        yield paths[0]
+    finally:
+        for server in servers:
+            await server.stop(None)

@@ -1,0 +1,293 @@
+"""What fails, for whom, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from support.fake_shard import FakeShard, ShardFailure
+from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
+
+from router.errors import GenerationError, UnhealthyError
+from router.events import Failed, Finished
+
+MESSAGE = "Request failed during generation: Server error: out of luck"
+
+
+def fail_once(rpc: str, after: int = 0, code: grpc.StatusCode = grpc.StatusCode.INTERNAL):
+    """A failure hook: the call number `after` (from 0) of this kind fails."""
+    seen = 0
+
+    def failure(called: str, request) -> ShardFailure | None:
+        nonlocal seen
+        if called != rpc:
+            return None
+        seen += 1
+        return ShardFailure("out of luck", code=code) if seen == after + 1 else None
+
+    return failure
+
+
+@pytest.mark.parametrize("ours", [False, True])
+async def test_f1_a_failed_prefill_hurts_only_the_newcomers(ours):
+    shard = FakeShard(ours=ours)
+    async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
+        shard.failure = fail_once("Prefill", after=1)
+        a = h.submit("a", 3, 6)
+        await h.step(2)
+        b = h.submit("b", 3, 6)
+        await h.finish()
+        assert str((await collect(b))[-1].error) == MESSAGE
+        assert tokens_of(await collect(a)) == [f"a{i}" for i in range(1, 7)]
+        assert "C(1)" in h.trace
+        assert h.metrics.counts["tgi_batch_inference_failure{prefill}"] == 1
+        assert h.metrics.counts["tgi_request_failure{generation}"] == 1
+
+
+async def test_f1_trace_of_a_stock_shard():
+    shard = FakeShard(ours=False)
+    async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
+        shard.failure = fail_once("Prefill", after=1)
+        h.submit("a", 3, 4)
+        await h.step(1)
+        h.submit("b", 3, 6)
+        await h.finish()
+        assert h.trace == ["P(a)", "D(a)", "P!(1)", "C(1)", "D(a)", "D(a)"]
+
+
+@pytest.mark.parametrize("ours", [False, True])
+async def test_f3_a_failed_decode_fails_its_batch_once_and_the_queue_goes_on(ours):
+    shard = FakeShard(ours=ours)
+    async with running_scheduler(shard, max_batch_size=2) as h:
+        shard.failure = fail_once("Decode", after=2)
+        a, b = h.submit("a", 3, 9), h.submit("b", 3, 9)
+        c = h.submit("c", 3, 3)
+        await h.finish()
+        for entry in (a, b):
+            assert str((await collect(entry))[-1].error) == MESSAGE
+        assert tokens_of(await collect(c)) == ["c1", "c2", "c3"]
+        assert h.trace.count("C(0)") == 1
+        assert h.metrics.counts["tgi_batch_inference_failure{decode}"] == 1
+        assert h.metrics.counts["tgi_request_failure{generation}"] == 2
+
+
+@pytest.mark.parametrize("ours", [False, True])
+async def test_a_failed_merge_clears_both_ids(ours):
+    shard = FakeShard(ours=ours)
+    async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
+        a = h.submit("a", 3, 30)
+        await h.step(1)
+        b = h.submit("b", 3, 30)
+
+        def fail_merge(rpc, request):
+            if rpc == "Decode" and len(request.batches) == 2:
+                return ShardFailure("out of luck")
+            return None
+
+        shard.failure = fail_merge
+        await h.finish()
+        assert str((await collect(a))[-1].error) == MESSAGE
+        assert str((await collect(b))[-1].error) == MESSAGE
+        assert {"C(0)", "C(1)"} <= set(h.trace)
+
+
+@pytest.mark.parametrize("ours", [False, True])
+async def test_a_failed_filter_is_a_step_error(ours):
+    shard = FakeShard(ours=ours)
+    async with running_scheduler(shard) as h:
+        shard.failure = fail_once("FilterBatch")
+        a, b = h.submit("a", 3, 9), h.submit("b", 3, 9)
+        await h.step(2)
+        a.close()
+        await h.finish()
+        assert str((await collect(b))[-1].error) == MESSAGE
+        assert "C(0)" in h.trace
+        c = h.submit("c", 3, 2)
+        await h.finish()
+        assert isinstance((await collect(c))[-1], Finished)
+
+
+async def test_a_failed_clear_is_survived():
+    shard = FakeShard()
+    async with running_scheduler(shard) as h:
+        shard.failure = fail_once("ClearCache")
+        h.submit("a", 3, 9).close()
+        a = h.submit("a", 3, 9)
+        await h.step(2)
+        a.close()
+        await h.finish()
+        b = h.submit("b", 3, 2)
+        await h.finish()
+        assert isinstance((await collect(b))[-1], Finished)
+
+
+async def test_f4_a_stock_shard_filters_who_left():
+    async with running_scheduler(FakeShard(ours=False)) as h:
+        a = h.submit("a", 3, 9)
+        h.submit("b", 3, 4)
+        await h.step(2)
+        a.close()
+        await h.finish()
+        assert h.trace == ["P(a,b)", "D(a,b)", "D(a,b)", "F(b)", "D(b)"]
+        assert h.metrics.counts["tgi_request_failure{dropped}"] == 1
+
+
+async def test_f5_a_stock_shard_clears_when_nobody_is_left():
+    async with running_scheduler(FakeShard(ours=False)) as h:
+        a = h.submit("a", 3, 9)
+        await h.step(2)
+        a.close()
+        await h.finish()
+        assert h.trace == ["P(a)", "D(a)", "D(a)", "C(0)"]
+        assert h.shard.batches == {}
+
+
+@pytest.mark.parametrize("rpc", ["Prefill", "Decode", "FilterBatch"])
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED])
+async def test_a_lost_shard_ends_everything(rpc, code):
+    shard = FakeShard(ours=False)
+    async with running_scheduler(shard, max_batch_size=2) as h:
+        shard.failure = fail_once(rpc, code=code)
+        entries = [h.submit("a", 3, 2), h.submit("b", 3, 9), h.submit("c", 3, 9)]
+        shard.run_freely()
+        ends = [(await collect(entry))[-1] for entry in entries]
+        assert {type(end) for end in ends[1:]} == {Failed}
+        assert isinstance(ends[1].error, GenerationError)
+        assert h.scheduler.failure is not None
+        assert not await h.scheduler.check_health()
+        with pytest.raises(UnhealthyError):
+            h.submit("d")
+
+
+async def test_a_shard_that_never_answers_is_lost():
+    async with running_scheduler(FakeShard(), max_step_s=0.05) as h:
+        a, b = h.submit("a", 3, 9), h.submit("b", 3, 9)
+        for entry in (a, b):
+            assert "no step finished for 0.05 s" in str((await collect(entry))[-1].error)
+        assert h.scheduler.failure is not None
+        assert not await h.scheduler.check_health()
+
+
+async def test_an_unexpected_exception_fails_all_entries():
+    shard = FakeShard()
+    async with running_scheduler(shard) as h:
+        a = h.submit("a", 3, 9)
+        h.shards[0].edit = lambda rpc, response: object()
+        shard.run_freely()
+        assert isinstance((await collect(a))[-1], Failed)
+        assert h.scheduler.failure is not None
+
+
+async def test_a_prompt_that_cannot_be_sent_fails_alone():
+    async with running_scheduler(FakeShard()) as h:
+        a = h.submit("a", 3, 3)
+        await h.step(1)
+        bad = h.submit("\ud800", 3, 3)
+        await h.finish()
+        assert isinstance((await collect(bad))[-1], Failed)
+        assert isinstance((await collect(a))[-1], Finished)
+
+
+class TestTwoRanks:
+    async def test_every_request_is_reported_by_one_rank(self):
+        shards = [FakeShard(rank=r, world_size=2) for r in range(2)]
+        async with running_scheduler(*shards, stepwise=False) as h:
+            entries = [h.submit(name, 3, 4) for name in "abc"]
+            for name, entry in zip("abc", entries, strict=True):
+                assert tokens_of(await collect(entry)) == [f"{name}{i}" for i in range(1, 5)]
+            await h.finish()
+            assert shards[0].trace == shards[1].trace
+
+    async def test_f3_one_rank_fails_and_both_are_cleared(self):
+        shards = [FakeShard(ours=False, rank=r, world_size=2) for r in range(2)]
+        async with running_scheduler(*shards) as h:
+            shards[1].failure = fail_once("Decode", after=1)
+            entries = [h.submit(name, 3, 9) for name in "ab"]
+            await h.finish()
+            for entry in entries:
+                assert str((await collect(entry))[-1].error) == MESSAGE
+            assert shards[0].trace[-1] == shards[1].trace[-1] == "C(0)"
+            assert shards[0].batches == shards[1].batches == {}
+
+    async def test_disagreement_is_a_step_error(self):
+        shards = [FakeShard(rank=r, world_size=2) for r in range(2)]
+        async with running_scheduler(*shards) as h:
+
+            def forget_one(rpc, response):
+                if rpc == "Decode" and response.batch.request_ids:
+                    del response.batch.request_ids[-1]
+                return response
+
+            shards[1].edit = forget_one
+            entries = [h.submit(name, 3, 9) for name in "ab"]
+            await h.finish()
+            for entry in entries:
+                assert "disagree" in str((await collect(entry))[-1].error)
+            assert shards[0].batches == shards[1].batches == {}
+
+    async def test_a_dead_rank_does_not_wait_for_the_others(self):
+        shards = [FakeShard(rank=r, world_size=2) for r in range(2)]
+        async with running_scheduler(*shards) as h:
+            a = h.submit("a", 3, 9)
+            shards[1].failure = fail_once("Prefill", code=grpc.StatusCode.UNAVAILABLE)
+            await settle()
+            shards[1].step()  # rank 0 never answers
+            assert isinstance((await collect(a))[-1], Failed)
+            assert h.scheduler.failure is not None
+
+
+class TestHealth:
+    async def test_asks_the_devices_while_all_is_well(self):
+        async with running_scheduler(FakeShard()) as h:
+            assert await h.scheduler.check_health()
+            assert h.trace == ["H"]
+
+    async def test_a_flood_costs_one_call(self):
+        async with running_scheduler(FakeShard()) as h:
+            assert all(await asyncio.gather(*(h.scheduler.check_health() for _ in range(50))))
+            assert h.trace == ["H"]
+
+    @pytest.mark.parametrize("ours", [False, True])
+    async def test_generates_after_a_failure_and_then_asks_again(self, ours):
+        shard = FakeShard(ours=ours)
+        async with running_scheduler(shard, stepwise=False) as h:
+            shard.failure = fail_once("Prefill")
+            await collect(h.submit("a", 3, 3))
+            del h.trace[:]
+            assert await h.scheduler.check_health()
+            assert h.trace == ["probe"]
+            assert await h.scheduler.check_health()
+            assert h.trace == ["probe", "H"]
+
+    async def test_a_failing_probe_is_cleared_and_repeated(self):
+        shard = FakeShard()
+        async with running_scheduler(shard, stepwise=False) as h:
+            shard.failure = lambda rpc, request: ShardFailure("broken") if rpc in ("Prefill", "Health") else None
+            assert not await h.scheduler.check_health()
+            assert not await h.scheduler.check_health()
+            await settle()
+            assert h.trace == ["H!()", f"P!({2**64 - 1})", "C(probe)"]
+            shard.failure = lambda rpc, request: None
+            assert await h.scheduler.check_health()
+
+    @pytest.mark.parametrize("ours", [False, True])
+    async def test_the_probe_takes_its_place_among_running_steps(self, ours):
+        shard = FakeShard(ours=ours)
+        async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
+            a = h.submit("a", 3, 8)
+            await h.step(1)
+            shard.failure = fail_once("Prefill")
+            b = h.submit("b", 3, 3)
+            await h.step(6)
+            health = asyncio.create_task(h.scheduler.check_health())
+            await h.finish()
+            assert await health
+            assert "probe" in h.trace
+            assert tokens_of(await collect(a)) == [f"a{i}" for i in range(1, 9)]
+            assert isinstance((await collect(b))[-1], Failed)
+
+    async def test_before_the_start_and_after_the_end(self):
+        async with running_scheduler(FakeShard()) as h:
+            await h.scheduler.drain()
+            assert not await h.scheduler.check_health()

@@ -1,0 +1,163 @@
+"""Whatever happens, blocks come back, everybody gets an end, and running ahead changes nothing but the speed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.fake_shard import FakeShard, Script, ShardFailure
+from support.scheduler_harness import Harness, collect, running_scheduler, settle, tokens_of
+
+from router.events import Failed, Finished
+
+ARRIVE, LEAVE, STEP, FAIL, PROBE = "arrive", "leave", "step", "fail", "probe"
+
+arrivals = st.tuples(st.just(ARRIVE), st.integers(1, 6), st.integers(1, 8))
+others = st.tuples(st.sampled_from([LEAVE, STEP, STEP, STEP, FAIL, PROBE]), st.integers(0, 7), st.just(0))
+scripts = st.dictionaries(
+    st.sampled_from([f"r{i}" for i in range(30)]),
+    st.builds(Script, eos_after=st.none() | st.integers(1, 5), error_at=st.none() | st.integers(1, 5)),
+    max_size=8,
+)
+limits = st.fixed_dictionaries(
+    {
+        "max_batch_total_tokens": st.sampled_from([16, 24, 60]),
+        "max_batch_size": st.sampled_from([None, 2, 4]),
+        "max_batch_prefill_tokens": st.sampled_from([6, 12]),
+        "waiting_served_ratio": st.sampled_from([0.0, 0.5, 1.2]),
+        "max_waiting_tokens": st.sampled_from([1, 4, 20]),
+    }
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    ours=st.booleans(),
+    world_size=st.sampled_from([1, 1, 2]),
+    block_size=st.sampled_from([1, 4]),
+    padded=st.booleans(),
+    scripts=scripts,
+    limits=limits,
+    actions=st.lists(st.one_of(arrivals, others), max_size=40),
+)
+def test_everything_is_free_again_and_everybody_hears_the_end(
+    ours, world_size, block_size, padded, scripts, limits, actions
+):
+    shards = [
+        FakeShard(
+            ours=ours, rank=rank, world_size=world_size, block_size=block_size, padded=padded, scripts=dict(scripts)
+        )
+        for rank in range(world_size)
+    ]
+
+    async def run() -> None:
+        async with running_scheduler(*shards, **limits) as h:
+            probes = [await act(h, action, number) for number, action in enumerate(actions)]
+            await h.finish()
+            for entry in h.entries.values():
+                if not entry.closed:
+                    assert isinstance((await collect(entry))[-1], Finished | Failed)
+            assert h.scheduler.failure is None
+            await asyncio.gather(*(probe for probe in probes if probe is not None))
+            await settle()
+            assert all(shard.batches == {} for shard in shards)
+
+    asyncio.run(run())
+
+
+async def act(h: Harness, action: tuple[str, int, int], number: int) -> asyncio.Task[bool] | None:
+    kind, size, new = action
+    if kind == ARRIVE:
+        if h.scheduler.can_ever_fit(size, new):
+            h.submit(f"r{number}", size, new)
+    elif kind == LEAVE:
+        entries = list(h.entries.values())
+        if entries:
+            entries[size % len(entries)].close()
+    elif kind == FAIL:
+        fail_next_call(h.shards[size % len(h.shards)])
+    elif kind == PROBE:
+        return asyncio.create_task(h.scheduler.check_health())
+    else:
+        await h.step(size % 3 + 1)
+    return None
+
+
+def fail_next_call(shard: FakeShard) -> None:
+    def failure(rpc: str, request: object) -> ShardFailure | None:
+        if rpc not in ("Prefill", "Decode", "FilterBatch"):
+            return None
+        shard.failure = lambda rpc, request: None
+        return ShardFailure("injected")
+
+    shard.failure = failure
+
+
+@dataclass
+class Outcome:
+    """What one run of a schedule showed."""
+
+    admitted: list[str]
+    tokens: dict[str, list[str]]
+    decodes_before: dict[str, int]  # admission -> Decodes executed before it
+
+
+async def outcome(ours: bool, arrivals: list[tuple[int, int, int]], scripts: dict[str, Script], limits) -> Outcome:
+    """Requests come after a given number of answered Decodes (or earlier, if the server falls idle before that)."""
+    shard = FakeShard(ours=ours, scripts=scripts)
+    async with running_scheduler(shard, **limits) as h:
+        waiting = [(at, f"r{i}", length, new) for i, (at, length, new) in enumerate(arrivals)]
+        waiting = [a for a in sorted(waiting) if h.scheduler.can_ever_fit(a[2], a[3])]
+        for _ in range(2000):
+            now = sum(step.startswith("D(r") for step in h.trace)
+            idle = not h.scheduler.num_running and not h.scheduler.queue_length
+            while waiting and (waiting[0][0] <= now or idle):
+                _, name, length, new = waiting.pop(0)
+                h.submit(name, length, new)
+                idle = False
+            if idle:
+                break
+            await h.step()
+        admitted: list[str] = []
+        decodes_before: dict[str, int] = {}
+        for index, step in enumerate(h.trace):
+            if step.startswith("P("):
+                names = step[2:-1].split(",")
+                admitted += names
+                before = sum(s.startswith("D(r") for s in h.trace[:index])
+                decodes_before.update(dict.fromkeys(names, before))
+        tokens = {name: tokens_of(await collect(entry)) for name, entry in h.entries.items()}
+        return Outcome(admitted, tokens, decodes_before)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=10),
+    scripts=st.dictionaries(
+        st.sampled_from([f"r{i}" for i in range(10)]), st.builds(Script, eos_after=st.integers(1, 6)), max_size=4
+    ),
+    limits=limits,
+)
+def test_running_ahead_gives_the_same_tokens_in_the_same_order(arrivals, scripts, limits):
+    lock_step = asyncio.run(outcome(False, arrivals, scripts, limits))
+    ahead = asyncio.run(outcome(True, arrivals, scripts, limits))
+    assert ahead.admitted == lock_step.admitted
+    assert ahead.tokens == lock_step.tokens
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    running=st.integers(3, 12),
+    newcomer=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+    at=st.integers(1, 8),
+    limits=limits,
+)
+def test_running_ahead_delays_an_admission_by_at_most_two_decodes(running, newcomer, at, limits):
+    limits = limits | {"max_batch_size": None, "max_batch_total_tokens": 60, "max_batch_prefill_tokens": 12}
+    arrivals = [(0, 2, 40), (0, 1, running), (at, *newcomer)]
+    lock_step = asyncio.run(outcome(False, arrivals, {}, limits))
+    ahead = asyncio.run(outcome(True, arrivals, {}, limits))
+    assert ahead.tokens == lock_step.tokens
+    assert ahead.decodes_before["r2"] - lock_step.decodes_before["r2"] <= 2
