@@ -1,0 +1,33 @@
+"""One rank of the tensor-parallel test, as a process: `python -m parity.tp_worker RANK WORLD PORT JOBS_FILE`.
+
+JOBS_FILE holds {name: (checkpoint, sequences)}; the logits of each job are written beside it. Imports the product only.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from parity.protocol import CPU, run_protocol
+
+from model_server.attention.reference import ReferenceBackend
+from model_server.distributed import connect
+from model_server.models.load import load_runner
+
+
+def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
+    torch.set_num_threads(1)
+    group = connect(rank, world_size, CPU, port=port, timeout_s=60)
+    results = {}
+    for name, (path, sequences) in torch.load(jobs_file).items():
+        runner = load_runner(Path(path), device=CPU, dtype=torch.float32, group=group, attention=ReferenceBackend())
+        results[name] = {"logits": run_protocol(runner, sequences, 4), "kv_heads": runner.kv_shapes[0].num_kv_heads}
+    smallest = group.all_reduce_min(10 - rank)
+    group.barrier()
+    group.close()
+    torch.save({"jobs": results, "smallest": smallest}, jobs_file.with_name(f"rank{rank}of{world_size}.pt"))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
