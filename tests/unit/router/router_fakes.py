@@ -1,0 +1,234 @@
+"""A scheduler that plays a script, and everything around it that an HTTP test needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from tokenizers import Tokenizer
+
+from router.api.served import Served
+from router.app import create_app
+from router.chat.template import ChatTemplate
+from router.config import RouterConfig
+from router.events import Event, Failed, Finished, FinishReason, Token, TokenGenerated
+from router.inference import Inference
+from router.limits import ServingLimits, ShardInfo
+from router.metrics import Metrics
+from router.request import ValidRequest
+from router.tokenizer import PromptTokenizer
+from router.validation import Validator
+
+LIMITS = ServingLimits(
+    max_concurrent_requests=4,
+    max_best_of=2,
+    max_stop_sequences=4,
+    max_top_n_tokens=5,
+    max_client_batch_size=4,
+    max_input_tokens=2000,
+    max_total_tokens=2048,
+    max_batch_prefill_tokens=4096,
+    max_batch_total_tokens=8192,
+    max_batch_size=None,
+    max_waiting_tokens=20,
+    waiting_served_ratio=1.2,
+)
+INFO = ShardInfo(
+    requires_padding=False,
+    dtype="float32",
+    device_type="cpu",
+    window_size=None,
+    speculate=0,
+    support_chunking=False,
+    use_prefix_caching=False,
+    attention_impl="paged",
+    block_size=16,
+    extensions=frozenset({"run_ahead", "stop_anywhere", "openai_penalties", "logit_bias"}),
+)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+Script = Callable[[ValidRequest], Sequence[Event | None]]
+"""The events of a request; None stands for "nothing more, ever"."""
+
+
+def says(
+    *texts: str,
+    reason: FinishReason = "length",
+    seed: int | None = None,
+    text: str | None = None,
+    last_special: bool = False,
+    top_tokens: Sequence[Token] = (),
+) -> list[Event]:
+    """The events of an answer, one token per text; the logprob of the n-th token is -n/4."""
+    tokens = [Token(100 + index, piece, -index / 4) for index, piece in enumerate(texts)]
+    tokens[-1] = replace(tokens[-1], special=last_special)
+    tops = tuple(top_tokens)
+    events: list[Event] = [TokenGenerated(token, tops) for token in tokens[:-1]]
+    whole = "".join(texts[:-1] if last_special else texts) if text is None else text
+    now = time.monotonic()
+    return [*events, Finished(tokens[-1], tops, whole, len(texts), reason, seed, now, now)]
+
+
+class FakeEntry:
+    def __init__(
+        self, request: ValidRequest, events: Sequence[Event | None], on_close: Callable[[FakeEntry], None]
+    ) -> None:
+        self.request = request
+        self.queued_at = time.monotonic()
+        self.closed = False
+        self._events = list(events)
+        self._on_close = on_close
+
+    async def next_event(self) -> Event:
+        await asyncio.sleep(0)
+        event = self._events.pop(0)
+        if event is None:
+            await asyncio.Event().wait()
+        assert event is not None
+        if isinstance(event, Finished):
+            return replace(event, queued_at=self.queued_at, started_at=self.queued_at)
+        return event
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._on_close(self)
+
+
+class FakeScheduler:
+    """Answers each request by `script`; remembers what it was given."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script: Script = script or (lambda request: says(" one", " two"))
+        self.submitted: list[ValidRequest] = []
+        self.open: list[FakeEntry] = []
+        self.healthy = True
+        self.fits = True
+        self.wait_s = 0.0
+        self.failure: BaseException | None = None
+
+    def submit(self, request: ValidRequest) -> FakeEntry:
+        self.submitted.append(request)
+        entry = FakeEntry(request, self.script(request), lambda closed: self.open.remove(closed))
+        self.open.append(entry)
+        return entry
+
+    async def check_health(self) -> bool:
+        return self.healthy
+
+    def can_ever_fit(self, input_length: int, max_new_tokens: int) -> bool:
+        return self.fits
+
+    @property
+    def estimated_wait_s(self) -> float:
+        return self.wait_s
+
+    @property
+    def last(self) -> ValidRequest:
+        return self.submitted[-1]
+
+
+class Router:
+    """The app on a fake scheduler; `post` and `get` talk to it in process."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        script: Script | None = None,
+        *,
+        limits: ServingLimits = LIMITS,
+        info: ShardInfo = INFO,
+        config: RouterConfig | None = None,
+        templates: dict[str, str] | None = None,
+    ) -> None:
+        config = config or RouterConfig(tokenizer_name="some/model")
+        self.scheduler = FakeScheduler(script)
+        self.metrics = Metrics()
+        self.tokenizer = PromptTokenizer(Tokenizer.from_str(tokenizer.to_str()), num_workers=2)
+        validator = Validator(self.tokenizer, limits, info, can_ever_fit=self.scheduler.can_ever_fit)
+        self.inference = Inference(
+            scheduler=self.scheduler, validator=validator, tokenizer=self.tokenizer, limits=limits, metrics=self.metrics
+        )
+        self.chat_template = ChatTemplate({"default": CHAT_TEMPLATE} if templates is None else templates, {})
+        served = Served(
+            config=config,
+            info=info,
+            inference=self.inference,
+            chat_template=self.chat_template,
+            model_id=config.tokenizer_name,
+            created=1_700_000_000,
+        )
+        self.app: FastAPI = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin)
+
+    async def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+            return await client.request(method, path, **arguments)
+
+    async def post(self, path: str, body: Any = None, *, raw: bytes | None = None, **headers: str) -> httpx.Response:
+        content = json.dumps(body).encode() if raw is None else raw
+        sent = {"content-type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.request("POST", path, content=content, headers=sent)
+
+    async def get(self, path: str) -> httpx.Response:
+        return await self.request("GET", path)
+
+    def assert_idle(self) -> None:
+        """Every permit is back and every entry closed."""
+        assert self.inference.permits.num_taken == 0
+        assert self.scheduler.open == []
+
+    def close(self) -> None:
+        self.tokenizer.close()
+        self.chat_template.close()
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """A real server on a port of the machine's choice."""
+        config = uvicorn.Config(
+            self.app, host="127.0.0.1", port=0, http="httptools", ws="none", lifespan="off", log_config=None,
+            timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server._serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        try:
+            yield server.servers[0].sockets[0].getsockname()[1]
+        finally:
+            server.should_exit = True
+            await task
+
+
+def failing(*texts: str, error: Exception) -> list[Event]:
+    """Some tokens, then a failure."""
+    return [*[TokenGenerated(Token(index, text, -0.5)) for index, text in enumerate(texts)], Failed(error)]
+
+
+def data_of(stream: bytes) -> list[Any]:
+    """The events of a stream, checked for their framing; `[DONE]` as text."""
+    assert stream.endswith(b"\n\n")
+    events = []
+    for block in stream.decode().removesuffix("\n\n").split("\n\n"):
+        assert block.startswith("data: ") and "\n" not in block and not block.startswith("data:  ")
+        text = block.removeprefix("data: ")
+        events.append("[DONE]" if text == "[DONE]" else json.loads(text))
+    return events
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    """Waits for something that another task brings about."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
