@@ -89,7 +89,7 @@ def _launch(config: LauncherConfig, signals: Signals, environ: Mapping[str, str]
 
     guard = Guard()
     patience = Patience(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
-    supervisor = Supervisor(signals, guard, patience)
+    supervisor = Supervisor(signals, guard, patience, age_s=hardware.process_age_s())
     try:
         if not is_local:
             status = _download(config, model_id, supervisor, environ)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,16 @@ def detect(environ: Mapping[str, str]) -> Hardware:
         memory_bytes=_memory_bytes(),
         shared_memory_bytes=_shared_memory_bytes(),
     )
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, interpreter and imports included; 0 if the kernel does not say."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def visible(gpus: tuple[Gpu, ...], selection: str | None) -> tuple[Gpu, ...]:

@@ -61,12 +61,13 @@ class _KillRequested(Exception):
 
 
 class Supervisor:
-    def __init__(self, signals: Signals, guard: Guard, patience: Patience) -> None:
+    def __init__(self, signals: Signals, guard: Guard, patience: Patience, *, age_s: float = 0.0) -> None:
+        """`age_s`: how long the launch has been going on already."""
         self._signals, self._guard, self._patience = signals, guard, patience
         self._shards: list[Child] = []
         self._router: Child | None = None
         self._download: Child | None = None
-        self._began_at = time.monotonic()
+        self._began_at = time.monotonic() - age_s
 
     def download(self, command: Command) -> int | None:
         """Runs the download step. None: it succeeded; an exit status: a signal ended it. Raises DownloadError."""

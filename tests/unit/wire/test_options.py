@@ -1,0 +1,332 @@
+"""The parsing rules, one by one, and that `to_argv` is the inverse of `parse`."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wire.options import UsageError, argument, option, options_of, parse, run_command, run_group, to_argv
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    DARK_BLUE = "dark-blue"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    max_batch_size: int | None = option(None, help="n", maximum=1000)
+    port: int = option(3000, help="p", short="p", maximum=65535)
+    ratio: float = option(0.3, help="r", minimum=0.0)
+    name: str = option("bloom", help="s")
+    cache: Path | None = option(None, help="c")
+    json_output: bool = option(False, help="j", short="-j")
+    convert: bool = option(True, help="on by default")
+    sharded: bool | None = option(None, help="true or false")
+    quiet: bool = option(False, help="q", negatable=True)
+    dtype: Literal["float16", "bfloat16"] | None = option(None, help="d")
+    colour: Colour = option(Colour.RED, help="e")
+    origin: list[str] = option([], help="list")
+    graphs: tuple[int, ...] = option((), help="tuple", separator=",")
+    report: bool = option(False, help="no variable", env=None, short="e")
+    special: str | None = option(None, help="own variable", env="OTHER_NAME")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Positional:
+    model_id: str = argument(help="m")
+    revision: str | None = option(None, help="r")
+
+
+def ask(*argv: str, **environ: str) -> Config:
+    return parse(Config, argv, environ)
+
+
+def refusal(*argv: str, **environ: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        ask(*argv, **environ)
+    return str(caught.value)
+
+
+def test_defaults() -> None:
+    assert ask() == Config()
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--max-batch-size", "7"], "max_batch_size", 7),
+        (["--max-batch-size=7"], "max_batch_size", 7),
+        (["--max-batch-size", "+7"], "max_batch_size", 7),
+        (["-p", "80"], "port", 80),
+        (["-p80"], "port", 80),
+        (["-p=80"], "port", 80),
+        (["-jp", "80"], "port", 80),
+        (["--ratio", "1"], "ratio", 1.0),
+        (["--ratio=1e-3"], "ratio", 0.001),
+        (["--name", ""], "name", ""),
+        (["--name=-x"], "name", "-x"),
+        (["--name=a=b"], "name", "a=b"),
+        (["--cache", "/a b"], "cache", Path("/a b")),
+        (["--json-output"], "json_output", True),
+        (["-j"], "json_output", True),
+        (["--no-convert"], "convert", False),
+        (["--convert"], "convert", True),
+        (["--no-quiet"], "quiet", False),
+        (["--sharded", "true"], "sharded", True),
+        (["--sharded=false"], "sharded", False),
+        (["--dtype", "bfloat16"], "dtype", "bfloat16"),
+        (["--colour", "dark-blue"], "colour", Colour.DARK_BLUE),
+        (["--origin", "a", "--origin", "b,c"], "origin", ["a", "b,c"]),
+        (["--graphs", "1, 2,", "--graphs=4"], "graphs", (1, 2, 4)),
+    ],
+)
+def test_command_line(argv: list[str], field: str, value: Any) -> None:
+    assert getattr(ask(*argv), field) == value
+
+
+@pytest.mark.parametrize(
+    ("environ", "field", "value"),
+    [
+        ({"MAX_BATCH_SIZE": "7"}, "max_batch_size", 7),
+        ({"MAX_BATCH_SIZE": ""}, "max_batch_size", None),
+        ({"JSON_OUTPUT": "1"}, "json_output", True),
+        ({"JSON_OUTPUT": "True"}, "json_output", True),
+        ({"JSON_OUTPUT": "YES"}, "json_output", True),
+        ({"JSON_OUTPUT": "on"}, "json_output", True),
+        ({"JSON_OUTPUT": "0"}, "json_output", False),
+        ({"JSON_OUTPUT": "off"}, "json_output", False),
+        ({"JSON_OUTPUT": ""}, "json_output", False),
+        ({"CONVERT": "no"}, "convert", False),
+        ({"SHARDED": "false"}, "sharded", False),
+        ({"ORIGIN": "a,b"}, "origin", ["a,b"]),
+        ({"GRAPHS": "1,2"}, "graphs", (1, 2)),
+        ({"REPORT": "true"}, "report", False),
+        ({"OTHER_NAME": "x"}, "special", "x"),
+        ({"SPECIAL": "x"}, "special", None),
+        ({"max_batch_size": "7"}, "max_batch_size", None),
+    ],
+)
+def test_environment(environ: dict[str, str], field: str, value: Any) -> None:
+    assert getattr(parse(Config, [], environ), field) == value
+
+
+def test_command_line_wins() -> None:
+    assert ask("--port", "1", PORT="2").port == 1
+    assert ask(PORT="2").port == 2
+    # A variable that is not needed is not looked at.
+    assert ask("--port", "1", PORT="nonsense").port == 1
+
+
+def test_port_of_a_kubernetes_service_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    assert ask(PORT="tcp://10.0.0.1:80").port == 3000
+    assert "PORT=tcp://10.0.0.1:80" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "words"),
+    [
+        (["--port", "abc"], {}, ["'abc'", "--port", "whole number"]),
+        (["--port", "1.5"], {}, ["whole number"]),
+        (["--port", "1_000"], {}, ["whole number"]),
+        (["--port", " 1"], {}, ["whole number"]),
+        (["--port", "٣"], {}, ["whole number"]),
+        (["--port", ""], {}, ["whole number"]),
+        (["--port", "65536"], {}, ["0..=65535"]),
+        (["--port", "-1"], {}, ["-1", "0..=65535"]),
+        (["--port=-1"], {}, ["0..=65535"]),
+        ([], {"PORT": "99999"}, ["99999", "environment variable PORT"]),
+        (["--max-batch-size", "9" * 30], {}, ["whole number"]),
+        (["--ratio", "nan"], {}, ["number"]),
+        (["--ratio", "inf"], {}, ["number"]),
+        (["--ratio", "1_0"], {}, ["number"]),
+        (["--ratio", "-0.5"], {}, ["at least 0"]),
+        (["--sharded"], {}, ["a value is required", "--sharded"]),
+        (["--sharded", "--json-output"], {}, ["a value is required"]),
+        (["--sharded", "maybe"], {}, ["true or false"]),
+        (["--json-output=true"], {}, ["unexpected value 'true'", "--json-output"]),
+        (["--json-output", "true"], {}, ["unexpected argument 'true'"]),
+        ([], {"JSON_OUTPUT": "maybe"}, ["'maybe'", "JSON_OUTPUT"]),
+        (["--no-json-output"], {}, ["--no-json-output"]),
+        (["--dtype", "FLOAT16"], {}, ["float16, bfloat16"]),
+        (["--colour", "RED"], {}, ["red, dark-blue"]),
+        (["--max_batch_size", "1"], {}, ["--max_batch_size"]),
+        (["--max-batch", "1"], {}, ["--max-batch"]),
+        (["--PORT", "1"], {}, ["--PORT"]),
+        (["-x"], {}, ["-x"]),
+        (["-p"], {}, ["a value is required"]),
+        (["--port", "1", "-p", "2"], {}, ["--port", "multiple times"]),
+        (["-j", "--json-output"], {}, ["multiple times"]),
+        (["--convert", "--no-convert"], {}, ["multiple times"]),
+        (["model"], {}, ["unexpected argument 'model'"]),
+        (["--", "--port"], {}, ["unexpected argument '--port'"]),
+    ],
+)
+def test_refusals(argv: list[str], environ: dict[str, str], words: list[str]) -> None:
+    text = refusal(*argv, **environ)
+    assert all(word in text for word in words), text
+
+
+def test_positional() -> None:
+    assert parse(Positional, ["m", "--revision", "r"], {}) == Positional(model_id="m", revision="r")
+    assert parse(Positional, ["--revision", "r", "--", "-m"], {}).model_id == "-m"
+    with pytest.raises(UsageError, match="MODEL_ID"):
+        parse(Positional, [], {"MODEL_ID": "x"})
+    with pytest.raises(UsageError, match="unexpected argument 'b'"):
+        parse(Positional, ["a", "b"], {})
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+_CONFIGS = st.builds(
+    Config,
+    max_batch_size=st.none() | st.integers(0, 1000),
+    port=st.integers(0, 65535),
+    ratio=st.floats(0, 1e30, allow_nan=False),
+    name=_TEXT,
+    cache=st.none() | st.just(Path("-odd/path")) | st.just(Path("/x")),
+    json_output=st.booleans(),
+    convert=st.booleans(),
+    sharded=st.none() | st.booleans(),
+    quiet=st.booleans(),
+    dtype=st.sampled_from([None, "float16", "bfloat16"]),
+    colour=st.sampled_from(Colour),
+    origin=st.lists(_TEXT, max_size=3),
+    graphs=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    report=st.booleans(),
+    special=st.none() | _TEXT,
+)
+
+
+@given(_CONFIGS)
+@settings(max_examples=200, deadline=None)
+def test_argv_reproduces_the_config(config: Config) -> None:
+    assert parse(Config, to_argv(config), {}) == config
+
+
+@given(st.text(min_size=1, max_size=8), st.none() | st.text(max_size=4))
+@settings(deadline=None)
+def test_argv_reproduces_positionals(model_id: str, revision: str | None) -> None:
+    config = Positional(model_id=model_id, revision=revision)
+    assert parse(Positional, to_argv(config), {}) == config
+
+
+def test_argv_is_short() -> None:
+    assert to_argv(Config()) == []
+    config = ask("--ratio", "1", "--json-output", "--no-convert", "--graphs", "1,2", "--port", "1")
+    assert to_argv(config) == [
+        "--port", "1", "--ratio", "1", "--json-output", "--no-convert", "--graphs", "1", "--graphs", "2"
+    ]  # fmt: skip
+
+
+def test_options_are_described() -> None:
+    options = {opt.name: opt for opt in options_of(Config)}
+    assert options["max_batch_size"].flag == "--max-batch-size"
+    assert options["max_batch_size"].env == "MAX_BATCH_SIZE"
+    assert options["report"].env is None
+    assert options["dtype"].choices == ("float16", "bfloat16")
+    assert not options["sharded"].is_switch
+    assert options["convert"].is_negatable
+
+
+def test_a_field_without_declaration_is_a_mistake_of_ours() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Bad:
+        size: int = 1
+
+    with pytest.raises(TypeError, match="size"):
+        options_of(Bad)
+
+
+def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Config]]:
+    monkeypatch.delenv("PORT", raising=False)
+    seen: list[Config] = []
+
+    def record(config: Config) -> int:
+        seen.append(config)
+        return 5
+
+    return run_command(Config, record, prog="tool", argv=argv, version="1.2", description="Does it."), seen
+
+
+def test_run_returns_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAME", "from-environment")
+    status, seen = run(["--port", "1"], monkeypatch)
+    assert status == 5
+    assert seen == [Config(port=1, name="from-environment")]
+
+
+def test_usage_error_goes_to_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, seen = run(["--prot", "1"], monkeypatch)
+    out, err = capsys.readouterr()
+    assert (status, seen, out) == (2, [], "")
+    assert "error: unexpected argument '--prot' found" in err
+    assert "'tool --help'" in err
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([flag], monkeypatch) == (0, [])
+    assert capsys.readouterr().out == "tool 1.2\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_names_everything(flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "120")
+    assert run(["--port", "bad", flag], monkeypatch) == (0, [])
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "Does it." in out
+    for opt in options_of(Config):
+        assert opt.flag in out
+    for text in ("[default: 3000]", "<float16|bfloat16>", "--no-convert", "OTHER_NAME"):
+        assert text in out
+
+
+def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    def serve(config: Positional) -> int:
+        """Serves."""
+        return 1 if config.model_id == "m" else 2
+
+    def other(config: Config) -> int:
+        """Does something else."""
+        return config.port
+
+    commands: dict[str, Any] = {"serve": (Positional, serve), "other": (Config, other)}
+
+    def group(*argv: str, **more: Any) -> int:
+        return run_group(commands, prog="tool", argv=argv, version="9", **more)
+
+    assert group("serve", "m") == 1
+    assert group("other", "--port", "7") == 7
+    assert group("serve") == 2
+    assert "tool serve --help" in capsys.readouterr().err
+    assert group("nothing") == 2
+    assert group() == 2
+    assert group("--version") == 0
+    assert group("--help") == 0
+    out = capsys.readouterr().out
+    assert "serve" in out and "Does something else." in out
+    # The router's form: options of its own, and a command beside them.
+    assert group("--port", "8", default=(Config, other)) == 8
+    assert group("serve", "m", default=(Config, other)) == 1
+
+
+def test_an_ordinary_start_does_not_import_typer() -> None:
+    program = (
+        "import sys, dataclasses; from wire.options import *;"
+        "C = dataclasses.make_dataclass('C', [('a', int, option(1, help='a'))], frozen=True, kw_only=True);"
+        "assert run_command(C, lambda c: c.a, prog='x', argv=['--a', '4']) == 4;"
+        "sys.exit(int('typer' in sys.modules or 'rich' in sys.modules))"
+    )
+    began = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert time.monotonic() - began < 5
