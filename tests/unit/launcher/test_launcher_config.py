@@ -1,0 +1,110 @@
+"""The options of the launcher, and the combinations that are refused before anything is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.config import SECRETS, LauncherConfig, check, input_limit
+from launcher.errors import ArgumentValidation
+from wire.options import options_of, parse
+
+TGI_FLAGS = {
+    "model-id", "revision", "validation-workers", "sharded", "num-shard", "quantize", "speculate", "dtype",
+    "kv-cache-dtype", "trust-remote-code", "max-concurrent-requests", "max-best-of", "max-stop-sequences",
+    "max-top-n-tokens", "max-input-tokens", "max-input-length", "max-total-tokens", "waiting-served-ratio",
+    "max-batch-prefill-tokens", "max-batch-total-tokens", "max-waiting-tokens", "max-batch-size", "cuda-graphs",
+    "hostname", "port", "prometheus-port", "shard-uds-path", "master-addr", "master-port", "huggingface-hub-cache",
+    "weights-cache-override", "disable-custom-kernels", "cuda-memory-fraction", "rope-scaling", "rope-factor",
+    "json-output", "otlp-endpoint", "otlp-service-name", "cors-allow-origin", "api-key", "watermark-gamma",
+    "watermark-delta", "ngrok", "ngrok-authtoken", "ngrok-edge", "tokenizer-config-path", "disable-grammar-support",
+    "env", "max-client-batch-size", "lora-adapters", "usage-stats", "payload-limit", "enable-prefill-logprobs",
+    "graceful-termination-timeout",
+}  # fmt: skip
+
+
+def test_every_flag_of_tgi_exists_with_its_variable() -> None:
+    options = {opt.flag.removeprefix("--"): opt for opt in options_of(LauncherConfig)}
+    assert len(TGI_FLAGS) == 54
+    assert set(options) >= TGI_FLAGS
+    for flag, opt in options.items():
+        assert opt.env == (None if flag == "env" else flag.upper().replace("-", "_"))
+    assert {opt.short: flag for flag, opt in options.items() if opt.short} == {
+        "-p": "port", "-e": "env", "-g": "graceful-termination-timeout"
+    }  # fmt: skip
+
+
+def test_defaults_of_tgi() -> None:
+    config = LauncherConfig()
+    check(config)
+    assert (config.max_concurrent_requests, config.max_best_of, config.max_stop_sequences) == (128, 2, 4)
+    assert (config.max_top_n_tokens, config.max_client_batch_size, config.payload_limit) == (5, 4, 2_000_000)
+    assert (config.waiting_served_ratio, config.max_waiting_tokens, config.validation_workers) == (0.3, 20, 2)
+    assert (config.hostname, config.port, config.graceful_termination_timeout) == ("0.0.0.0", 3000, 90)
+    assert (config.cuda_memory_fraction, config.sharded, config.num_shard) == (1.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"sharded": True, "num_shard": 1}, ["--sharded true", "--num-shard", "1"]),
+        ({"num_shard": 0}, ["--num-shard", "cannot be < 1"]),
+        ({"max_input_tokens": 3, "max_input_length": 4}, ["--max-input-tokens", "(3)", "(4)", "deprecated"]),
+        ({"max_input_tokens": 8, "max_total_tokens": 8}, ["--max-input-tokens", "must be <", "8 and 8"]),
+        ({"max_input_length": 9, "max_total_tokens": 8}, ["must be <", "9 and 8"]),
+        ({"max_total_tokens": 9, "max_batch_total_tokens": 8}, ["--max-total-tokens", "9 and 8"]),
+        ({"max_input_tokens": 9, "max_batch_total_tokens": 8}, ["--max-batch-total-tokens", "9 and 8"]),
+        ({"max_batch_prefill_tokens": 9, "max_batch_total_tokens": 8}, ["--max-batch-prefill-tokens", "9 and 8"]),
+        ({"validation_workers": 0}, ["--validation-workers"]),
+        ({"max_batch_size": 0}, ["--max-batch-size"]),
+        ({"max_concurrent_requests": 0}, ["--max-concurrent-requests"]),
+        ({"cuda_memory_fraction": 0.0}, ["--cuda-memory-fraction"]),
+        ({"tokenizer_config_path": Path("/no/such")}, ["--tokenizer-config-path", "/no/such"]),
+        ({"port": 9000, "prometheus_port": 9000}, ["--port", "--prometheus-port", "9000"]),
+        ({"quantize": "fp8"}, ["--quantize", "not served yet"]),
+        ({"speculate": 2}, ["--speculate", "not served yet"]),
+        ({"lora_adapters": "a"}, ["--lora-adapters", "not served yet"]),
+        ({"kv_cache_dtype": "fp8_e5m2"}, ["--kv-cache-dtype", "not served yet"]),
+        ({"ngrok": True}, ["--ngrok", "not served yet"]),
+        ({"rope_scaling": "linear"}, ["--rope-scaling", "config.json"]),
+        ({"rope_factor": 2.0}, ["--rope-factor"]),
+        ({"weights_cache_override": Path("/x")}, ["--weights-cache-override"]),
+    ],
+)
+def test_refused(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ArgumentValidation) as caught:
+        check(LauncherConfig(**fields))
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"speculate": 0},
+        {"max_input_tokens": 7, "max_total_tokens": 8, "max_batch_total_tokens": 8},
+        {"port": 0, "prometheus_port": 0},
+        {"max_batch_prefill_tokens": 8, "max_batch_total_tokens": 8},
+    ],
+)
+def test_accepted(fields: dict[str, Any]) -> None:
+    check(LauncherConfig(**fields))
+
+
+def test_from_the_environment() -> None:
+    config = parse(LauncherConfig, ["--num-shard", "2"], {"NUM_SHARD": "4", "MODEL_ID": "demo", "CUDA_GRAPHS": "0"})
+    assert (config.num_shard, config.model_id, config.cuda_graphs) == (2, "demo", [0])
+    assert input_limit(parse(LauncherConfig, [], {"MAX_INPUT_LENGTH": "5"})) == 5
+
+
+def test_secrets_are_options() -> None:
+    assert {opt.name for opt in options_of(LauncherConfig)} >= SECRETS
+    assert LauncherConfig().api_key is None
+
+
+def test_error_lines_are_those_of_tgi() -> None:
+    assert ArgumentValidation('a "b"\nc').report() == 'Error: ArgumentValidation("a \\"b\\" c")'
+    assert ArgumentValidation().report() == "Error: ArgumentValidation"

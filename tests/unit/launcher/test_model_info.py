@@ -1,0 +1,116 @@
+"""Reading of config.json, and where a model lies."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import ArgumentValidation
+from launcher.model_info import ModelInfo, check_directory, directory, from_config, hub_cache, is_local, read
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, {}),
+        ({"max_seq_len": 5}, {"max_position_embeddings": 5}),
+        ({"n_positions": 6}, {"max_position_embeddings": 6}),
+        ({"max_position_embeddings": 4, "n_positions": 6}, {"max_position_embeddings": 4}),
+        ({"n_embd": 8, "num_attention_heads": 2}, {"hidden_size": 8, "head_dim": 4, "num_kv_heads": 2}),
+        ({"hidden_size": 9, "num_attention_heads": 2}, {"head_dim": None}),
+        ({"hidden_size": 8, "num_attention_heads": 2, "head_dim": 16}, {"head_dim": 16}),
+        ({"text_config": {"head_dim": 32}}, {"head_dim": 32}),
+        ({"text_config": {}, "model_type": "gemma3"}, {"head_dim": 256}),
+        ({"text_config": {}, "model_type": "llava"}, {"head_dim": None}),
+        ({"num_key_value_heads": 1, "num_attention_heads": 4}, {"num_kv_heads": 1}),
+        ({"vision_config": {}}, {"has_vision": True}),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, {"is_quantized": True}),
+        ({"n_shared_experts": 2, "num_local_experts": 8, "num_experts_per_tok": 3},
+         {"num_shared_experts": 2, "num_experts": 8, "experts_per_token": 3}),
+        # One odd field does not cost the others.
+        ({"hidden_size": "big", "vocab_size": 7, "max_position_embeddings": True, "model_type": 3}, {"vocab_size": 7}),
+    ],
+)  # fmt: skip
+def test_facts(config: dict[str, Any], expected: dict[str, Any]) -> None:
+    info = from_config(config)
+    for name, value in expected.items():
+        assert getattr(info, name) == value
+    if not config:
+        assert info == ModelInfo()
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "[" * 100_000])
+def test_unreadable_config_is_one_warning(
+    content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with caplog.at_level(logging.WARNING):
+        assert read(tmp_path) is None
+    assert len(caplog.records) == 1
+    assert read(None) is None
+
+
+def test_local_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org").mkdir()
+    assert all(is_local(name) for name in ("demo", "/x", "./x", "../x", "org"))
+    assert not any(is_local(name) for name in ("org/model", "gpt2"))
+    assert directory("./x", None, {}) == Path("./x")
+
+
+def test_demo_model_has_a_directory() -> None:
+    path = directory("demo", None, {})
+    assert path is not None and path.name == "demo_model"
+
+
+def test_snapshot_in_the_hub_cache(tmp_path: Path) -> None:
+    environ = {"HF_HUB_CACHE": str(tmp_path)}
+    assert directory("org/model", None, environ) is None
+    repository = tmp_path / "models--org--model"
+    snapshot = repository / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee\n")
+    (snapshot / "config.json").write_text(json.dumps({"vocab_size": 3}))
+    assert directory("org/model", None, environ) == snapshot
+    assert directory("org/model", "c0ffee", environ) == snapshot
+    assert directory("org/model", "other", environ) is None
+    info = read(directory("org/model", "main", environ))
+    assert info is not None and info.vocab_size == 3
+
+
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b"}, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/b", "HF_HOME": "/c"}, "/b"),
+        ({"HF_HOME": "/c", "XDG_CACHE_HOME": "/d"}, "/c/hub"),
+        ({"XDG_CACHE_HOME": "/d"}, "/d/huggingface/hub"),
+    ],
+)
+def test_hub_cache(environ: dict[str, str], path: str) -> None:
+    assert hub_cache(environ) == Path(path)
+
+
+def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentValidation, match="no such directory"):
+        check_directory("./x", tmp_path / "x")
+    with pytest.raises(ArgumentValidation, match=r"no config\.json \(found: nothing\)"):
+        check_directory("m", tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_text("")
+    with pytest.raises(ArgumentValidation, match=r"no \*\.safetensors \(found: config\.json, pytorch_model\.bin\)"):
+        check_directory("m", tmp_path)
+    (tmp_path / "model.safetensors").write_text("")
+    check_directory("m", tmp_path)
+
+
+def test_the_root_of_a_cached_repository_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "snapshots" / "abc").mkdir(parents=True)
+    with pytest.raises(ArgumentValidation, match=r"did you mean .*/snapshots/abc"):
+        check_directory("m", tmp_path)

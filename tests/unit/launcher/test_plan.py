@@ -1,0 +1,173 @@
+"""Config + machine + model → plan: TGI's vectors, and ours where we differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.config import LauncherConfig
+from launcher.errors import ArgumentValidation, LauncherError, NotEnoughCUDADevices
+from launcher.hardware import Gpu, Hardware
+from launcher.model_info import ModelInfo, from_config
+from launcher.plan import Endpoints, LaunchPlan, make_plan, prefill_tokens, resolve_num_shard
+
+ENDS = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 131072,
+}  # fmt: skip
+BIG = LLAMA | {
+    "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_hidden_layers": 80,
+}  # fmt: skip
+MIXTRAL = LLAMA | {
+    "vocab_size": 32000, "max_position_embeddings": 32768, "num_experts_per_tok": 2, "num_local_experts": 8,
+}  # fmt: skip
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "vocab_size": 512, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def machine(count: int = 0, card: str = "nvidia-h100", memory_mib: int | None = 81559, **more: Any) -> Hardware:
+    gpus = tuple(Gpu(uuid=f"GPU-{index}", card=card, memory_mib=memory_mib) for index in range(count))
+    return Hardware(gpus=gpus, cores=8, **more)
+
+
+def plan(config: LauncherConfig, hardware: Hardware | None = None, info: ModelInfo | None = None) -> LaunchPlan:
+    return make_plan(config, hardware or machine(), info, ENDS)
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "memory_mib", "num_shard", "tokens"),
+    [
+        (LLAMA, "nvidia-h200", 143771, 1, 65791),
+        (LLAMA, "nvidia-a10g", 23028, 1, 8315),
+        (LLAMA, "unknown", 24564, 1, 4096),
+        (LLAMA, None, None, 1, 4096),
+        (BIG, "nvidia-h100", 81559, 4, 24383),
+        (BIG, "nvidia-h100", 81559, 1, 6095),
+        (MIXTRAL, "nvidia-a100", 81920, 2, 23720),
+        (TINY, None, None, 1, 256),
+        (TINY, "nvidia-h200", 143771, 1, 256),
+        ({}, "nvidia-h200", 143771, 1, 4096),
+        (None, "nvidia-h200", 143771, 1, 4096),
+        ({"model_type": "qwen2_vl", "vision_config": {}}, None, None, 1, 10000),
+        ({"model_type": "gemma3"}, None, None, 1, 8000),
+    ],
+)
+def test_prefill_tokens_of_tgi(
+    model: dict[str, Any] | None, card: str | None, memory_mib: int | None, num_shard: int, tokens: int
+) -> None:
+    hardware = machine(num_shard, card, memory_mib) if card else machine()
+    info = None if model is None else from_config(model)
+    assert prefill_tokens(LauncherConfig(), hardware, info, num_shard)[0] == tokens
+
+
+def test_prefill_tokens_follow_the_operator() -> None:
+    info = from_config(TINY)
+    assert prefill_tokens(LauncherConfig(max_batch_prefill_tokens=9999), machine(), info, 1)[0] == 9999
+    # A default is never larger than the operator's pool.
+    assert prefill_tokens(LauncherConfig(max_batch_total_tokens=100), machine(), info, 1)[0] == 100
+
+
+def test_prefill_tokens_fit_in_memory() -> None:
+    tokens, notes = prefill_tokens(
+        LauncherConfig(cuda_memory_fraction=0.125), machine(1, "nvidia-h200", 143771), from_config(LLAMA), 1
+    )
+    assert 1 <= tokens < 65791
+    assert "lowered" in notes[0]
+    tokens, notes = prefill_tokens(LauncherConfig(), machine(1, "nvidia-h100", 100), from_config(BIG), 1)
+    assert (tokens, "larger than the memory" in notes[0]) == (6095, True)
+    quantized = from_config(LLAMA | {"quantization_config": {"quant_method": "gptq"}})
+    assert prefill_tokens(LauncherConfig(), machine(1, "nvidia-h200", 100), quantized, 1)[0] == 65791
+
+
+@pytest.mark.parametrize(
+    ("sharded", "num_shard", "gpus", "heads", "expected"),
+    [
+        (None, None, 8, None, 8),
+        (None, None, 3, None, 3),
+        (None, None, 1, None, 1),
+        (None, None, 0, None, 1),
+        (None, None, 8, 12, 6),
+        (None, None, 3, 32, 2),
+        (False, None, 8, None, 1),
+        (False, 4, 4, None, 4),
+        (True, None, 4, None, 4),
+        (True, 2, 4, None, 2),
+        (None, 2, 0, 4, 2),
+        (None, 4, 4, 32, 4),
+    ],
+)
+def test_num_shard(sharded: bool | None, num_shard: int | None, gpus: int, heads: int | None, expected: int) -> None:
+    config = LauncherConfig(sharded=sharded, num_shard=num_shard)
+    count, notes = resolve_num_shard(config, machine(gpus), ModelInfo(num_heads=heads))
+    assert count == expected
+    surprising = (sharded is False and num_shard is not None) or (
+        num_shard is None and sharded is None and count < gpus
+    )
+    assert bool(notes) is surprising
+
+
+@pytest.mark.parametrize(
+    ("sharded", "num_shard", "gpus", "heads", "error", "words"),
+    [
+        (True, None, 0, None, NotEnoughCUDADevices, ["only 0", "--num-shard"]),
+        (True, None, 1, None, NotEnoughCUDADevices, ["only 1"]),
+        (True, None, 3, 7, ArgumentValidation, ["divides", "7"]),
+        (None, 4, 2, None, ArgumentValidation, ["--num-shard", "4", "2 visible GPUs"]),
+        (None, 3, 0, 4, ArgumentValidation, ["--num-shard", "3", "4 attention heads", "try 2"]),
+        (None, 8, 0, 4, ArgumentValidation, ["8", "try 4"]),
+    ],
+)
+def test_num_shard_refused(
+    sharded: bool | None, num_shard: int | None, gpus: int, heads: int | None,
+    error: type[LauncherError], words: list[str],
+) -> None:  # fmt: skip
+    config = LauncherConfig(sharded=sharded, num_shard=num_shard)
+    with pytest.raises(error) as caught:
+        resolve_num_shard(config, machine(gpus), ModelInfo(num_heads=heads))
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_threads_are_shared_among_shards_on_a_cpu() -> None:
+    assert plan(LauncherConfig()).threads_per_shard == 8
+    assert plan(LauncherConfig(num_shard=3)).threads_per_shard == 2
+    assert plan(LauncherConfig(num_shard=16)).threads_per_shard == 1
+    assert plan(LauncherConfig(), machine(1)).threads_per_shard is None
+
+
+def test_defaults_and_names() -> None:
+    made = plan(LauncherConfig())
+    assert (made.model_id, made.num_shard, made.on_gpu, made.compute_type) == ("bigscience/bloom-560m", 1, False, None)
+    assert plan(LauncherConfig(max_input_length=5)).max_input_tokens == 5
+    assert plan(LauncherConfig(max_input_tokens=6)).max_input_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("card", "compute_type"),
+    [
+        ("nvidia-h200", "2-nvidia-h200"),
+        ("nvidia-h100-80gb-hbm3", "2-nvidia-h100-80fb-hbm3"),
+        ("nvidia-a100-80gb-pcie", "2-nvidia-a100-sxm4-80gb"),
+        ("", None),
+    ],
+)
+def test_compute_type(card: str, compute_type: str | None) -> None:
+    assert plan(LauncherConfig(), machine(2, card)).compute_type == compute_type
+
+
+def test_warnings() -> None:
+    notes = plan(LauncherConfig(max_total_tokens=500), info=from_config(TINY)).notes
+    assert "--max-total-tokens" in notes[0] and "256" in notes[0]
+    small = machine(2, shared_memory_bytes=64 << 20)
+    assert any("/dev/shm has 64 MiB" in note for note in plan(LauncherConfig(), small).notes)
+    assert plan(LauncherConfig()).notes == ()
+
+
+def test_the_plan_can_be_shown() -> None:
+    rows = dict(plan(LauncherConfig(model_id="m", revision="r", max_total_tokens=77, num_shard=2)).rows())
+    assert rows["model"] == "m @ r"
+    assert rows["max total tokens"] == "77"
+    assert rows["shards"] == "2 on CPU, 4 threads each"
