@@ -63,7 +63,7 @@ def connect(
         return ProcessGroup()
     if not 0 <= rank < world_size:
         raise StartupError(f"rank {rank} is not below the number of shards {world_size}")
-    if address.startswith("127."):
+    if address == "localhost" or address.startswith("127."):
         # gloo would otherwise resolve the host name, which need not have an address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = timedelta(seconds=timeout_s)
@@ -89,7 +89,8 @@ def connect(
         )
     except OSError as error:
         raise StartupError(
-            f"cannot listen on {address}:{port} for the other shards: {error.strerror}; choose another --master-port"
+            f"cannot listen on {address}:{port} for the other shards: {os.strerror(error.errno or 0)}; "
+            "choose another --master-port"
         ) from error
     except (RuntimeError, ValueError) as error:
         # ValueError: torch's word for a store that closed while the ranks were meeting.

@@ -59,15 +59,3 @@ def test_neighbours_change_nothing_but_rounding(cases: dict[tuple[str, str], Cas
         parts = [batch.step([5])[0], *(batch.step([1])[0] for _ in range(len(sequence) - 5))]
         alone.append(torch.cat(parts))
     assert_equal_logits(run_protocol(runner, case.sequences, 16), alone, tolerance=1e-5)
-
-
-def test_positions_beyond_the_first_table(cases: dict[tuple[str, str], Case]) -> None:
-    """The table of rotations grows with the longest sequence and keeps its values."""
-    from model_server.layers.rotary import Rope, Rotary
-
-    rope = Rope(kind="default", theta=10000.0, dim=16, max_positions=64)
-    small, large = Rotary(rope, CPU), Rotary(rope, CPU)
-    positions = torch.tensor([3, 63, 200])
-    grown = small.rotations(positions, 201)
-    large.rotations(positions, 5000)
-    assert torch.equal(grown, large.rotations(positions, 201))

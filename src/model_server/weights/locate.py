@@ -86,3 +86,8 @@ def _model_directory(directory: Path) -> Path:
         raise StartupError(f"{directory} is the root of a hub cache entry; use --model-id {snapshots[0].parent}")
     found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
     raise StartupError(f"directory {directory} has no config.json (found: {found})")
+
+
+def weight_file_bytes(directory: Path) -> int:
+    """Size of the model's weight files. Raises StartupError as `weight_files`."""
+    return sum(file.stat().st_size for file in weight_files(directory))

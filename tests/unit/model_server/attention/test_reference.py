@@ -1,0 +1,150 @@
+"""The reference backend against attention written out in float64, one query at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from parity.protocol import CPU, attention_metadata
+from torch import Tensor
+
+from model_server.attention import reference
+from model_server.attention.backend import AttentionLayer
+from model_server.attention.metadata import AttentionMetadata
+from model_server.attention.reference import ReferenceBackend
+from model_server.kv_cache import KvCache, KvShape
+
+# (query tokens, tokens in all) of each sequence.
+BATCHES: dict[str, list[tuple[int, int]]] = {
+    "one decode row": [(1, 9)],
+    "first token": [(1, 1)],
+    "decode, equal lengths": [(1, 7), (1, 7), (1, 7)],
+    "decode, ragged": [(1, 1), (1, 16), (1, 17), (1, 40), (1, 5)],
+    "one prompt": [(13, 13)],
+    "prompts": [(9, 9), (2, 2), (20, 20)],
+    "chunk on a prefix": [(6, 30), (4, 5)],
+    "everything mixed": [(1, 12), (7, 7), (1, 1), (5, 33), (1, 33)],
+}
+HEADS = {"plain": (4, 4), "grouped": (4, 2), "one key head": (4, 1)}
+
+
+def naive(
+    layer: AttentionLayer, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], batch: list[tuple[int, int]]
+) -> Tensor:
+    """float64, straight from the definition: softmax(q k / scale) v over the visible positions."""
+    rows, row = [], 0
+    for (count, total), key, value in zip(batch, keys, values, strict=True):
+        for position in range(total - count, total):
+            first = 0 if layer.window is None else max(0, position + 1 - layer.window)
+            heads = []
+            for head in range(layer.num_heads):
+                kv = head // (layer.num_heads // layer.num_kv_heads)
+                scores = key[first : position + 1, kv].double() @ query[row, head].double() * layer.scale
+                heads.append(scores.softmax(0) @ value[first : position + 1, kv].double())
+            rows.append(torch.cat(heads))
+            row += 1
+    return torch.stack(rows)
+
+
+class Scene:
+    """Random queries, keys and values of a batch, and a cache full of NaN wherever nothing was written."""
+
+    def __init__(
+        self,
+        batch: list[tuple[int, int]],
+        num_heads: int,
+        num_kv_heads: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        generator = torch.Generator().manual_seed(0)
+        dim = 16
+        counts = [-(-total // block_size) for _, total in batch]
+        blocks = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
+        tables = [[blocks.pop() for _ in range(n)] for n in counts]
+        self.batch = batch
+        self.metadata: AttentionMetadata = attention_metadata(tables, [(t - q, t) for q, t in batch], block_size)
+        self.cache = KvCache((KvShape(num_kv_heads, dim, dim),), sum(counts) + 1, block_size, dtype, CPU)
+        self.cache.rows[0].fill_(math.nan)
+        everything = attention_metadata(tables, [(0, t) for _, t in batch], block_size)
+        total = sum(t for _, t in batch)
+        key, value = (torch.randn(total, num_kv_heads, dim, generator=generator).to(dtype) for _ in range(2))
+        self.cache.write(0, everything.slots, key, value)
+        self.keys, self.values = (t.split([n for _, n in batch]) for t in (key, value))
+        self.query = torch.randn(sum(q for q, _ in batch), num_heads, dim, generator=generator).to(dtype)
+        self.new_key, self.new_value = (
+            torch.cat([t[n - q :] for t, (q, n) in zip(part, batch, strict=True)]) for part in (self.keys, self.values)
+        )
+
+    def layer(self, window: int | None = None, scale: float = 0.25) -> AttentionLayer:
+        return AttentionLayer(0, self.query.shape[1], self.keys[0].shape[1], 16, scale, window)
+
+    def attend(self, layer: AttentionLayer) -> Tensor:
+        step = ReferenceBackend().begin(self.metadata, self.cache)
+        return step.attend(layer, self.query, self.new_key, self.new_value)
+
+    def expected(self, layer: AttentionLayer) -> Tensor:
+        return naive(layer, self.query, self.keys, self.values, self.batch)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("window", [None, 1, 8])
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_equals_the_definition(
+    batch: list[tuple[int, int]], heads: tuple[int, int], window: int | None, block_size: int
+) -> None:
+    scene = Scene(batch, *heads, block_size)
+    layer = scene.layer(window)
+    torch.testing.assert_close(scene.attend(layer).double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
+
+
+def test_small_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bounds on gathered keys and on prefill pieces cut the work, not the result."""
+    monkeypatch.setattr(reference, "DECODE_CHUNK_TOKENS", 40)
+    monkeypatch.setattr(reference, "PREFILL_CHUNK_TOKENS", 3)
+    for window in (None, 8):
+        for batch in ([(1, n) for n in (3, 39, 40, 41, 2, 100)], [(11, 11), (10, 25), (1, 50)]):
+            scene = Scene(batch, 4, 2, 4)
+            layer = scene.layer(window)
+            torch.testing.assert_close(scene.attend(layer).double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
+
+
+def test_very_ragged_decode_is_sorted_and_put_back() -> None:
+    """Enough waste that rows are sorted by length: each answer must still stand in its own row."""
+    scene = Scene([(1, n) for n in (700, 3, 650, 5, 4, 2, 690)], 4, 2, 16)
+    layer = scene.layer()
+    torch.testing.assert_close(scene.attend(layer).double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_cache() -> None:
+    scene = Scene(BATCHES["everything mixed"], 4, 2, 4, torch.bfloat16)
+    layer = scene.layer(8)
+    result = scene.attend(layer)
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.double(), scene.expected(layer), rtol=2e-2, atol=2e-2)
+
+
+def test_layers_with_different_windows_share_a_step() -> None:
+    scene = Scene(BATCHES["everything mixed"], 4, 2, 4)
+    step = ReferenceBackend().begin(scene.metadata, scene.cache)
+    for window in (None, 8, None):
+        layer = scene.layer(window)
+        result = step.attend(layer, scene.query, scene.new_key, scene.new_value)
+        torch.testing.assert_close(result.double(), scene.expected(layer), rtol=1e-5, atol=1e-5)
+
+
+def test_a_poisoned_sequence_stays_alone() -> None:
+    """NaN in one request's keys must not reach its neighbours."""
+    scene = Scene(BATCHES["decode, ragged"], 4, 2, 4)
+    layer = scene.layer()
+    clean = scene.attend(layer)
+    victim = 3
+    table = scene.metadata.block_tables[victim, :10].long()
+    scene.cache.keys[0][table] = math.nan
+    poisoned = scene.attend(layer)
+    others = [i for i in range(len(scene.batch)) if i != victim]
+    assert torch.equal(poisoned[others], clean[others])
+    assert poisoned[victim].isnan().all()

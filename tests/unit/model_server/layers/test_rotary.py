@@ -1,0 +1,98 @@
+"""Rotary frequencies against transformers' own functions, and the rotation against the half-split formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from model_server.errors import StartupError
+from model_server.layers.rotary import Rope, Rotary, interleave_rows, inverse_frequencies, rotate_
+
+CPU = torch.device("cpu")
+KINDS: list[dict[str, Any]] = [
+    {"rope_type": "linear", "factor": 4.0},
+    {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "beta_fast": 16, "beta_slow": 2},
+    {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
+     "mscale_all_dim": 0.7},
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "attention_factor": 1.5},
+    {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "truncate": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parameters", KINDS, ids=lambda p: p["rope_type"])
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+def test_frequencies_are_transformers(parameters: dict[str, Any], theta: float) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(
+        hidden_size=256, num_attention_heads=2, max_position_embeddings=131072,
+        rope_parameters={**parameters, "rope_theta": theta},
+    )  # fmt: skip
+    wanted, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, CPU)
+    rope = Rope(parameters["rope_type"], theta, 128, 131072, parameters)
+    ours, our_scale = inverse_frequencies(rope)
+    torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=0)
+    assert our_scale == pytest.approx(scale)
+
+
+def test_default_frequencies() -> None:
+    frequencies, scale = inverse_frequencies(Rope("default", 100.0, 4, 16))
+    torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.1]))
+    assert scale == 1.0
+
+
+def test_unknown_kind() -> None:
+    with pytest.raises(
+        StartupError, match="rope scaling 'longrope' is not served; served: default, linear, llama3, yarn"
+    ):
+        inverse_frequencies(Rope("longrope", 1e4, 8, 16))
+
+
+@pytest.mark.parametrize("factor", [None, 0, -1.0, "8", True, float("nan")])
+def test_unusable_parameter(factor: Any) -> None:
+    with pytest.raises(StartupError, match="rope scaling 'linear' needs a positive number `factor`"):
+        inverse_frequencies(Rope("linear", 1e4, 8, 16, {"factor": factor}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_is_the_half_split_one_in_another_order(dtype: torch.dtype) -> None:
+    """interleave, rotate pairs = rotate halves, interleave: so scores are equal."""
+    dim, rope = 8, Rope("default", 10000.0, 8, 64)
+    heads = torch.randn(5, 3, dim).to(dtype)
+    positions = torch.tensor([0, 1, 7, 40, 63])
+    angles = torch.outer(positions.double(), inverse_frequencies(rope)[0].double())
+    cos, sin = (torch.cat((t, t), -1).unsqueeze(1) for t in (angles.cos(), angles.sin()))
+    x = heads.double()
+    halves = torch.cat((-x[..., dim // 2 :], x[..., : dim // 2]), -1)
+    wanted = interleave_rows((x * cos + halves * sin).flatten(0, 1).flatten(), dim).view(5, 3, dim)
+
+    rows = interleave_rows(heads.flatten(), dim).view(5, 3, dim).clone()
+    buffer = torch.cat((rows, torch.zeros(5, 1, dim, dtype=dtype)), 1)  # heads are a part of a wider matrix
+    rotate_(buffer[:, :3], Rotary(rope, CPU).rotations(positions, 64))
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(buffer[:, :3].double(), wanted, rtol=tolerance, atol=tolerance * 2)
+    assert not buffer[:, 3].any()
+
+
+def test_interleave_rows() -> None:
+    assert interleave_rows(torch.arange(8), 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    matrix = torch.arange(16).view(8, 2)
+    assert interleave_rows(matrix, 4)[:, 0].tolist() == [0, 4, 2, 6, 8, 12, 10, 14]
+
+
+def test_table_grows_and_keeps_its_values() -> None:
+    rope = Rope("default", 10000.0, 16, 64)
+    small, large = Rotary(rope, CPU), Rotary(rope, CPU)
+    positions = torch.tensor([3, 63, 200])
+    grown = small.rotations(positions, 201)
+    large.rotations(positions, 5000)
+    assert grown.shape == (3, 1, 8)
+    assert torch.equal(grown, large.rotations(positions, 201))

@@ -1,0 +1,145 @@
+"""From config.json to a Spec: transformers' defaults, both spellings of rope, one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.families import FAMILIES, spec_of
+from model_server.models.spec import Spec
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+
+def spec(model_type: str = "llama", **fields: Any) -> Spec:
+    return spec_of(ModelConfig({"model_type": model_type, **SIZES, **fields}))
+
+
+def test_defaults_of_a_bare_llama() -> None:
+    bare = spec()
+    assert (bare.num_kv_heads, bare.head_dim, bare.scale) == (4, 16, 0.25)
+    assert (bare.norm_eps, bare.activation, bare.max_positions, bare.tied_head) == (1e-6, "silu", 2048, False)
+    assert bare.windows == (None,) * 4
+    assert (bare.rope.kind, bare.rope.theta, bare.rope.dim, bare.rope.max_positions) == ("default", 10000.0, 16, 2048)
+
+
+@pytest.mark.parametrize(("model_type", "positions"), [("mistral", 131072), ("qwen2", 32768), ("qwen3", 32768)])
+def test_default_positions(model_type: str, positions: int) -> None:
+    assert spec(model_type).max_positions == positions
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_theta": 500000, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ],
+)
+def test_rope_old_and_new(fields: dict[str, Any]) -> None:
+    rope = spec(**fields).rope
+    assert (rope.kind, rope.theta, rope.number("factor")) == ("linear", 5e5, 2.0)
+
+
+def test_rope_scaling_null() -> None:
+    assert spec(rope_scaling=None, rope_theta=1e6).rope.theta == 1e6
+
+
+def test_mistral_windows() -> None:
+    assert spec("mistral").windows == (4096,) * 4
+    assert spec("mistral", sliding_window=None).windows == (None,) * 4
+    assert spec("mistral", sliding_window=8).windows == (8,) * 4
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_qwen_windows(model_type: str) -> None:
+    assert spec(model_type, sliding_window=8).windows == (None,) * 4
+    on = {"use_sliding_window": True, "sliding_window": 8}
+    assert spec(model_type, **on, max_window_layers=3).windows == (None, None, None, 8)
+    assert spec(model_type, **on, max_window_layers=0).windows == (8,) * 4
+    assert spec(model_type, **on).windows == (None,) * 4
+    types = ["sliding_attention", "full_attention"] * 2
+    assert spec(model_type, **on, layer_types=types).windows == (8, None, 8, None)
+    for wrong in (["full_attention"], ["full_attention"] * 3 + ["chunked_attention"], "full_attention"):
+        with pytest.raises(StartupError, match="`layer_types` must name 4 times one of"):
+            spec(model_type, **on, layer_types=wrong)
+
+
+def test_qwen3_heads_are_128_wide() -> None:
+    assert spec("qwen3").head_dim == 128
+    assert spec("qwen3").rope.dim == 128
+    assert spec("qwen3", head_dim=32).scale == pytest.approx(32**-0.5)
+
+
+def test_unknown_type_names_the_served_ones() -> None:
+    with pytest.raises(StartupError) as caught:
+        spec("mamba")
+    assert str(caught.value) == f"Unsupported model type mamba; this version serves {', '.join(sorted(FAMILIES))}"
+
+
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_quantized_checkpoints_are_refused(key: str) -> None:
+    with pytest.raises(StartupError, match=r"the checkpoint is quantized \(gptq\), which this version does not serve"):
+        spec(**{key: {"quant_method": "gptq", "bits": 4}})
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"hidden_size": None}, "`hidden_size` must be a positive integer, got None"),
+    ({"hidden_size": -64}, "`hidden_size` must be a positive integer, got -64"),
+    ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a positive integer, got 0"),
+    ({"vocab_size": 2**40}, "`vocab_size` must be a positive integer"),
+    ({"vocab_size": "100"}, "`vocab_size` must be a positive integer, got '100'"),
+    ({"num_attention_heads": True}, "`num_attention_heads` must be a positive integer, got True"),
+    ({"rms_norm_eps": float("nan")}, "`rms_norm_eps` must be a positive number"),
+    ({"rope_theta": 0.0, "rope_parameters": {"rope_theta": -1}}, "`rope_theta` must be a positive number, got -1"),
+    ({"rope_scaling": "linear"}, "rope parameters must be an object"),
+    ({"tie_word_embeddings": 1}, "`tie_word_embeddings` must be true or false"),
+    ({"hidden_act": 3}, "`hidden_act` must be a string"),
+    ({"num_key_value_heads": 3}, r"`num_attention_heads` \(4\) is not a multiple of `num_key_value_heads` \(3\)"),
+    ({"head_dim": 5}, "`head_dim` must be even, got 5"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG, ids=[next(iter(f)) for f, _ in WRONG])
+def test_wrong_values(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=f"^config.json: .*{message}"):
+        spec(**fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+        ('"llama"', "does not hold a JSON object"),
+        ("{}", "names no `model_type`"),
+    ],
+    ids=["cut", "deep", "string", "empty"],
+)
+def test_unreadable_config(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(StartupError, match=message):
+        spec_of(ModelConfig.read(tmp_path))
+
+
+def test_missing_config(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"cannot read .*config\.json: No such file"):
+        ModelConfig.read(tmp_path)
+
+
+def test_stored_dtype(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"}))
+    assert ModelConfig.read(tmp_path).dtype == "bfloat16"
+    assert ModelConfig({"dtype": "float16"}).dtype == "float16"
+    assert ModelConfig({}).dtype is None

@@ -1,0 +1,89 @@
+"""Device, dtype and thread rules."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_server import device as rules
+from model_server.device import SMALL_MODEL_BYTES, available_cpus, has_native_bfloat16, resolve_device, resolve_dtype
+from model_server.errors import StartupError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+LARGE = SMALL_MODEL_BYTES
+
+
+@pytest.fixture
+def cpu_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cpuinfo"
+    path.write_text("flags : fpu avx512f avx512_bf16\n")
+    monkeypatch.setattr(rules, "CPU_INFO", path)
+    return path
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_a_requested_dtype_is_taken(name: str, device: torch.device) -> None:
+    assert resolve_dtype(name, device, LARGE) == getattr(torch, name)
+
+
+def test_unknown_dtype() -> None:
+    with pytest.raises(StartupError, match="--dtype int8 is unknown; choose one of float16, bfloat16, float32"):
+        resolve_dtype("int8", CPU, LARGE)
+
+
+def test_default_dtype(cpu_flags: Path) -> None:
+    assert resolve_dtype(None, GPU, 1) == torch.float16
+    assert resolve_dtype(None, CPU, LARGE) == torch.bfloat16
+    assert resolve_dtype(None, CPU, LARGE - 1) == torch.float32
+    cpu_flags.write_text("flags : fpu avx2\n")
+    assert resolve_dtype(None, CPU, LARGE) == torch.float32
+
+
+def test_native_bfloat16(cpu_flags: Path) -> None:
+    assert has_native_bfloat16()
+    cpu_flags.write_text("Features : fp asimd bf16\n")
+    assert has_native_bfloat16()
+    cpu_flags.write_text("flags : avx512f notbf16\n")
+    assert not has_native_bfloat16()
+    cpu_flags.unlink()
+    assert not has_native_bfloat16()
+
+
+@pytest.mark.parametrize(("quota", "wanted"), [("max 100000", 8), ("250000 100000", 3), ("50000 100000", 1), ("", 8)])
+def test_available_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, wanted: int) -> None:
+    path = tmp_path / "cpu.max"
+    path.write_text(quota)
+    monkeypatch.setattr(rules, "CPU_QUOTA", path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert available_cpus() == wanted
+
+
+def test_threads_are_shared_by_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "available_cpus", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    try:
+        assert rules.use_threads(1) == 2
+        assert rules.use_threads(2) == 1
+        assert rules.use_threads(4) == 1
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+        assert rules.use_threads(1) == 1  # the user's business: left alone
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device(3, 4) == CPU
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert resolve_device(1, 2) == torch.device("cuda", 1)
+    assert chosen == [torch.device("cuda", 1)]
+    with pytest.raises(StartupError, match="4 shards need as many GPUs, 2 visible; lower --num-shard"):
+        resolve_device(0, 4)

@@ -1,0 +1,120 @@
+"""Lazy reads by rows and columns, and one line for whatever may be wrong with a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from model_server.errors import StartupError
+from model_server.weights.reader import SafetensorsReader
+
+CPU = torch.device("cpu")
+MATRIX = torch.arange(24, dtype=torch.float32).view(6, 4)
+
+
+def reader(*files: Path, dtype: torch.dtype = torch.float32) -> SafetensorsReader:
+    return SafetensorsReader(files, dtype=dtype, device=CPU)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """The matrix in one file, a vector and an integer tensor in another."""
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"model.matrix": MATRIX}, first)
+    save_file({"vector": torch.arange(6, dtype=torch.bfloat16), "packed": torch.zeros(2, dtype=torch.int32)}, second)
+    return first, second
+
+
+def test_rows_and_columns(files: tuple[Path, Path]) -> None:
+    with reader(*files) as r:
+        assert r.shape("model.matrix") == (6, 4)
+        assert torch.equal(r.rows("model.matrix", [(1, 3)]), MATRIX[1:3])
+        assert torch.equal(r.rows("model.matrix", [(4, 6), (0, 1)]), MATRIX[[4, 5, 0]])
+        columns = r.columns("model.matrix", 1, 3)
+        assert torch.equal(columns, MATRIX[:, 1:3])
+        assert columns.is_contiguous()
+        assert torch.equal(r.rows("vector", [(2, 4)]), torch.tensor([2.0, 3.0]))
+
+
+def test_values_are_cast_and_owned(files: tuple[Path, Path]) -> None:
+    with reader(*files, dtype=torch.bfloat16) as r:
+        assert r.rows("model.matrix", [(0, 6)]).dtype == torch.bfloat16
+    with reader(*files) as r:
+        r.rows("model.matrix", [(0, 6)]).zero_()  # must not write into the mapped file
+        assert torch.equal(r.rows("model.matrix", [(0, 6)]), MATRIX)
+
+
+def test_names_with_and_without_the_base_prefix(files: tuple[Path, Path]) -> None:
+    with reader(*files) as r:
+        assert r.has("matrix")
+        assert torch.equal(r.rows("matrix", [(0, 1)]), MATRIX[:1])
+        assert r.has("model.vector")
+        assert not r.has("other")
+
+
+def test_missing_tensor(files: tuple[Path, Path]) -> None:
+    with reader(*files) as r, pytest.raises(StartupError, match=r"^weight model\.norm does not exist$"):
+        r.rows("model.norm", [(0, 1)])
+
+
+def test_same_name_in_two_files(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    other = tmp_path / "c.safetensors"
+    save_file({"vector": torch.zeros(1)}, other)
+    with pytest.raises(
+        StartupError, match=r"^Key vector was found in multiple files: c.safetensors and b.safetensors$"
+    ):
+        reader(*files, other)
+
+
+def test_integers_are_refused(files: tuple[Path, Path]) -> None:
+    with reader(*files) as r, pytest.raises(StartupError, match=r"packed is stored as torch.int32; quantized"):
+        r.rows("packed", [(0, 2)])
+
+
+def test_too_small(files: tuple[Path, Path]) -> None:
+    with reader(*files) as r:
+        with pytest.raises(StartupError, match=r"matrix has shape \[6, 4\]; the config asks for 7 rows"):
+            r.rows("matrix", [(0, 7)])
+        with pytest.raises(StartupError, match=r"matrix has shape \[6, 4\]; the config asks for 5 columns"):
+            r.columns("matrix", 0, 5)
+        with pytest.raises(StartupError, match=r"vector has shape \[6\]; the config asks for 1 columns"):
+            r.columns("vector", 0, 1)
+
+
+DAMAGE = {
+    "empty": lambda data: b"",
+    "cut in the header": lambda data: data[:20],
+    "cut in the data": lambda data: data[:-1],
+    "header length absurd": lambda data: b"\xff" * 8 + data[8:],
+    "header length too small": lambda data: (3).to_bytes(8, "little") + data[8:],
+    "header not JSON": lambda data: data[:8] + b"[" + data[9:],
+    "offsets swapped": lambda data: data.replace(b"[0,96]", b"[96,0]"),
+    "offsets beyond the end": lambda data: data.replace(b"[0,96]", b"[0,99]"),
+    "shape does not fit": lambda data: data.replace(b"[6,4]", b"[6,5]"),
+    "negative shape": lambda data: data.replace(b"[6,4]", b"[6,-4]".ljust(5)),
+    "unknown dtype": lambda data: data.replace(b'"F32"', b'"F33"'),
+    "a web page": lambda data: b"<!DOCTYPE html><html><body>Not found</body></html>",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_file(tmp_path: Path, files: tuple[Path, Path], damage: object) -> None:
+    assert callable(damage)
+    path = tmp_path / "bad.safetensors"
+    data = files[0].read_bytes()
+    changed = damage(data)
+    assert changed != data
+    path.write_bytes(changed)
+    with pytest.raises(StartupError) as caught:
+        reader(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path} is damaged or incomplete: ")
+    assert "\n" not in message
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="is damaged or incomplete: No such file"):
+        reader(tmp_path / "absent.safetensors")
