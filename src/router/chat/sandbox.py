@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from string import Formatter
 from typing import Any
 
 from jinja2 import nodes
@@ -25,6 +27,7 @@ from jinja2.utils import Namespace
 MAX_RENDERED_CHARACTERS = 16 * 2**20
 _MAX_POWER = 10**6
 _SIZED = (str, list, tuple, bytes)
+_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0-9._^]*?(\d{5}|\*)")
 # String methods whose result is as long as an argument says.
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 
@@ -82,7 +85,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             raise SecurityError("the power is too large")
         elif operator == "+" and isinstance(left, _SIZED) and isinstance(right, _SIZED):
             _check_size(len(left) + len(right))
-        elif operator == "%" and isinstance(left, str) and _has_wide_field(left):
+        elif operator == "%" and isinstance(left, str) and _has_wide_percent(left):
             raise SecurityError("the format is too wide")
         return super().call_binop(context, operator, left, right)
 
@@ -96,9 +99,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
                 _check_replace(owner, args[0], args[1])
             if name == "join" and args and isinstance(args[0], list | tuple):
                 _check_size(sum(map(len, filter(_is_text, args[0]))) + len(owner) * len(args[0]))
-            if name in ("format", "format_map") and _has_wide_field(str(owner)):
-                raise SecurityError("the format is too wide")
         return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and _has_wide_braces(str(value.__self__)):
+            raise SecurityError("the format is too wide")
+        return wrapped
 
 
 class BoundedRun:
@@ -194,7 +201,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(format: str) -> str:
-    if _has_wide_field(format):
+    if _has_wide_percent(format):
         raise SecurityError("the format is too wide")
     return datetime.now().strftime(format)
 
@@ -225,11 +232,19 @@ def _too_big(value: Any) -> bool:
     return not isinstance(value, int | float) or abs(value) > _MAX_POWER
 
 
-def _has_wide_field(format: str) -> bool:
-    """Whether a format asks for a width of five digits or more, or takes it from an argument."""
-    if "{" not in format and "%" not in format:
+# A format may ask for a width; five digits and more, or a width from an argument, are refused.
+
+
+def _has_wide_percent(format: str) -> bool:
+    return _WIDE_PERCENT.search(format) is not None
+
+
+def _has_wide_braces(format: str) -> bool:
+    try:
+        specs = [spec or "" for _, _, spec, _ in Formatter().parse(format)]
+    except ValueError:  # the call itself will say what is wrong
         return False
-    return "*" in format or any(len(run) > 4 for run in "".join(c if c.isdigit() else " " for c in format).split())
+    return any("{" in spec or re.search(r"\d{5}", spec) for spec in specs)
 
 
 def _is_text(value: Any) -> bool:
@@ -273,7 +288,7 @@ def _bounded_join(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 def _bounded_format(apply: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        if _has_wide_field(str(value)):
+        if _has_wide_percent(str(value)):
             raise SecurityError("the format is too wide")
         return apply(value, *args, **kwargs)
 

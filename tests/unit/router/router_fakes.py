@@ -202,8 +202,7 @@ class Router:
         )  # fmt: skip
         server = uvicorn.Server(config)
         task = asyncio.create_task(server._serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.started)
         try:
             yield server.servers[0].sockets[0].getsockname()[1]
         finally:
@@ -230,5 +229,5 @@ def data_of(stream: bytes) -> list[Any]:
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Waits for something that another task brings about."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
