@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.errors import GenerationError
+from router.errors import GenerationError, IncompleteError
 from router.events import Failed, Finished, Prefilled, Token, TokenGenerated
 from router.scheduling.entry import Entry
 from router.shards.interface import Columns, Row
@@ -28,6 +28,9 @@ def deliver_row(row: Row, entry: Entry) -> None:
         return
     if row.prefill_tokens is not None:
         entry.put(Prefilled(row.prefill_tokens))
+    if row.ended is not None and not row.tokens:
+        entry.put(Failed(IncompleteError()))  # against the protocol; never leave a caller without an end
+        return
     top_tokens = row.top_tokens
     last = len(row.tokens) - 1
     for i, token in enumerate(row.tokens):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from router.errors import UnhealthyError
+from router.errors import UnhealthyError, ValidationError
 from router.limits import ServingLimits, ShardInfo
 from router.request import ValidRequest
 from router.scheduling.blocks import BlockAllocator, FreeList
@@ -75,9 +75,15 @@ class Scheduler:
         self._ended = False
 
     def submit(self, request: ValidRequest) -> Entry:
-        """Queue a request. Never blocks; raises `UnhealthyError` if the loop has ended or is ending."""
+        """Queue a request. Never blocks.
+
+        Raises `UnhealthyError` if the loop has ended or is ending, and `ValidationError` for a request that could never
+        run: it would block the queue for good. Validation refuses such requests earlier, see `can_ever_fit`.
+        """
         if self._ended or self._draining:
             raise UnhealthyError
+        if not self.can_ever_fit(request.input_length, request.stopping.max_new_tokens):
+            raise ValidationError("the request does not fit the server's cache or prefill budget")
         entry = Entry(request, self._driver.caller_left)
         self._queue.append(entry)
         self._metrics.queue_size(len(self._queue))

@@ -1,0 +1,94 @@
+"""TGI's names for what a step did, and the estimate behind Retry-After."""
+
+from __future__ import annotations
+
+import pytest
+from support.factories import RecordingMetrics
+from support.fake_shard import FakeShard
+from support.scheduler_harness import running_scheduler
+
+from router.scheduling import step_metrics
+from router.scheduling.step_metrics import DrainRate
+
+
+async def test_names_of_a_short_run():
+    async with running_scheduler(FakeShard(ours=False), waiting_served_ratio=0.0) as h:
+        h.submit("a", 3, 4)
+        assert h.metrics.gauges["tgi_queue_size"] == 1
+        await h.step(1)
+        h.submit("b", 3, 2)
+        await h.step(2)
+        assert h.metrics.gauges["tgi_queue_size"] == 0
+        await h.step(1)
+        assert h.metrics.gauges["tgi_batch_current_size"] == 2
+        assert h.metrics.gauges["tgi_batch_current_max_tokens"] == 10
+        await h.finish()
+        assert h.metrics.gauges["tgi_batch_current_size"] == 0
+        assert h.metrics.gauges["tgi_batch_current_max_tokens"] == 0
+        assert h.metrics.counts == {
+            "tgi_batch_inference_count{prefill}": 2,
+            "tgi_batch_inference_count{decode}": 3,
+            "tgi_batch_inference_success{prefill}": 2,
+            "tgi_batch_inference_success{decode}": 3,
+            "tgi_batch_concat{backpressure}": 1,
+        }
+        observed = h.metrics.observed
+        assert observed["tgi_batch_next_size"] == [1, 1]
+        assert observed["tgi_batch_forward_duration{decode}"] == pytest.approx([0.002] * 3)
+        assert observed["tgi_batch_decode_duration{prefill}"] == pytest.approx([0.001] * 2)
+        assert observed["tgi_batch_concat_duration{decode}"] == pytest.approx([0.0005])
+        assert len(observed["tgi_batch_inference_duration{decode}"]) == 3
+        assert observed["tgi_request_skipped_tokens"] == [0] * 6
+
+
+def test_every_name_is_known_to_the_real_metrics():
+    from router.metrics import Metrics
+
+    real, recorded = Metrics(), RecordingMetrics()
+    for metrics in (real, recorded):
+        step = step_metrics.StepMetrics(metrics)
+        step.queue_size(3)
+        step.request_failed("dropped")
+        step.request_failed("generation")
+        step.admitted(2, "backpressure")
+        step.current_batch(1, 2)
+        for method in ("prefill", "decode"):
+            step.sent(method)
+            step.failed(method)
+        step.filtered(0.1)
+    text = real.render().decode()
+    for key in [*recorded.counts, *recorded.observed, *recorded.gauges]:
+        assert key.split("{")[0] in text
+
+
+class TestDrainRate:
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        now = [100.0]
+        monkeypatch.setattr(step_metrics.time, "monotonic", lambda: now[0])
+        return now
+
+    def test_nothing_seen(self, clock):
+        assert DrainRate().wait_s(5) == 1.0
+
+    def test_a_steady_rate(self, clock):
+        rate = DrainRate()
+        for _ in range(11):
+            rate.ended()
+            clock[0] += 0.5
+        clock[0] -= 0.5
+        assert rate.wait_s(10) == pytest.approx(5.0)
+
+    def test_old_ends_do_not_count(self, clock):
+        rate = DrainRate()
+        rate.ended()
+        rate.ended()
+        clock[0] += 1000
+        assert rate.wait_s(10) == 1.0
+
+    def test_the_estimate_is_bounded(self, clock):
+        rate = DrainRate()
+        rate.ended()
+        clock[0] += 20
+        rate.ended()
+        assert rate.wait_s(1000) == 60.0
