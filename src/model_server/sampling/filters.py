@@ -19,6 +19,7 @@ from torch import Tensor
 
 from model_server.sampling.drawing import weights
 from model_server.sampling.parameters import SamplingParameters
+from model_server.sampling.upload import upload
 
 # Top-k up to this many comes from a partial selection; beyond it, and without top-k, rows are sorted whole.
 LARGEST_SELECTION = 1024
@@ -43,7 +44,7 @@ class Filters:
     @classmethod
     def of(cls, rows: Sequence[SamplingParameters], vocab_size: int, device: torch.device) -> Filters:
         def column(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype)[:, None].to(device)
+            return upload(torch.tensor(values, dtype=dtype)[:, None], device)
 
         temperature = [row.temperature for row in rows]
         top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]
@@ -82,7 +83,7 @@ class Scores:
 
     values: Tensor  # [n, width] float32; the row's maximum is 0, -inf is never drawn
     columns: Tensor | None  # [n, width] int64, ascending token ids
-    peak: Tensor  # [n, 1] float32: the row's largest logit; not finite if the row cannot be used
+    failed: Tensor  # [n] bool: no number or no candidate among the logits; the other fields mean nothing then
 
 
 def shifted(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -92,6 +93,11 @@ def shifted(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]
     if temperature is not None:
         values /= temperature
     return values, peak
+
+
+def unusable(peak: Tensor) -> Tensor:
+    """Rows whose largest logit [n, 1] is NaN or infinite: [n] bool."""
+    return (peak - peak).squeeze(1) != 0
 
 
 def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
@@ -111,7 +117,7 @@ def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
             lowest, num_ties = _nucleus(ordered, total, filters.dropped, bits)
             _keep_nucleus(values, lowest, num_ties)
     _later_steps(values, filters, bits)
-    return Scores(values, None, peak)
+    return Scores(values, None, unusable(peak))
 
 
 def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores, Tensor]:
@@ -144,11 +150,12 @@ def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores
         bound = torch.maximum(bound, lowest)
     if filters.min_p is not None:
         bound = torch.maximum(bound, filters.min_p)
-    enough = (bound > floor) | ~peak.isfinite()
+    failed = unusable(peak)
+    enough = (bound > floor).squeeze(1) | failed
     if ordered.shape[1] == logits.shape[1]:
         enough = torch.ones_like(enough)
     _later_steps(values, filters, bits)
-    return Scores(values, columns, peak), enough.squeeze(1)
+    return Scores(values, columns, failed), enough
 
 
 def _select(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from model_server.sampling.parameters import SamplingParameters
+from model_server.sampling.upload import upload
 
+_PADDING = -1
 # TGI `utils/watermark.py`.
 _HASH_KEY = 15485863
 
@@ -40,13 +44,15 @@ class Penalties:
         device = rows.device
 
         def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32)[:, None].to(device)
+            return upload(torch.tensor(values, dtype=torch.float32)[:, None], device)
 
         lengths = [len(history) for history in histories]
         self._longest = max(lengths)
         self._capacity = self._longest + room
-        self._history = torch.stack([_extended(history, self._capacity) for history in histories])
-        self._lengths = torch.tensor(lengths, dtype=torch.int64)[:, None].to(device)
+        padded = pad_sequence(list(histories), batch_first=True, padding_value=_PADDING)
+        padded = pad(padded, (0, room), value=_PADDING)
+        self._history = torch.where(padded == _PADDING, padded[:, :1], padded)
+        self._lengths = upload(torch.tensor(lengths, dtype=torch.int64)[:, None], device)
         self._rows = rows[:, None]
         self._repetition = column([p.repetition_penalty for p in parameters])
         self._frequency: Tensor | None = None
@@ -56,7 +62,7 @@ class Penalties:
         if any(p.presence_penalty or p.absolute_frequency_penalty for p in parameters):
             self._presence = column([p.presence_penalty for p in parameters])
             self._absolute = column([p.absolute_frequency_penalty for p in parameters])
-            self._num_prompt = torch.tensor(num_prompt, dtype=torch.int64)[:, None].to(device)
+            self._num_prompt = upload(torch.tensor(num_prompt, dtype=torch.int64)[:, None], device)
         if self._frequency is not None or self._presence is not None:
             self._counts = torch.zeros(len(lengths), vocab_size, device=device)
         self._positions = torch.arange(self._capacity, device=device)
@@ -112,8 +118,8 @@ class LogitBias:
         for row, asked in zip(rows, parameters, strict=True):
             for token_id, bias in asked.logit_bias:
                 biases[row, token_id] = biases.get((row, token_id), 0.0) + bias
-        self._index = torch.tensor(list(biases), dtype=torch.int64).T.to(device)  # [2, num_biases]
-        self._bias = torch.tensor(list(biases.values()), dtype=torch.float32).to(device)
+        self._index = upload(torch.tensor(list(biases), dtype=torch.int64), device).T  # [2, num_biases]
+        self._bias = upload(torch.tensor(list(biases.values()), dtype=torch.float32), device)
 
     def apply(self, logits: Tensor) -> None:
         """In place, on float32 [num_rows, vocab]."""
@@ -138,7 +144,3 @@ class Watermark:
         self._generator.manual_seed(_HASH_KEY * last_id)
         order = torch.randperm(len(row), device=row.device, generator=self._generator)
         row[order[: int(len(row) * self._gamma)]] += self._delta
-
-
-def _extended(history: Tensor, capacity: int) -> Tensor:
-    return torch.cat([history, history[:1].expand(capacity - len(history))])

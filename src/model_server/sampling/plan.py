@@ -17,6 +17,7 @@ from model_server.sampling.filters import LARGEST_SELECTION, Filters
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import LogitBias, Penalties
 from model_server.sampling.randomness import uniforms
+from model_server.sampling.upload import upload
 
 # Room for this many new tokens is made whenever the histories of a batch are laid out.
 _GROWTH = 256
@@ -77,7 +78,7 @@ class SamplingRow:
             history = torch.tensor(prompt_ids, dtype=torch.int64)
             if int(history.min()) < 0 or int(history.max()) >= vocab_size:
                 raise ValueError(f"penalties need prompt ids inside the vocabulary of {vocab_size}")
-            row.history = history.to(device)
+            row.history = upload(history, device)
         if parameters.watermark:
             row.last_ids = torch.tensor(prompt_ids[-1:])
         return row
@@ -132,8 +133,8 @@ class Plan:
         self.groups = []
         for kind in dict.fromkeys(kinds):
             numbers = [number for number, of in enumerate(kinds) if of is kind]
-            # Top-k reads each row once, the others work on whole rows.
-            most = len(numbers) if kind is GroupKind.TOP_K else most_rows
+            # Selecting candidates reads each row once, all else works on whole rows.
+            most = len(numbers) if kind is GroupKind.TOP_K and device.type == "cpu" else most_rows
             for start in range(0, len(numbers), most):
                 self.groups.append(self._group(kind, numbers[start : start + most], drawn, vocab_size))
         self._seeds = np.array([parameters[number].seed for number in drawn], dtype=np.uint64)
@@ -155,9 +156,7 @@ class Plan:
             return None
         numbers = torch.from_numpy(uniforms(self._seeds, self._num_generated))[:, None]
         self._num_generated += np.uint64(1)
-        if self._device.type == "cuda":
-            return numbers.pin_memory().to(self._device, non_blocking=True)
-        return numbers
+        return upload(numbers, self._device)
 
     def advance(self, ids: Tensor) -> None:
         """Take the step's ids, [num_rows] int64 on the device, into every row's state."""
@@ -189,7 +188,7 @@ class Plan:
         """Neighbours as a slice: taking them costs no copy."""
         if not places or places[-1] - places[0] + 1 == len(places):
             return slice(places[0], places[-1] + 1) if places else slice(0)
-        return torch.tensor(places).to(self._device)
+        return upload(torch.tensor(places), self._device)
 
     def _penalties(self, numbers: list[int], vocab_size: int) -> Penalties | None:
         if not numbers:
@@ -200,7 +199,7 @@ class Plan:
             assert row.history is not None
             histories.append(row.history[: row.num_prompt + row.num_generated])
         penalties = Penalties(
-            torch.tensor(numbers).to(self._device),
+            upload(torch.tensor(numbers), self._device),
             [row.parameters for row in rows],
             histories,
             [row.num_prompt for row in rows],

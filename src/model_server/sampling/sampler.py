@@ -1,7 +1,7 @@
 """From one step's logits to one token per row.
 
 Order of the steps, as TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`): watermark, repetition, frequency,
-OpenAI's penalties and biases, temperature, top-k, top-p, min-p, typical-p, choice, log-softmax of what is left.
+OpenAI's penalties and biases (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice, log-softmax of what is left.
 
 Rows are sorted once per batch composition into groups that take the same path (`plan`); a group is computed for all its
 rows at once. A row's path follows from its own parameters alone.
@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from model_server.sampling.drawing import draw, weight_bits, weights
-from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted
+from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted, unusable
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import Watermark
 from model_server.sampling.plan import Group, GroupKind, Plan, SamplingRow
 from model_server.sampling.top_tokens import TopTokens
 
 _BLOCK = 64
+# Logits worked on at once: on a CPU what stays in its cache, elsewhere what bounds the temporaries (8 bytes each).
 _CACHED_ELEMENTS = 1 << 18
-_UNBOUNDED = 1 << 30
+_DEVICE_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,7 @@ class Sampler:
         self._watermark = Watermark(watermark_gamma, watermark_delta, device)
         # Where a look at a value costs nothing, few candidates are tried first and checked.
         self._may_look = device.type == "cpu"
-        # A CPU is fastest while what it works on stays in its cache.
-        self._most_rows = max(1, _CACHED_ELEMENTS // vocab_size) if self._may_look else _UNBOUNDED
+        self._most_rows = max(1, (_CACHED_ELEMENTS if self._may_look else _DEVICE_ELEMENTS) // vocab_size)
         self._in_block = torch.arange(_BLOCK, device=device)
 
     def new_row(
@@ -154,7 +154,7 @@ class Sampler:
         drawn = uniforms[group.draws]
         if group.kind is GroupKind.UNFILTERED:
             values, peak = shifted(logits, group.filters.temperature)
-            self._choose_drawn(Scores(values, None, peak), drawn, group, step)
+            self._choose_drawn(Scores(values, None, unusable(peak)), drawn, group, step)
         elif group.kind is GroupKind.WHOLE or not self._may_look:
             self._choose_drawn(filter_whole(logits, group.filters, self._bits), drawn, group, step)
         else:
@@ -172,13 +172,13 @@ class Sampler:
                     chosen = filter_whole(logits[index], part.filters, self._bits)
                 else:
                     assert scores.columns is not None
-                    chosen = Scores(scores.values[index], scores.columns[index], scores.peak[index])
+                    chosen = Scores(scores.values[index], scores.columns[index], scores.failed[index])
                 self._choose_drawn(chosen, drawn[index], part, step)
 
     def _choose_greedy(self, logits: Tensor, group: Group, step: _Step) -> None:
         ids, peak = self._largest(logits)
         log_total = (logits - peak).exp_().sum(1, keepdim=True).log_()
-        step.choices.append(_Choice(group.index, ids.squeeze(1), -log_total.squeeze(1), ~peak.squeeze(1).isfinite()))
+        step.choices.append(_Choice(group.index, ids.squeeze(1), -log_total.squeeze(1), unusable(peak)))
         if group.top:
             step.top.append(TopTokens.of(logits, None, (log_total + peak).squeeze(1), group.top))
 
@@ -203,15 +203,14 @@ class Sampler:
         log_total = (total.double().log() - self._bits * math.log(2.0)).float()
         logprobs = (scores.values.gather(1, column) - log_total).squeeze(1)
         ids = (column if scores.columns is None else scores.columns.gather(1, column)).squeeze(1)
-        failed = ~scores.peak.squeeze(1).isfinite()
-        step.choices.append(_Choice(group.index, ids, logprobs, failed))
+        step.choices.append(_Choice(group.index, ids, logprobs, scores.failed))
         if group.top:
             step.top.append(TopTokens.of(scores.values, scores.columns, log_total.squeeze(1), group.top))
 
     def _finish(self, plan: Plan, step: _Step) -> Sampled:
         num_rows = len(plan.rows)
-        choice = step.choices[0]
-        if len(choice.ids) == num_rows:
+        if len(step.choices) == 1:
+            [choice] = step.choices
             ids, logprobs, failed = choice.ids, choice.logprobs, choice.failed
         else:
             ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)

@@ -277,3 +277,9 @@ def test_ids_outside_the_vocabulary_are_refused(parameters: SamplingParameters, 
 )
 def test_what_counts_as_sampled(values: dict[str, float], samples: bool) -> None:
     assert SamplingParameters(**values).samples is samples
+
+
+def test_no_rows() -> None:
+    result = Sampler(10, CPU).sample(torch.empty(0, 10), [])
+    assert result.ids.shape == (0,)
+    assert result.to_host().ids == []
