@@ -1,7 +1,8 @@
 """From one step's logits to one token per row.
 
 Order of the steps, as TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`): watermark, repetition, frequency,
-OpenAI's penalties and biases (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice, log-softmax of what is left.
+OpenAI's penalties and biases (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice, log-softmax of what is
+left.
 
 Rows are sorted once per batch composition into groups that take the same path (`plan`); a group is computed for all its
 rows at once. A row's path follows from its own parameters alone.
@@ -93,7 +94,7 @@ class Sampler:
         self._bits = weight_bits(vocab_size)
         self._plan: Plan | None = None
         self._watermark = Watermark(watermark_gamma, watermark_delta, device)
-        # Where a look at a value costs nothing, few candidates are tried first and checked.
+        # Where a look at a value costs nothing, few candidates are tried first and checked; elsewhere rows go whole.
         self._may_look = device.type == "cpu"
         self._most_rows = max(1, (_CACHED_ELEMENTS if self._may_look else _DEVICE_ELEMENTS) // vocab_size)
         self._in_block = torch.arange(_BLOCK, device=device)

@@ -283,3 +283,21 @@ def test_no_rows() -> None:
     result = Sampler(10, CPU).sample(torch.empty(0, 10), [])
     assert result.ids.shape == (0,)
     assert result.to_host().ids == []
+
+
+@pytest.mark.parametrize("width", [64, 3000])
+@pytest.mark.parametrize("step", [0.0, 0.25])
+def test_whole_rows_and_candidates_choose_alike(width: int, step: float) -> None:
+    """What a device that cannot be looked at computes, against what a CPU computes; peaked, flat and tied rows."""
+    generator = torch.Generator().manual_seed(11)
+    spread = torch.tensor([6.0, 0.3, 2.0]).repeat(len(MIX))[:, None]
+    subjects = [Sampler(width, CPU), Sampler(width, CPU)]
+    subjects[1]._may_look = False
+    parameters = [SamplingParameters(seed=n, **MIX[n % len(MIX)]) for n in range(3 * len(MIX))]
+    batches = [[s.new_row(p, [1, 2], 9, n % 4) for n, p in enumerate(parameters)] for s in subjects]
+    for _ in range(6):
+        x = torch.randn(3 * len(MIX), width, generator=generator) * spread
+        if step:
+            x = (x / step).round() * step
+        a, b = (s.sample(x.clone(), rows).to_host() for s, rows in zip(subjects, batches, strict=True))
+        assert a == b
