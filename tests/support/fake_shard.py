@@ -1,8 +1,7 @@
 """A scripted shard that speaks the true protocol.
 
 `FakeShard` holds the rules: batches kept between calls, one token per step and row, numbered calls executed strictly in
-order. It is reached in two ways: `FakeClient` calls it directly inside the test's loop (fast, fully deterministic), and
-`serve` puts it behind a real gRPC server on a unix socket.
+order. `fake_shard_server` shows two ways to reach it.
 
 `ours=False` behaves like a stock TGI shard: no extensions, arrival order, one message per row, and requests that have
 ended stay in their batch until they are filtered away. Breaches of the protocol are collected in `violations`.
@@ -11,22 +10,19 @@ ended stay in their batch until they are filtered away. Breaches of the protocol
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-import grpc.aio
+from support.block_watch import BlockWatch
 
-from router.shards.interface import PROBE_ID, ShardError
+from router.shards.interface import PROBE_ID
 from wire.v3 import generate_pb2 as pb
-from wire.v3 import generate_pb2_grpc as pb_grpc
 
 EXTENSIONS = ("run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias")
-_MODEL_CALLS = ("Prefill", "Decode", "Warmup")
-_ORDERED = ("Prefill", "Decode", "FilterBatch", "ClearCache", "Warmup")
+ORDERED_CALLS = ("Prefill", "Decode", "FilterBatch", "ClearCache", "Warmup")
 
 
 class ShardFailure(Exception):
@@ -105,8 +101,7 @@ class FakeShard:
         self._lost: set[int] = set()
         self._used: set[int] = set()
         self._names: dict[int, str] = {}
-        self._owners: dict[int, int] = {}  # block -> request
-        self._forbidden: dict[int, set[int]] = {}  # block -> calls that must be answered before it is used again
+        self._blocks = BlockWatch(self.violations)
         self._used_extensions: frozenset[str] = frozenset()
 
     # How calls come in.
@@ -118,7 +113,7 @@ class FakeShard:
         """Take a call in; it is executed when its turn comes and a permit is left."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.received.append((rpc, request))
-        if rpc not in _ORDERED:
+        if rpc not in ORDERED_CALLS:
             self._answer(rpc, request, answer)
             return answer
         numbered = self.ours and request.HasField("sequence")
@@ -137,7 +132,7 @@ class FakeShard:
         self._pending[number] = ReceivedCall(rpc, request, number, answer)
         self.max_in_flight = max(self.max_in_flight, len(self._pending))
         if rpc == "Prefill":
-            self._check_reuse(request)
+            self._blocks.check_reuse(request, self._pending)
         self._pump()
         return answer
 
@@ -197,7 +192,7 @@ class FakeShard:
             self._lost.update(ids)
         for batch_id in ids:
             for row in self.batches.pop(batch_id, []):
-                self._release(row)
+                self._blocks.release(row.request, self._pending)
         if rpc == "Prefill":
             self._used.add(request.batch.id)
 
@@ -243,7 +238,7 @@ class FakeShard:
         for batch_id in ids:
             self._lost.discard(batch_id)
             for row in self.batches.pop(batch_id, []):
-                self._release(row)
+                self._blocks.release(row.request, self._pending)
         return pb.ClearCacheResponse()
 
     def _filter(self, request: pb.FilterBatchRequest) -> pb.FilterBatchResponse:
@@ -257,7 +252,7 @@ class FakeShard:
                 raise ShardFailure("Batch must have at least one request" if not wanted else str(min(unknown)))
         for row in rows:
             if row.request.id not in wanted:
-                self._release(row)
+                self._blocks.release(row.request, self._pending)
         kept = [row for row in rows if row.request.id in wanted]
         if kept:
             self.batches[request.batch_id] = kept
@@ -319,10 +314,7 @@ class FakeShard:
         expected = [s for b in request.blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
         if list(request.slots) != expected[:needed]:
             self.violations.append(f"{name}: slots do not follow from blocks")
-        for block in request.blocks:
-            if block == 0 or block in self._owners:
-                self.violations.append(f"{name}: block {block} is reserved or in use")
-            self._owners[block] = request.id
+        self._blocks.take(name, request)
         return row
 
     def _run(self, batch_id: int, response: Any) -> None:
@@ -336,7 +328,7 @@ class FakeShard:
         if all(row.ended for row in rows):
             del self.batches[batch_id]
             for row in rows:
-                self._release(row)
+                self._blocks.release(row.request, self._pending)
             return
         response.batch.CopyFrom(self._cached(batch_id))
 
@@ -349,9 +341,9 @@ class FakeShard:
         finished = n >= stop.max_new_tokens or row.script.eos_after == n
         if failed or finished:
             row.ended = True
-            self._forbid(row)
+            self._blocks.forbid(row.request, self._pending)
             if self.ours:
-                self._release(row)
+                self._blocks.release(row.request, self._pending)
         if not owned:
             return
         if failed:
@@ -406,89 +398,9 @@ class FakeShard:
             current_tokens=len(rows),
         )
 
-    # Checks on blocks.
-
-    def _release(self, row: FakeRow) -> None:
-        for block in row.request.blocks:
-            if self._owners.get(block) == row.request.id:
-                del self._owners[block]
-        self._forbid(row)
-
-    def _forbid(self, row: FakeRow) -> None:
-        """Until the calls in flight now are answered, nobody else may be given these blocks."""
-        for block in row.request.blocks:
-            self._forbidden.setdefault(block, set()).update(self._pending)
-
-    def _check_reuse(self, request: pb.PrefillRequest) -> None:
-        for new in request.batch.requests:
-            for block in new.blocks:
-                unanswered = self._forbidden.pop(block, set()) & set(self._pending)
-                if unanswered:
-                    self.violations.append(f"block {block} is reused while calls {unanswered} are in flight")
-
 
 def token_of(name: str, n: int) -> pb.Tokens:
     """The n-th token (from 1) of the request called `name`."""
     return pb.Tokens(
         ids=[(zlib.crc32(name.encode()) + n) % 32000], logprobs=[-0.5], texts=[f" {name}{n}"], is_special=[False]
     )
-
-
-class FakeClient:
-    """Implements `router.shards.client.Client` without a socket."""
-
-    def __init__(self, shard: FakeShard) -> None:
-        self.shard = shard
-
-    def send(self, rpc: Any, request: Any) -> Awaitable[Any]:
-        copy = type(request)()
-        copy.CopyFrom(request)
-        return asyncio.ensure_future(_translated(self.shard.accept(rpc, copy)))
-
-    async def close(self) -> None:
-        pass
-
-
-async def _translated(answer: asyncio.Future[Any]) -> Any:
-    try:
-        return await asyncio.shield(answer)
-    except ShardFailure as failure:
-        fatal = failure.code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-        raise ShardError(str(failure), fatal=fatal) from failure
-
-
-class _Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]
-    def __init__(self, shard: FakeShard) -> None:
-        for rpc in ("Info", "ServiceDiscovery", "Health", *_ORDERED):
-            setattr(self, rpc, _handler(shard, rpc))
-
-
-def _handler(shard: FakeShard, rpc: str) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def handle(request: Any, context: Any) -> Any:
-        try:
-            return await shard.handle(rpc, request)
-        except ShardFailure as failure:
-            await context.abort(failure.code, str(failure))
-
-    return handle
-
-
-@contextlib.asynccontextmanager
-async def serve(*shards: FakeShard, prefix: str) -> AsyncIterator[str]:
-    """Put shards behind sockets `<prefix>-<rank>`; yields the path of rank 0."""
-    paths = [f"{prefix}-{rank}" for rank in range(len(shards))]
-    servers = []
-    for shard, path in zip(shards, paths, strict=True):
-        shard.urls = tuple(f"unix://{p}" for p in paths)
-        server = grpc.aio.server(
-            options=[("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        )
-        pb_grpc.add_TextGenerationServiceServicer_to_server(_Servicer(shard), server)
-        server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        servers.append(server)
-    try:
-        yield paths[0]
-    finally:
-        for server in servers:
-            await server.stop(None)

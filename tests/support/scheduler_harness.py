@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.factories import RecordingMetrics, make_limits, make_request
-from support.fake_shard import FakeClient, FakeShard
+from support.fake_shard import FakeShard
+from support.fake_shard_server import FakeClient
 
 from router.events import Event, Failed, Finished, TokenGenerated
 from router.scheduling.entry import Entry

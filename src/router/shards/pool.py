@@ -15,6 +15,11 @@ from wire.v3 import generate_pb2 as pb
 
 T = TypeVar("T")
 
+# For calls outside the order. The numbered ones wait their turn behind steps of any length, so they have no deadline of
+# their own: the scheduler watches for the oldest of them.
+_HEALTH_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 60.0
+
 
 class ShardPool:
     """The ranks of one model; implements `router.shards.interface.Shards`.
@@ -33,7 +38,7 @@ class ShardPool:
         """Ask rank 0 for all sockets and open a channel to each. Raises `ShardError`."""
         master = ShardClient(master_uds_path)
         try:
-            answer = await master.send("ServiceDiscovery", pb.ServiceDiscoveryRequest())
+            answer = await master.send("ServiceDiscovery", pb.ServiceDiscoveryRequest(), _START_TIMEOUT_S)
         finally:
             await master.close()
         if not answer.urls:
@@ -49,11 +54,11 @@ class ShardPool:
     async def clear_all(self) -> None:
         """Forget every batch of an earlier router, and begin to count calls."""
         self._next_sequence = 0
-        await self._to_all("ClearCache", pb.ClearCacheRequest(sequence=self._number()))
+        await self._to_all("ClearCache", pb.ClearCacheRequest(sequence=self._number()), _START_TIMEOUT_S)
 
     async def info(self) -> ShardInfo:
         """Facts on which all ranks agree; from now on their common extensions are used. Raises ValueError."""
-        info = convert.info_from(await self._to_all("Info", pb.InfoRequest()))
+        info = convert.info_from(await self._to_all("Info", pb.InfoRequest(), _START_TIMEOUT_S))
         self._extensions = info.extensions & convert.USED_EXTENSIONS
         return info
 
@@ -65,7 +70,7 @@ class ShardPool:
         return warm_up.capacity_from(await self._to_all("Warmup", request))
 
     async def health(self) -> None:
-        await self._to_all("Health", pb.HealthRequest())
+        await self._to_all("Health", pb.HealthRequest(), _HEALTH_TIMEOUT_S)
 
     # Numbered calls, sent at once.
 
@@ -97,8 +102,8 @@ class ShardPool:
         request.sequence = self._number()
         return [client.send(rpc, request) for client in self._clients]
 
-    async def _to_all(self, rpc: Rpc, request: Any) -> list[Any]:
-        return await _gather([client.send(rpc, request) for client in self._clients])
+    async def _to_all(self, rpc: Rpc, request: Any, timeout_s: float | None = None) -> list[Any]:
+        return await _gather([client.send(rpc, request, timeout_s) for client in self._clients])
 
     def _number(self) -> int:
         number = self._next_sequence

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.factories import RecordingMetrics, make_info
-from support.fake_shard import FakeShard, ShardFailure, serve
+from support.fake_shard import FakeShard, ShardFailure
+from support.fake_shard_server import serve
 
 from router.errors import StartupError
 from router.shards.warm_up import Capacity

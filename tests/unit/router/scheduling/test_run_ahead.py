@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from support.fake_shard import FakeShard, Script
 from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
+
+from router.errors import UnhealthyError, ValidationError
 
 
 async def test_two_decodes_are_kept_in_flight():
@@ -156,12 +161,6 @@ async def test_a_head_that_waits_for_blocks_is_admitted_when_they_return():
 
 
 async def test_drain_lets_everything_end_and_refuses_more():
-    import asyncio
-
-    import pytest
-
-    from router.errors import UnhealthyError
-
     async with running_scheduler(FakeShard()) as h:
         a = h.submit("a", 3, 4)
         draining = asyncio.create_task(h.scheduler.drain())
@@ -183,3 +182,20 @@ async def test_close_fails_what_is_left():
         await h.scheduler.close()
         for entry in (a, b, c):
             assert str((await collect(entry))[-1].error) == "unhealthy"
+
+
+async def test_a_request_that_never_fits_is_refused():
+    async with running_scheduler(FakeShard(), max_batch_total_tokens=10) as h:
+        h.submit("a", 3, 7)
+        for input_length, max_new_tokens in ((3, 8), (5000, 1)):
+            with pytest.raises(ValidationError):
+                h.submit("b", input_length, max_new_tokens)
+
+
+async def test_closing_after_the_end_counts_nothing():
+    async with running_scheduler(FakeShard(), stepwise=False) as h:
+        a = h.submit("a", 3, 4)
+        await collect(a)
+        a.close()
+        await h.finish()
+        assert h.metrics.counts["tgi_request_failure{dropped}"] == 0
