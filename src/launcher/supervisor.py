@@ -67,6 +67,8 @@ class Supervisor:
         self._shards: list[Child] = []
         self._router: Child | None = None
         self._download: Child | None = None
+        self._signals_obeyed = 0
+        """The first one is obeyed by stopping in order; any more, whenever it came, by killing."""
         self._began_at = time.monotonic() - age_s
 
     def download(self, command: Command) -> int | None:
@@ -133,6 +135,7 @@ class Supervisor:
     def _pause(self, timeout_s: float) -> None:
         self._signals.wait(timeout_s)
         if self._signals.received:
+            self._signals_obeyed = 1
             raise _StopRequested
 
     # Starting and watching
@@ -198,13 +201,12 @@ class Supervisor:
 
     def _stop(self, how: Callable[[], None]) -> int:
         """Runs a way of stopping; whatever happens in it, nothing is left afterwards. Returns the exit status."""
-        before = len(self._signals.received)
         try:
             how()
         except _KillRequested:
             number = self._signals.received[-1]
             logger.warning("%s: killing everything now", signal.Signals(number).name)
-            return 128 + number if before else 1
+            return 128 + number
         finally:
             self.kill_all()
         return 0
@@ -236,12 +238,13 @@ class Supervisor:
     def _end(self, children: Iterable[Child], timeout_s: float) -> None:
         """Asks each to end, and kills those that have not after `timeout_s`. Raises _KillRequested on a signal."""
         running = [child for child in children if child.poll() is None]
-        signals_before = len(self._signals.received)
         began = time.monotonic()
         record_at = began + self._patience.draining_record_s
         for child in running:
             child.terminate()
         while running := [child for child in running if child.poll() is None]:
+            if len(self._signals.received) > self._signals_obeyed:
+                raise _KillRequested
             now = time.monotonic()
             left_s = began + timeout_s - now
             if left_s <= 0:
@@ -253,8 +256,6 @@ class Supervisor:
                 record_at += self._patience.draining_record_s
                 logger.info("Waiting for %s to finish, %.0f s left", " and ".join(c.title for c in running), left_s)
             self._signals.wait(min(left_s, record_at - now, _SERVING_POLL_S))
-            if len(self._signals.received) > signals_before:
-                raise _KillRequested
 
 
 def _exit_of(child: Child) -> Exit:

@@ -1,0 +1,193 @@
+"""argv and environment of each child."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from launcher import commands
+from launcher.config import LauncherConfig
+from launcher.hardware import Gpu, Hardware
+from launcher.plan import Endpoints, LaunchPlan, make_plan
+
+ENDS = Endpoints(hostname="0.0.0.0", port=3001, uds_prefix="/run/x/shard", master_port=29501)
+CPU = Hardware(cores=4)
+
+
+def plan(hardware: Hardware = CPU, **fields: Any) -> LaunchPlan:
+    return make_plan(LauncherConfig(model_id="demo", **fields), hardware, None, ENDS)
+
+
+def value_of(command: commands.Command, flag: str) -> str | None:
+    return command.argv[command.argv.index(flag) + 1] if flag in command.argv else None
+
+
+def test_shard_argv_of_a_plain_launch() -> None:
+    command = commands.shard(plan(), 0, {})
+    assert command.argv == (
+        sys.executable, "-P", "-m", "model_server", "serve", "demo",
+        "--uds-path", "/run/x/shard", "--logger-level", "INFO", "--json-output",
+    )  # fmt: skip
+    assert (command.title, command.socket, command.private_files) == ("shard 0", "/run/x/shard-0", True)
+
+
+def test_shard_argv_with_everything() -> None:
+    made = plan(
+        revision="r", num_shard=2, dtype="float32", trust_remote_code=True, max_input_tokens=5,
+        max_batch_total_tokens=100, log_level="warn",
+    )  # fmt: skip
+    argv = commands.shard(made, 1, {}).argv
+    assert argv[4:] == (
+        "serve", "demo", "--uds-path", "/run/x/shard", "--logger-level", "WARNING", "--json-output",
+        "--trust-remote-code", "--sharded", "--dtype", "float32", "--revision", "r", "--max-input-tokens", "5",
+        "--max-batch-total-tokens", "100",
+    )  # fmt: skip
+
+
+def test_shard_environment() -> None:
+    made = plan(
+        num_shard=2, enable_prefill_logprobs=True, cuda_memory_fraction=0.5, huggingface_hub_cache="/hub",
+        max_total_tokens=9, max_batch_size=3, watermark_gamma=1.0, attention="paged", api_key="secret",
+    )  # fmt: skip
+    command = commands.shard(made, 1, {"LOG_LEVEL": "debug", "API_KEY": "secret", "NCCL_DEBUG": "INFO", "RANK": "7"})
+    env = command.env
+    expected = {
+        "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29501", "REQUEST_LOGPROBS": "1",
+        "CUDA_MEMORY_FRACTION": "0.5", "HUGGINGFACE_HUB_CACHE": "/hub", "OMP_NUM_THREADS": "2", "ATTENTION": "paged",
+        "MAX_TOTAL_TOKENS": "9", "MAX_BATCH_SIZE": "3", "WATERMARK_GAMMA": "1", "NCCL_DEBUG": "INFO",
+    }  # fmt: skip
+    assert {name: env.get(name) for name in expected} == expected
+    assert "LOG_LEVEL" not in env and "API_KEY" not in env
+    assert "secret" not in " ".join(command.argv)
+
+
+def test_unset_things_are_not_said() -> None:
+    env = commands.shard(plan(), 0, {}).env
+    for name in ("MAX_TOTAL_TOKENS", "MAX_BATCH_SIZE", "REQUEST_LOGPROBS", "CUDA_GRAPHS", "DISABLE_CUSTOM_KERNELS",
+                 "WATERMARK_GAMMA", "WATERMARK_DELTA", "ATTENTION", "HUGGINGFACE_HUB_CACHE", "HF_TOKEN"):  # fmt: skip
+        assert name not in env
+    assert env["CUDA_MEMORY_FRACTION"] == "1"
+
+
+@pytest.mark.parametrize(("graphs", "expected"), [([], None), ([0], "0"), ([8, 0, 16], "8,16")])
+def test_cuda_graphs(graphs: list[int], expected: str | None) -> None:
+    assert commands.shard(plan(cuda_graphs=graphs), 0, {}).env.get("CUDA_GRAPHS") == expected
+
+
+def test_threads_are_the_users_if_given_and_nobodys_on_a_gpu() -> None:
+    assert commands.shard(plan(), 0, {}).env["OMP_NUM_THREADS"] == "4"
+    assert commands.shard(plan(), 0, {"OMP_NUM_THREADS": "7"}).env["OMP_NUM_THREADS"] == "7"
+    gpu = Hardware(gpus=(Gpu(card="nvidia-h200"),), cores=4)
+    assert "OMP_NUM_THREADS" not in commands.shard(plan(gpu), 0, {}).env
+
+
+def test_hub_token_of_inference_endpoints() -> None:
+    environ = {"HF_API_TOKEN": "b", "HF_TOKEN": "a"}
+    for command in (commands.shard(plan(), 0, environ), commands.router(plan(), environ)):
+        assert command.env["HF_TOKEN"] == "b"
+
+
+def test_router_argv_of_a_plain_launch() -> None:
+    command = commands.router(plan(), {})
+    assert command.argv == (
+        sys.executable, "-P", "-m", "router",
+        "--max-client-batch-size", "4", "--max-concurrent-requests", "128", "--max-best-of", "2",
+        "--max-stop-sequences", "4", "--max-top-n-tokens", "5", "--max-batch-prefill-tokens", "4096",
+        "--waiting-served-ratio", "0.3", "--max-waiting-tokens", "20", "--validation-workers", "2",
+        "--hostname", "0.0.0.0", "--port", "3001", "--master-shard-uds-path", "/run/x/shard-0",
+        "--tokenizer-name", "demo", "--payload-limit", "2000000", "--usage-stats", "on", "--json-output",
+        "--otlp-service-name", "text-generation-inference.router",
+    )  # fmt: skip
+    assert command.http == ("127.0.0.1", 3001)
+    assert command.rank is None and command.title == "router"
+
+
+def test_router_argv_with_everything() -> None:
+    command = commands.router(
+        plan(
+            prometheus_port=9001, max_input_tokens=5, max_total_tokens=9, disable_grammar_support=True,
+            tokenizer_config_path="/t.json", max_batch_total_tokens=5000, max_batch_size=3, revision="r",
+            trust_remote_code=True, cors_allow_origin=["a", "b"], otlp_endpoint="http://o", usage_stats="off",
+        ),
+        {},
+    )  # fmt: skip
+    for flag, value in (
+        ("--prometheus-port", "9001"), ("--max-input-tokens", "5"), ("--max-total-tokens", "9"),
+        ("--tokenizer-config-path", "/t.json"), ("--max-batch-total-tokens", "5000"), ("--max-batch-size", "3"),
+        ("--revision", "r"), ("--otlp-endpoint", "http://o"), ("--usage-stats", "off"),
+    ):  # fmt: skip
+        assert value_of(command, flag) == value
+    assert "--disable-grammar-support" in command.argv and "--trust-remote-code" in command.argv
+    assert command.argv[-4:] == ("--cors-allow-origin", "a", "--cors-allow-origin", "b")
+    assert value_of(commands.router(plan(prometheus_port=0), {}), "--prometheus-port") is None
+
+
+def test_router_environment() -> None:
+    command = commands.router(
+        plan(api_key="secret", enable_prefill_logprobs=True, graceful_termination_timeout=30),
+        {"PORT": "80", "MODEL_ID": "x", "TOKENIZER_NAME": "y", "MAX_BEST_OF": "9", "HF_TOKEN": "t"},
+    )
+    assert command.env["API_KEY"] == "secret"
+    assert "secret" not in " ".join(command.argv)
+    assert command.env["REQUEST_LOGPROBS"] == "1"
+    assert command.env["GRACEFUL_TERMINATION_TIMEOUT"] == "28"
+    assert command.env["LOG_LEVEL"] == "info"
+    assert command.env["HF_TOKEN"] == "t"
+    # argv has said these: an inherited variable must not be a second truth.
+    assert not {"PORT", "TOKENIZER_NAME", "MAX_BEST_OF"} & set(command.env)
+
+
+@pytest.mark.parametrize(("timeout", "drain"), [(90, 88), (5, 4), (3, 2), (2, 2), (1, 1), (0, 0)])
+def test_the_router_gets_less_than_the_deadline(timeout: int, drain: int) -> None:
+    assert commands.drain_seconds(timeout) == drain
+
+
+def test_compute_type_of_the_user_wins() -> None:
+    gpu = Hardware(gpus=(Gpu(card="nvidia-h200"),), cores=4)
+    assert commands.router(plan(gpu), {}).env["COMPUTE_TYPE"] == "1-nvidia-h200"
+    assert commands.router(plan(gpu), {"COMPUTE_TYPE": "mine"}).env["COMPUTE_TYPE"] == "mine"
+    assert "COMPUTE_TYPE" not in commands.router(plan(), {}).env
+
+
+@pytest.mark.parametrize(("address", "probed"), [("::", "::1"), ("10.0.0.1", "10.0.0.1"), ("0.0.0.0", "127.0.0.1")])
+def test_the_probe_asks_an_address_that_exists(address: str, probed: str) -> None:
+    ends = Endpoints(hostname=address, port=1, uds_prefix="/x", master_port=2)
+    made = make_plan(LauncherConfig(), CPU, None, ends)
+    assert commands.router(made, {}).http == (probed, 1)
+
+
+def test_download() -> None:
+    config = LauncherConfig(model_id="org/m", revision="r", trust_remote_code=True, huggingface_hub_cache="/hub")
+    command = commands.download(config, "org/m", {"LOG_LEVEL": "off"})
+    assert command.argv[4:] == (
+        "download-weights", "org/m", "--logger-level", "INFO", "--json-output", "--revision", "r",
+        "--trust-remote-code",
+    )  # fmt: skip
+    assert command.env["HUGGINGFACE_HUB_CACHE"] == "/hub"
+    assert "LOG_LEVEL" not in command.env
+
+
+def test_the_children_accept_these_command_lines() -> None:
+    """The contract between the rooms, as far as parsing goes."""
+    from model_server.config import DownloadConfig, ServeConfig
+    from router.config import RouterConfig
+    from wire.options import parse
+
+    made = plan(
+        num_shard=2, dtype="bfloat16", revision="r", trust_remote_code=True, max_input_tokens=5, max_total_tokens=9,
+        max_batch_total_tokens=5000, max_batch_size=3, prometheus_port=9001, cors_allow_origin=["a", "b"],
+        enable_prefill_logprobs=True, disable_grammar_support=True, api_key="k", watermark_delta=1.5,
+    )  # fmt: skip
+    shard = commands.shard(made, 1, {})
+    served = parse(ServeConfig, shard.argv[5:], shard.env)
+    assert (served.model_id, served.rank, served.world_size, served.master_port) == ("demo", 1, 2, 29501)
+    assert (served.sharded, served.request_logprobs, served.watermark_delta) == (True, True, 1.5)
+    router = commands.router(made, {})
+    routed = parse(RouterConfig, router.argv[4:], router.env)
+    assert (routed.api_key, routed.max_batch_size, list(routed.cors_allow_origin)) == ("k", 3, ["a", "b"])
+    assert (routed.prometheus_port, routed.max_total_tokens, routed.log_level) == (9001, 9, "info")
+    assert routed.graceful_termination_timeout == 88
+    download = commands.download(made.asked, "m", {})
+    assert parse(DownloadConfig, download.argv[5:], download.env).revision == "r"

@@ -1,0 +1,103 @@
+"""The command itself, as far as it goes without a model: exit statuses, last lines, no secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launcher.cli import _redacted
+from launcher.config import LauncherConfig
+
+
+def launcher(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", *argv], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+def test_help_and_version() -> None:
+    began = time.monotonic()
+    answer = launcher("--help")
+    assert time.monotonic() - began < 10
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "--max-batch-prefill-tokens" in answer.stdout and "--graceful-termination-timeout" in answer.stdout
+    answer = launcher("-V")
+    assert answer.returncode == 0
+    assert answer.stdout.startswith("launcher ")
+
+
+def test_usage_error() -> None:
+    answer = launcher("--model_id", "x")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "--model_id" in answer.stderr and "--help" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--quantize", "gptq"], 'Error: ArgumentValidation("`--quantize` is not served yet'),
+        (["--model-id", "demo", "--num-shard", "3"], 'Error: ArgumentValidation("`--num-shard` 3 does not divide'),
+        (["--model-id", "./nowhere"], 'Error: ArgumentValidation("`--model-id` ./nowhere: no such directory'),
+        (["--model-id", "demo", "--sharded", "true"], 'Error: NotEnoughCUDADevices("'),
+        (["--model-id", "demo", "--max-input-tokens", "9", "--max-total-tokens", "9"], "Error: ArgumentValidation("),
+    ],
+)
+def test_refused_with_one_line(argv: list[str], line: str) -> None:
+    answer = launcher(*argv, "--port", "0", CUDA_VISIBLE_DEVICES="")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(line)
+    assert answer.stderr.count("\n") == 1
+
+
+def test_port_in_use() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        answer = launcher("--model-id", "demo", "--hostname", "127.0.0.1", PORT=str(port))
+    assert answer.returncode == 1
+    assert answer.stderr == (
+        f'Error: ArgumentValidation("`--port` {port} is in use by another process; choose another")\n'
+    )
+
+
+def test_json_mode_is_json_to_the_last_line() -> None:
+    answer = launcher("--model-id", "./nowhere", "--json-output", "--api-key", "secret")
+    records = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert all({"timestamp", "level", "fields", "target"} <= set(record) for record in records)
+    assert records[-1]["level"] == "ERROR"
+    assert records[-1]["fields"]["message"] == answer.stderr.rstrip()
+    assert "secret" not in answer.stdout + answer.stderr
+
+
+def test_the_default_model_is_warned_about_and_the_demo_named(tmp_path: os.PathLike[str]) -> None:
+    answer = launcher("--port", "0", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    assert answer.returncode == 1
+    assert "NO MODEL WAS GIVEN" in answer.stdout
+    assert answer.stderr.startswith('Error: DownloadError("bigscience/bloom-560m: ')
+    assert "`--model-id demo`" in answer.stderr
+
+
+def test_report_alone_ends_there() -> None:
+    answer = launcher("--env")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "Runtime environment:" in answer.stdout and "tercet" in answer.stdout
+
+
+def test_the_containers_host_name_is_no_address() -> None:
+    answer = launcher("--model-id", "./nowhere", HOSTNAME="f00ba4-pod")
+    assert "f00ba4-pod" not in answer.stdout + answer.stderr
+    assert "./nowhere" in answer.stderr
+
+
+def test_secrets_are_hidden() -> None:
+    text = _redacted(LauncherConfig(api_key="s3cret", ngrok_authtoken="s3cret", model_id="m"))
+    assert "s3cret" not in text
+    assert "api_key='<hidden>'" in text and "model_id='m'" in text

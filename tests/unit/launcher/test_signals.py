@@ -1,0 +1,65 @@
+"""Signals end a wait, and the handlers of before come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from launcher.signals import Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_wait(number: signal.Signals) -> None:
+    with Signals() as signals:
+        timer = threading.Timer(0.05, os.kill, (os.getpid(), number))
+        timer.start()
+        began = time.monotonic()
+        signals.wait(30)
+        assert time.monotonic() - began < 10
+        timer.join()
+        assert signals.received == [number]
+
+
+def test_the_end_of_a_child_ends_a_wait() -> None:
+    with Signals() as signals:
+        process = subprocess.Popen([sys.executable, "-S", "-c", "pass"])
+        began = time.monotonic()
+        signals.wait(30)
+        assert time.monotonic() - began < 10
+        assert signals.received == []
+        process.wait()
+
+
+def test_handlers_are_restored() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+    with Signals():
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+    after = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+    assert after == before
+
+
+def test_an_ignored_hang_up_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            signals.wait(0.01)
+            assert signals.received == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_notify() -> None:
+    signals = Signals()
+    signals.notify(15)
+    signals.notify(2)
+    signals.wait(30)
+    signals.wait(0)
+    assert signals.received == [15, 2]
+    signals.close()

@@ -1,0 +1,300 @@
+"""Start order, watch, stop order and exit status, with small real processes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from unit.launcher.fake_children import journal, plain, router, shard
+
+from launcher.child import Guard
+from launcher.commands import Command
+from launcher.errors import (
+    DownloadError,
+    LauncherError,
+    ShardCannotStart,
+    ShardFailed,
+    WebserverCannotStart,
+    WebserverFailed,
+)
+from launcher.signals import Signals
+from launcher.supervisor import Patience, Supervisor
+
+
+class Story(logging.Handler):
+    """What the supervisor logs; an action can be tied to the first record that contains a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._actions: list[tuple[str, Callable[[], None]]] = []
+
+    def at(self, text: str, action: Callable[[], None]) -> None:
+        self._actions.append((text, action))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        self.lines.append(line)
+        for pair in list(self._actions):
+            if pair[0] in line:
+                self._actions.remove(pair)
+                pair[1]()
+
+    def has(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+class Launch:
+    """A supervisor with its signals, its folder and its story."""
+
+    def __init__(self, folder: Path, signals: Signals, guard: Guard, story: Story) -> None:
+        self.folder, self.signals, self.guard, self.story = folder, signals, guard, story
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.on_started: Callable[[], None] = lambda: None
+        self.supervisor: Supervisor | None = None
+
+    def supervise(self, **patience: float) -> Supervisor:
+        values: dict[str, float] = {"graceful_s": 20.0, **patience}
+        self.supervisor = Supervisor(self.signals, self.guard, Patience(**values))
+        return self.supervisor
+
+    def serve(
+        self, shards: Sequence[Command] | None = None, router_command: Command | None = None, **patience: float
+    ) -> int:
+        shards = [shard(self.folder)] if shards is None else shards
+        command = router(self.folder, self.port) if router_command is None else router_command
+        return self.supervise(**patience).serve(shards, command, on_started=self.on_started)
+
+    def stop_at(self, text: str, number: int = signal.SIGTERM) -> None:
+        self.story.at(text, lambda: self.signals.notify(number))
+
+    def kill_at(self, text: str, name: str, rank: int | None = None) -> None:
+        def kill() -> None:
+            assert self.supervisor is not None
+            for child in self.supervisor._running():
+                if (child.command.name, child.command.rank) == (name, rank):
+                    os.kill(child.pid, signal.SIGKILL)
+
+        self.story.at(text, kill)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    logger = logging.getLogger("text_generation_launcher")
+    story = Story()
+    level = logger.level
+    logger.addHandler(story)
+    logger.setLevel(logging.DEBUG)
+    guard = Guard()
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    try:
+        with Signals() as signals:
+            made = Launch(tmp_path, signals, guard, story)
+            yield made
+        left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+        if made.supervisor is not None:
+            made.supervisor.kill_all()
+        assert left == [], "a child was left running"
+    finally:
+        guard.close()
+        logger.removeHandler(story)
+        logger.setLevel(level)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_day_in_order(launch: Launch, number: int) -> None:
+    launch.stop_at("Ready on", number)
+    assert launch.serve([shard(launch.folder, 0), shard(launch.folder, 1)]) == 0
+    assert journal(launch.folder) == ["router stops", "shard stops", "shard stops"]
+    order = ["Starting shard", "Shard ready in", "Starting Webserver", "Router ready in", "Ready on", "Shutting down"]
+    found = [next(index for index, line in enumerate(launch.story.lines) if text in line) for text in order]
+    assert found == sorted(found)
+    ready = next(line for line in launch.story.lines if line.startswith("Ready on"))
+    assert f"http://127.0.0.1:{launch.port} after " in ready
+    assert all(part in ready for part in ("before the shards", "shard 0", "shard 1", "router"))
+
+
+def test_the_announcement_comes_when_shards_are_running(launch: Launch) -> None:
+    seen: list[int] = []
+
+    def announce() -> None:
+        assert launch.supervisor is not None
+        seen.append(len(launch.supervisor._running()))
+
+    launch.on_started = announce
+    launch.stop_at("Ready on")
+    assert launch.serve() == 0
+    assert seen == [1]
+
+
+def test_a_signal_while_shards_load(launch: Launch) -> None:
+    launch.stop_at("Starting shard")
+    assert launch.serve([plain("import time; time.sleep(600)", name="shard")]) == 0
+    assert not launch.story.has("Starting Webserver")
+
+
+def test_a_second_signal_kills_at_once(launch: Launch) -> None:
+    launch.stop_at("Ready on", signal.SIGINT)
+    launch.stop_at("SIGINT: stopping")
+    began = time.monotonic()
+    stubborn = router(launch.folder, launch.port, on_term="ignore")
+    assert launch.serve(router_command=stubborn, graceful_s=600) == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 60
+    assert journal(launch.folder) == []
+
+
+def test_one_deadline_for_everything(launch: Launch) -> None:
+    launch.stop_at("Ready on")
+    stubborn = router(launch.folder, launch.port, on_term="ignore")
+    began = time.monotonic()
+    assert launch.serve([shard(launch.folder, on_term="ignore")], stubborn, graceful_s=0.3, draining_record_s=0.1) == 0
+    assert time.monotonic() - began < 20
+    assert launch.story.has("router did not stop in 0.3 s: killed")
+    assert launch.story.has("shard 0 did not stop")
+    assert launch.story.has("Waiting for router to finish")
+
+
+def failing(program: str) -> str:
+    return f"import sys\n{program}"
+
+
+def test_a_shard_that_cannot_start(launch: Launch) -> None:
+    record = '{"level": "ERROR", "message": "no such model\\nmore"}'
+    bad = shard(
+        launch.folder, 1, program=failing(f"print({record!r}); sys.stderr.write('Traceback\\n  why'); sys.exit(3)")
+    )
+    with pytest.raises(ShardCannotStart, match=r"^shard 1 exited with status 3: no such model$"):
+        launch.serve([shard(launch.folder, 0, on_term="ignore"), bad], survivors_s=0.2)
+    assert launch.story.has("Shard complete standard error output:\nTraceback\n  why")
+    assert launch.story.has("Shard 1 failed to start: exited with status 3")
+    assert launch.story.has("Shutting down shards")
+
+
+def test_the_complete_crash_output_is_logged_once(launch: Launch) -> None:
+    bad = shard(
+        launch.folder, program=failing("sys.stderr.write(''.join(f'line {i}\\n' for i in range(1200))); sys.exit(1)")
+    )
+    with pytest.raises(ShardCannotStart):
+        launch.serve([bad])
+    dumped = [line for text in launch.story.lines if "\n" in text for line in text.splitlines()]
+    assert [line for line in dumped if line.startswith("line ")] == [f"line {index}" for index in range(1200)]
+
+
+def test_a_shard_killed_while_serving(launch: Launch) -> None:
+    launch.kill_at("Ready on", "shard", 1)
+    with pytest.raises(ShardFailed, match=r"^shard 1 was killed by signal 9 \(SIGKILL\)"):
+        launch.serve([shard(launch.folder, 0), shard(launch.folder, 1)])
+    assert launch.story.has("Shard 1 crashed: was killed by signal 9")
+    assert sorted(journal(launch.folder)) == ["router stops", "shard stops"]
+
+
+def test_survivors_that_do_not_listen_are_killed_soon(launch: Launch) -> None:
+    launch.kill_at("Ready on", "shard", 0)
+    shards = [shard(launch.folder, rank, on_term="ignore") for rank in range(2)]
+    stubborn = router(launch.folder, launch.port, on_term="ignore")
+    began = time.monotonic()
+    with pytest.raises(ShardFailed, match="shard 0"):
+        launch.serve(shards, stubborn, graceful_s=600, survivors_s=0.2, failing_router_s=0.2)
+    assert time.monotonic() - began < 60
+
+
+def test_a_killed_shard_is_the_cause_of_one_that_gave_up(launch: Launch) -> None:
+    gave_up = plain("import sys; sys.exit(1)", name="shard")
+    killed = plain("import os; os.kill(os.getpid(), 11)", name="shard")
+
+    def both_dead() -> None:
+        deadline = time.monotonic() + 20
+        while any(p.status() != psutil.STATUS_ZOMBIE for p in psutil.Process().children() if p.pid in pids()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def pids() -> set[int]:
+        assert launch.supervisor is not None
+        return {child.pid for child in launch.supervisor._shards}
+
+    launch.on_started = both_dead
+    with pytest.raises(ShardCannotStart, match="SIGSEGV"):
+        launch.serve([gave_up, killed])
+
+
+def test_a_router_that_ends(launch: Launch) -> None:
+    launch.kill_at("Ready on", "router")
+    with pytest.raises(WebserverFailed, match=r"^router was killed by signal 9"):
+        launch.serve()
+    assert launch.story.has("Webserver Crashed")
+    assert journal(launch.folder) == ["shard stops"]
+
+
+def test_a_router_that_ends_well_is_a_failure_too(launch: Launch) -> None:
+    with pytest.raises(WebserverFailed, match="status 0"):
+        launch.serve(router_command=router(launch.folder, launch.port, program="pass"))
+
+
+def test_a_router_that_does_not_exist(launch: Launch) -> None:
+    missing = Command(name="router", argv=("/no/such/router",), env={}, http=("127.0.0.1", launch.port))
+    with pytest.raises(WebserverCannotStart, match="127"):
+        launch.serve(router_command=missing)
+    assert launch.story.has("/no/such/router: No such file or directory")
+
+
+def test_a_shard_that_dies_in_the_drain_makes_the_stop_a_failure(launch: Launch) -> None:
+    slow = router(
+        launch.folder, launch.port,
+        program=router(launch.folder, 0).argv[2].replace("sys.exit(0)", "__import__('time').sleep(0.5); sys.exit(0)"),
+    )  # fmt: skip
+    launch.stop_at("Ready on")
+    launch.kill_at("SIGTERM: stopping", "shard", 0)
+    with pytest.raises(ShardFailed, match="shard 0 was killed by signal 9"):
+        launch.serve(router_command=slow)
+
+
+def test_start_up_time_out(launch: Launch) -> None:
+    stuck = plain('import time; print(\'{"level": "INFO", "message": "loading 3/9"}\', flush=True); time.sleep(600)')
+    stuck = Command(name="shard", rank=0, argv=stuck.argv, env=stuck.env, socket=str(launch.folder / "never"))
+    with pytest.raises(ShardCannotStart, match=r"shard 0 was not ready 1 s after.*last word: loading 3/9"):
+        launch.serve([stuck], startup_s=1.0, waiting_record_s=0.3)
+    assert launch.story.has("Waiting for shard to be ready... (it said last: loading 3/9)")
+
+
+def test_download(launch: Launch) -> None:
+    assert launch.supervise().download(plain("pass")) is None
+
+
+def test_download_that_fails(launch: Launch) -> None:
+    program = 'import sys; print(\'{"level": "ERROR", "message": "no network"}\'); sys.exit("why")'
+    with pytest.raises(DownloadError, match="download exited with status 1: no network"):
+        launch.supervise().download(plain(program))
+    assert launch.story.has("Download complete standard error output:\nwhy")
+
+
+def test_download_that_is_interrupted(launch: Launch) -> None:
+    launch.story.at("download is running", lambda: launch.signals.notify(signal.SIGTERM))
+    program = 'import time; print(\'{"level": "INFO", "message": "download is running"}\', flush=True); time.sleep(600)'
+    assert launch.supervise().download(plain(program)) == 0
+
+
+def test_an_error_of_ours_is_not_swallowed(launch: Launch) -> None:
+    def fail() -> None:
+        raise RuntimeError("ours")
+
+    launch.on_started = fail
+    try:
+        with pytest.raises(RuntimeError, match="ours"):
+            launch.serve()
+    finally:
+        assert launch.supervisor is not None
+        launch.supervisor.kill_all()
+
+
+def test_every_end_is_a_launcher_error() -> None:
+    for kind in (DownloadError, ShardCannotStart, ShardFailed, WebserverCannotStart, WebserverFailed):
+        assert issubclass(kind, LauncherError)
