@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api import chat, generate, openapi, service, tokenize
-from router.api.errors import UnauthorizedError, error_response, framework_response, internal_response
+from router.api.errors import InternalError, UnauthorizedError, error_response, framework_response
 from router.api.served import Served
 from router.errors import RouterError
 
@@ -113,4 +113,4 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     # The server logs the traceback; a client learns nothing of it.
-    return internal_response()
+    return error_response(InternalError())

@@ -86,10 +86,6 @@ class RouterConfig:
     revision: str | None = option(None, panel=_MODEL, help="Hub revision: a branch, tag or commit.")
     trust_remote_code: bool = option(False, panel=_UNSERVED, help="The router never runs a model's code.")
     validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenise prompts.")
-    enable_prefill_logprobs: bool = option(
-        False, env="REQUEST_LOGPROBS", panel=_MODEL, hidden=True,
-        help="The shards compute prompt logprobs (set through the environment by the launcher).",
-    )  # fmt: skip
 
     json_output: bool = option(False, panel=_OPERATION, help="Write the log as JSON.")
     log_level: str = option("info", panel=_OPERATION, help="Least level that is logged.")

@@ -66,6 +66,8 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         resources.callback(tokenizer.close)
         chat_template = ChatTemplate(files.templates, files.named_tokens)
         resources.callback(chat_template.close)
+        if config.otlp_endpoint is not None:
+            logger.warning("--otlp-endpoint: tracing is not served yet, nothing is sent")
         if not files.templates:
             logger.warning("the model has no chat template: chat requests will be refused")
         metrics = Metrics()

@@ -6,6 +6,7 @@ no nesting beyond 128 levels (serde's limit, which TGI has).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -21,9 +22,11 @@ from router.schemas.base import Body
 BodyType = TypeVar("BodyType", bound=Body)
 
 _MAX_DEPTH = 128
+_LARGE = 64 * 1024  # parsed off the event loop: two megabytes of `{},` take most of a second
 _MAX_DIGITS = 20  # of 2**64
 _SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
 _LINE = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -37,6 +40,12 @@ async def read_body(request: Request, body_type: type[BodyType], *, limit: int) 
     if not _JSON_TYPE.fullmatch(content_type.strip()):
         raise BodyError(415, "unsupported_media_type", "Expected request with `Content-Type: application/json`")
     raw = await _read(request, limit)
+    if len(raw) > _LARGE:
+        return await asyncio.to_thread(_checked, raw, body_type)
+    return _checked(raw, body_type)
+
+
+def _checked(raw: bytes, body_type: type[BodyType]) -> BodyType:
     try:
         return body_type.model_validate(parse_json(raw))
     except pydantic.ValidationError as error:
@@ -77,7 +86,7 @@ def parse_json(raw: bytes) -> Any:
 def _check_depth(raw: bytes) -> None:
     """Counts brackets outside of strings."""
     depth = 0
-    for match in re.finditer(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', raw, re.DOTALL):
+    for match in _BRACKETS.finditer(raw):
         token = match[0]
         if token in (b"[", b"{"):
             depth += 1

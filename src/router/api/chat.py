@@ -13,7 +13,7 @@ from starlette.responses import Response
 from router.api import sse
 from router.api.body import read_body
 from router.api.disconnect import unless_left
-from router.api.errors import openai_event_body
+from router.api.errors import openai_event_body, said_to_client
 from router.api.headers import json_headers, stream_headers
 from router.api.json_out import JsonResponse
 from router.api.openapi import documented
@@ -114,5 +114,5 @@ async def _events(
                             piece += sse.event(usage_chunk(head, running[0].request.input_length, num_tokens))
                         piece += sse.DONE
                 yield piece
-    except RouterError as error:
-        yield sse.frame(openai_event_body(error)) + sse.DONE
+    except Exception as error:
+        yield sse.frame(openai_event_body(said_to_client(error, running[0].request_id))) + sse.DONE

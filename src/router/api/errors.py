@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from starlette.responses import Response
@@ -17,6 +18,8 @@ from router.errors import (
     UnhealthyError,
     ValidationError,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class BodyError(RouterError):
@@ -35,6 +38,13 @@ class UnauthorizedError(RouterError):
 
     def __init__(self) -> None:
         super().__init__("invalid or missing API key")
+
+
+class InternalError(RouterError):
+    """What nobody foresaw; the cause is in the log only."""
+
+    def __init__(self) -> None:
+        super().__init__("internal error")
 
 
 class UnknownModelError(RouterError):
@@ -87,9 +97,12 @@ def framework_response(status: int, detail: str, headers: dict[str, str] | None 
     return JsonResponse(error_body(detail, error_type), status_code=status, headers=headers)
 
 
-def internal_response() -> Response:
-    """For what nobody foresaw; the cause is in the log only."""
-    return JsonResponse(error_body("internal error", "internal"), status_code=500)
+def said_to_client(error: Exception, request_id: str) -> RouterError:
+    """For the end of a stream: the error itself, or a word for what nobody foresaw, which goes to the log."""
+    if isinstance(error, RouterError):
+        return error
+    logger.error("a stream has failed", exc_info=error, extra={"request_id": request_id})
+    return InternalError()
 
 
 def native_event_body(error: RouterError) -> bytes:

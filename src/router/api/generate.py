@@ -11,12 +11,11 @@ from starlette.responses import Response
 from router.api import sse
 from router.api.body import read_body
 from router.api.disconnect import unless_left
-from router.api.errors import native_event_body
+from router.api.errors import native_event_body, said_to_client
 from router.api.headers import json_headers, stream_headers
 from router.api.json_out import JsonResponse
 from router.api.openapi import documented
 from router.api.served import Served, request_id_of, served_of
-from router.errors import RouterError
 from router.events import Finished, Prefilled, Token, TokenGenerated
 from router.inference import Generation, Running
 from router.logprobs import float32
@@ -105,8 +104,8 @@ async def _events(running: Running, *, details: bool, prefix: str) -> AsyncGener
             yield sse.event(token_event(index, event, running, details=details, prefix=prefix))
             if isinstance(event, Finished):
                 return
-    except RouterError as error:
-        yield sse.frame(native_event_body(error))
+    except Exception as error:
+        yield sse.frame(native_event_body(said_to_client(error, running.request_id)))
 
 
 def token_event(

@@ -88,17 +88,24 @@ class FakeEntry:
         self.queued_at = time.monotonic()
         self.closed = False
         self._events = list(events)
+        self._interrupted = asyncio.Event()
         self._on_close = on_close
 
     async def next_event(self) -> Event:
         await asyncio.sleep(0)
         event = self._events.pop(0)
         if event is None:
-            await asyncio.Event().wait()
+            await self._interrupted.wait()
+            event = self._events.pop(0)
         assert event is not None
         if isinstance(event, Finished):
             return replace(event, queued_at=self.queued_at, started_at=self.queued_at)
         return event
+
+    def interrupt(self, event: Event) -> None:
+        """What comes after all where the script says "nothing more"."""
+        self._events.append(event)
+        self._interrupted.set()
 
     def close(self) -> None:
         if not self.closed:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import LIMITS, Router, says
+from router_fakes import LIMITS, Router, data_of
 
 from router.config import RouterConfig
 
@@ -340,4 +340,13 @@ async def test_an_error_nobody_foresaw_says_nothing(make_router: MakeRouter) -> 
     assert answer.status_code == 500
     assert answer.json() == {"error": "internal error", "error_type": "internal"}
     router.assert_idle()
-    assert says("x")
+
+
+async def test_nor_inside_of_a_stream(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: [])  # the fake runs out of events with an IndexError
+    answer = await router.post("/generate_stream", {"inputs": "Hi"})
+    assert data_of(answer.content) == [{"error": "internal error", "error_type": "internal"}]
+    answer = await router.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": True})
+    nested = {"message": "internal error", "http_status_code": 500, "type": "internal", "code": 500}
+    assert data_of(answer.content) == [{"error": nested, "error_type": "internal"}, "[DONE]"]
+    router.assert_idle()

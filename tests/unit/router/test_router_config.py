@@ -48,9 +48,9 @@ def test_the_command_line_that_tgis_launcher_writes() -> None:
         "--revision r --trust-remote-code --json-output --otlp-endpoint e --otlp-service-name n "
         "--cors-allow-origin a --cors-allow-origin b --api-key k"
     )
-    config = parse(RouterConfig, argv, {"REQUEST_LOGPROBS": "1", "COMPUTE_TYPE": "1-gpu"})
+    config = parse(RouterConfig, argv, {"COMPUTE_TYPE": "1-gpu"})
     assert config.cors_allow_origin == ("a", "b") and config.waiting_served_ratio == 0.3
-    assert config.enable_prefill_logprobs and config.compute_type == "1-gpu" and config.prometheus_port == 9000
+    assert config.compute_type == "1-gpu" and config.prometheus_port == 9000
 
 
 def test_a_port_out_of_range() -> None:
