@@ -112,7 +112,7 @@ def test_choices_equal_the_reference(data: st.DataObject) -> None:
 def test_draws_follow_the_distribution(values: dict[str, float]) -> None:
     """Chi-square over 20 000 draws with fixed seeds."""
     x = torch.tensor([1.5, 0.2, -0.7, 1.1, 0.0, 2.0, -2.0, 0.9, 0.4, -1.0])
-    batch, steps = 500, 40
+    batch, steps = 1000, 20
     subject = Sampler(10, CPU)
     rows = [subject.new_row(SamplingParameters(seed=seed, **values), [0], 100) for seed in range(batch)]
     counts = np.zeros(10)
@@ -143,7 +143,7 @@ MIX = [
 @pytest.mark.parametrize("width", [64, 3000])
 def test_a_row_does_not_feel_its_batch(width: int) -> None:
     """Each request alone against the same requests in batches that shrink, merge and change order at every step."""
-    steps, rng = 12, random.Random(width)
+    steps, rng = 8, random.Random(width)
     logits = torch.randn(len(MIX), steps, width, generator=torch.Generator().manual_seed(7)) * 3
     parameters = [SamplingParameters(seed=100 + n, **values) for n, values in enumerate(MIX)]
     prompts = [[rng.randrange(width) for _ in range(1 + 3 * n)] for n in range(len(MIX))]
@@ -186,10 +186,10 @@ def test_a_resumed_row_goes_on_with_the_same_numbers() -> None:
 def test_histories_grow_past_their_first_room() -> None:
     parameters = SamplingParameters(absolute_frequency_penalty=0.5, repetition_penalty=1.01)
     subject = Sampler(8, CPU)
-    row = subject.new_row(parameters, [0], 600)
+    row = subject.new_row(parameters, [0], 300)
     x = torch.linspace(0.0, 1.0, 8)
     generated: list[int] = []
-    for _ in range(600):
+    for _ in range(300):
         adjusted = reference.adjust(x.tolist(), [0], generated, parameters)
         best = sorted(adjusted, reverse=True)
         [chosen] = subject.sample(x[None].clone(), [row]).to_host().ids

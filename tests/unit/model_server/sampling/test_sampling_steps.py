@@ -65,7 +65,7 @@ FILTERS = [
 
 @pytest.mark.parametrize("values", FILTERS, ids=str)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_filters(values: dict[str, float], data: st.DataObject) -> None:
     x = data.draw(rows_of_logits(17))
     parameters = SamplingParameters(**values)
@@ -303,3 +303,14 @@ def test_chunks_of_rows_equal_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) 
         rows = [subject.new_row(SamplingParameters(seed=n, **k), [1], 5, 2) for n, k in enumerate(kinds)]
         results.append(subject.sample(x.clone(), rows).to_host())
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("look", [True, False])
+def test_top_p_drops_at_the_exact_edge_and_lower_ids_first(look: bool) -> None:
+    """Equal tokens: c <= 1 - p goes, and among ties the last ids stay."""
+    for top_p, kept in ((0.5, {2, 3}), (0.75, {1, 2, 3}), (0.25, {3}), (0.51, {1, 2, 3}), (1e-9, {3})):
+        subject = Sampler(6, CPU)
+        subject._may_look = look
+        row = subject.new_row(SamplingParameters(top_p=top_p), [0], 5, 6)
+        x = torch.tensor([[1.0, 1.0, 1.0, 1.0, -math.inf, -math.inf]])
+        assert {i for i, _ in subject.sample(x, [row]).to_host().top[0]} == kept
