@@ -6,6 +6,7 @@ the user names, never "most of the RAM" (the machine is not ours alone).
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -110,6 +111,7 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
         kept.append(request)
     tokens = [len(p) + r.stopping.max_new_tokens for p, r in zip(prompts, kept, strict=True)]
     places = number_blocks(tokens, engine.options.block_size)
+    kept = [dataclasses.replace(r, blocks=b, slots=s) for r, (b, s) in zip(kept, places, strict=True)]
     used_blocks = sum(len(blocks) for blocks, _ in places)
     engine.set_cache(
         KvCache(engine.runner.kv_shapes, used_blocks, engine.options.block_size, plan.dtype, engine.options.device)
