@@ -21,8 +21,9 @@ from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
 from model_server.kv_cache import KvCache
 
-# Most K/V tokens gathered at once in decode: bounds memory and keeps the gathered rows in a core's cache.
-DECODE_CHUNK_TOKENS = 8192
+# Most K and V gathered at once in decode: bounds memory and keeps the gathered rows in a core's cache, from which
+# they are read again at once (measured: 1 to 2 MiB best, 8 MiB takes twice as long).
+DECODE_CHUNK_BYTES = 2 * 2**20
 # Queries per piece of a prefill that has a cached prefix or a window: bounds the mask, skips keys out of reach.
 PREFILL_CHUNK_TOKENS = 256
 
@@ -152,7 +153,8 @@ class ReferenceStep:
             order = sorted(sequences, key=lambda s: visible[s])
         token_of = dict(zip(sequences, tokens, strict=True)) if tokens is not None else None
         chunks: list[_DecodeChunk] = []
-        for rows in _split(order, visible):
+        row = self._cache.rows[0]
+        for rows in _split(order, visible, max_keys=DECODE_CHUNK_BYTES // (row.shape[1] * row.itemsize)):
             places: slice | Tensor
             if token_of is None and not sort:
                 places = slice(rows[0], rows[-1] + 1)
@@ -229,13 +231,13 @@ def _visible(kv_length: int, window: int | None) -> int:
     return kv_length if window is None else min(kv_length, window)
 
 
-def _split(rows: Sequence[int], visible: dict[int, int]) -> list[Sequence[int]]:
-    """Cut into runs so that each, padded to its longest row, has at most DECODE_CHUNK_TOKENS keys (or is one row)."""
+def _split(rows: Sequence[int], visible: dict[int, int], max_keys: int) -> list[Sequence[int]]:
+    """Cut into runs so that each, padded to its longest row, has at most `max_keys` keys (or is one row)."""
     runs: list[Sequence[int]] = []
     first, longest = 0, 0
     for i, row in enumerate(rows):
         longest = max(longest, visible[row])
-        if i > first and longest * (i + 1 - first) > DECODE_CHUNK_TOKENS:
+        if i > first and longest * (i + 1 - first) > max_keys:
             runs.append(rows[first:i])
             first, longest = i, visible[row]
     runs.append(rows[first:])

@@ -1,24 +1,41 @@
-"""Matrix products. Column-parallel layers are plain `Linear`s of this rank's rows; row-parallel ones reduce."""
+"""Matrix products. Column-parallel layers are plain `Linear`s of this rank's rows; row-parallel ones reduce.
+
+On a CPU a matrix is packed once into oneDNN's own layout, which makes products of few rows 1.3 to 3 times faster. The
+operators that do it are private to torch: `device.weight_packer` looks for them, and without them all is as before.
+"""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model_server.device import weight_packer
 from model_server.distributed import ProcessGroup
+
+# Measured on two cores with AVX-512: smaller matrices gain nothing by packing, and one row in float32 is multiplied
+# faster by the unpacked matrix up to the second size (oneDNN's call alone costs 10 to 15 us).
+SMALLEST_PACKED = 100_000
+LARGEST_UNPACKED_ROW = 300_000
 
 
 class Linear:
-    """`x @ weight.T + bias`; weight [out, in], bias [out] or None."""
+    """`x @ weight.T + bias`; weight [out, in], bias [out] or None; x [n, in]."""
 
-    __slots__ = ("_bias", "_weight")
+    __slots__ = ("_bias", "_packed", "_weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight = weight
+        size = weight.numel()
+        packer = weight_packer(weight.device, weight.dtype) if size >= SMALLEST_PACKED else None
         self._bias = bias
+        self._packed = None if packer is None else packer(weight)
+        small = weight.dtype == torch.float32 and size <= LARGEST_UNPACKED_ROW
+        self._weight = weight if self._packed is None or small else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+        if self._packed is None or (self._weight is not None and x.shape[0] == 1):
+            return F.linear(x, self._weight, self._bias)  # type: ignore[arg-type]  # one of the two is there
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
 
 
 class RowParallelLinear:

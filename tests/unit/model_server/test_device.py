@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from model_server import device as rules
-from model_server.device import SMALL_MODEL_BYTES, available_cpus, has_native_bfloat16, resolve_device, resolve_dtype
+from model_server.device import (
+    SMALL_MODEL_BYTES,
+    available_cpus,
+    has_native_bfloat16,
+    resolve_device,
+    resolve_dtype,
+    tune_cpu,
+    weight_packer,
+)
 from model_server.errors import StartupError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -67,13 +75,33 @@ def test_threads_are_shared_by_the_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     try:
-        assert rules.use_threads(1) == 2
-        assert rules.use_threads(2) == 1
-        assert rules.use_threads(4) == 1
+        assert tune_cpu(1, LARGE) == 2
+        assert tune_cpu(2, LARGE) == 1
+        assert tune_cpu(4, LARGE) == 1
+        assert tune_cpu(1, LARGE - 1) == 1  # a small model leaves a CPU to the router
         monkeypatch.setenv("OMP_NUM_THREADS", "7")
-        assert rules.use_threads(1) == 1  # the user's business: left alone
+        assert tune_cpu(1, LARGE) == 1  # the user's business: left alone
     finally:
         torch.set_num_threads(before)
+
+
+def test_packer_is_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight_packer.cache_clear()
+    assert weight_packer(GPU, torch.float32) is None
+    assert weight_packer(CPU, torch.float16) is None
+
+
+@pytest.mark.parametrize("wrong", [AttributeError, RuntimeError])
+def test_without_the_private_operators_nothing_is_packed(
+    monkeypatch: pytest.MonkeyPatch, wrong: type[Exception]
+) -> None:
+    def broken(weight: torch.Tensor) -> torch.Tensor:
+        raise wrong
+
+    weight_packer.cache_clear()
+    monkeypatch.setattr(rules, "_pack", broken)
+    assert weight_packer(CPU, torch.float32) is None
+    weight_packer.cache_clear()
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

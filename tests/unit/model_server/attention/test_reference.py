@@ -103,7 +103,7 @@ def test_equals_the_definition(
 
 def test_small_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds on gathered keys and on prefill pieces cut the work, not the result."""
-    monkeypatch.setattr(reference, "DECODE_CHUNK_TOKENS", 40)
+    monkeypatch.setattr(reference, "DECODE_CHUNK_BYTES", 40 * 64 * 4)
     monkeypatch.setattr(reference, "PREFILL_CHUNK_TOKENS", 3)
     for window in (None, 8):
         for batch in ([(1, n) for n in (3, 39, 40, 41, 2, 100)], [(11, 11), (10, 25), (1, 50)]):

@@ -59,12 +59,13 @@ def test_unknown_activation() -> None:
         gated("tanh")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_rows", [1, 2, 33])
+@pytest.mark.parametrize("out", [48, 2048, 5120], ids=["plain", "packed or plain", "packed"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear(dtype: torch.dtype, num_rows: int, bias: bool) -> None:
-    weight, x = torch.randn(48, 32).to(dtype), torch.randn(num_rows, 32).to(dtype)
-    b = torch.randn(48).to(dtype) if bias else None
+def test_linear(dtype: torch.dtype, num_rows: int, out: int, bias: bool) -> None:
+    weight, x = torch.randn(out, 64).to(dtype), torch.randn(num_rows, 64).to(dtype)
+    b = torch.randn(out).to(dtype) if bias else None
     wanted = F.linear(x.double(), weight.double(), None if b is None else b.double())
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(Linear(weight, b)(x).double(), wanted, rtol=tolerance, atol=tolerance * 5)
