@@ -123,8 +123,9 @@ def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
 def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores, Tensor]:
     """The same result from each row's best candidates alone, and [n] bool: rows for which they were enough.
 
-    Either all rows have top-k, or none has and all have top-p or min-p. Candidates are enough if what the first of
-    these keeps ends above the smallest candidate, so that no token outside can have been kept.
+    Either all rows have top-k, or none has and all have top-p or min-p. Candidates are enough if what top-k keeps ends
+    above the smallest candidate, so that no token outside is left (it would count in top-p's mass); without top-k,
+    where the whole row's mass is known, if what top-p or min-p keeps does.
     """
     selected, ids = _select(logits, min(filters.num_candidates, logits.shape[1]))
     peak = selected[:, :1]
@@ -147,8 +148,9 @@ def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores
         total = weights(counted, bits).sum(1, keepdim=True)
         lowest, num_ties = _nucleus(ordered, total, filters.dropped, bits)
         _keep_nucleus(values, lowest, num_ties)
-        bound = torch.maximum(bound, lowest)
-    if filters.min_p is not None:
+        if filters.top_k is None:
+            bound = torch.maximum(bound, lowest)
+    if filters.min_p is not None and filters.top_k is None:
         bound = torch.maximum(bound, filters.min_p)
     failed = unusable(peak)
     enough = (bound > floor).squeeze(1) | failed

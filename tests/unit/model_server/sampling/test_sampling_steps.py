@@ -193,7 +193,13 @@ def test_watermark_is_torchs_permutation_seeded_by_the_last_token() -> None:
         last = result.ids[0]
 
 
-TOP_K_KINDS = [{"top_k": 5}, {"top_k": 40, "top_p": 0.9}, {"top_k": 7, "min_p": 0.1, "typical_p": 0.7}]
+TOP_K_KINDS = [
+    {"top_k": 5},
+    {"top_k": 40, "top_p": 0.1},
+    {"top_k": 40, "top_p": 0.3, "min_p": 0.99},
+    {"top_k": 40, "top_p": 0.9},
+    {"top_k": 7, "min_p": 0.1, "typical_p": 0.7},
+]
 TOP_P_KINDS = [{"top_p": 0.6}, {"min_p": 0.2}, {"top_p": 0.9, "min_p": 0.01, "temperature": 0.5}]
 
 
