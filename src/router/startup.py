@@ -183,5 +183,5 @@ async def _or_refuse(answer: Awaitable[T], task: str) -> T:
 
 def _said(error: Exception) -> str:
     if isinstance(error, ShardError) and error.fatal:
-        return f"Could not connect to Text Generation server: {error}"
+        return f"Could not connect to Text Generation server: {error.detail}"
     return f"Server error: {error}"

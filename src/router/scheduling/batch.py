@@ -15,7 +15,18 @@ class RunningBatch:
     filtered away. `size` and `max_tokens` are the shard's figures of its last answer.
     """
 
-    __slots__ = ("batch_id", "dirty", "ended", "entries", "max_tokens", "num_decodes", "num_unanswered", "size")
+    __slots__ = (
+        "_last_step",
+        "batch_id",
+        "dirty",
+        "ended",
+        "entries",
+        "max_tokens",
+        "num_decodes",
+        "num_steps",
+        "num_unanswered",
+        "size",
+    )
 
     def __init__(self, batch_id: int, entries: Iterable[Entry]) -> None:
         self.batch_id = batch_id
@@ -26,6 +37,9 @@ class RunningBatch:
         self.size = len(self.entries)
         self.max_tokens = 0
         self.num_decodes = 0  # sent, not answered
+        self.num_steps = 0  # Decodes sent in all
+        # The Decode at which the longest request must end; the Prefill has given the first token.
+        self._last_step = max((e.request.stopping.max_new_tokens - 1 for e in self.entries.values()), default=0)
         self.num_unanswered = 0  # Prefill or FilterBatch sent, not answered
         self.dirty = False  # the shards hold rows that nobody wants
         self.ended = False  # nothing more is sent for it, nothing more is expected of it
@@ -35,10 +49,16 @@ class RunningBatch:
         for entry in other.entries.values():
             entry.batch = self
         self.entries.update(other.entries)
+        self._last_step = max(self._last_step, self.num_steps + other._last_step)
         self.size += other.size
         self.max_tokens += other.max_tokens
         other.entries = {}
         other.ended = True
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the Decodes sent so far bring every request to its largest number of tokens."""
+        return self.num_steps >= self._last_step
 
     def remove(self, entry: Entry) -> None:
         """The router no longer wants this request."""

@@ -133,6 +133,8 @@ class Driver:
             return False
         if self._admit(self._while_running(self._running)):
             return True
+        if self._running.num_decodes and self._running.is_exhausted:
+            return False  # the Decode in flight ends them all
         self._send_decode(self._running, (self._running.batch_id,))
         return True
 
@@ -184,6 +186,7 @@ class Driver:
         self._metrics.current_batch(batch.size, batch.max_tokens)
         self._metrics.sent("decode")
         batch.num_decodes += 1
+        batch.num_steps += 1
         self._pipeline.append(Call("decode", self._shards.decode(ids), batch, ids))
 
     def _send_filter(self, batch: RunningBatch) -> None:
@@ -285,7 +288,7 @@ class Driver:
     def _apply_failure(self, call: Call, error: ShardError) -> None:
         """A call failed and the shards live on: exactly the requests of its batch fail, once."""
         if call.kind == "clear":
-            log.warning("ClearCache failed: %s", error)
+            log.warning("ClearCache failed: %s", error.detail)
             return
         if call.kind == "probe":
             self._answer_probe(False)
@@ -297,7 +300,7 @@ class Driver:
             self._waiting_tokens = 1
         if batch.ended:
             return  # behind a call that failed before, or nobody is left
-        log.error("%s failed: %s", call.kind, error)
+        log.error("%s failed: %s", call.kind, error.detail)
         if call.kind != "filter":
             self._metrics.failed(call.kind)
         self._to_clear.extend(call.batch_ids)

@@ -142,7 +142,10 @@ class Scheduler:
                 self._give_up(None)
                 raise
         except Exception as error:
-            log.error("the scheduler gives up: %s", error, exc_info=not isinstance(error, ShardError))
+            if isinstance(error, ShardError):
+                log.error("the scheduler gives up: %s", error.detail)
+            else:
+                log.exception("the scheduler gives up")
             self.failure = error
             self._give_up(error)
         else:

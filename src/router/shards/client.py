@@ -20,7 +20,11 @@ _CHANNEL_OPTIONS = [
 ]
 
 # Nothing more can be expected of a shard that answers so: it is gone, or it does not answer at all.
-_FATAL = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+_PUBLIC = {
+    grpc.StatusCode.UNAVAILABLE: "the model server cannot be reached",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "the model server did not answer in time",
+    grpc.StatusCode.CANCELLED: "the model server has stopped",
+}
 
 
 class Client(Protocol):
@@ -67,7 +71,7 @@ class _Answer:
             return (yield from self._call.__await__())
         except grpc.aio.AioRpcError as error:
             code = error.code()
-            message = error.details() or code.name
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                message = f"{self._rpc} was not answered in time"
-            raise ShardError(message, fatal=code in _FATAL) from error
+            detail = error.details() or code.name
+            # gRPC's own words about a connection name sockets, which are no client's business.
+            message = _PUBLIC.get(code, detail)
+            raise ShardError(message, fatal=code in _PUBLIC, detail=f"{self._rpc}: {detail}") from error

@@ -16,15 +16,16 @@ from router.request import ValidRequest
 
 
 class ShardError(Exception):
-    """A call failed on at least one rank. `str(error)` is what the shard said.
+    """A call failed on at least one rank. `str(error)` is what the shard said, fit for a client's eyes.
 
-    `fatal`: the shard cannot be reached or its state is unknown, so no further call makes sense. Otherwise the shard
-    lives on without the batches that the call named.
+    fatal: the shard cannot be reached or its state is unknown, so no further call makes sense. Otherwise the shard
+    lives on without the batches that the call named. detail: what the operator should read, with addresses.
     """
 
-    def __init__(self, message: str, *, fatal: bool = False) -> None:
+    def __init__(self, message: str, *, fatal: bool = False, detail: str = "") -> None:
         super().__init__(message)
         self.fatal = fatal
+        self.detail = detail or message
 
 
 @dataclass(frozen=True, slots=True)

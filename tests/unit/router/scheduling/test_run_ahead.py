@@ -22,13 +22,24 @@ async def test_two_decodes_are_kept_in_flight():
         assert h.trace == ["P(a)", "D(a)", "D(a)", "D(a)"]
 
 
-async def test_a_request_that_ends_is_never_filtered_and_costs_one_empty_decode():
-    shard = FakeShard()
+async def test_a_request_that_ends_by_itself_is_never_filtered_and_costs_one_empty_decode():
+    shard = FakeShard(scripts={"a": Script(eos_after=3)})
     async with running_scheduler(shard) as h:
-        events = h.submit("a", 3, 3)
+        events = h.submit("a", 3, 9)
         await h.finish()
+        await settle()
         assert h.trace == ["P(a)", "D(a)", "D(a)", "D()"]
         assert tokens_of(await collect(events)) == ["a1", "a2", "a3"]
+
+
+async def test_an_end_by_length_is_foreseen():
+    async with running_scheduler(FakeShard(), waiting_served_ratio=0.0) as h:
+        h.submit("a", 3, 3)
+        await h.step(1)
+        h.submit("b", 3, 5)
+        await h.finish()
+        await settle()
+        assert h.trace == ["P(a)", "D(a)", "D(a)", "P(b)", *["D(b)"] * 4]
 
 
 async def test_rows_that_end_leave_by_themselves():
@@ -36,18 +47,18 @@ async def test_rows_that_end_leave_by_themselves():
         h.submit("a", 3, 2)
         h.submit("b", 3, 4)
         await h.finish()
-        assert h.trace == ["P(a,b)", "D(a,b)", "D(b)", "D(b)", "D()"]
+        assert h.trace == ["P(a,b)", "D(a,b)", "D(b)", "D(b)"]
 
 
 async def test_blocks_return_when_the_decode_in_flight_is_answered():
-    async with running_scheduler(FakeShard(), max_batch_total_tokens=10) as h:
+    async with running_scheduler(FakeShard(scripts={"a": Script(eos_after=2)}), max_batch_total_tokens=10) as h:
         allocator = h.scheduler.allocator
-        h.submit("a", 3, 2)
+        h.submit("a", 3, 4)
         await h.step(1)
-        assert allocator.num_free == 5
+        assert allocator.num_free == 3
         await h.step(1)  # the Decode that ends it; a second one is in flight
         assert h.scheduler.num_running == 0
-        assert allocator.num_free == 5
+        assert allocator.num_free == 3
         await h.step(1)
         assert allocator.num_free == 9
 
@@ -153,7 +164,7 @@ async def test_a_head_that_waits_for_blocks_is_admitted_when_they_return():
         a = h.submit("a", 3, 7)  # all nine blocks
         b = h.submit("b", 3, 7)
         await h.finish()
-        assert h.trace == ["P(a)", *["D(a)"] * 6, "D()", "P(b)", *["D(b)"] * 6, "D()"]
+        assert h.trace == ["P(a)", *["D(a)"] * 6, "P(b)", *["D(b)"] * 6]
         assert tokens_of(await collect(a)) + tokens_of(await collect(b)) == [
             *(f"a{i}" for i in range(1, 8)),
             *(f"b{i}" for i in range(1, 8)),

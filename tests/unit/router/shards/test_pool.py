@@ -91,9 +91,10 @@ async def test_errors_carry_what_the_shard_said(prefix):
             await pool.decode([7])
         assert not caught.value.fatal
         shard.failure = lambda rpc, request: ShardFailure("gone", code=grpc.StatusCode.UNAVAILABLE)
-        with pytest.raises(ShardError) as caught:
+        with pytest.raises(ShardError, match="the model server cannot be reached") as caught:
             await pool.health()
         assert caught.value.fatal
+        assert caught.value.detail == "Health: gone"
         await pool.close()
 
 
@@ -101,6 +102,8 @@ async def test_nobody_listens(prefix):
     with pytest.raises(ShardError) as caught:
         await ShardPool.discover(prefix + "-0")
     assert caught.value.fatal
+    assert prefix in caught.value.detail
+    assert prefix not in str(caught.value)
 
 
 async def test_answers_above_four_mebibytes_pass(prefix):
