@@ -8,6 +8,8 @@ import json
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.running_server import RunningServer, running_server
+from support.running_server import RunningServer, free_port, running_server
 
 pytestmark = pytest.mark.e2e
 
@@ -230,6 +232,33 @@ def test_a_shard_that_is_stopped_is_killed_with_the_rest() -> None:
         server.process.send_signal(signal.SIGTERM)
         assert ended(server, 3 + NOTICED_S) == 0, server.log()
         assert family.left_after(2.0) == []
+
+
+def test_a_shard_that_makes_no_progress_ends_everything() -> None:
+    with served(MAX_STEP_SECONDS="2") as (server, family):
+        running = streams(server, 2)
+        family.shards[0].send_signal(signal.SIGSTOP)
+        for stream in running:
+            assert stream.ended.wait(NOTICED_S), "a stream hangs"
+            assert "error" in stream.events[-1]
+        assert not server.is_healthy()
+        assert ended(server) == 1
+        assert family.left_after(2.0) == []
+        assert "no step finished for 2 s" in server.log().splitlines()[-1]
+
+
+def test_a_launcher_whose_output_nobody_reads_goes_on() -> None:
+    port = free_port()
+    argv = [sys.executable, "-m", "launcher", "--model-id", "demo", "--hostname", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        server = RunningServer(process, port, Path("/dev/null"))
+        try:
+            server.wait_healthy()
+        finally:
+            assert server.stop() == 0
 
 
 def test_two_launches_do_not_disturb_each_other(tmp_path: Path) -> None:
