@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.request import SamplingParameters
-
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLimits:
@@ -39,23 +37,3 @@ class ShardInfo:
     attention_impl: str
     block_size: int
     extensions: frozenset[str]
-
-    def unsupported(self, sampling: SamplingParameters) -> tuple[str, ...]:
-        """Names of the parameters in use that these shards cannot honour; validation refuses such a request.
-
-        A stock TGI shard announces no extensions. `stop_anywhere` is not asked for here: without it a shard matches
-        stop text at token boundaries, which is TGI's behaviour.
-        """
-        missing = []
-        if "openai_penalties" not in self.extensions:
-            if sampling.presence_penalty:
-                missing.append("presence_penalty")
-            if sampling.absolute_frequency_penalty:
-                missing.append("frequency_penalty")
-            if sampling.min_p:
-                missing.append("min_p")
-        if "logit_bias" not in self.extensions and sampling.logit_bias:
-            missing.append("logit_bias")
-        if not self.extensions and sampling.grammar_kind == "json":
-            missing.append("grammar")  # a stock router compiles schemas to regexes before its shards see them
-        return tuple(missing)

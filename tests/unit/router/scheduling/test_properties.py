@@ -32,7 +32,7 @@ limits = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     ours=st.booleans(),
     world_size=st.sampled_from([1, 1, 2]),
@@ -132,7 +132,7 @@ async def outcome(ours: bool, arrivals: list[tuple[int, int, int]], scripts: dic
         return Outcome(admitted, tokens, decodes_before)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=10),
     scripts=st.dictionaries(
@@ -147,7 +147,7 @@ def test_running_ahead_gives_the_same_tokens_in_the_same_order(arrivals, scripts
     assert ahead.tokens == lock_step.tokens
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     running=st.integers(3, 12),
     newcomer=st.tuples(st.integers(1, 5), st.integers(1, 9)),
