@@ -67,6 +67,14 @@ class RouterConfig:
     )
     api_key: str | None = option(None, panel=_HTTP, help="Bearer token that every POST route demands.")
     cors_allow_origin: tuple[str, ...] = option((), panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
+    max_connections: int = option(4096, panel=_HTTP, help="Open connections; more are closed with 503.", minimum=1)
+    head_timeout_seconds: float = option(
+        10.0, panel=_HTTP, help="Time in which the head of a request must arrive.", minimum=0.1
+    )
+    body_timeout_seconds: float = option(
+        60.0, panel=_HTTP, help="Time in which the body of a request must arrive.", minimum=0.1
+    )
+    keep_alive_seconds: int = option(75, panel=_HTTP, help="Time that an idle connection is kept.", minimum=1)
     stalled_client_seconds: float = option(
         30.0, panel=_HTTP, help="A client that reads nothing for so long is given up.", minimum=0.1
     )

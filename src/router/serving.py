@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import signal
@@ -14,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import model_files
+from router.api.connection import Bounds, Connection
 from router.api.served import Served
 from router.app import create_app
 from router.chat.template import ChatTemplate
@@ -27,7 +29,6 @@ from router.validation import Validator
 
 logger = logging.getLogger(__name__)
 
-_IDLE_CONNECTION_S = 75
 # After the deadline, when every request has got its error: what is left are clients that do not read.
 _LAST_WORDS_S = 2
 _REPORT_EVERY_S = 5.0
@@ -128,13 +129,13 @@ async def _answer(
 ) -> int:
     """Serves until a signal or the scheduler's end."""
     app = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin)
-    server = _Server(_uvicorn_config(app, config.graceful_termination_timeout + _LAST_WORDS_S))
+    server = _Server(_uvicorn_config(app, config, config.graceful_termination_timeout + _LAST_WORDS_S))
     scheduling = asyncio.create_task(started.scheduler.run())
     stop.attach(server, served.inference, started, config.graceful_termination_timeout)
     scheduling.add_done_callback(lambda _: stop.scheduler_ended(started))
     metrics_server = None
     if metrics_listener is not None:
-        metrics_server = _Server(_uvicorn_config(_metrics_app(served.inference.metrics), 1))
+        metrics_server = _Server(_uvicorn_config(_metrics_app(served.inference.metrics), config, 1))
         metrics_task = asyncio.create_task(metrics_server.serve([metrics_listener]))
     logger.info("Connected")
     try:
@@ -223,17 +224,22 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(app: ASGIApp, timeout_s: int) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int) -> uvicorn.Config:
+    bounds = Bounds(
+        max_connections=config.max_connections,
+        head_s=config.head_timeout_seconds,
+        body_s=config.body_timeout_seconds,
+    )
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=functools.partial(Connection, bounds=bounds),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_IDLE_CONNECTION_S,
+        timeout_keep_alive=config.keep_alive_seconds,
         timeout_graceful_shutdown=timeout_s,
     )
 

@@ -86,8 +86,6 @@ def error_response(error: RouterError) -> Response:
         response.headers["www-authenticate"] = "Bearer"
     if isinstance(error, UnhealthyError):
         response.headers["connection"] = "close"
-    if isinstance(error, BodyError) and error.status == 413:
-        response.headers["connection"] = "close"
     return response
 
 

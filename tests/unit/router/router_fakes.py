@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
+from router.api.connection import Bounds, Connection
 from router.api.served import Served
 from router.app import create_app
 from router.chat.template import ChatTemplate
@@ -201,12 +203,18 @@ class Router:
         self.chat_template.close()
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
+    async def listening(self, bounds: Bounds = Bounds()) -> AsyncIterator[int]:  # noqa: B008
         """A real server on a port of the machine's choice."""
         config = uvicorn.Config(
-            self.app, host="127.0.0.1", port=0, http="httptools", ws="none", lifespan="off", log_config=None,
+            self.app,
+            host="127.0.0.1",
+            port=0,
+            http=functools.partial(Connection, bounds=bounds),
+            ws="none",
+            lifespan="off",
+            log_config=None,
             timeout_graceful_shutdown=1,
-        )  # fmt: skip
+        )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server._serve())
         await until(lambda: server.started)

@@ -1,0 +1,127 @@
+"""One HTTP connection: uvicorn's protocol with bounds on what a client may send and how long it may take.
+
+uvicorn has neither: half a head stays open for ever, a header may have megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from router.api.errors import error_body
+from router.api.json_out import dumps
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_FIELDS = 256
+_LINGER_S = 1.0
+_ANSWERS = {
+    400: ("Bad Request", "bad_request", "invalid HTTP request"),
+    408: ("Request Timeout", "request_timeout", "the request did not arrive in time"),
+    431: ("Request Header Fields Too Large", "headers_too_large", "the request's header is too large"),
+    503: ("Service Unavailable", "overloaded", "too many connections"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Times in seconds, from the first byte."""
+
+    max_connections: int = 4096
+    head_s: float = 10.0
+    body_s: float = 60.0
+
+
+class Connection(HttpToolsProtocol):
+    """Answers 408, 431 or 503 and closes where a bound is passed."""
+
+    def __init__(self, *arguments: Any, bounds: Bounds, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._bounds = bounds
+        self._in_head = True
+        self._head_bytes = 0
+        self._refusal = 400
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.max_connections:
+            self._refuse(503)
+        else:
+            self._start_timer(self._bounds.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        super().data_received(data)
+        # Only what the parser still keeps to itself: complete fields are counted in on_header.
+        if self._in_head and not self._is_refused:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        if self._timer is None:
+            self._start_timer(self._bounds.head_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        size = sum(len(field) + len(text) for field, text in self.headers) if len(value) > 1024 else 0
+        if len(self.headers) > MAX_FIELDS or size > MAX_HEAD_BYTES:
+            self._refusal = 431
+            raise ValueError("header too large")  # the parser stops and uvicorn asks for the answer
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._start_timer(self._bounds.body_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._stop_timer()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal)
+
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._refuse, 408)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, status: int) -> None:
+        """Says why, unless an answer has begun, and closes; what still arrives is thrown away."""
+        self._stop_timer()
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.close()
+                return
+        reason, error_type, message = _ANSWERS[status]
+        body = dumps(error_body(message, error_type))
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        # Closing at once, with input unread, would reset the connection and take the answer with it.
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)

@@ -1,0 +1,133 @@
+"""Raw sockets: slow, large and broken requests, and what HTTP allows beyond what clients usually do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from router_fakes import Router, until
+
+from router.api.connection import Bounds
+from router.config import RouterConfig
+
+MakeRouter = Callable[..., Router]
+BODY = b'{"inputs":"x"}'
+HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+GOOD = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+async def talk(port: int, *pieces: bytes, pause_s: float = 0.0, timeout_s: float = 5.0) -> bytes:
+    """Sends the pieces and reads until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(pause_s)
+        return await asyncio.wait_for(reader.read(), timeout_s)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (HEAD + b"x-long: " + b"a" * 1_000_000 + b"\r\n\r\n", 431),
+        (HEAD + b"x-long: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (HEAD + b"".join(b"x-%d: 1\r\n" % index for index in range(20_000)) + b"\r\n", 431),
+        (HEAD + b"".join(b"x-%d: %s\r\n" % (index, b"v" * 2000) for index in range(40)) + b"\r\n", 431),
+        (b"GET /" + b"a" * 100_000, 431),
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+        (b"NONSENSE\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello", 400),
+        (HEAD + b"content-length: -5\r\n\r\nhello", 400),
+        (HEAD + b"x: a\rb\r\n\r\n", 400),
+    ],
+)
+async def test_what_is_refused_at_the_door(router: Router, sent: bytes, status: int) -> None:
+    async with router.listening() as port:
+        answer = await talk(port, sent)
+        assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+        assert b'{"error":' in answer and b"connection: close" in answer
+        assert b"200 OK" in await talk(port, GOOD.replace(b"host: x", b"host: x\r\nconnection: close"))
+    router.assert_idle()
+
+
+async def test_a_head_that_does_not_come_in_time(router: Router) -> None:
+    async with router.listening(Bounds(head_s=0.2)) as port:
+        for pieces in ((b"",), (HEAD[:-5],), (HEAD, b"x: 1\r\n")):
+            assert (await talk(port, *pieces)).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_does_not_come_in_time(router: Router) -> None:
+    async with router.listening(Bounds(body_s=0.2)) as port:
+        assert (await talk(port, GOOD[:-3])).startswith(b"HTTP/1.1 408 ")
+        chunked = HEAD + b"transfer-encoding: chunked\r\n\r\n3\r\n{  \r\n"
+        assert (await talk(port, chunked)).startswith(b"HTTP/1.1 408 ")
+    router.assert_idle()
+
+
+async def test_slow_answers_are_not_cut(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: [None])
+    async with router.listening(Bounds(head_s=0.1, body_s=0.1)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GOOD)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.read(1), 0.5)
+        writer.close()
+        await until(lambda: not router.scheduler.open)
+
+
+async def test_too_many_connections(router: Router) -> None:
+    async with router.listening(Bounds(max_connections=2)) as port:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert (await talk(port, b"")).startswith(b"HTTP/1.1 503 ")
+        for _, writer in held:
+            writer.close()
+        await asyncio.sleep(0.05)
+        assert b"200 OK" in await talk(port, GOOD.replace(b"host: x", b"host: x\r\nconnection: close"))
+
+
+async def test_pipelined_and_kept_alive_requests(router: Router) -> None:
+    async with router.listening() as port:
+        last = GOOD.replace(b"host: x", b"host: x\r\nconnection: close")
+        answer = await talk(port, GOOD + GOOD + last)
+        assert answer.count(b"HTTP/1.1 200 OK") == 3
+        answer = await talk(port, GOOD, GOOD, last, pause_s=0.1)
+        assert answer.count(b"HTTP/1.1 200 OK") == 3
+    router.assert_idle()
+
+
+async def test_http_1_0_and_expect(router: Router) -> None:
+    async with router.listening() as port:
+        assert b" 200 OK" in await talk(port, GOOD.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head, _, body = GOOD.partition(b"\r\n\r\n")
+        writer.write(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 100 ")
+        writer.write(body)
+        await reader.readline()
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_a_large_body_in_one_read_is_no_large_head(router: Router) -> None:
+    body = b'{"inputs":"x","ignored":"' + b"a" * 200_000 + b'"}'
+    head = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with router.listening() as port:
+        assert b"200 OK" in await talk(port, head + body)
+
+
+async def test_the_answer_to_a_body_over_the_limit_arrives(make_router: MakeRouter) -> None:
+    router = make_router(config=RouterConfig(payload_limit=1000))
+    async with router.listening() as port:
+        body = b" " * 3_000_000
+        sent = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+        last = b"GET /info HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        answer = await talk(port, sent + last)
+        assert answer.startswith(b"HTTP/1.1 413 ") and b"HTTP/1.1 200 OK" in answer
