@@ -61,7 +61,8 @@ class Pipeline:
         if not call.reply.done():
             await asyncio.wait((call.reply,), timeout=limit_s)
             if not call.reply.done():
-                raise ShardError(f"no step finished for {limit_s:g} s", fatal=True)
+                message = f"no step finished for {limit_s:g} s"
+                raise ShardError(message, fatal=True, detail=f"{message} (--max-step-seconds); unanswered: {call.kind}")
         self._calls.popleft()
         self._num_answered += 1
         self._waiting_since = time.monotonic()
