@@ -83,7 +83,8 @@ def _launch(config: LauncherConfig, signals: Signals, environ: Mapping[str, str]
     if is_local and directory is not None:
         model_info.check_directory(model_id, directory)
     # What is known already is checked already: before a download, not after it.
-    resolve_num_shard(config, machine, model_info.read(directory))
+    info = model_info.read(directory)
+    resolve_num_shard(config, machine, info)
     address = preflight.listening_address(config)
     port = preflight.http_port(config, address)
 
@@ -95,7 +96,7 @@ def _launch(config: LauncherConfig, signals: Signals, environ: Mapping[str, str]
             status = _download(config, model_id, supervisor, environ)
             if status is not None:
                 return status
-        info = model_info.read(model_info.directory(model_id, config.revision, environ))
+            info = model_info.read(model_info.directory(model_id, config.revision, environ))
         num_shard, _ = resolve_num_shard(config, machine, info)
         with preflight.endpoints(config, num_shard, address=address, port=port) as ends:
             if config.shard_uds_path is None:

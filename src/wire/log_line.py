@@ -186,32 +186,41 @@ def escape(text: str) -> str:
 
 def to_text(line: LogLine, *, colour: bool = False) -> str:
     """`TIME LEVEL target: file:line: message key=value rank=N`; further lines of a message are indented."""
+    room = MAX_LINE_BYTES - 512
     place = f"{line.filename}:{line.line_number}: " if line.filename else ""
     extras = "".join(f" {key}={_compact(value)}" for key, value in line.fields.items())
     rank = "" if line.rank is None else f" rank={line.rank}"
-    body = f"{line.message}{extras}{rank}" + (f"\n{line.exception}" if line.exception else "")
+    body = _cut(line.message, room) + _cut(extras, room) + rank
+    if line.exception:
+        body += "\n" + _cut(line.exception, room)
     # Indented, so that no second line can pass for a record of its own.
-    body = _cut(escape(body).replace("\n", "\n  "), MAX_LINE_BYTES - 512)
-    target = escape(_cut(line.target, 128))
+    body = _cut(_escaped(body, room).replace("\n", "\n  "), room)
+    head = escape(_cut(line.target, 128)) + ":"
+    place = escape(_cut(place, 128))
     if not colour:
-        return f"{line.timestamp} {line.level:>5} {target}: {escape(place)}{body}"
+        return f"{line.timestamp} {line.level:>5} {head} {place}{body}"
     level = f"\x1b[{_COLOURS.get(line.level, '0')}m{line.level:>5}\x1b[0m"
-    return f"\x1b[2m{line.timestamp}\x1b[0m {level} \x1b[2m{target}:\x1b[0m {escape(place)}{body}"
+    return f"\x1b[2m{line.timestamp}\x1b[0m {level} \x1b[2m{head}\x1b[0m {place}{body}"
 
 
 def to_json(line: LogLine, layout: Layout = "flat") -> str:
     """One JSON object. A record that is too long for a line loses the ends of its texts, then its fields."""
     room = MAX_LINE_BYTES
     for limit, fields in ((room * 3 // 4, line.fields), (room // 4, line.fields), (room // 16, {})):
-        message, exception = _cut(escape(line.message), limit), _cut(escape(line.exception), limit)
-        text = json.dumps(
-            _record(dataclasses.replace(line, message=message, exception=exception, fields=fields), layout),
-            ensure_ascii=False, default=str, separators=(",", ":"),
-        )  # fmt: skip
+        message, exception = _escaped(line.message, limit), _escaped(line.exception, limit)
+        short = dataclasses.replace(line, message=message, exception=exception, fields=fields)
+        text = json.dumps(_record(short, layout), ensure_ascii=False, default=str, separators=(",", ":"))
+        if len(text) >= room:
+            continue
         text = _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-        if len(text.encode()) < MAX_LINE_BYTES:
+        if len(text.encode()) < room:
             break
     return text
+
+
+def _escaped(text: str, limit: int) -> str:
+    """Cut before as well: an escape is longer than what it stands for, and a long text takes long."""
+    return _cut(escape(_cut(text, limit)), limit)
 
 
 def _record(line: LogLine, layout: Layout) -> dict[str, Any]:

@@ -227,11 +227,15 @@ def test_one_of_two_ranks_dies_in_a_step(rank: int) -> None:
 
 def test_a_shard_that_is_stopped_is_killed_with_the_rest() -> None:
     """SIGSTOP and then a stop: what cannot hear SIGTERM does not keep the launcher from ending."""
-    with served("--graceful-termination-timeout", "3") as (server, family):
+    with served("--graceful-termination-timeout", "3", "--json-output") as (server, family):
         family.shards[0].send_signal(signal.SIGSTOP)
         server.process.send_signal(signal.SIGTERM)
         assert ended(server, 3 + NOTICED_S) == 0, server.log()
         assert family.left_after(2.0) == []
+        records = [json.loads(line) for line in server.log().splitlines()]
+        assert {"text_generation_launcher", "model_server.cli", "router.serving"} <= {
+            each["target"] for each in records
+        }
 
 
 def test_a_shard_that_makes_no_progress_ends_everything() -> None:

@@ -105,7 +105,7 @@ def test_any_bytes_are_survived(data: bytes) -> None:
 def test_any_text_is_one_printable_line(message: str, value: str, layout: Layout) -> None:
     line = LogLine(level="INFO", message=message, target="t", fields={"value": value})
     text = to_json(line, layout)
-    assert all(character.isprintable() or character > "\xa0" for character in text)
+    assert all(character.isprintable() or character >= "\xa0" for character in text)
     assert len(text.splitlines()) == 1
     again = parse(text.encode())
     assert again is not None

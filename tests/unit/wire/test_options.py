@@ -207,7 +207,7 @@ _CONFIGS = st.builds(
 
 
 @given(_CONFIGS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_argv_reproduces_the_config(config: Config) -> None:
     assert parse(Config, to_argv(config), {}) == config
 
