@@ -75,6 +75,11 @@ class KeptLines:
             self._size -= len(self._lines.popleft())
             self._dropped += 1
 
+    @property
+    def last(self) -> str:
+        """The last line that is not empty: of a traceback, the one that says what it was."""
+        return next((line for line in reversed(self._lines) if line.strip()), "")
+
     def chunks(self, size: int = 32 * 1024) -> Iterator[str]:
         """All of it, in texts of about `size` characters."""
         text = [f"... {self._dropped} earlier lines"] if self._dropped else []

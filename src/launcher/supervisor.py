@@ -265,6 +265,8 @@ def _exit_of(child: Child) -> Exit:
 
 def _cause(child: Child) -> str:
     said = child.logs.last_error.strip().partition("\n")[0]
+    if not said and not _exit_of(child).is_signal:
+        said = child.logs.errors.last.strip()
     return f"{child.title} {_exit_of(child)}" + (f": {said}" if said else "")
 
 

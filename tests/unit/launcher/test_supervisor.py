@@ -179,6 +179,12 @@ def test_a_shard_that_cannot_start(launch: Launch) -> None:
     assert launch.story.has("Shutting down shards")
 
 
+def test_without_a_record_the_last_words_are_the_cause(launch: Launch) -> None:
+    bad = shard(launch.folder, program="raise ValueError('no such thing')")
+    with pytest.raises(ShardCannotStart, match=r"^shard 0 exited with status 1: ValueError: no such thing$"):
+        launch.serve([bad])
+
+
 def test_the_complete_crash_output_is_logged_once(launch: Launch) -> None:
     bad = shard(
         launch.folder, program=failing("sys.stderr.write(''.join(f'line {i}\\n' for i in range(1200))); sys.exit(1)")
