@@ -23,7 +23,7 @@ from router.chat.prompt import check_served, choices_of, model_name, request_of,
 from router.config import TGI_VERSION
 from router.errors import RouterError, ValidationError
 from router.events import Finished, Prefilled
-from router.inference import Admission, Generation, Running, interleaved
+from router.running import Admission, Generation, Running, interleaved
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from router.validation import GenerateRequest
 

@@ -17,8 +17,8 @@ from router.api.json_out import JsonResponse
 from router.api.openapi import documented
 from router.api.served import Served, request_id_of, served_of
 from router.events import Finished, Prefilled, Token, TokenGenerated
-from router.inference import Generation, Running
 from router.logprobs import float32
+from router.running import Generation, Running
 from router.schemas.generate import (
     CompatBody,
     GenerateBody,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.inference import Generation, Running
+from router.running import Generation, Running
 
 
 def stream_headers(running: Running, compute_type: str) -> dict[str, str]:

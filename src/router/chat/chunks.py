@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.events import Finished, FinishReason, Token, TokenGenerated
-from router.inference import Generation
 from router.logprobs import float32
+from router.running import Generation
 
 # Also for the tokens of a finished stop text; OpenAI's clients know no other words.
 _FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from router.cli import main
 from router.config import RouterConfig, check
 from router.errors import StartupError
 from wire.options import UsageError, options_of, parse
@@ -89,13 +91,18 @@ def run(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "router", *argv], capture_output=True, text=True, timeout=60)
 
 
+def test_a_wrong_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["router", "--nonsense"])
+    assert main() == 2
+    assert "--nonsense" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["router", "print-schema"])
+    assert main() == 0
+    assert "/generate_stream" in json.loads(capsys.readouterr().out)["paths"]
+
+
 def test_help_and_errors_of_the_process(tmp_path: Path) -> None:
     done = run("--help")
     assert done.returncode == 0 and "--max-concurrent" in done.stdout
-    done = run("--nonsense")
-    assert done.returncode == 2 and "--nonsense" in done.stderr
-    done = run("--ngrok", "--port", "0")
-    assert done.returncode == 1 and "ngrok" in done.stderr and "Traceback" not in done.stderr
     done = run("--tokenizer-name", str(tmp_path), "--hostname", "127.0.0.1", "--port", "0")
     assert done.returncode == 1 and "tokenizer.json" in done.stderr and "Traceback" not in done.stderr
 
