@@ -74,8 +74,10 @@ def has_native_bfloat16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
-def tune_cpu(world_size: int, weight_file_bytes: int) -> int:
-    """Threads and memory of a shard that computes on the CPU; call it once, before the first product.
+def tune(device: torch.device, world_size: int, weight_file_bytes: int) -> int:
+    """Set up threads and memory of this process for `device`; call it once, before the first product.
+
+    On a GPU nothing changes. On a CPU:
 
     Threads: this rank's share of the CPUs, unless OMP_NUM_THREADS says otherwise. A small model leaves one CPU to the
     router: its operators are so short that a thread which waits for a busy core costs more than it brings (measured on
@@ -83,6 +85,8 @@ def tune_cpu(world_size: int, weight_file_bytes: int) -> int:
     Memory: freed activations stay with the process instead of going back to the system page by page.
     Returns the number of threads.
     """
+    if device.type != "cpu":
+        return torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ:
         cpus = available_cpus()
         if weight_file_bytes < SMALL_MODEL_BYTES:

@@ -64,6 +64,15 @@ def test_kv_heads_are_divided_or_replicated(ranks: tuple[int, list[dict[str, Any
     assert jobs["llama-mqa"]["kv_heads"] == 1
 
 
-def test_smallest_number_wins(ranks: tuple[int, list[dict[str, Any]]]) -> None:
+def test_collectives(ranks: tuple[int, list[dict[str, Any]]]) -> None:
     world_size, results = ranks
-    assert [r["smallest"] for r in results] == [10 - (world_size - 1)] * world_size
+    for result in results:
+        assert result["smallest"] == 10 - (world_size - 1)
+        assert result["half sum"] == [sum(1.5 + r for r in range(world_size))] * 3
+        assert result["gathered"] == [[float(r) for r in range(world_size)]] * 2
+
+
+def test_a_lost_rank_is_fatal(ranks: tuple[int, list[dict[str, Any]]]) -> None:
+    """Rank 0 goes on alone after the others have ended: an error at once, not a wait."""
+    assert ranks[1][0]["lost"].startswith("rank 0 lost another rank: ")
+    assert "\n" not in ranks[1][0]["lost"]

@@ -12,7 +12,8 @@ import torch
 from parity.protocol import CPU, run_protocol
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed import connect
+from model_server.distributed import ProcessGroup, connect
+from model_server.errors import FatalError
 from model_server.models.load import load_runner
 
 
@@ -23,10 +24,25 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     for name, (path, sequences) in torch.load(jobs_file).items():
         runner = load_runner(Path(path), device=CPU, dtype=torch.float32, group=group, attention=ReferenceBackend())
         results[name] = {"logits": run_protocol(runner, sequences, 4), "kv_heads": runner.kv_shapes[0].num_kv_heads}
-    smallest = group.all_reduce_min(10 - rank)
+    half = torch.full((3,), 1.5 + rank, dtype=torch.bfloat16)
+    facts = {
+        "smallest": group.all_reduce_min(10 - rank),
+        "half sum": group.all_reduce(half).tolist(),
+        "gathered": group.all_gather_last(torch.full((2, 1), float(rank))).tolist(),
+    }
     group.barrier()
-    group.close()
-    torch.save({"jobs": results, "smallest": smallest}, jobs_file.with_name(f"rank{rank}of{world_size}.pt"))
+    if rank == 0:
+        facts["lost"] = lose_the_others(group)
+    torch.save({"jobs": results, **facts}, jobs_file.with_name(f"rank{rank}of{world_size}.pt"))
+
+
+def lose_the_others(group: ProcessGroup) -> str:
+    """The other ranks end without a word: what the next collective says."""
+    try:
+        group.all_reduce(torch.ones(1))
+    except FatalError as error:
+        return str(error)
+    return "nothing"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from model_server.device import (
     has_native_bfloat16,
     resolve_device,
     resolve_dtype,
-    tune_cpu,
+    tune,
     weight_packer,
 )
 from model_server.errors import StartupError
@@ -75,12 +75,13 @@ def test_threads_are_shared_by_the_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
     try:
-        assert tune_cpu(1, LARGE) == 2
-        assert tune_cpu(2, LARGE) == 1
-        assert tune_cpu(4, LARGE) == 1
-        assert tune_cpu(1, LARGE - 1) == 1  # a small model leaves a CPU to the router
+        assert tune(CPU, 1, LARGE) == 2
+        assert tune(CPU, 2, LARGE) == 1
+        assert tune(CPU, 4, LARGE) == 1
+        assert tune(CPU, 1, LARGE - 1) == 1  # a small model leaves a CPU to the router
+        assert tune(GPU, 1, LARGE) == 1  # nothing changes
         monkeypatch.setenv("OMP_NUM_THREADS", "7")
-        assert tune_cpu(1, LARGE) == 1  # the user's business: left alone
+        assert tune(CPU, 1, LARGE) == 1  # the user's business: left alone
     finally:
         torch.set_num_threads(before)
 
