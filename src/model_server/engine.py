@@ -55,6 +55,7 @@ class LaunchedStep:
     started_ns: int
     concat_ns: int | None = None
     prefill: PrefillLogprobs | None = None
+    refused: list[Generation] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -113,7 +114,10 @@ class Engine:
     ) -> Callable[[], StepResult]:
         """Start a new batch: all its prompts in one forward, and one token for each."""
         started_ns = time.time_ns()
-        batch = Batch(batch_id, self._sequences(requests, prompts))
+        sequences, refused = self._sequences(requests, prompts)
+        if not sequences:
+            return lambda: StepResult(refused, None, 0, 0, time.time_ns() - started_ns)
+        batch = Batch(batch_id, sequences)
         with self._losing_on_error(batch):
             inputs = prefill_inputs(batch.sequences, batch.block_tables(), self.options.device)
             logits = self.runner.forward(inputs.model, self.cache)
@@ -121,7 +125,7 @@ class Engine:
             if inputs.last_rows is not None:
                 logits = logits.index_select(0, inputs.last_rows)
             step = self._draw(batch, list(batch.sequences), logits, started_ns)
-            step.prefill = prefill
+            step.prefill, step.refused = prefill, refused
         self._store.put(batch)
         return lambda: self._finish(step)
 
@@ -182,13 +186,29 @@ class Engine:
 
     # -- the halves of a step ------------------------------------------------------------------------------------
 
-    def _sequences(self, requests: list[NewRequest], prompts: list[list[int]]) -> list[Sequence]:
+    def _sequences(
+        self, requests: list[NewRequest], prompts: list[list[int]]
+    ) -> tuple[list[Sequence], list[Generation]]:
+        """Sequences of the requests that can run, and this rank's answers to those that cannot.
+
+        Raises RequestError for an empty batch, and for any bad request of a stock router, which knows no row errors.
+        """
         if not requests:
             raise RequestError("Batch must have at least one request")
-        requests = self._with_places(requests, prompts)
-        for request, prompt in zip(requests, prompts, strict=True):
-            check_layout(request, prompt, self.options.block_size, self.cache.num_blocks)
-        return [self._sequence(r, p) for r, p in zip(requests, prompts, strict=True)]
+        sequences, refused = [], []
+        for request, prompt in zip(self._with_places(requests, prompts), prompts, strict=True):
+            try:
+                check_layout(request, prompt, self.options.block_size, self.cache.num_blocks)
+                sequences.append(self._sequence(request, prompt))
+            except (RequestError, ValueError) as error:
+                if self.stock_router:
+                    raise
+                if self._owns(request.id):
+                    refused.append(Generation(request_id=request.id, error=str(error)))
+        return sequences, refused
+
+    def _owns(self, request_id: int) -> bool:
+        return request_id % self.options.world_size == self.options.rank
 
     def _with_places(self, requests: list[NewRequest], prompts: list[list[int]]) -> list[NewRequest]:
         if all(len(r.blocks) for r in requests):
@@ -201,7 +221,9 @@ class Engine:
         ]
 
     def _sequence(self, request: NewRequest, prompt: list[int]) -> Sequence:
-        owned = request.id % self.options.world_size == self.options.rank
+        if max(prompt) >= self.runner.vocab_size:
+            raise RequestError(f"request {request.id}: the tokenizer has ids that the model has no row for")
+        owned = self._owns(request.id)
         follows_text = owned or bool(request.stopping.stop_sequences)
         return Sequence(
             request,
@@ -245,7 +267,7 @@ class Engine:
             self._store.remove(batch.id)
         done_ns = time.time_ns()
         return StepResult(
-            generations=generations,
+            generations=step.refused + generations,
             batch=batch.describe(self.options.block_size) if batch.sequences else None,
             forward_ns=drawn_ns - step.started_ns,
             decode_ns=done_ns - drawn_ns,

@@ -310,10 +310,26 @@ def test_requests_without_blocks_are_numbered_from_zero(shard: Shard) -> None:
         ({"chunk_len": 2}, "does not chunk"),
     ],
 )
-def test_a_request_with_a_wrong_layout_is_refused(shard: Shard, changes: dict[str, object], message: str) -> None:
-    request = shard.request([1, 2, 3], 4, **changes)
-    with pytest.raises(RequestError, match=message):
-        shard.prefill(0, request)
+def test_a_request_with_a_wrong_layout_is_refused_alone(shard: Shard, changes: dict[str, object], message: str) -> None:
+    bad, good = shard.request([1, 2, 3], 4, **changes), shard.request([4, 5], 3)
+    result = shard.prefill(0, bad, good)
+    (refused,) = [g for g in result.generations if g.error is not None]
+    assert refused.request_id == bad.id and message in str(refused.error)
+    result.generations.remove(refused)
+    assert _run_out(shard, result, 0) == {good.id: shard.expected(good)}
+
+
+def test_a_batch_of_nothing_but_bad_requests_leaves_nothing(shard: Shard) -> None:
+    bias = SamplingParameters(logit_bias=((shard.runner.vocab_size, 1.0),))
+    result = shard.prefill(0, shard.request([1], 2, sampling=bias))
+    assert result.batch is None and result.generations[0].error
+    assert shard.decode(0).generations == []
+
+
+def test_a_stock_router_gets_an_error_for_the_call(tokenizer: Tokenizer) -> None:
+    shard = Shard(tokenizer, stock=True)
+    with pytest.raises(RequestError, match="2 slots for 6 tokens"):
+        shard.prefill(0, shard.request([1, 2, 3], 4, slots=np.array([4, 5], np.int64)))
 
 
 def test_prompt_logprobs_come_with_the_first_token(shard: Shard) -> None:
