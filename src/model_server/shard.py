@@ -10,7 +10,7 @@ import torch
 
 from model_server.attention.choice import select_backend
 from model_server.config import ServeConfig
-from model_server.device import DTYPES, resolve_device
+from model_server.device import resolve_device, resolve_dtype, tune
 from model_server.device_thread import DeviceThread
 from model_server.distributed import ProcessGroup, connect
 from model_server.engine import Engine, EngineOptions
@@ -21,7 +21,7 @@ from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
-from model_server.weights.locate import resolve
+from model_server.weights.locate import resolve, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,10 @@ def run_shard(config: ServeConfig) -> None:
     claim_socket(path)  # before minutes of loading; again when it is bound
     model_dir = resolve(config.model_id, config.revision)
     device = resolve_device(rank, world_size)
-    dtype = DTYPES[config.dtype or "float32"]
+    file_bytes = sum(f.stat().st_size for f in weight_files(model_dir))
+    dtype = resolve_dtype(config.dtype, device, file_bytes)
+    num_threads = tune(device, world_size, file_bytes)
+    logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     group = connect(rank, world_size, device, address=config.master_addr, port=config.master_port)
     try:
         attention = select_backend(config.attention, device)
