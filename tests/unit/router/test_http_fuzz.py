@@ -1,0 +1,100 @@
+"""Random bodies, seeded: whatever is sent, the answer is 200 or a 4xx with the JSON error, and nothing is left over."""
+
+from __future__ import annotations
+
+import random
+import string
+from typing import Any
+
+import orjson
+import pytest
+from router_fakes import Router
+
+from router.schemas.chat import ChatBody, Message
+from router.schemas.generate import CompatBody, GenerateParameters
+
+_TEXTS = [
+    "",
+    "a",
+    "system",
+    "tool",
+    "text",
+    "json",
+    "é🙂",
+    "\x00",
+    "</s>",
+    "x" * 300,
+    "1e5",
+    "http://x/y.png",
+    "{{ 7*7 }}",
+]
+_NUMBERS = [0, 1, -1, 2, 3.5, 0.0, -0.0, 1e-30, 1e30, 2**31, 2**32, 2**63, 2**64 - 1, 128, 2000]
+_NAMES = [
+    *GenerateParameters.model_fields, *ChatBody.model_fields, *CompatBody.model_fields, *Message.model_fields,
+    "type", "text", "function", "url", "image_url", "arguments", "include_usage", "value", "schema", "unknown",
+]  # fmt: skip
+
+
+def value(source: random.Random, depth: int = 0) -> Any:
+    kind = source.randrange(9 if depth < 4 else 6)
+    if kind == 0:
+        return None
+    if kind == 1:
+        return source.random() < 0.5
+    if kind in (2, 3):
+        return source.choice(_NUMBERS)
+    if kind in (4, 5):
+        return source.choice(_TEXTS) or "".join(source.choices(string.printable, k=5))
+    if kind == 6:
+        return [value(source, depth + 1) for _ in range(source.randrange(4))]
+    return {source.choice(_NAMES): value(source, depth + 1) for _ in range(source.randrange(5))}
+
+
+def some(source: random.Random, model: type[Any]) -> dict[str, Any]:
+    """Some of a body's fields with values that are mostly wrong."""
+    names = [name for name in model.model_fields if source.random() < 0.06]
+    return {name: value(source) for name in names}
+
+
+def native_body(source: random.Random) -> Any:
+    return {"inputs": "Hello", "parameters": some(source, GenerateParameters), "stream": source.random() < 0.5}
+
+
+def chat_body(source: random.Random) -> Any:
+    messages = [{"role": "user", "content": "Hello"}, {"role": "user"} | some(source, Message)]
+    return some(source, ChatBody) | {"messages": messages[: source.randint(1, 2)], "stream": source.random() < 0.5}
+
+
+def damaged(source: random.Random, raw: bytes) -> bytes:
+    """With one byte changed, removed or doubled."""
+    position = source.randrange(len(raw))
+    middle = source.choice([b"", bytes([source.randrange(256)]), raw[position : position + 1] * 2])
+    return raw[:position] + middle + raw[position + 1 :]
+
+
+ROUTES = [
+    ("/", native_body),
+    ("/generate", native_body),
+    ("/generate_stream", native_body),
+    ("/tokenize", native_body),
+    ("/v1/chat/completions", chat_body),
+    ("/v1/chat/completions", chat_body),
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_no_body_gives_a_server_error(router: Router, seed: int) -> None:
+    source = random.Random(seed)
+    statuses: dict[int, int] = {}
+    for _ in range(300):
+        path, body = source.choice(ROUTES)
+        raw = orjson.dumps(value(source) if source.random() < 0.1 else body(source))
+        if source.random() < 0.2:
+            raw = damaged(source, raw)
+        answer = await router.post(path, raw=raw)
+        statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+        assert answer.status_code in (200, 400, 422), (path, raw, answer.text)
+        if answer.status_code != 200:
+            assert list(answer.json()) == ["error", "error_type"]
+        router.assert_idle()
+    assert statuses[200] > 20 and statuses[422] > 20 and statuses[400] > 5, "the bodies reach every layer"
