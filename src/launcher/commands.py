@@ -70,8 +70,6 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
         "SAFETENSORS_FAST_GPU": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    if plan.threads_per_shard is not None and not environ.get("OMP_NUM_THREADS"):
-        env["OMP_NUM_THREADS"] = str(plan.threads_per_shard)
     graphs = [size for size in asked.cuda_graphs if size > 0]
     optional = {
         "MAX_TOTAL_TOKENS": _text(asked.max_total_tokens),

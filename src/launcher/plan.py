@@ -47,8 +47,6 @@ class LaunchPlan:
     endpoints: Endpoints
     num_shard: int
     on_gpu: bool
-    threads_per_shard: int | None
-    """For OMP_NUM_THREADS; None on a GPU."""
     max_input_tokens: int | None
     max_batch_prefill_tokens: int
     compute_type: str | None
@@ -58,7 +56,7 @@ class LaunchPlan:
     def rows(self) -> list[tuple[str, str]]:
         """The plan for people: what was decided, in the order of the work."""
         asked, measured = self.asked, "what fits (measured at warm-up)"
-        device = "GPU" if self.on_gpu else f"CPU, {self.threads_per_shard} threads each"
+        device = "GPU" if self.on_gpu else "CPU"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
             ("shards", f"{self.num_shard} on {device}"),
@@ -98,7 +96,6 @@ def make_plan(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None
         endpoints=endpoints,
         num_shard=num_shard,
         on_gpu=bool(hardware.gpus),
-        threads_per_shard=None if hardware.gpus else max(1, hardware.cores // num_shard),
         max_input_tokens=input_limit(config),
         max_batch_prefill_tokens=prefill,
         compute_type=_compute_type(hardware, num_shard),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from importlib.metadata import version
 
 from model_server.config import DownloadConfig, ServeConfig
 from model_server.errors import StartupError
@@ -18,6 +19,7 @@ def main() -> int:
     return run_group(
         {"serve": (ServeConfig, serve), "download-weights": (DownloadConfig, download)},
         prog="model-server",
+        version=version("tercet"),
         description="One shard: runs the model on one device behind the generate.v3 gRPC contract.",
     )
 

@@ -55,7 +55,7 @@ def test_shard_environment() -> None:
     env = command.env
     expected = {
         "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29501", "REQUEST_LOGPROBS": "1",
-        "CUDA_MEMORY_FRACTION": "0.5", "HUGGINGFACE_HUB_CACHE": "/hub", "OMP_NUM_THREADS": "2", "ATTENTION": "paged",
+        "CUDA_MEMORY_FRACTION": "0.5", "HUGGINGFACE_HUB_CACHE": "/hub", "ATTENTION": "paged",
         "MAX_TOTAL_TOKENS": "9", "MAX_BATCH_SIZE": "3", "WATERMARK_GAMMA": "1", "NCCL_DEBUG": "INFO",
     }  # fmt: skip
     assert {name: env.get(name) for name in expected} == expected
@@ -76,11 +76,9 @@ def test_cuda_graphs(graphs: list[int], expected: str | None) -> None:
     assert commands.shard(plan(cuda_graphs=graphs), 0, {}).env.get("CUDA_GRAPHS") == expected
 
 
-def test_threads_are_the_users_if_given_and_nobodys_on_a_gpu() -> None:
-    assert commands.shard(plan(), 0, {}).env["OMP_NUM_THREADS"] == "4"
+def test_threads_are_the_shards_choice_unless_the_user_says() -> None:
+    assert "OMP_NUM_THREADS" not in commands.shard(plan(), 0, {}).env
     assert commands.shard(plan(), 0, {"OMP_NUM_THREADS": "7"}).env["OMP_NUM_THREADS"] == "7"
-    gpu = Hardware(gpus=(Gpu(card="nvidia-h200"),), cores=4)
-    assert "OMP_NUM_THREADS" not in commands.shard(plan(gpu), 0, {}).env
 
 
 def test_hub_token_of_inference_endpoints() -> None:

@@ -131,13 +131,6 @@ def test_num_shard_refused(
     assert all(word in str(caught.value) for word in words)
 
 
-def test_threads_are_shared_among_shards_on_a_cpu() -> None:
-    assert plan(LauncherConfig()).threads_per_shard == 8
-    assert plan(LauncherConfig(num_shard=3)).threads_per_shard == 2
-    assert plan(LauncherConfig(num_shard=16)).threads_per_shard == 1
-    assert plan(LauncherConfig(), machine(1)).threads_per_shard is None
-
-
 def test_defaults_and_names() -> None:
     made = plan(LauncherConfig())
     assert (made.model_id, made.num_shard, made.on_gpu, made.compute_type) == ("bigscience/bloom-560m", 1, False, None)
@@ -170,4 +163,4 @@ def test_the_plan_can_be_shown() -> None:
     rows = dict(plan(LauncherConfig(model_id="m", revision="r", max_total_tokens=77, num_shard=2)).rows())
     assert rows["model"] == "m @ r"
     assert rows["max total tokens"] == "77"
-    assert rows["shards"] == "2 on CPU, 4 threads each"
+    assert rows["shards"] == "2 on CPU"
