@@ -125,7 +125,7 @@ def show(ours: dict[int, Cell], theirs: dict[int, Cell], title: str) -> None:
             f"{cell.itl_p50 * 1e3:.2f} / {cell.itl_p99 * 1e3:.2f}",
             str(cell.errors),
         )
-    Console().print(table)
+    Console(width=120).print(table)
 
 
 def main() -> None:

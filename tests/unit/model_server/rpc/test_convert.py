@@ -1,0 +1,110 @@
+"""Messages to the shard's own types and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_server.errors import RequestError
+from model_server.generation import CachedBatch, FinishReason, GeneratedText, Generation, StepResult, Tokens
+from model_server.rpc import convert
+from wire.v3 import generate_pb2 as pb
+
+
+def _message(**fields: object) -> pb.Request:
+    request = pb.Request(id=4, inputs="flat", stopping_parameters=pb.StoppingCriteriaParameters(max_new_tokens=3))
+    request.MergeFrom(pb.Request(**fields))  # type: ignore[arg-type]
+    return request
+
+
+def _read(message: pb.Request) -> convert.NewRequest:
+    (request,) = convert.requests_from(pb.Batch(requests=[message]))
+    return request
+
+
+def _token(token_id: int, text: str = "x") -> Tokens:
+    return Tokens([token_id], [-0.5], [text], [False])
+
+
+def test_the_prompt_is_read_from_chunks_and_else_from_inputs() -> None:
+    assert _read(_message()).text == "flat"
+    chunks = pb.Input(chunks=[pb.InputChunk(text="chun"), pb.InputChunk(text="ked")])
+    assert _read(_message(input_chunks=chunks)).text == "chunked"
+
+
+def test_an_image_is_refused_but_for_the_one_of_the_warm_up() -> None:
+    def chunks(mimetype: str) -> pb.Input:
+        image = pb.Image(data=b"x", mimetype=mimetype)
+        return pb.Input(chunks=[pb.InputChunk(text="a"), pb.InputChunk(image=image)])
+
+    with pytest.raises(RequestError, match="text only"):
+        _read(_message(input_chunks=chunks("image/png")))
+    assert _read(_message(input_chunks=chunks("image/jpeg;base64"))).text == "a"
+
+
+def test_values_that_an_old_client_leaves_at_zero_are_off() -> None:
+    sampling = _read(_message()).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.typical_p, sampling.repetition_penalty) == (1, 1, 1, 1)
+    assert not sampling.samples
+
+
+def test_extensions_are_read() -> None:
+    parameters = pb.NextTokenChooserParameters(
+        presence_penalty=0.5, absolute_frequency_penalty=0.25, min_p=0.125,
+        logit_bias=[pb.LogitBias(token_id=7, bias=-1.5)],
+    )  # fmt: skip
+    stopping = pb.StoppingCriteriaParameters(stop_anywhere=True, stop_sequences=["", "end"])
+    request = _read(_message(parameters=parameters, stopping_parameters=stopping))
+    assert request.sampling.presence_penalty == 0.5
+    assert request.sampling.absolute_frequency_penalty == 0.25
+    assert request.sampling.min_p == 0.125
+    assert request.sampling.logit_bias == ((7, -1.5),)
+    assert request.stopping.stop_anywhere and request.stopping.stop_sequences == ("end",)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (_message(parameters=pb.NextTokenChooserParameters(grammar="[a-z]+", grammar_type=2)), "grammars"),
+        (pb.Request(id=4), "max_new_tokens"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(message: pb.Request, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        _read(message)
+
+
+def _result() -> StepResult:
+    ended = GeneratedText("all of it", 2, FinishReason.EOS_TOKEN, seed=9)
+    generations = [
+        Generation(request_id=1, tokens=_token(11)),
+        Generation(request_id=2, tokens=_token(12), generated_text=ended),
+        Generation(request_id=3, tokens=_token(13), top_tokens=[_token(13)]),
+        Generation(request_id=4, error="not a number"),
+        Generation(request_id=5, tokens=_token(15, "ü")),
+    ]
+    return StepResult(generations, CachedBatch(8, [1, 3, 5], 48, 3), 10, 20, 40, concat_ns=5)
+
+
+def test_plain_rows_go_into_columns_for_a_router_that_knows_them() -> None:
+    response = convert.decode_response(_result(), columns=True)
+    assert list(response.columns.request_ids) == [1, 5]
+    assert list(response.columns.ids) == [11, 15]
+    assert list(response.columns.texts) == ["x", "ü"]
+    assert list(response.columns.logprobs) == [-0.5, -0.5] and list(response.columns.is_special) == [False, False]
+    assert [g.request_id for g in response.generations] == [2, 3, 4]
+    assert response.generations[0].generated_text.seed == 9
+    assert response.generations[0].generated_text.finish_reason == pb.FINISH_REASON_EOS_TOKEN
+    assert response.generations[2].error == "not a number" and not response.generations[2].HasField("tokens")
+    assert (response.batch.id, response.batch.size, response.batch.current_tokens) == (8, 3, 3)
+    assert (response.forward_ns, response.decode_ns, response.total_ns, response.concat_ns) == (10, 20, 40, 5)
+
+
+def test_a_stock_router_gets_one_message_per_row() -> None:
+    response = convert.prefill_response(_result(), columns=False)
+    assert not response.HasField("columns")
+    assert [g.request_id for g in response.generations] == [1, 2, 3, 4, 5]
+
+
+def test_a_result_without_a_batch_says_so() -> None:
+    response = convert.decode_response(StepResult([], None, 1, 1, 1), columns=True)
+    assert not response.HasField("batch") and not response.HasField("columns") and not response.HasField("concat_ns")
