@@ -3,43 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
+from parity.cases import CASES, Case
 from parity.protocol import prompts
 from support.tiny_models import random_model, tiny_checkpoint
-from torch import Tensor
-
-# Every row: model type, variant. Adding a family means adding its rows.
-CASES = [
-    ("llama", "plain"),
-    ("llama", "biases_tied"),
-    ("llama", "llama3"),
-    ("llama", "yarn"),
-    ("llama", "linear"),
-    ("llama", "mha"),
-    ("llama", "mqa"),
-    ("llama", "odd_vocab"),
-    ("llama", "odd_vocab_tied"),
-    ("llama", "head_dim"),
-    ("mistral", "plain"),
-    ("mistral", "no_window"),
-    ("qwen2", "plain"),
-    ("qwen2", "windows"),
-    ("qwen3", "plain"),
-    ("qwen3", "windows"),
-]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A checkpoint and what each of its prompts must give: logits [length, vocab] float32."""
-
-    path: Path
-    sequences: list[Tensor]
-    logits: list[Tensor]
 
 
 @pytest.fixture(scope="session", autouse=True)

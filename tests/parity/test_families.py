@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parity.conftest import CASES, Case
+from parity.cases import CASES, Case
 from parity.protocol import CPU, PagedBatch, assert_equal_logits, run_protocol
 
 from model_server.attention.reference import ReferenceBackend

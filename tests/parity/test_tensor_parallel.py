@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity.conftest import CASES, Case
+from parity.cases import CASES, Case
 from parity.protocol import assert_equal_logits
 
 TESTS = Path(__file__).parents[1]

@@ -5,6 +5,7 @@ JOBS_FILE holds {name: (checkpoint, sequences)}; the logits of each job are writ
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     if rank == 0:
         facts["lost"] = lose_the_others(group)
     torch.save({"jobs": results, **facts}, jobs_file.with_name(f"rank{rank}of{world_size}.pt"))
+    if rank != 0:
+        os._exit(0)  # as if killed: the group is not taken down
+    group.close()
 
 
 def lose_the_others(group: ProcessGroup) -> str:
