@@ -20,7 +20,7 @@ from model_server.errors import StartupError
 CPU_INFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
-# Weight files below this size: the weights fit in a server CPU's cache, and reading them is not what a step costs.
+# Weight files below this size: the whole model fits in a server CPU's cache, and steps are a few milliseconds.
 SMALL_MODEL_BYTES = 128 * 2**20
 
 # The number of rows that matrices are packed for: within 5 % of the best layout at every number.
@@ -51,7 +51,8 @@ def resolve_dtype(requested: str | None, device: torch.device, weight_file_bytes
     """The type of weights, activations and KV cache. `requested`: the user's `--dtype`.
 
     Unset on a GPU: float16, as TGI. Unset on a CPU: bfloat16 where the CPU multiplies it natively, else float32; but a
-    model of less than SMALL_MODEL_BYTES stays in float32, where its decode steps are as quick, and exact.
+    model of less than SMALL_MODEL_BYTES stays in float32: a row computed alone and in a batch then differs by float32
+    rounding only, so greedy tokens do not depend on neighbours (bfloat16 steps were 1.4 to 1.7 times quicker there).
     Raises StartupError for a word that is none of DTYPES.
     """
     if requested is not None:
