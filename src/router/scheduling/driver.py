@@ -170,8 +170,12 @@ class Driver:
         return True
 
     def _send_merged(self, joining: RunningBatch) -> bool:
-        """The new batch joins the running one, once everything about it is settled."""
-        if joining.num_unanswered:
+        """The new batch joins the running one, once everything about both is settled.
+
+        A FilterBatch of the running batch that is still under way will answer with its old members alone: merged
+        before that answer, the newcomers would look lost.
+        """
+        if joining.num_unanswered or (self._running is not None and self._running.num_unanswered):
             return False
         self._joining = None
         if self._running is None:

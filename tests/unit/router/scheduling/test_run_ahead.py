@@ -130,6 +130,20 @@ async def test_leaving_during_the_prefill_filters_the_new_batch_before_the_merge
         assert h.trace == ["P(a)", *["D(a)"] * 3, "P(b,c)", "F(c)", "D(a,c)"]
 
 
+async def test_leaving_the_running_batch_during_a_prefill_is_settled_before_the_merge():
+    async with running_scheduler(FakeShard(), waiting_served_ratio=0.0) as h:
+        a = h.submit("a", 3, 20)
+        h.submit("b", 3, 20)
+        await h.step(2)
+        h.submit("c", 3, 20)
+        await h.step(2)  # the Prefill of c is on its way
+        a.close()
+        await h.finish()
+        assert h.metrics.counts["tgi_request_failure{dropped}"] == 1
+        assert "tgi_request_failure{generation}" not in h.metrics.counts
+        assert h.trace[:8] == ["P(a,b)", *["D(a,b)"] * 3, "P(c)", "F(b)", "D(b,c)", "D(b,c)"]
+
+
 async def test_leaving_and_ending_in_the_same_step_frees_once():
     async with running_scheduler(FakeShard()) as h:
         a = h.submit("a", 3, 2)
