@@ -17,7 +17,8 @@ _OURS = (
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _OURS:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Read once, when huggingface_hub or tokenizers is imported; children inherit both.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -139,24 +139,31 @@ def test_every_cut_point(name: str, text: str) -> None:
             assert final(tokenizer, prompt, ids[:cut]) == shown
 
 
+def unfinished(shown: str) -> tuple[str, str]:
+    """What the library makes of a text that is cut off inside a character: one mark, but two for the first two bytes
+    of an encoded surrogate (ED A0 to ED BF), which Python's decoder holds back until the third."""
+    return shown + "�", shown + "��"
+
+
 @given(ids=ids_of(BYTE_LEVEL))
 @settings(max_examples=300, deadline=None)
 def test_byte_level_pieces_of_any_ids_equal_the_library(ids: list[int]) -> None:
     prompt = PROMPT["byte level"]
     library = wanted(BYTE_LEVEL, prompt, ids)
     shown = "".join(pieces(BYTE_LEVEL, prompt, ids))
-    assert library in (shown, shown + "�")
+    assert library in (shown, *unfinished(shown))
     if library != shown:  # one replacement for the character that is cut off
         completed = [BYTE_LEVEL.decode([*ids, 0], skip_special_tokens=False), "�!"]
         assert completed[0].endswith(completed[1])
 
 
+@example(ids=[169, 94])  # the first two bytes of an encoded surrogate
 @given(ids=ids_of(BYTE_LEVEL))
 @settings(max_examples=200, deadline=None)
 def test_byte_level_final_text_of_any_ids(ids: list[int]) -> None:
     library = BYTE_LEVEL.decode(ids, skip_special_tokens=True)
     shown = final(BYTE_LEVEL, PROMPT["byte level"], ids)
-    assert library in (shown, shown + "�")
+    assert library in (shown, *unfinished(shown))
     assert not any(special in shown for special in SPECIALS)
 
 
