@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from pathlib import Path
 
 import torch
 
+from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
 from model_server.config import ServeConfig
 from model_server.device import resolve_device, resolve_dtype, tune
@@ -21,74 +23,84 @@ from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
-from model_server.weights.locate import resolve, weight_files
+from model_server.weights.locate import resolve, weight_file_bytes
 
 logger = logging.getLogger(__name__)
 
 # Seconds between two lines about a long load.
 PROGRESS_EVERY_S = 2.0
+# A rank whose peer is gone may never come back from a collective: the end does not wait longer for it.
+STOP_LIMIT_S = 5.0
 
 
 def run_shard(config: ServeConfig) -> None:
     """Serve until a signal. Raises StartupError, or what ended the shard."""
     rank, world_size = (config.rank, config.world_size) if config.sharded else (0, 1)
-    path = socket_path(config.uds_path, rank)
-    claim_socket(path)  # before minutes of loading; again when it is bound
+    claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     model_dir = resolve(config.model_id, config.revision)
     device = resolve_device(rank, world_size)
-    file_bytes = sum(f.stat().st_size for f in weight_files(model_dir))
+    file_bytes = weight_file_bytes(model_dir)
     dtype = resolve_dtype(config.dtype, device, file_bytes)
     num_threads = tune(device, world_size, file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
+    attention = select_backend(config.attention, device)
     group = connect(rank, world_size, device, address=config.master_addr, port=config.master_port)
     try:
-        attention = select_backend(config.attention, device)
-        runner = load_runner(
-            model_dir, device=device, dtype=dtype, group=group, attention=attention,
-            progress=_Progress(),
-        )  # fmt: skip
-        tokenizer = Tokenizer.load(model_dir)
-        sampler = Sampler(
-            runner.vocab_size, device,
-            watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta,
-        )  # fmt: skip
-        options = EngineOptions(
-            device=device, rank=rank, world_size=world_size, block_size=attention.block_size,
-            prompt_logprobs_allowed=config.request_logprobs,
-        )  # fmt: skip
-        engine = Engine(runner, tokenizer, sampler, options)
+        engine = _load_engine(config, model_dir, dtype, group, attention, device)
         facts = ShardFacts(
-            dtype=str(dtype), device_type=device.type, attention_impl=attention.tgi_name,
+            dtype=str(dtype),
+            device_type=device.type,
+            attention_impl=attention.tgi_name,
             block_size=attention.block_size,
             urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(world_size)),
-        )  # fmt: skip
+        )
         plan = MemoryPlan(
-            dtype=dtype, max_batch_total_tokens=config.max_batch_total_tokens,
-            cuda_memory_fraction=config.cuda_memory_fraction, model_max_length=tokenizer.model_max_length,
-        )  # fmt: skip
-        asyncio.run(_serve(config, rank, engine, group, facts, plan))
+            dtype=dtype,
+            max_batch_total_tokens=config.max_batch_total_tokens,
+            cuda_memory_fraction=config.cuda_memory_fraction,
+            model_max_length=engine.tokenizer.model_max_length,
+        )
+        asyncio.run(_serve(engine, group, facts, plan, socket_path(config.uds_path, rank)))
     finally:
         group.close()
 
 
-async def _serve(
-    config: ServeConfig, rank: int, engine: Engine, group: ProcessGroup, facts: ShardFacts, plan: MemoryPlan
-) -> None:
+def _load_engine(
+    config: ServeConfig,
+    model_dir: Path,
+    dtype: torch.dtype,
+    group: ProcessGroup,
+    attention: AttentionBackend,
+    device: torch.device,
+) -> Engine:
+    runner = load_runner(model_dir, device=device, dtype=dtype, group=group, attention=attention, progress=_Progress())
+    sampler = Sampler(
+        runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
+    )
+    options = EngineOptions(
+        device=device,
+        rank=group.rank,
+        world_size=group.size,
+        block_size=attention.block_size,
+        prompt_logprobs_allowed=config.request_logprobs,
+    )
+    return Engine(runner, Tokenizer.load(model_dir), sampler, options)
+
+
+async def _serve(engine: Engine, group: ProcessGroup, facts: ShardFacts, plan: MemoryPlan, path: Path) -> None:
     def warm(asked: WarmupRequest) -> Capacity:
         return warm_up(engine, group, plan, asked)
 
-    servers: list[ShardServer] = []
-    device = DeviceThread(
-        enter=torch.inference_mode, on_fatal=lambda error: servers[0].request_stop(error), is_fatal=is_fatal
-    )
-    server = ShardServer(Servicer(engine, device, facts, warm), socket_path(config.uds_path, rank))
-    servers.append(server)
+    def on_fatal(error: BaseException) -> None:
+        server.request_stop(error)
+
+    device = DeviceThread(enter=torch.inference_mode, on_fatal=on_fatal, is_fatal=is_fatal)
+    server = ShardServer(Servicer(engine, device, facts, warm), path)
     device.start()
     try:
         await server.serve()
     finally:
-        # A rank whose peer is gone may never come back from a collective: do not wait for ever.
-        device.stop(timeout_s=5.0)
+        device.stop(STOP_LIMIT_S)
 
 
 class _Progress:
