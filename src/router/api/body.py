@@ -122,7 +122,8 @@ def _float(text: str) -> float:
 
 
 def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
+    # Not JSON in the strict sense; answered like every other number that no field can hold.
+    raise _ShapeError(f"{name} is not a number that JSON has")
 
 
 _DECODER = json.JSONDecoder(

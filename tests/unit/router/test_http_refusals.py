@@ -50,10 +50,10 @@ async def test_every_numeric_field_refuses_what_is_no_such_number(router: Router
     ):
         for field in integers:
             for literal in [*bad_for_all, "20.0", "1.5", "-1" if field != "top_k" else "-0.0", "1e3"]:
-                await refused(router, path, build(field, literal), 400, 422)
+                await refused(router, path, build(field, literal), 422)
         for field in floats:
             for literal in [*bad_for_all, "1e39", "-1e39"]:
-                await refused(router, path, build(field, literal), 400, 422)
+                await refused(router, path, build(field, literal), 422)
 
 
 async def test_every_boolean_and_text_field_refuses_other_types(router: Router) -> None:
