@@ -33,15 +33,18 @@ stubs:
 
 # torch goes first and alone: a looser request would fetch gigabytes of CUDA libraries.
 $(VENV)/.torch: constraints.txt
+	@echo "Installing torch into $(VENV); this takes a minute or two, once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(PIN) torch
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	@echo "Installing Tercet and what it needs"
 	$(BIN)/pip install --quiet $(PIN) --editable .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
+	@echo "Installing Tercet and what its tests need"
 	$(BIN)/pip install --quiet $(PIN) --editable ".[test]"
 	touch $@ $(VENV)/.installed
 
