@@ -226,7 +226,8 @@ class Driver:
             self._settle_batch(call.batch, reply)
             self._metrics.filtered(time.monotonic() - call.sent_at)
         elif call.kind == "probe":
-            self._answer_probe(True)
+            # A row that fails is no failed call: a model without usable scores answers every call.
+            self._answer_probe(all(row.error is None for row in reply.rows))
             if reply.batch is not None:
                 self._to_clear.append(PROBE_ID)
 

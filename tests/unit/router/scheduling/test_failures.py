@@ -6,7 +6,7 @@ import asyncio
 
 import grpc
 import pytest
-from support.fake_shard import FakeShard, ShardFailure
+from support.fake_shard import FakeShard, Script, ShardFailure
 from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
 
 from router.errors import GenerationError, UnhealthyError
@@ -269,6 +269,16 @@ class TestHealth:
             await settle()
             assert h.trace == ["H!()", f"P!({2**64 - 1})", "C(probe)"]
             shard.failure = lambda rpc, request: None
+            assert await h.scheduler.check_health()
+
+    async def test_a_probe_whose_row_fails_says_no(self):
+        """A model whose scores are no numbers fails every row, and no call."""
+        shard = FakeShard(scripts={"broken": Script(error_at=1), "liveness": Script(error_at=1)})
+        async with running_scheduler(shard, stepwise=False) as h:
+            await collect(h.submit("broken", 3, 3))
+            assert not await h.scheduler.check_health()
+            assert not await h.scheduler.check_health()
+            shard.scripts.clear()
             assert await h.scheduler.check_health()
 
     @pytest.mark.parametrize("ours", [False, True])
