@@ -102,9 +102,11 @@ class Engine:
     def may_overlap(self, batch_ids: list[int]) -> bool:
         """Can a decode of these batches be launched while the last step is not finished?
 
-        Only where launching returns before the device is done; on a CPU it would just delay the answer.
+        Only where launching returns before the device is done; on a CPU it would just delay the answer. And only for a
+        rank that is alone: whether the call comes before the last step is finished differs from rank to rank, and with
+        it whether a request that ends in that step still takes part, hence the shapes of the collectives.
         """
-        if self.options.device.type == "cpu" or len(batch_ids) != 1:
+        if self.options.device.type == "cpu" or self.options.world_size > 1 or len(batch_ids) != 1:
             return False
         batch = self._store.find(batch_ids[0])
         return batch is not None and batch.launched is not None

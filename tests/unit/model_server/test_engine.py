@@ -283,6 +283,21 @@ def test_what_a_step_computes_for_a_request_that_ended_is_discarded(shard: Shard
     assert tokens[other.id] == shard.expected(other)
 
 
+def test_ranks_launch_ahead_only_where_they_are_alone(tokenizer: Tokenizer) -> None:
+    """When the next call arrives differs between ranks; what a step computes must not."""
+    launched = {}
+    for world_size in (1, 2):
+        shard = Shard(tokenizer, world_size=world_size)
+        options = dataclasses.replace(shard.engine.options, device=torch.device("cuda"))
+        with torch.inference_mode():
+            finish = shard.engine.launch_prefill(0, [shard.request([1, 2], 4)], [[1, 2]])
+            shard.engine.options = options
+            launched[world_size] = shard.engine.may_overlap([0])
+            shard.engine.options = dataclasses.replace(options, device=torch.device("cpu"))
+            finish()
+    assert launched == {1: True, 2: False}
+
+
 def test_nothing_is_written_past_the_reserved_slots(shard: Shard) -> None:
     request = shard.request([1, 2, 3], 4)
     finishes = [shard.engine.launch_prefill(0, [request], [[1, 2, 3]])]
