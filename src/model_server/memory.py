@@ -64,14 +64,16 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
 
     All ranks call this together and agree on the smallest result.
 
-    Raises StartupError when the prefill does not fit or no block is left.
+    Raises StartupError when the prefill does not fit, a row of it fails on any rank, or no block is left.
     """
     started = time.perf_counter()
     block_size = engine.options.block_size
     on_cuda = engine.options.device.type == "cuda"
     if on_cuda:
         torch.cuda.reset_peak_memory_stats(engine.options.device)
-    used_blocks = _try_step(engine, plan, asked.requests, None if on_cuda else CPU_WARMUP_TOKENS)
+    used_blocks, failure = _try_step(engine, plan, asked.requests, None if on_cuda else CPU_WARMUP_TOKENS)
+    if not group.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
+        raise StartupError(f"the warm-up failed: {failure or 'another rank says why'}")
     if on_cuda:
         num_blocks = used_blocks + _free_blocks(engine, plan)
         if plan.max_batch_total_tokens is not None:
@@ -97,8 +99,13 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
     return capacity
 
 
-def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_tokens: int | None) -> int:
-    """One prefill and one decode of the router's warm-up batch (cut to `max_tokens`); returns the blocks it took."""
+def _try_step(
+    engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_tokens: int | None
+) -> tuple[int, str | None]:
+    """One prefill and one decode of the router's warm-up batch (cut to `max_tokens`).
+
+    Returns the blocks that it took, and the error of the first row that failed.
+    """
     prompts, kept = [], []
     budget = max_tokens
     for request, prompt in zip(requests, engine.encode(requests), strict=True):
@@ -118,14 +125,15 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
     )
     try:
         result = engine.launch_prefill(0, kept, prompts)()
+        generations = result.generations
         if result.batch is not None:
-            engine.launch_decode([0], numbered=True)()
+            generations = generations + engine.launch_decode([0], numbered=True)().generations
     except OutOfMemoryError as error:
         raise StartupError(
             f"Not enough memory to handle {sum(len(p) for p in prompts)} prefill tokens. "
             "You need to decrease `--max-batch-prefill-tokens`"
         ) from error
-    return used_blocks
+    return used_blocks, next((g.error for g in generations if g.error is not None), None)
 
 
 def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:

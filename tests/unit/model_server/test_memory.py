@@ -123,3 +123,21 @@ def test_a_second_router_can_warm_up_again(tokenizer: Tokenizer) -> None:
     _, second = _warm_up(tokenizer, engine=engine, max_total_tokens=20_000)
     assert second.total_tokens > first.total_tokens
     assert engine.cache is not old
+
+
+def test_a_model_without_scores_does_not_start(tokenizer: Tokenizer) -> None:
+    """With row errors nothing else would say so: every request would fail on a server that calls itself ready."""
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, poisoned=set(range(tokenizer.vocab_size)))
+    engine = _engine(tokenizer, runner)
+    engine.stock_router = False
+    with pytest.raises(StartupError, match="not numbers"):
+        _warm_up(tokenizer, engine=engine)
+
+
+def test_a_rank_learns_that_another_could_not_run_the_warm_up(tokenizer: Tokenizer) -> None:
+    class FailedPeer(ProcessGroup):
+        def all_reduce_min(self, value: int) -> int:
+            return 0
+
+    with pytest.raises(StartupError, match="another rank"):
+        _warm_up(tokenizer, group=FailedPeer())
