@@ -229,6 +229,7 @@ def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int) -> uvico
         max_connections=config.max_connections,
         head_s=config.head_timeout_seconds,
         body_s=config.body_timeout_seconds,
+        stalled_s=config.stalled_client_seconds,
     )
     return uvicorn.Config(
         app,

@@ -32,10 +32,11 @@ class Bounds:
     max_connections: int = 4096
     head_s: float = 10.0
     body_s: float = 60.0
+    stalled_s: float = 30.0  # for a client to read anything of what is written
 
 
 class Connection(HttpToolsProtocol):
-    """Answers 408, 431 or 503 and closes where a bound is passed."""
+    """Answers 408, 431 or 503 and closes where a bound is passed; hangs up on a client that reads nothing."""
 
     def __init__(self, *arguments: Any, bounds: Bounds, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -44,6 +45,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._refusal = 400
         self._timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -55,7 +57,22 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_reading_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_reading_timer()
+        self._demand_reading()
+
+    def resume_writing(self) -> None:
+        self._stop_reading_timer()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        if self.transport.get_write_buffer_size():
+            self._demand_reading()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -101,6 +118,23 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _demand_reading(self) -> None:
+        """Closing waits for the client to read what is written, which it may never do."""
+        self._reading_timer = self.loop.call_later(
+            self._bounds.stalled_s, self._look_at_reading, self.transport.get_write_buffer_size()
+        )
+
+    def _look_at_reading(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() < unread:
+            self._demand_reading()
+        else:
+            self.transport.abort()
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
 
     def _refuse(self, status: int) -> None:
         """Says why, unless an answer has begun, and closes; what still arrives is thrown away."""

@@ -178,6 +178,7 @@ class Router:
             model_id=config.tokenizer_name,
             created=1_700_000_000,
         )
+        self._server: uvicorn.Server | None = None
         self.app: FastAPI = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin)
 
     async def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
@@ -198,6 +199,11 @@ class Router:
         assert self.inference.permits.num_taken == 0
         assert self.scheduler.open == []
 
+    @property
+    def num_connections(self) -> int:
+        """Open ones, while it listens."""
+        return len(self._server.server_state.connections) if self._server is not None else 0
+
     def close(self) -> None:
         self.tokenizer.close()
         self.chat_template.close()
@@ -215,7 +221,7 @@ class Router:
             log_config=None,
             timeout_graceful_shutdown=1,
         )
-        server = uvicorn.Server(config)
+        server = self._server = uvicorn.Server(config)
         task = asyncio.create_task(server._serve())
         await until(lambda: server.started)
         try:

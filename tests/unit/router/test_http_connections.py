@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 import pytest
-from router_fakes import Router, until
+from router_fakes import Router, says, until
 
 from router.api.connection import Bounds
 from router.config import RouterConfig
@@ -131,3 +132,29 @@ async def test_the_answer_to_a_body_over_the_limit_arrives(make_router: MakeRout
         last = b"GET /info HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         answer = await talk(port, sent + last)
         assert answer.startswith(b"HTTP/1.1 413 ") and b"HTTP/1.1 200 OK" in answer
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_a_client_that_reads_nothing_loses_its_connection(make_router: MakeRouter, path: str) -> None:
+    router = make_router(lambda request: says(*["x" * 100_000] * 200))
+    async with router.listening(Bounds(stalled_s=0.3)) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            await asyncio.get_running_loop().run_in_executor(
+                None, client.sendall, GOOD.replace(b"/generate", path.encode())
+            )
+            await until(lambda: router.num_connections == 1)
+            await until(lambda: router.num_connections == 0)
+    router.assert_idle()
+
+
+async def test_a_client_that_reads_slowly_keeps_its_connection(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: says(*["x" * 100_000] * 60))
+    async with router.listening(Bounds(stalled_s=0.3)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**10)
+        writer.write(GOOD.replace(b"host: x", b"host: x\r\nconnection: close"))
+        answer = b""
+        while piece := await asyncio.wait_for(reader.read(1_000_000), 5):
+            answer += piece
+            await asyncio.sleep(0.04)
+        writer.close()
+    assert answer.count(b"x") > 6_000_000
