@@ -22,5 +22,8 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeBody, limit=served.config.payload_limit)
     if not body.inputs:
         raise ValidationError("`inputs` cannot be empty")
-    spans = await served.inference.tokenizer.spans(body.inputs, add_special_tokens=True)
+    try:
+        spans = await served.inference.tokenizer.spans(body.inputs, add_special_tokens=True)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ValidationError(f"tokenizer error: {error}") from None
     return JsonResponse([{"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from router_fakes import Router, says
+from tokenizers import Tokenizer, models
 
 from router.config import RouterConfig
 
@@ -86,6 +87,16 @@ async def test_tokenize_counts_bytes(router: Router) -> None:
     assert starts == sorted(starts)
     answer = await router.post("/tokenize", {"inputs": ""})
     assert answer.status_code == 422
+
+
+async def test_text_that_the_tokenizer_refuses(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    wordwise = Tokenizer(models.WordLevel({"known": 0}, unk_token="<unk>"))  # which it does not have
+    monkeypatch.setattr("router_fakes.Tokenizer.from_str", lambda source: wordwise)
+    router = make_router()
+    for path in ("/tokenize", "/generate"):
+        answer = await router.post(path, {"inputs": "unheard of"})
+        assert answer.status_code == 422, answer.text
+        assert answer.json()["error"].startswith("Input validation error: tokenizer error: ")
 
 
 async def test_the_api_key_guards_every_post(make_router: MakeRouter) -> None:
