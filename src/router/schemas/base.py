@@ -7,13 +7,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 _FLOAT32_MAX = 3.4028234663852886e38
+_FLOAT32_TINY = 2.0**-149
 
 
 def _within_float32(value: float) -> float:
-    """Parameters travel as float32 on the wire: what does not fit would arrive as infinity."""
+    """Parameters travel as float32 on the wire: too large a number would arrive as infinity, too small a one as 0."""
     if not -_FLOAT32_MAX <= value <= _FLOAT32_MAX:
         raise ValueError("number out of the range of a 32 bit float")
-    return value
+    return value if abs(value) >= _FLOAT32_TINY else 0.0
 
 
 Float32 = Annotated[float, AfterValidator(_within_float32)]

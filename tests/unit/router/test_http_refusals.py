@@ -56,6 +56,14 @@ async def test_every_numeric_field_refuses_what_is_no_such_number(router: Router
                 await refused(router, path, build(field, literal), 422)
 
 
+async def test_what_is_zero_in_32_bits_is_zero(router: Router) -> None:
+    """It would be one on the wire too, where zero means "not given"."""
+    for field in ("temperature", "repetition_penalty", "top_p", "typical_p"):
+        await refused(router, "/generate", native(field, "1e-60"), 422)
+    assert (await router.post("/v1/chat/completions", raw=chat("temperature", "1e-60"))).status_code == 200
+    assert not router.scheduler.last.sampling.do_sample
+
+
 async def test_every_boolean_and_text_field_refuses_other_types(router: Router) -> None:
     for field in BOOLEANS:
         for literal in ("1", "0", '"true"', "[]", "{}"):
