@@ -112,6 +112,9 @@ class ChatTemplate:
             # What jinja raises, and what Python raises inside of a template for messages that it did not expect.
             detail = str(error) if isinstance(error, JinjaError) else f"{type(error).__name__}: {error}"
             raise TemplateError(detail[:1000]) from None
+        except asyncio.CancelledError:
+            run.interrupt()  # nobody waits for it any more, and the next one needs its worker
+            raise
         finally:
             watchdog.cancel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -264,6 +265,18 @@ async def test_an_endless_template_is_interrupted_and_the_worker_lives_on(
             await template.render([Turn(role="user", parts="loop")])
         assert time.monotonic() - started < 2
         assert await template.render([Turn(role="user", parts="x")]) == "ok"
+
+
+async def test_a_caller_who_leaves_takes_the_rendering_along(templates: Any) -> None:
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = templates("{% if messages[0].content == 'loop' %}" + loops + "{% endif %}ok")
+    rendering = asyncio.create_task(template.render([Turn(role="user", parts="loop")]))
+    await asyncio.sleep(0.05)
+    rendering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rendering
+    # There is one worker for all; the timer that would have ended the rendering is gone.
+    assert await asyncio.wait_for(template.render([Turn(role="user", parts="x")]), 5) == "ok"
 
 
 async def test_messages_are_data_not_templates(templates: Any) -> None:
