@@ -164,6 +164,7 @@ class Driver:
             self._end_batch(batch)
             for entry in found.entries:
                 self._fail(entry, server_error(str(error)))
+            self._look_into_queue = True  # nothing was sent, so no answer would bring the next look
             return True
         self._metrics.sent("prefill")
         self._pipeline.append(Call("prefill", reply, batch, (batch.batch_id,)))

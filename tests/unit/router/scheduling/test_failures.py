@@ -237,6 +237,13 @@ class TestTwoRanks:
             assert h.scheduler.failure is not None
 
 
+async def test_a_request_that_cannot_be_written_does_not_hold_up_the_next():
+    async with running_scheduler(FakeShard(), stepwise=False, max_batch_size=1) as h:
+        bad, good = h.submit("bad", 3, 3, top_n_tokens=-1), h.submit("good", 3, 3)
+        assert isinstance((await collect(bad))[-1], Failed)
+        assert tokens_of(await collect(good)) == ["good1", "good2", "good3"]
+
+
 class TestHealth:
     async def test_asks_the_devices_while_all_is_well(self):
         async with running_scheduler(FakeShard()) as h:
