@@ -282,13 +282,15 @@ class Engine:
         for index, sequence in enumerate(step.rows):
             if sequence.finished:
                 continue  # it ended while this step was already on the device
+            owned = sequence.owned
             generation = self._generation(step, host, index, sequence)
-            if sequence.owned:
+            if owned:
                 generations.append(generation)
         return generations
 
     def _generation(self, step: LaunchedStep, host: HostSampled, index: int, sequence: Sequence) -> Generation:
         if host.failed[index]:
+            sequence.finished = True
             return self._fail_row(step, sequence, "the model's scores for this request are not numbers")
         try:
             text, ended = sequence.append(host.ids[index])
@@ -302,10 +304,13 @@ class Engine:
                 generated_text=ended,
             )
         except Exception as error:
+            if self.options.world_size == 1:
+                sequence.finished = True
+            else:
+                sequence.disown()
             return self._fail_row(step, sequence, f"{type(error).__name__}: {error}")
 
     def _fail_row(self, step: LaunchedStep, sequence: Sequence, reason: str) -> Generation:
-        sequence.finished = True
         if self.stock_router:
             self._store.lose(step.batch.id)
             raise RequestError(reason)

@@ -97,11 +97,15 @@ class Sequence:
         """Take note of a drawn token: its streamed text ("" on a rank that does not follow the text), and the end of
         the request if this is its last token."""
         self.ids.append(token_id)
-        text = self.detokenizer.append(token_id) if self.detokenizer is not None else ""
-        reason = self.stopping.check(token_id, text)
+        text = ""
+        try:
+            text = self.detokenizer.append(token_id) if self.detokenizer is not None else ""
+        finally:
+            # Whatever becomes of the text, which not every rank makes, all ranks decide alike.
+            reason = self.stopping.check(token_id, text)
+            self.finished = reason is not None
         if reason is None:
             return text, None
-        self.finished = True
         final = self.stopping.cut(self.detokenizer.final_text()) if self.detokenizer is not None else ""
         ended = GeneratedText(
             text=final,
@@ -110,6 +114,12 @@ class Sequence:
             seed=self.seed,
         )
         return text, ended
+
+    def disown(self) -> None:
+        """This rank has answered for the request with an error, and says no more of it. Where other ranks cannot know
+        of that, it runs on like theirs until the router filters it away."""
+        self.owned = False
+        self.detokenizer = None
 
 
 def check_layout(request: NewRequest, prompt_ids: Ids[int], block_size: int, num_blocks: int) -> None:

@@ -249,6 +249,10 @@ class Driver:
         for row, entry in rows:
             self._settle_row(row, entry, batch)
         self._settle_batch(batch, reply.batch)
+        if reply.batch is not None and any(
+            row.error is not None and row.request_id in reply.batch.request_ids for row, _ in rows
+        ):
+            batch.dirty = True  # only one of several ranks knew of the failure: all keep the row until they are told
         self.send_calls()
         delivered_from = time.monotonic()
         for columns in reply.columns:

@@ -298,6 +298,29 @@ def test_ranks_launch_ahead_only_where_they_are_alone(tokenizer: Tokenizer) -> N
     assert launched == {1: True, 2: False}
 
 
+def test_text_work_that_fails_on_one_rank_leaves_the_ranks_in_step(tokenizer: Tokenizer) -> None:
+    """Only the rank that answers for a request makes its text; the others cannot know that this failed."""
+
+    def broken(token_id: int) -> str:
+        raise ValueError("no text")
+
+    ranks = [Shard(tokenizer, rank=rank, world_size=2) for rank in range(2)]
+    with torch.inference_mode():
+        results = [s.prefill(0, s.request([1, 2], 6), s.request([3], 6)) for s in ranks]
+        owner = ranks[0].engine._store.get(0).sequences[0]
+        assert owner.detokenizer is not None
+        owner.detokenizer.append = broken  # type: ignore[method-assign]
+        for _ in range(5):
+            results = [s.decode(0) for s in ranks]
+            errors = [[g.request_id for g in r.generations if g.error] for r in results]
+            seen = [None if s.runner.last_inputs is None else s.runner.last_inputs.input_ids.tolist() for s in ranks]
+            assert seen[0] == seen[1]
+            assert results[0].batch == results[1].batch
+            if not any(errors):
+                assert [g.request_id for r in results for g in r.generations] == [1]
+        assert results[0].batch is None
+
+
 def test_nothing_is_written_past_the_reserved_slots(shard: Shard) -> None:
     request = shard.request([1, 2, 3], 4)
     finishes = [shard.engine.launch_prefill(0, [request], [[1, 2, 3]])]

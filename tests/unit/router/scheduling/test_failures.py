@@ -244,6 +244,25 @@ async def test_a_request_that_cannot_be_written_does_not_hold_up_the_next():
         assert tokens_of(await collect(good)) == ["good1", "good2", "good3"]
 
 
+async def test_a_failed_row_that_stays_listed_is_filtered():
+    """Of several ranks only one may know of the failure: then all keep the row until they are told."""
+    shard = FakeShard(scripts={"b": Script(error_at=3)})
+
+    def keep_listed(rpc: str, response):
+        if rpc == "Decode" and any(g.error for g in response.generations):
+            response.batch.request_ids.append(1)
+            response.batch.size += 1
+        return response
+
+    shard.edit = keep_listed
+    async with running_scheduler(shard) as h:
+        a, b = h.submit("a", 3, 8), h.submit("b", 3, 8)
+        await h.finish()
+        assert isinstance((await collect(b))[-1], Failed)
+        assert tokens_of(await collect(a)) == [f"a{i}" for i in range(1, 9)]
+        assert h.trace.count("F(a)") == 1
+
+
 class TestHealth:
     async def test_asks_the_devices_while_all_is_well(self):
         async with running_scheduler(FakeShard()) as h:
