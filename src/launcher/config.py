@@ -39,7 +39,10 @@ class LauncherConfig:
         help=f"Hub id, local directory, or `demo` for the embedded model. Default: {DEFAULT_MODEL_ID}.",
     )  # fmt: skip
     revision: str | None = option(None, panel=_MODEL, help="Branch, tag or commit of a hub model.")
-    dtype: Dtype | None = option(None, panel=_MODEL, help="Type of weights and activations. Default: the model's.")
+    dtype: Dtype | None = option(
+        None, panel=_MODEL,
+        help="Type of weights and activations. Default: float16 on a GPU, on a CPU by its instructions and the model.",
+    )  # fmt: skip
     trust_remote_code: bool = option(False, panel=_MODEL, help="Allow code from the model's repository.")
     tokenizer_config_path: Path | None = option(
         None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's (chat template)."
@@ -68,12 +71,17 @@ class LauncherConfig:
         1.0, panel=_SHARDS, minimum=0.0, maximum=1.0, help="Share of each GPU's memory that may be used."
     )
     cuda_graphs: list[int] = option(
-        [], panel=_SHARDS, separator=",", help="Decode batch sizes to capture as CUDA graphs; 0 turns capturing off."
+        [],
+        panel=_SHARDS,
+        separator=",",
+        help="Decode batch sizes to capture as CUDA graphs; accepted, none are captured yet.",
     )
     tgi_wiggle_room: float = option(
         0.95, panel=_SHARDS, minimum=0.0, maximum=1.0, hidden=True, help="Share of GPU memory that defaults count on."
     )
-    disable_custom_kernels: bool = option(False, panel=_SHARDS, help="Use no kernels of our own.")
+    disable_custom_kernels: bool = option(
+        False, panel=_SHARDS, help="Use no kernels of our own; accepted, there are none yet."
+    )
 
     max_concurrent_requests: int = option(
         128, panel=_REQUEST, help="Requests served or queued at once; more are refused with 429."
