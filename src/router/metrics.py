@@ -17,8 +17,6 @@ _COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "tgi_request_count": ((), "Requests received"),
     "tgi_request_success": ((), "Generations finished"),
     "tgi_request_failure": (("err",), "Requests that failed, by kind of error"),
-    "tgi_request_preemptions": ((), "Requests interrupted for want of KV blocks and resumed later"),
-    "tgi_request_resumed_tokens": ((), "Tokens computed again for interrupted requests"),
     "tgi_batch_inference_count": (("method",), "Calls that ran the model"),
     "tgi_batch_inference_success": (("method",), "Calls that ran the model and succeeded"),
     "tgi_batch_inference_failure": (("method",), "Calls that ran the model and failed"),
@@ -30,7 +28,6 @@ _GAUGES: dict[str, str] = {
     "tgi_batch_current_max_tokens": "Tokens that the running batch may grow to",
     "tgi_batch_max_total_tokens": "Token capacity of the server",
     "tgi_kv_blocks_free": "KV blocks that nobody holds",
-    "tgi_kv_blocks_cached": "KV blocks that only the prefix cache holds",
     "tgi_kv_blocks_live": "KV blocks that requests hold",
 }
 _DURATIONS: dict[str, tuple[tuple[str, ...], str]] = {

@@ -156,6 +156,7 @@ class Scheduler:
         while not self._ended:
             self._wakeup.clear()
             driver.send_calls()
+            self._count_blocks()
             if pipeline:
                 driver.apply(await pipeline.next_answered(self._max_step_s))
                 continue
@@ -177,3 +178,8 @@ class Scheduler:
             self._driver.give_up(error)
             self._metrics.queue_size(0)
             self._metrics.current_batch(0, 0)
+            self._count_blocks()
+
+    def _count_blocks(self) -> None:
+        if self.allocator is not None:
+            self._metrics.kv_blocks(self.allocator.num_free, self.allocator.num_usable)

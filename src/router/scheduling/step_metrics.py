@@ -15,6 +15,7 @@ class StepMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._current = (-1, -1)
+        self._num_free = -1
 
     def queue_size(self, size: int) -> None:
         self._metrics.gauge("tgi_queue_size", size)
@@ -34,6 +35,12 @@ class StepMetrics:
         self._current = (size, max_tokens)
         self._metrics.gauge("tgi_batch_current_size", size)
         self._metrics.gauge("tgi_batch_current_max_tokens", max_tokens)
+
+    def kv_blocks(self, num_free: int, num_usable: int) -> None:
+        if self._num_free != num_free:
+            self._num_free = num_free
+            self._metrics.gauge("tgi_kv_blocks_free", num_free)
+            self._metrics.gauge("tgi_kv_blocks_live", num_usable - num_free)
 
     def sent(self, method: str) -> None:
         self._metrics.count("tgi_batch_inference_count", method=method)

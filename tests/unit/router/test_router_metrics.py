@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router import metrics
 from router.metrics import Metrics
 
 TGI_DASHBOARD = shlex.split(
@@ -97,3 +99,9 @@ def test_what_is_not_declared_is_an_error() -> None:
         metrics.observe("tgi_batch_forward_duration", 1, phase="x")
     with pytest.raises(KeyError):
         metrics.gauge("tgi_request_count", 1)
+
+
+def test_no_name_is_declared_that_nobody_writes() -> None:
+    package = Path(metrics.__file__).parent
+    written = "".join(path.read_text() for path in package.rglob("*.py") if path.name != "metrics.py")
+    assert [name for name in Metrics().names() if f'"{name}"' not in written] == []

@@ -22,9 +22,12 @@ async def test_names_of_a_short_run():
         await h.step(1)
         assert h.metrics.gauges["tgi_batch_current_size"] == 2
         assert h.metrics.gauges["tgi_batch_current_max_tokens"] == 10
+        assert h.metrics.gauges["tgi_kv_blocks_live"] == 6  # b has ended
         await h.finish()
         assert h.metrics.gauges["tgi_batch_current_size"] == 0
         assert h.metrics.gauges["tgi_batch_current_max_tokens"] == 0
+        assert h.metrics.gauges["tgi_kv_blocks_live"] == 0
+        assert h.metrics.gauges["tgi_kv_blocks_free"] == h.scheduler.allocator.num_usable
         assert h.metrics.counts == {
             "tgi_batch_inference_count{prefill}": 2,
             "tgi_batch_inference_count{decode}": 3,
@@ -52,6 +55,7 @@ def test_every_name_is_known_to_the_real_metrics():
         step.request_failed("generation")
         step.admitted(2, "backpressure")
         step.current_batch(1, 2)
+        step.kv_blocks(3, 5)
         for method in ("prefill", "decode"):
             step.sent(method)
             step.failed(method)
