@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api import chat, generate, openapi, service, tokenize
+from router.api import chat, completions, generate, openapi, service, tokenize
 from router.api.errors import InternalError, UnauthorizedError, error_response, framework_response
 from router.api.served import Served
 from router.errors import RouterError
@@ -35,7 +35,7 @@ def create_app(
         redirect_slashes=False,
     )  # fmt: skip
     app.state.served = served
-    for routes in (generate.routes, chat.routes, tokenize.routes, service.routes):
+    for routes in (generate.routes, chat.routes, completions.routes, tokenize.routes, service.routes):
         app.include_router(routes)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     app.add_exception_handler(RouterError, _router_error)

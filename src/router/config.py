@@ -46,6 +46,9 @@ class RouterConfig:
         1_073_741_824, panel=_LIMITS, help="Largest image in bytes that is fetched for a multimodal model."
     )
     disable_grammar_support: bool = option(False, panel=_LIMITS, help="Refuse requests with a grammar.")
+    request_logprobs: bool = option(
+        False, panel=_LIMITS, help="The model server computes prompt logprobs; the launcher says so by the variable."
+    )
 
     waiting_served_ratio: float = option(
         1.2, panel=_BATCHING, help="Waiting to running requests from which a prefill interrupts decoding.", minimum=0

@@ -2,6 +2,8 @@
 
 RouterError
 ├── ValidationError       422  validation
+│   ├── BatchSizeError    422  batch size exceeded
+│   └── SuffixError       422  suffix not supported
 ├── TemplateError         422  template_error
 ├── ToolError             422  tool_error
 ├── OverloadedError       429  overloaded
@@ -27,6 +29,18 @@ class ValidationError(RouterError):
 
     def __init__(self, detail: str) -> None:
         super().__init__(f"Input validation error: {detail}")
+
+
+class BatchSizeError(ValidationError):
+    """More prompts, choices or instances than one request may hold."""
+
+    error_type = "batch size exceeded"
+
+
+class SuffixError(ValidationError):
+    """A completion with a `suffix`."""
+
+    error_type = "suffix not supported"
 
 
 class TemplateError(RouterError):

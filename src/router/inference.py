@@ -104,7 +104,7 @@ class Inference:
     async def generate_best_of(self, request: GenerateRequest, admission: Admission) -> Generation:
         """`best_of` generations with seeds of their own; the one with the highest mean logprob, and the others."""
         generations = await self.generate_many([request] * (request.best_of or 1), admission)
-        best = max(range(len(generations)), key=lambda index: _mean_logprob(generations[index]))
+        best = max(range(len(generations)), key=lambda index: mean_logprob(generations[index]))
         return replace(generations[best], best_of_sequences=generations[:best] + generations[best + 1 :])
 
     def refused(self, error: RouterError) -> RouterError:
@@ -133,7 +133,8 @@ class Inference:
         return not self.is_draining and await self._scheduler.check_health()
 
 
-def _mean_logprob(generation: Generation) -> float:
+def mean_logprob(generation: Generation) -> float:
+    """How likely the model found its own text; NaN counts as impossible."""
     logprobs = [token.logprob for token in generation.tokens]
     mean = sum(logprobs) / len(logprobs)
     return -math.inf if math.isnan(mean) else mean

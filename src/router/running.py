@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -230,17 +231,30 @@ async def collect(running: Running) -> Generation:
     )
 
 
-async def interleaved(
-    running: Sequence[Running],
-) -> AsyncGenerator[tuple[int, Prefilled | TokenGenerated | Finished], None]:
+Item = Prefilled | TokenGenerated | Finished
+
+
+async def interleaved(running: Sequence[Running]) -> AsyncGenerator[tuple[int, Item], None]:
     """The events of several generations as they come, each with its generation's index. Raises the first failure."""
+    async with aclosing(arrivals(running)) as items:
+        async for index, item in items:
+            if isinstance(item, Exception):
+                raise item
+            yield index, item
+
+
+async def arrivals(running: Sequence[Running]) -> AsyncGenerator[tuple[int, Item | Exception], None]:
+    """As `interleaved`, but a failure is an item too: the last of its generation, and the others go on."""
     if len(running) == 1:
-        event = None
-        while not isinstance(event, Finished):
-            event = await running[0].next_event()
-            yield 0, event
+        item: Item | Exception | None = None
+        while not isinstance(item, Finished | Exception):
+            try:
+                item = await running[0].next_event()
+            except Exception as error:
+                item = error
+            yield 0, item
         return
-    arrived: asyncio.Queue[tuple[int, Prefilled | TokenGenerated | Finished | RouterError]] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[int, Item | Exception]] = asyncio.Queue()
 
     async def forward(index: int) -> None:
         event = None
@@ -248,18 +262,16 @@ async def interleaved(
             while not isinstance(event, Finished):
                 event = await running[index].next_event()
                 arrived.put_nowait((index, event))
-        except RouterError as error:
+        except Exception as error:
             arrived.put_nowait((index, error))
 
     tasks = [asyncio.ensure_future(forward(index)) for index in range(len(running))]
     try:
         num_unfinished = len(running)
         while num_unfinished:
-            index, item = await arrived.get()
-            if isinstance(item, RouterError):
-                raise item
-            num_unfinished -= isinstance(item, Finished)
-            yield index, item
+            index, one = await arrived.get()
+            num_unfinished -= isinstance(one, Finished | Exception)
+            yield index, one
     finally:
         for task in tasks:
             task.cancel()

@@ -65,6 +65,16 @@ class PromptTokenizer:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._workers, self._spans_in_worker, text, add_special_tokens)
 
+    async def offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Where each token of a text begins, in characters; added special tokens are at 0."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._offsets_in_worker, text, add_special_tokens)
+
+    async def text_of(self, ids: list[int]) -> str | None:
+        """The text that has exactly these tokens, no special ones added; None if there is none."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._text_in_worker, ids)
+
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
@@ -77,6 +87,15 @@ class PromptTokenizer:
     def _spans_in_worker(self, text: str, add_special_tokens: bool) -> list[TokenSpan]:
         (encoding,) = self._per_thread.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return _spans(encoding, text)
+
+    def _offsets_in_worker(self, text: str, add_special_tokens: bool) -> list[int]:
+        (encoding,) = self._per_thread.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return [start for start, _ in encoding.offsets]
+
+    def _text_in_worker(self, ids: list[int]) -> str | None:
+        (text,) = self._per_thread.tokenizer.decode_batch([ids], skip_special_tokens=False)
+        again = _ids(self._per_thread.tokenizer, text, add_special_tokens=False, truncate=None)
+        return str(text) if again == ids else None
 
 
 def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool, truncate: int | None) -> list[int]:

@@ -88,7 +88,7 @@ def _stream(served: Served, body: ChatBody, head: ChatHead, running: Sequence[Ru
 
     return sse.EventStream(
         _events(head, running, logprobs=body.logprobs, include_usage=body.stream_options.include_usage),
-        headers=stream_headers(running[0], served.config.compute_type),
+        headers=stream_headers(running[0], compute_type=served.config.compute_type),
         close=close,
         stalled_s=served.config.stalled_client_seconds,
     )

@@ -87,7 +87,7 @@ async def _stream(request: Request, served: Served, body: GenerateBody, *, full_
         running = await unless_left(request.receive, inference.start(asked, admission))
     return sse.EventStream(
         _events(running, details=body.parameters.details, prefix=asked.inputs if full_text else ""),
-        headers=stream_headers(running, served.config.compute_type),
+        headers=stream_headers(running, compute_type=served.config.compute_type),
         close=running.close,
         stalled_s=served.config.stalled_client_seconds,
     )

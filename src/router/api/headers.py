@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from router.running import Generation, Running
 
+_OF_PROMPT = ("x-compute-characters", "x-prompt-tokens")
 
-def stream_headers(running: Running, compute_type: str) -> dict[str, str]:
-    return {"x-compute-type": compute_type, "x-compute-characters": str(len(running.request.inputs))}
+
+def stream_headers(*running: Running, compute_type: str) -> dict[str, str]:
+    """`running` has one generation for each prompt."""
+    num_characters = sum(len(one.request.inputs) for one in running)
+    return {"x-compute-type": compute_type, "x-compute-characters": str(num_characters)}
 
 
 def json_headers(generation: Generation, compute_type: str) -> dict[str, str]:
@@ -22,6 +28,17 @@ def json_headers(generation: Generation, compute_type: str) -> dict[str, str]:
         "x-time-per-token": _milliseconds(timings.per_token),
         "x-prompt-tokens": str(generation.request.input_length),
         "x-generated-tokens": str(generation.generated_tokens),
+    }
+
+
+def summed_headers(groups: Sequence[Sequence[Generation]], compute_type: str) -> dict[str, str]:
+    """Of the generations of several prompts; a prompt counts once. As TGI's, they lack x-compute-time."""
+    prompts = [json_headers(group[0], compute_type) for group in groups]
+    all_headers = [json_headers(generation, compute_type) for group in groups for generation in group]
+    return {"x-compute-type": compute_type} | {
+        name: str(sum(int(headers[name]) for headers in (prompts if name in _OF_PROMPT else all_headers)))
+        for name in prompts[0]
+        if name not in ("x-compute-type", "x-compute-time")
     }
 
 

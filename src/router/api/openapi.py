@@ -11,12 +11,15 @@ from pydantic.json_schema import models_json_schema
 
 from router.config import TGI_VERSION
 from router.schemas.chat import ChatBody, ChatChunk
+from router.schemas.completion import CompletionBody, CompletionChunk
 from router.schemas.generate import CompatBody, GenerateBody, StreamEvent, TokenizeBody
 from router.schemas.service import ErrorBody
 
 _REFERENCE = "#/components/schemas/{model}"
 # Bodies and events that no handler's signature names.
-_MODELS: list[type[BaseModel]] = [GenerateBody, CompatBody, TokenizeBody, StreamEvent, ChatBody, ChatChunk]
+_MODELS: list[type[BaseModel]] = [
+    GenerateBody, CompatBody, TokenizeBody, StreamEvent, ChatBody, ChatChunk, CompletionBody, CompletionChunk,
+]  # fmt: skip
 _ERRORS: dict[int | str, dict[str, Any]] = {
     422: {"model": ErrorBody, "description": "The request is at fault"},
     424: {"model": ErrorBody, "description": "Generation failed"},

@@ -44,7 +44,7 @@ def request_of(body: ChatBody, prompt: str) -> GenerateRequest:
         repetition_penalty=body.repetition_penalty,
         absolute_frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,
-        logit_bias=_logit_bias(body.logit_bias),
+        logit_bias=logit_bias_of(body.logit_bias),
         top_k=body.top_k,
         top_p=body.top_p,
         typical_p=body.typical_p,
@@ -107,7 +107,8 @@ def _arguments(given: Any) -> Any:
         return given
 
 
-def _logit_bias(bias: dict[str, float] | list[float] | None) -> tuple[tuple[int, float], ...]:
+def logit_bias_of(bias: dict[str, float] | list[float] | None) -> tuple[tuple[int, float], ...]:
+    """OpenAI's map of token ids to biases, as pairs. Raises ValidationError."""
     if not bias:
         return ()
     if isinstance(bias, list):

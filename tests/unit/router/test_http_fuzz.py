@@ -11,6 +11,7 @@ import pytest
 from router_fakes import Router
 
 from router.schemas.chat import ChatBody, Message
+from router.schemas.completion import CompletionBody
 from router.schemas.generate import CompatBody, GenerateParameters
 
 _TEXTS = [
@@ -31,6 +32,7 @@ _TEXTS = [
 _NUMBERS = [0, 1, -1, 2, 3.5, 0.0, -0.0, 1e-30, 1e30, 2**31, 2**32, 2**63, 2**64 - 1, 128, 2000]
 _NAMES = [
     *GenerateParameters.model_fields, *ChatBody.model_fields, *CompatBody.model_fields, *Message.model_fields,
+    *CompletionBody.model_fields,
     "type", "text", "function", "url", "image_url", "arguments", "include_usage", "value", "schema", "unknown",
 ]  # fmt: skip
 
@@ -65,6 +67,11 @@ def chat_body(source: random.Random) -> Any:
     return some(source, ChatBody) | {"messages": messages[: source.randint(1, 2)], "stream": source.random() < 0.5}
 
 
+def completion_body(source: random.Random) -> Any:
+    prompt = source.choice(["Hello", ["Hello", "x"], [1, 2], value(source)])
+    return some(source, CompletionBody) | {"prompt": prompt, "stream": source.random() < 0.5}
+
+
 def damaged(source: random.Random, raw: bytes) -> bytes:
     """With one byte changed, removed or doubled."""
     position = source.randrange(len(raw))
@@ -79,6 +86,7 @@ ROUTES = [
     ("/tokenize", native_body),
     ("/v1/chat/completions", chat_body),
     ("/v1/chat/completions", chat_body),
+    ("/v1/completions", completion_body),
 ]
 
 

@@ -19,6 +19,7 @@ FLOATS = ["temperature", "repetition_penalty", "frequency_penalty", "top_p", "ty
 BOOLEANS = ["do_sample", "return_full_text", "watermark", "details", "decoder_input_details", "ignore_eos"]
 HUGE = "9" * 5000
 CHAT_INTEGERS = ["max_tokens", "max_completion_tokens", "top_logprobs", "n", "seed", "top_k"]
+COMPLETION_INTEGERS = ["max_tokens", "logprobs", "n", "best_of", "seed", "top_k"]
 CHAT_FLOATS = ["temperature", "top_p", "frequency_penalty", "presence_penalty", "repetition_penalty"]
 
 
@@ -28,6 +29,10 @@ def native(field: str, literal: str) -> bytes:
 
 def chat(field: str, literal: str) -> bytes:
     return f'{{"messages":[{{"role":"user","content":"Hi"}}],"{field}":{literal}}}'.encode()
+
+
+def completion(field: str, literal: str) -> bytes:
+    return f'{{"prompt":"Hi","{field}":{literal}}}'.encode()
 
 
 async def refused(router: Router, path: str, raw: bytes, *statuses: int) -> dict[str, str]:
@@ -47,6 +52,7 @@ async def test_every_numeric_field_refuses_what_is_no_such_number(router: Router
         ("/generate", native, INTEGERS, FLOATS),
         ("/generate_stream", native, INTEGERS, FLOATS),
         ("/v1/chat/completions", chat, CHAT_INTEGERS, CHAT_FLOATS),
+        ("/v1/completions", completion, COMPLETION_INTEGERS, CHAT_FLOATS),
     ):
         for field in integers:
             for literal in [*bad_for_all, "20.0", "1.5", "-1" if field != "top_k" else "-0.0", "1e3"]:
@@ -88,6 +94,16 @@ async def test_every_boolean_and_text_field_refuses_other_types(router: Router) 
     }.items():
         for literal in literals:
             await refused(router, "/v1/chat/completions", chat(field, literal), 422)
+    for field, literals in {
+        "stop": ("1", "[1]", "{}"),
+        "stream": ("1", '"true"'),
+        "echo": ("1", '"true"'),
+        "suffix": ("1", "[]"),
+        "stream_options": ("true", '"x"', '{"include_usage":1}'),
+        "logit_bias": ('"x"', '{"1":"x"}', "1"),
+    }.items():
+        for literal in literals:
+            await refused(router, "/v1/completions", completion(field, literal), 422)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +155,7 @@ async def test_broken_bodies(router: Router, raw: bytes, status: int) -> None:
         body = await refused(router, path, raw, status)
         assert body["error_type"] == {400: "bad_request", 422: "validation"}[status]
     await refused(router, "/v1/chat/completions", raw, 400, 422)
+    await refused(router, "/v1/completions", raw, 400, 422)
 
 
 @pytest.mark.parametrize(
@@ -316,12 +333,14 @@ async def test_overload(make_router: MakeRouter) -> None:
         ("/", {"inputs": "x"}),
         ("/v1/chat/completions", chat_body),
         ("/v1/chat/completions", chat_body | {"stream": True}),
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/completions", {"prompt": "x", "stream": True}),
     ):
         answer = await router.post(path, body)
         assert answer.status_code == 429
         assert answer.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
         assert answer.headers["retry-after"] == "3"
-    assert b'tgi_request_failure{err="overloaded"} 5' in router.metrics.render()
+    assert b'tgi_request_failure{err="overloaded"} 7' in router.metrics.render()
     router.inference.permits.give_back(1)
     assert (await router.post("/generate", {"inputs": "x"})).status_code == 200
 

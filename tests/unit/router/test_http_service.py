@@ -101,7 +101,15 @@ async def test_text_that_the_tokenizer_refuses(make_router: MakeRouter, monkeypa
 
 async def test_the_api_key_guards_every_post(make_router: MakeRouter) -> None:
     router = make_router(config=RouterConfig(api_key="Sesame"))
-    for path in ("/", "/generate", "/generate_stream", "/tokenize", "/v1/chat/completions", "/nothing"):
+    for path in (
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/tokenize",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/nothing",
+    ):
         for header in (
             {},
             {"authorization": "Bearer sesame"},
@@ -164,7 +172,7 @@ async def test_success_is_logged_without_the_prompt(make_router: MakeRouter, cap
 async def test_the_openapi_document_names_every_body(router: Router) -> None:
     document = (await router.get("/api-doc/openapi.json")).json()
     paths = document["paths"]
-    for path in ("/", "/generate", "/generate_stream", "/v1/chat/completions", "/tokenize"):
+    for path in ("/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions", "/tokenize"):
         (content,) = paths[path]["post"]["requestBody"]["content"].values()
         name = content["schema"]["$ref"].rpartition("/")[2]
         assert name in document["components"]["schemas"]

@@ -34,6 +34,9 @@ def http(path: str, body: Any) -> bytes:
         ("/v1/chat/completions", CHAT | {"stream": True}),
         ("/v1/chat/completions", CHAT | {"stream": True, "n": 3}),
         ("/v1/chat/completions", CHAT | {"n": 3}),
+        ("/v1/completions", {"prompt": "x", "n": 3}),
+        ("/v1/completions", {"prompt": "x", "stream": True}),
+        ("/v1/completions", {"prompt": "x", "stream": True, "n": 3}),
     ],
 )
 @pytest.mark.parametrize("tokens", [0, 2])

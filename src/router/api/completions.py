@@ -1,0 +1,140 @@
+"""`/v1/completions`, at once and streamed."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from router.api import sse
+from router.api.body import read_body
+from router.api.disconnect import unless_left
+from router.api.errors import openai_event_body, said_to_client
+from router.api.headers import stream_headers, summed_headers
+from router.api.json_out import JsonResponse
+from router.api.openapi import documented
+from router.api.served import Served, request_id_of, served_of
+from router.chat.chunks import usage
+from router.completion.answer import ChoiceStream, CompletionHead, completion
+from router.completion.prompt import Counts, check_served, counts_of, requests_of
+from router.config import TGI_VERSION
+from router.errors import ValidationError
+from router.events import Finished, Prefilled
+from router.running import Admission, Generation, Running, arrivals
+from router.schemas.completion import Completion, CompletionBody, CompletionChunk
+from router.validation import GenerateRequest
+
+routes = APIRouter(tags=["Completions"])
+
+
+@routes.post("/v1/completions", **documented(CompletionBody, Completion, event=CompletionChunk))
+async def completions(request: Request) -> Response:
+    """Go on with one text or several; with `stream`, as server-sent events that end with `[DONE]`."""
+    served = served_of(request)
+    return await answer(request, served, await read_body(request, CompletionBody, limit=served.config.payload_limit))
+
+
+async def answer(request: Request, served: Served, body: CompletionBody) -> Response:
+    """The answer to a completion body, whichever route it came by."""
+    inference = served.inference
+    inference.metrics.count("tgi_request_count")
+    counts = _counts(served, body)
+    head = CompletionHead(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=served.model_id,
+        system_fingerprint=f"{TGI_VERSION}-native",
+    )
+    with inference.admit(counts.generations, request_id=request_id_of(request)) as admission:
+        if body.stream:
+            running = await unless_left(request.receive, _start(served, body, counts, admission))
+            return _stream(served, body, counts, head, running)
+        groups, offsets = await unless_left(request.receive, _generate(served, body, counts, admission))
+    return JsonResponse(
+        completion(head, body, groups, offsets), headers=summed_headers(groups, served.config.compute_type)
+    )
+
+
+def _counts(served: Served, body: CompletionBody) -> Counts:
+    """What can be refused without a look at the prompts."""
+    inference = served.inference
+    try:
+        counts = counts_of(body, inference.limits)
+        check_served(body, counts, prompt_logprobs=served.config.request_logprobs)
+    except ValidationError as error:
+        raise inference.refused(error) from None
+    if counts.best_of > counts.n:
+        inference.check_best_of(counts.best_of)
+    return counts
+
+
+async def _requests(served: Served, body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
+    try:
+        return await requests_of(body, counts, served.inference.tokenizer)
+    except ValidationError as error:
+        raise served.inference.refused(error) from None
+
+
+async def _generate(
+    served: Served, body: CompletionBody, counts: Counts, admission: Admission
+) -> tuple[list[list[Generation]], list[list[int]]]:
+    """The generations of each prompt, and where its tokens begin if they are to be told."""
+    requests = await _requests(served, body, counts)
+    generations = await served.inference.generate_many(requests, admission)
+    groups = [generations[i : i + counts.best_of] for i in range(0, len(generations), counts.best_of)]
+    if not body.echo or body.logprobs is None:
+        return groups, []
+    tokenizer = served.inference.tokenizer
+    prompts = [group[0].request for group in groups]
+    return groups, [
+        await tokenizer.offsets(prompt.inputs, add_special_tokens=prompt.add_special_tokens) for prompt in prompts
+    ]
+
+
+async def _start(served: Served, body: CompletionBody, counts: Counts, admission: Admission) -> list[Running]:
+    return await served.inference.start_many(await _requests(served, body, counts), admission)
+
+
+def _stream(
+    served: Served, body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running]
+) -> Response:
+    def close() -> None:
+        for one in running:
+            one.close()
+
+    return sse.EventStream(
+        _events(body, counts, head, running),
+        headers=stream_headers(*running[:: counts.n], compute_type=served.config.compute_type),
+        close=close,
+        stalled_s=served.config.stalled_client_seconds,
+    )
+
+
+async def _events(
+    body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running]
+) -> AsyncGenerator[bytes, None]:
+    """The tokens of all choices as they come. A choice that fails says so; the others go on."""
+    choices = [ChoiceStream(head, index, one.request, body) for index, one in enumerate(running)]
+    num_unfinished, num_tokens = len(running), 0
+    async with aclosing(arrivals(running)) as items:
+        async for index, item in items:
+            if isinstance(item, Prefilled):
+                continue
+            if isinstance(item, Exception):
+                num_unfinished -= 1
+                piece = sse.frame(openai_event_body(said_to_client(item, running[index].request_id)))
+            else:
+                piece = sse.event(choices[index].chunk(item))
+                if isinstance(item, Finished):
+                    num_unfinished -= 1
+                    num_tokens += item.generated_tokens
+            if not num_unfinished:
+                if body.stream_options.include_usage:
+                    num_prompt_tokens = sum(one.request.input_length for one in running[:: counts.n])
+                    piece += sse.event(head.answer([], usage(num_prompt_tokens, num_tokens)))
+                piece += sse.DONE
+            yield piece

@@ -1,0 +1,103 @@
+"""From an OpenAI completion body to generate requests: how many, of what prompts, and what is refused first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.chat.prompt import choices_of, logit_bias_of, stops_of
+from router.errors import BatchSizeError, SuffixError, ValidationError
+from router.limits import ServingLimits
+from router.schemas.completion import CompletionBody
+from router.tokenizer import PromptTokenizer
+from router.validation import GenerateRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many generations a body asks for: `best_of` per prompt, of which `n` are answered."""
+
+    prompts: int
+    n: int
+    best_of: int
+
+    @property
+    def generations(self) -> int:
+        return self.prompts * self.best_of
+
+
+def counts_of(body: CompletionBody, limits: ServingLimits) -> Counts:
+    """Refuses more generations than one client may ask for. Raises BatchSizeError or ValidationError."""
+    limit, prompts = limits.max_client_batch_size, len(body.prompt)
+    if prompts > limit:
+        raise BatchSizeError(f"`prompt` supports up to {limit} prompts. Given: {prompts}")
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= limit:
+        raise ValidationError(f"`n` must be > 0 and <= {limit}. Given: {n}")
+    best_of = n if body.best_of is None else body.best_of
+    if best_of < n:
+        raise ValidationError(f"`best_of` must be >= `n`. Given: {best_of} and {n}")
+    counts = Counts(prompts=prompts, n=n, best_of=best_of)
+    if counts.generations > limit:
+        raise BatchSizeError(
+            f"a request supports up to {limit} generations. Given: {prompts} prompts with {best_of} generations each"
+        )
+    return counts
+
+
+def check_served(body: CompletionBody, counts: Counts, *, prompt_logprobs: bool) -> None:
+    """Refuses what cannot be honoured. `prompt_logprobs`: whether the model server computes them."""
+    if body.suffix is not None:
+        raise SuffixError("`suffix` is not supported: put the text around the gap into the prompt in the model's form")
+    if counts.best_of > counts.n:
+        if body.stream:
+            raise ValidationError("`best_of` > `n` is not supported with streaming")
+        if body.temperature == 0:
+            raise ValidationError("`best_of` > `n` requires sampling")
+    if body.echo and body.logprobs is not None:
+        if body.stream:
+            raise ValidationError("`echo` with `logprobs` is not supported with streaming")
+        if not prompt_logprobs:
+            raise ValidationError("`echo` with `logprobs` needs a server started with `--enable-prefill-logprobs`")
+
+
+async def requests_of(body: CompletionBody, counts: Counts, tokenizer: PromptTokenizer) -> list[GenerateRequest]:
+    """`best_of` requests for each prompt, in the order of the prompts."""
+    requests: list[GenerateRequest] = []
+    for prompt in body.prompt:
+        requests += choices_of(await _request_of(body, prompt, tokenizer), counts.best_of)
+    return requests
+
+
+async def _request_of(body: CompletionBody, prompt: str | list[int], tokenizer: PromptTokenizer) -> GenerateRequest:
+    """Temperature 0 is greedy, everything else samples, as in TGI."""
+    greedy = body.temperature == 0
+    return GenerateRequest(
+        inputs=prompt if isinstance(prompt, str) else await _text_of(prompt, tokenizer),
+        add_special_tokens=isinstance(prompt, str),
+        temperature=None if greedy else body.temperature,
+        do_sample=not greedy,
+        repetition_penalty=body.repetition_penalty,
+        absolute_frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        logit_bias=logit_bias_of(body.logit_bias),
+        top_k=body.top_k,
+        top_p=body.top_p,
+        typical_p=body.typical_p,
+        min_p=body.min_p,
+        max_new_tokens=body.max_tokens,
+        ignore_eos=body.ignore_eos,
+        stop=stops_of(body.stop),
+        decoder_input_details=body.echo and body.logprobs is not None,
+        seed=body.seed,
+        top_n_tokens=body.logprobs,
+    )
+
+
+async def _text_of(ids: list[int], tokenizer: PromptTokenizer) -> str:
+    """The wire carries text, so ids are served if their text has exactly these tokens."""
+    text = await tokenizer.text_of(ids)
+    if text is None:
+        raise ValidationError(
+            "`prompt` holds token ids that are not the tokenizer's own for their text; send the text instead"
+        )
+    return text
