@@ -114,6 +114,9 @@ class LauncherConfig:
 
     hostname: str = option("0.0.0.0", panel=_HTTP, help="Address to listen on.")
     port: int = option(3000, short="p", panel=_HTTP, maximum=_PORT, help="Port to listen on; 0 chooses a free one.")
+    aip_http_port: int | None = option(
+        None, panel=_HTTP, maximum=_PORT, help="Vertex AI's word for `--port`, which it overrides."
+    )
     prometheus_port: int | None = option(
         None, panel=_HTTP, maximum=_PORT, help="A second port for /metrics alone; opened only if given, 0 for none."
     )
@@ -183,9 +186,15 @@ def check(config: LauncherConfig) -> None:
         raise ArgumentValidation("`--cuda-memory-fraction` must be > 0")
     if config.tokenizer_config_path is not None and not config.tokenizer_config_path.is_file():
         raise ArgumentValidation(f"`--tokenizer-config-path` {config.tokenizer_config_path} is not a file")
-    if config.prometheus_port is not None and config.prometheus_port == config.port != 0:
-        raise ArgumentValidation(f"`--port` and `--prometheus-port` are both {config.port}")
+    flag, port = http_port(config)
+    if config.prometheus_port is not None and config.prometheus_port == port != 0:
+        raise ArgumentValidation(f"`{flag}` and `--prometheus-port` are both {port}")
     _check_token_limits(config)
+
+
+def http_port(config: LauncherConfig) -> tuple[str, int]:
+    """The flag that names the HTTP port, and the port that was asked for."""
+    return ("--port", config.port) if config.aip_http_port is None else ("--aip-http-port", config.aip_http_port)
 
 
 def _check_token_limits(config: LauncherConfig) -> None:

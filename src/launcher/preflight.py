@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.config import LauncherConfig
+from launcher.config import http_port as asked_http_port
 from launcher.errors import ArgumentValidation
 from launcher.plan import DEFAULT_MASTER_PORT, Endpoints
 
@@ -44,8 +45,9 @@ def listening_address(config: LauncherConfig) -> str:
 
 
 def http_port(config: LauncherConfig, address: str) -> int:
-    """`--port`, or a free one for 0. Raises ArgumentValidation if it cannot be bound."""
-    return _bindable("--port", address, config.port)
+    """The port that was asked for, or a free one for 0. Raises ArgumentValidation if it cannot be bound."""
+    flag, port = asked_http_port(config)
+    return _bindable(flag, address, port)
 
 
 def _bindable(flag: str, address: str, port: int) -> int:

@@ -15,9 +15,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api import chat, completions, generate, openapi, service, tokenize
+from router.api import chat, completions, elsewhere, generate, kserve, openapi, platforms, service, tokenize
 from router.api.errors import InternalError, UnauthorizedError, error_response, framework_response
 from router.api.served import Served
+from router.config import RouterConfig
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,12 @@ def create_app(
         redirect_slashes=False,
     )  # fmt: skip
     app.state.served = served
-    for routes in (generate.routes, chat.routes, completions.routes, tokenize.routes, service.routes):
+    if served is not None:
+        _add_asked_routes(app, served.config)
+    for routes in (
+        generate.routes, chat.routes, completions.routes, tokenize.routes, platforms.routes, service.routes,
+        elsewhere.routes,
+    ):  # fmt: skip
         app.include_router(routes)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     app.add_exception_handler(RouterError, _router_error)
@@ -53,6 +59,18 @@ def create_app(
     )
     app.add_middleware(RequestIdMiddleware)
     return app
+
+
+def _add_asked_routes(app: FastAPI, config: RouterConfig) -> None:
+    """Routes that an operator asked for; they win where a path is taken already."""
+    if config.aip_predict_route is not None:
+        app.add_api_route(config.aip_predict_route, platforms.vertex, methods=["POST"], include_in_schema=False)
+    if config.aip_health_route is not None:
+        app.add_api_route(
+            config.aip_health_route, service.health, methods=["GET", "HEAD"], include_in_schema=False
+        )  # fmt: skip
+    if config.kserve_api:
+        app.include_router(kserve.routes)
 
 
 class RequestIdMiddleware:

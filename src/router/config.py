@@ -82,6 +82,11 @@ class RouterConfig:
         30.0, panel=_HTTP, help="A client that reads nothing for so long is given up.", minimum=0.1
     )
 
+    kserve_api: bool = option(False, panel=_HTTP, help="Serve KServe's v2 routes below /v2 too.")
+    aip_http_port: int | None = option(None, panel=_HTTP, help="Vertex AI's word for the port; wins.", maximum=65535)
+    aip_predict_route: str | None = option(None, panel=_HTTP, help="A second path for /vertex, set by Vertex AI.")
+    aip_health_route: str | None = option(None, panel=_HTTP, help="A second path for /health, set by Vertex AI.")
+
     master_shard_uds_path: str = option(
         "/tmp/text-generation-server-0", panel=_MODEL, help="Socket of the shard with rank 0."
     )
@@ -113,6 +118,10 @@ class RouterConfig:
     ngrok_authtoken: str | None = option(None, panel=_UNSERVED, help="Not served.")
     ngrok_edge: str | None = option(None, panel=_UNSERVED, help="Not served.")
 
+    @property
+    def listening_port(self) -> int:
+        return self.port if self.aip_http_port is None else self.aip_http_port
+
 
 def check(config: RouterConfig) -> None:
     """Refuses what can be known to be wrong before anything is loaded. Raises StartupError."""
@@ -127,6 +136,12 @@ def check(config: RouterConfig) -> None:
     _check_token_limits(config)
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise StartupError("ArgumentValidation: ngrok tunnels are not served; remove `--ngrok*`")
+    for flag, route in (
+        ("--aip-predict-route", config.aip_predict_route),
+        ("--aip-health-route", config.aip_health_route),
+    ):
+        if route is not None and (not route.startswith("/") or set(route) & set("{}?#")):
+            raise StartupError(f"ArgumentValidation: `{flag}` {route} is not a path")
     for flag, path in (
         ("--tokenizer-config-path", config.tokenizer_config_path),
         ("--chat-template", config.chat_template),

@@ -53,7 +53,7 @@ async def serve(config: RouterConfig) -> int:
 async def _serve(config: RouterConfig, stop: Stop) -> int:
     with contextlib.ExitStack() as resources:
         # Bound now, so that a port in use is found before the model is warm; it listens at the very end.
-        listener = resources.enter_context(bind(config.hostname, config.port))
+        listener = resources.enter_context(bind(config.hostname, config.listening_port))
         metrics_listener = None
         if config.prometheus_port is not None:
             metrics_listener = resources.enter_context(bind(config.hostname, config.prometheus_port))

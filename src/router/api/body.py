@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -36,20 +37,56 @@ class _ShapeError(ValueError):
 
 async def read_body(request: Request, body_type: type[BodyType], *, limit: int) -> BodyType:
     """The checked body. Raises BodyError, or ClientDisconnect if the client left before it was complete."""
-    content_type = request.headers.get("content-type", "")
-    if not _JSON_TYPE.fullmatch(content_type.strip()):
-        raise BodyError(415, "unsupported_media_type", "Expected request with `Content-Type: application/json`")
-    raw = await _read(request, limit)
+    raw = await _read_json(request, limit)
     if len(raw) > _LARGE:
         return await asyncio.to_thread(_checked, raw, body_type)
     return _checked(raw, body_type)
+
+
+async def read_one_of(request: Request, *body_types: type[Body], limit: int) -> Body:
+    """The body as the first of several types that fits. Each is known by its one required member.
+
+    Raises BodyError with the fault of the first type whose required member is there.
+    """
+    raw = await _read_json(request, limit)
+    if len(raw) > _LARGE:
+        return await asyncio.to_thread(_checked_one_of, raw, body_types)
+    return _checked_one_of(raw, body_types)
+
+
+async def _read_json(request: Request, limit: int) -> bytes:
+    content_type = request.headers.get("content-type", "")
+    if not _JSON_TYPE.fullmatch(content_type.strip()):
+        raise BodyError(415, "unsupported_media_type", "Expected request with `Content-Type: application/json`")
+    return await _read(request, limit)
 
 
 def _checked(raw: bytes, body_type: type[BodyType]) -> BodyType:
     try:
         return body_type.model_validate(parse_json(raw))
     except pydantic.ValidationError as error:
-        raise BodyError(422, "validation", f"Failed to deserialize the JSON body: {_first_fault(error)}") from None
+        raise _misshapen(_first_fault(error)) from None
+
+
+def _checked_one_of(raw: bytes, body_types: Sequence[type[Body]]) -> Body:
+    value = parse_json(raw)
+    fault: BodyError | None = None
+    marks = {_mark(body_type): body_type for body_type in body_types}
+    for mark, body_type in marks.items():
+        if isinstance(value, dict) and value.get(mark) is not None:
+            try:
+                return body_type.model_validate(value)
+            except pydantic.ValidationError as error:
+                fault = fault or _misshapen(_first_fault(error))
+    raise fault or _misshapen(f"expected an object with one of {', '.join(f'`{mark}`' for mark in marks)}")
+
+
+def _mark(body_type: type[Body]) -> str:
+    return next(name for name, field in body_type.model_fields.items() if field.is_required())
+
+
+def _misshapen(fault: str) -> BodyError:
+    return BodyError(422, "validation", f"Failed to deserialize the JSON body: {fault}")
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -144,4 +181,4 @@ def _clean(text: str) -> str:
     return _LINE.sub(" ", text)[:200]
 
 
-__all__ = ["BodyError", "ClientDisconnect", "parse_json", "read_body"]
+__all__ = ["BodyError", "ClientDisconnect", "parse_json", "read_body", "read_one_of"]

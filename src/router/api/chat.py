@@ -34,7 +34,11 @@ routes = APIRouter(tags=["Chat"])
 async def chat_completions(request: Request) -> Response:
     """Answer a chat; with `stream`, as server-sent events that end with `[DONE]`."""
     served = served_of(request)
-    body = await read_body(request, ChatBody, limit=served.config.payload_limit)
+    return await answer(request, served, await read_body(request, ChatBody, limit=served.config.payload_limit))
+
+
+async def answer(request: Request, served: Served, body: ChatBody) -> Response:
+    """The answer to a chat body, whichever route it came by."""
     served.inference.metrics.count("tgi_request_count")
     number = _number_of_choices(served, body)
     head = ChatHead(
@@ -48,8 +52,8 @@ async def chat_completions(request: Request) -> Response:
             running = await unless_left(request.receive, _start(served, body, number, admission))
             return _stream(served, body, head, running)
         generations = await unless_left(request.receive, _generate(served, body, number, admission))
-    answer = completion(head, generations, logprobs=body.logprobs)
-    return JsonResponse(answer, headers=json_headers(generations[0], served.config.compute_type))
+    whole = completion(head, generations, logprobs=body.logprobs)
+    return JsonResponse(whole, headers=json_headers(generations[0], served.config.compute_type))
 
 
 def _number_of_choices(served: Served, body: ChatBody) -> int:
@@ -59,15 +63,19 @@ def _number_of_choices(served: Served, body: ChatBody) -> int:
     return number
 
 
-async def _requests(served: Served, body: ChatBody, number: int) -> list[GenerateRequest]:
-    """One request per choice."""
+async def first_request(served: Served, body: ChatBody) -> GenerateRequest:
+    """The generation of one choice; its `inputs` are the rendered chat."""
     try:
         check_served(body)
         prompt = await served.chat_template.render(turns_of(body))
-        first = request_of(body, prompt)
+        return request_of(body, prompt)
     except RouterError as error:
         raise served.inference.refused(error) from None
-    return choices_of(first, number)
+
+
+async def _requests(served: Served, body: ChatBody, number: int) -> list[GenerateRequest]:
+    """One request per choice."""
+    return choices_of(await first_request(served, body), number)
 
 
 async def _generate(served: Served, body: ChatBody, number: int, admission: Admission) -> list[Generation]:

@@ -53,6 +53,12 @@ class UnknownModelError(RouterError):
     error_type = "not_found"
 
 
+class NotServedError(RouterError):
+    """A route that other servers have; the message says what to use."""
+
+    error_type = "not_found"
+
+
 _STATUS: dict[type[RouterError], int] = {
     ValidationError: 422,
     TemplateError: 422,
@@ -63,6 +69,7 @@ _STATUS: dict[type[RouterError], int] = {
     UnhealthyError: 503,
     UnauthorizedError: 401,
     UnknownModelError: 404,
+    NotServedError: 404,
 }
 # Statuses that the framework finds by itself.
 _HTTP_TYPES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}

@@ -55,7 +55,11 @@ async def generate_stream(request: Request) -> Response:
 async def compat_generate(request: Request) -> Response:
     """As `/generate`, with the answer in a list; as `/generate_stream` with `stream`."""
     served = served_of(request)
-    body = await read_body(request, CompatBody, limit=served.config.payload_limit)
+    return await answer_compat(request, served, await read_body(request, CompatBody, limit=served.config.payload_limit))
+
+
+async def answer_compat(request: Request, served: Served, body: CompatBody) -> Response:
+    """The answer of `POST /`, whichever route the body came by."""
     served.inference.metrics.count("tgi_request_count")
     # The default of this route alone: the prompt is repeated (the model's task is taken to be text generation).
     full_text = body.parameters.return_full_text is not False

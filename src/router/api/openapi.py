@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,12 +14,14 @@ from router.config import TGI_VERSION
 from router.schemas.chat import ChatBody, ChatChunk
 from router.schemas.completion import CompletionBody, CompletionChunk
 from router.schemas.generate import CompatBody, GenerateBody, StreamEvent, TokenizeBody
+from router.schemas.platforms import InferBody, VertexBody
 from router.schemas.service import ErrorBody
 
 _REFERENCE = "#/components/schemas/{model}"
 # Bodies and events that no handler's signature names.
 _MODELS: list[type[BaseModel]] = [
     GenerateBody, CompatBody, TokenizeBody, StreamEvent, ChatBody, ChatChunk, CompletionBody, CompletionChunk,
+    VertexBody, InferBody,
 ]  # fmt: skip
 _ERRORS: dict[int | str, dict[str, Any]] = {
     422: {"model": ErrorBody, "description": "The request is at fault"},
@@ -29,9 +32,13 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def documented(
-    body: type[BaseModel], response: Any, *, event: type[BaseModel] | None = None, streamed: bool = False
+    body: type[BaseModel] | Sequence[type[BaseModel]],
+    response: Any,
+    *,
+    event: type[BaseModel] | None = None,
+    streamed: bool = False,
 ) -> dict[str, Any]:
-    """Keyword arguments of a route decorator: its body, its answer, its events if it streams."""
+    """Keyword arguments of a route decorator: its body or bodies, its answer, its events if it streams."""
     if streamed:
         event, response = response, None
     answers: dict[int | str, dict[str, Any]] = dict(_ERRORS)
@@ -40,7 +47,8 @@ def documented(
         ok["model"] = response
     if event is not None:
         ok["content"] = {"text/event-stream": {"schema": _reference(event)}}
-    content = {"application/json": {"schema": _reference(body)}}
+    schema = _reference(body) if isinstance(body, type) else {"anyOf": [_reference(one) for one in body]}
+    content = {"application/json": {"schema": schema}}
     return {
         "responses": {200: ok} | answers,
         "response_model": None,
@@ -64,5 +72,5 @@ def document(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _reference(model: type[BaseModel]) -> dict[str, str]:
+def _reference(model: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": _REFERENCE.format(model=model.__name__)}

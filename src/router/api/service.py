@@ -24,7 +24,7 @@ _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "descri
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
-def _get(path: str, **options: Any) -> Callable[[Handler], Handler]:
+def get(routes: APIRouter, path: str, **options: Any) -> Callable[[Handler], Handler]:
     """A GET route that answers HEAD too; the documentation names it once."""
 
     def register(handler: Handler) -> Handler:
@@ -35,9 +35,9 @@ def _get(path: str, **options: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-@_get("/", responses=_UNHEALTHY)
-@_get("/health", responses=_UNHEALTHY)
-@_get("/ping", responses=_UNHEALTHY)
+@get(routes, "/", responses=_UNHEALTHY)
+@get(routes, "/health", responses=_UNHEALTHY)
+@get(routes, "/ping", responses=_UNHEALTHY)
 async def health(request: Request) -> Response:
     """200 without a body if the shards can generate, else 503."""
     if not await served_of(request).inference.is_healthy():
@@ -45,7 +45,7 @@ async def health(request: Request) -> Response:
     return Response()
 
 
-@_get("/info", response_model=Info)
+@get(routes, "/info", response_model=Info)
 async def info(request: Request) -> Response:
     """The model and the limits of a request."""
     served = served_of(request)
@@ -76,20 +76,20 @@ async def info(request: Request) -> Response:
     return JsonResponse(answer.model_dump())
 
 
-@_get("/metrics", response_class=Response)
+@get(routes, "/metrics", response_class=Response)
 async def render_metrics(request: Request) -> Response:
     """Counters and histograms in Prometheus' text format."""
     text = served_of(request).inference.metrics.render()
     return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
 
-@_get("/v1/models", response_model=ModelList)
+@get(routes, "/v1/models", response_model=ModelList)
 async def models(request: Request) -> Response:
     """The one model that is served."""
     return JsonResponse(ModelList(data=[_card(served_of(request))]).model_dump())
 
 
-@_get("/v1/models/{model_id:path}", response_model=ModelCard)
+@get(routes, "/v1/models/{model_id:path}", response_model=ModelCard)
 async def model(request: Request, model_id: str) -> Response:
     """The model of that name."""
     served = served_of(request)

@@ -95,7 +95,10 @@ async def _request_of(body: CompletionBody, prompt: str | list[int], tokenizer: 
 
 async def _text_of(ids: list[int], tokenizer: PromptTokenizer) -> str:
     """The wire carries text, so ids are served if their text has exactly these tokens."""
-    text = await tokenizer.text_of(ids)
+    try:
+        text = await tokenizer.text_of(ids)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ValidationError(f"tokenizer error: {error}") from None
     if text is None:
         raise ValidationError(
             "`prompt` holds token ids that are not the tokenizer's own for their text; send the text instead"

@@ -1,4 +1,4 @@
-"""Bodies of the native routes `/`, `/generate`, `/generate_stream` and `/tokenize`."""
+"""Bodies of the native routes `/`, `/generate`, `/generate_stream`, and of the tokenizing ones."""
 
 from __future__ import annotations
 
@@ -123,3 +123,8 @@ class TokenSpan(BaseModel):
     text: str
     start: int
     stop: int
+
+
+class ChatTokenizeResponse(BaseModel):
+    tokenize_response: list[TokenSpan]
+    templated_text: str

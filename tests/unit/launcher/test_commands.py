@@ -125,7 +125,15 @@ def test_router_argv_with_everything() -> None:
 def test_router_environment() -> None:
     command = commands.router(
         plan(api_key="secret", enable_prefill_logprobs=True, graceful_termination_timeout=30),
-        {"PORT": "80", "MODEL_ID": "x", "TOKENIZER_NAME": "y", "MAX_BEST_OF": "9", "HF_TOKEN": "t"},
+        {
+            "PORT": "80",
+            "AIP_HTTP_PORT": "81",
+            "AIP_PREDICT_ROUTE": "/p",
+            "MODEL_ID": "x",
+            "TOKENIZER_NAME": "y",
+            "MAX_BEST_OF": "9",
+            "HF_TOKEN": "t",
+        },
     )
     assert command.env["API_KEY"] == "secret"
     assert "secret" not in " ".join(command.argv)
@@ -134,7 +142,8 @@ def test_router_environment() -> None:
     assert command.env["LOG_LEVEL"] == "info"
     assert command.env["HF_TOKEN"] == "t"
     # argv has said these: an inherited variable must not be a second truth.
-    assert not {"PORT", "TOKENIZER_NAME", "MAX_BEST_OF"} & set(command.env)
+    assert command.env["AIP_PREDICT_ROUTE"] == "/p"
+    assert not {"PORT", "AIP_HTTP_PORT", "TOKENIZER_NAME", "MAX_BEST_OF"} & set(command.env)
 
 
 @pytest.mark.parametrize(("timeout", "drain"), [(90, 88), (5, 4), (3, 2), (2, 2), (1, 1), (0, 0)])

@@ -33,6 +33,7 @@ def test_a_free_port() -> None:
             preflight.http_port(config(port=port), "127.0.0.1")
     assert preflight.http_port(config(port=port), "127.0.0.1") == port
     assert preflight.http_port(config(port=0), "127.0.0.1") > 0
+    assert preflight.http_port(config(port=0, aip_http_port=port), "127.0.0.1") == port
 
 
 def test_an_address_of_another_machine() -> None:

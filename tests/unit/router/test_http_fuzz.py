@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import string
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 from router_fakes import Router
 
+from router.config import RouterConfig
 from router.schemas.chat import ChatBody, Message
 from router.schemas.completion import CompletionBody
 from router.schemas.generate import CompatBody, GenerateParameters
@@ -72,6 +74,18 @@ def completion_body(source: random.Random) -> Any:
     return some(source, CompletionBody) | {"prompt": prompt, "stream": source.random() < 0.5}
 
 
+def vertex_body(source: random.Random) -> Any:
+    kinds = (native_body, chat_body, value)
+    return {"instances": [source.choice(kinds)(source) for _ in range(source.randrange(4))]}
+
+
+def infer_body(source: random.Random) -> Any:
+    name = source.choice(["x", "", 1])
+    one = {"name": name, "shape": [1], "datatype": "BYTES", "data": source.choice([[72, 105], [255], value(source)])}
+    number = source.randrange(3)
+    return {"id": "1", "inputs": [one] * number, "outputs": [{"name": name}] * number} | some(source, ChatBody)
+
+
 def damaged(source: random.Random, raw: bytes) -> bytes:
     """With one byte changed, removed or doubled."""
     position = source.randrange(len(raw))
@@ -87,14 +101,20 @@ ROUTES = [
     ("/v1/chat/completions", chat_body),
     ("/v1/chat/completions", chat_body),
     ("/v1/completions", completion_body),
+    ("/invocations", native_body),
+    ("/invocations", completion_body),
+    ("/chat_tokenize", chat_body),
+    ("/vertex", vertex_body),
+    ("/v2/models/m/versions/1/infer", infer_body),
 ]
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_no_body_gives_a_server_error(router: Router, seed: int) -> None:
+async def test_no_body_gives_a_server_error(make_router: Callable[..., Router], seed: int) -> None:
+    router = make_router(config=RouterConfig(kserve_api=True))
     source = random.Random(seed)
     statuses: dict[int, int] = {}
-    for _ in range(300):
+    for _ in range(400):
         path, body = source.choice(ROUTES)
         raw = orjson.dumps(value(source) if source.random() < 0.1 else body(source))
         if source.random() < 0.2:

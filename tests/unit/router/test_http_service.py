@@ -172,9 +172,15 @@ async def test_success_is_logged_without_the_prompt(make_router: MakeRouter, cap
 async def test_the_openapi_document_names_every_body(router: Router) -> None:
     document = (await router.get("/api-doc/openapi.json")).json()
     paths = document["paths"]
-    for path in ("/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions", "/tokenize"):
+    for path in (
+        "/", "/generate", "/generate_stream", "/v1/chat/completions", "/v1/completions", "/tokenize", "/chat_tokenize",
+        "/vertex",
+    ):  # fmt: skip
         (content,) = paths[path]["post"]["requestBody"]["content"].values()
         name = content["schema"]["$ref"].rpartition("/")[2]
         assert name in document["components"]["schemas"]
+    (content,) = paths["/invocations"]["post"]["requestBody"]["content"].values()
+    names = [one["$ref"].rpartition("/")[2] for one in content["schema"]["anyOf"]]
+    assert names == ["CompatBody", "ChatBody", "CompletionBody"]
     assert {"get", "post"} <= paths["/"].keys()
     assert "swagger" in (await router.get("/docs")).text.lower()

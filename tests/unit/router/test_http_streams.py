@@ -35,6 +35,8 @@ def http(path: str, body: Any) -> bytes:
         ("/v1/chat/completions", CHAT | {"stream": True, "n": 3}),
         ("/v1/chat/completions", CHAT | {"n": 3}),
         ("/v1/completions", {"prompt": "x", "n": 3}),
+        ("/invocations", {"inputs": "x"}),
+        ("/vertex", {"instances": [{"inputs": "x"}]}),
         ("/v1/completions", {"prompt": "x", "stream": True}),
         ("/v1/completions", {"prompt": "x", "stream": True, "n": 3}),
     ],

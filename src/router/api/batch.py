@@ -1,0 +1,41 @@
+"""Several independent generations in one HTTP request, answered with their texts: what Vertex AI and KServe send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from router.api.disconnect import unless_left
+from router.api.served import Served, request_id_of
+from router.errors import BatchSizeError
+from router.inference import mean_logprob
+from router.running import Generation
+from router.validation import GenerateRequest
+
+
+@dataclass(frozen=True)
+class Job:
+    """One generation, or `best_of` of them, and how the text of the best becomes an answer."""
+
+    request: GenerateRequest
+    text_of: Callable[[Generation], str]
+
+    @property
+    def number(self) -> int:
+        return self.request.best_of or 1
+
+
+async def texts_of(request: Request, served: Served, jobs: Sequence[Job]) -> list[str]:
+    """The answers in the order of the jobs, which run side by side; the first failure ends them all."""
+    inference = served.inference
+    for job in jobs:
+        inference.check_best_of(job.number)
+    number, limit = sum(job.number for job in jobs), inference.limits.max_concurrent_requests
+    if number > limit:
+        raise inference.refused(BatchSizeError(f"the server runs up to {limit} generations at once. Given: {number}"))
+    with inference.admit(number, request_id=request_id_of(request)) as admission:
+        requests = [job.request for job in jobs for _ in range(job.number)]
+        generations = iter(await unless_left(request.receive, inference.generate_many(requests, admission)))
+    return [job.text_of(max((next(generations) for _ in range(job.number)), key=mean_logprob)) for job in jobs]
