@@ -90,6 +90,8 @@ class Inference:
 
     async def generate_many(self, requests: Sequence[GenerateRequest], admission: Admission) -> list[Generation]:
         """Several generations side by side, in the order of the requests; the first failure ends them all."""
+        if len(requests) == 1:
+            return [await self.generate(requests[0], admission)]
         running = await self.start_many(requests, admission)
         try:
             async with asyncio.TaskGroup() as group:

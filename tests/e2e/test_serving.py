@@ -64,6 +64,31 @@ def test_openai_chat(server: RunningServer) -> None:
     assert len({c.id for c in chunks}) == 1
 
 
+def test_openai_completions(server: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        create = client.completions.create
+        asked: Any = {"model": "tgi", "max_tokens": 12, "temperature": 0}
+        whole = create(prompt=["The quick", "Hello"], logprobs=2, **asked)
+        for index, prompt in enumerate(("The quick", "Hello")):
+            chunks = list(create(prompt=prompt, stream=True, stream_options={"include_usage": True}, **asked))
+            assert "".join(c.choices[0].text for c in chunks if c.choices) == whole.choices[index].text
+            assert chunks[-2].choices[0].finish_reason == whole.choices[index].finish_reason
+        logprobs = whole.choices[0].logprobs
+        assert logprobs is not None and logprobs.tokens is not None and logprobs.top_logprobs is not None
+        for token, top in zip(logprobs.tokens, logprobs.top_logprobs, strict=True):
+            assert top[token] == max(top.values()), "greedy"
+        echoed = create(prompt="The quick", echo=True, logprobs=0, **asked).choices[0]
+        assert echoed.text == "The quick" + whole.choices[0].text and echoed.logprobs is not None
+        assert echoed.logprobs.token_logprobs is not None and echoed.logprobs.tokens is not None
+        assert echoed.logprobs.token_logprobs[0] is None and None not in echoed.logprobs.token_logprobs[1:]
+        assert echoed.logprobs.tokens[-len(logprobs.tokens) :] == logprobs.tokens
+        spans = httpx.post(f"{server.url}/tokenize", json={"inputs": "The quick"}).json()
+        by_ids = create(prompt=[span["id"] for span in spans], **asked)
+        assert by_ids.choices[0].text == whole.choices[0].text
+        with pytest.raises(openai.UnprocessableEntityError):
+            create(prompt="x", suffix="y", model="tgi")
+
+
 def test_huggingface_hub(server: RunningServer) -> None:
     client = InferenceClient(server.url)
     whole = client.text_generation("Hello", max_new_tokens=10, details=True, return_full_text=False)

@@ -64,7 +64,7 @@ def _counts(served: Served, body: CompletionBody) -> Counts:
     inference = served.inference
     try:
         counts = counts_of(body, inference.limits)
-        check_served(body, counts, prompt_logprobs=served.config.request_logprobs)
+        check_served(body, counts, inference.limits, prompt_logprobs=served.config.request_logprobs)
     except ValidationError as error:
         raise inference.refused(error) from None
     if counts.best_of > counts.n:

@@ -44,7 +44,7 @@ def counts_of(body: CompletionBody, limits: ServingLimits) -> Counts:
     return counts
 
 
-def check_served(body: CompletionBody, counts: Counts, *, prompt_logprobs: bool) -> None:
+def check_served(body: CompletionBody, counts: Counts, limits: ServingLimits, *, prompt_logprobs: bool) -> None:
     """Refuses what cannot be honoured. `prompt_logprobs`: whether the model server computes them."""
     if body.suffix is not None:
         raise SuffixError("`suffix` is not supported: put the text around the gap into the prompt in the model's form")
@@ -53,6 +53,8 @@ def check_served(body: CompletionBody, counts: Counts, *, prompt_logprobs: bool)
             raise ValidationError("`best_of` > `n` is not supported with streaming")
         if body.temperature == 0:
             raise ValidationError("`best_of` > `n` requires sampling")
+    if (body.logprobs or 0) > limits.max_top_n_tokens:
+        raise ValidationError(f"`logprobs` must be >= 0 and <= {limits.max_top_n_tokens}. Given: {body.logprobs}")
     if body.echo and body.logprobs is not None:
         if body.stream:
             raise ValidationError("`echo` with `logprobs` is not supported with streaming")

@@ -306,7 +306,7 @@ async def test_parameters_reach_the_scheduler(router: Router) -> None:
         ({"n": 2, "best_of": 1}, "validation", "`best_of`"),
         ({"best_of": 3}, "validation", "`best_of`"),
         ({"best_of": 2, "temperature": 0}, "validation", "sampling"),
-        ({"logprobs": 6}, "validation", "top_n_tokens"),
+        ({"logprobs": 6}, "validation", "`logprobs` must be >= 0 and <= 5. Given: 6"),
         ({"max_tokens": 0}, "validation", "max_new_tokens"),
         ({"top_p": 0}, "validation", "top_p"),
         ({"temperature": -1}, "validation", "temperature"),
