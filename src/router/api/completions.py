@@ -120,21 +120,24 @@ async def _events(
     """The tokens of all choices as they come. A choice that fails says so; the others go on."""
     choices = [ChoiceStream(head, index, one.request, body) for index, one in enumerate(running)]
     num_unfinished, num_tokens = len(running), 0
-    async with aclosing(arrivals(running)) as items:
-        async for index, item in items:
-            if isinstance(item, Prefilled):
-                continue
-            if isinstance(item, Exception):
-                num_unfinished -= 1
-                piece = sse.frame(openai_event_body(said_to_client(item, running[index].request_id)))
-            else:
-                piece = sse.event(choices[index].chunk(item))
-                if isinstance(item, Finished):
+    try:
+        async with aclosing(arrivals(running)) as items:
+            async for index, item in items:
+                if isinstance(item, Prefilled):
+                    continue
+                if isinstance(item, Exception):
                     num_unfinished -= 1
-                    num_tokens += item.generated_tokens
-            if not num_unfinished:
-                if body.stream_options.include_usage:
-                    num_prompt_tokens = sum(one.request.input_length for one in running[:: counts.n])
-                    piece += sse.event(head.answer([], usage(num_prompt_tokens, num_tokens)))
-                piece += sse.DONE
-            yield piece
+                    piece = sse.frame(openai_event_body(said_to_client(item, running[index].request_id)))
+                else:
+                    piece = sse.event(choices[index].chunk(item))
+                    if isinstance(item, Finished):
+                        num_unfinished -= 1
+                        num_tokens += item.generated_tokens
+                if not num_unfinished:
+                    if body.stream_options.include_usage:
+                        num_prompt_tokens = sum(one.request.input_length for one in running[:: counts.n])
+                        piece += sse.event(head.answer([], usage(num_prompt_tokens, num_tokens)))
+                    piece += sse.DONE
+                yield piece
+    except Exception as error:  # of ours, not of a generation
+        yield sse.frame(openai_event_body(said_to_client(error, running[0].request_id))) + sse.DONE

@@ -148,6 +148,13 @@ async def test_an_error_nobody_foresaw_ends_a_stream_of_several(make_router: Mak
     router.assert_idle()
 
 
+async def test_a_fault_of_ours_ends_a_stream_with_an_error(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.completion.answer.ChoiceStream.chunk", lambda stream, event: 1 / 0)
+    first, *rest = data_of((await router.post(PATH, body(["a", "b"], stream=True))).content)
+    assert first["error"]["message"] == "internal error" and rest == ["[DONE]"]
+    router.assert_idle()
+
+
 @pytest.mark.parametrize(
     ("pieces", "stop", "said"),
     [
