@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -
 
         return demo_model.path()
     if is_local(model_id):
-        return Path(model_id)
+        return Path(os.path.expanduser(model_id))  # Path's own raises where there is no such user
     repository = hub_cache(environ) / f"models--{model_id.replace('/', '--')}"
     try:
         commit = (repository / "refs" / (revision or "main")).read_text().strip()

@@ -6,6 +6,7 @@ looked up in the local cache, where the launcher's download step has put it.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,9 @@ def locate(model_id: str, revision: str | None) -> Path:
         from wire import demo_model
 
         return Path(demo_model.path())
-    if Path(model_id).is_dir() and revision is None:
-        return Path(model_id).resolve()
+    folder = Path(os.path.expanduser(model_id))  # Path's own raises where there is no such user
+    if folder.is_dir():
+        return folder.resolve()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

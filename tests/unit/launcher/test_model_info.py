@@ -63,6 +63,12 @@ def test_local_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert directory("./x", None, {}) == Path("./x")
 
 
+def test_a_home_directory_that_no_shell_has_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert directory("~/m", None, {}) == tmp_path / "m"
+    assert directory("~nobody-here/m", None, {}) == Path("~nobody-here/m")
+
+
 def test_demo_model_has_a_directory() -> None:
     path = directory("demo", None, {})
     assert path is not None and path.name == "demo_model"

@@ -86,6 +86,14 @@ def test_a_hub_id_is_looked_up_in_the_cache(tmp_path: Path, monkeypatch: pytest.
         model_files.load("../no/such//thing", revision=None)
 
 
+def test_a_directory_is_one_whatever_the_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As launcher and shards see it; also behind a `~` that no shell has replaced."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = write(tmp_path / "m")
+    assert model_files.locate(str(folder), "main") == folder.resolve()
+    assert model_files.locate("~/m", None) == folder.resolve()
+
+
 def test_the_demo_model_ships_with_us() -> None:
     files = model_files.load("demo", revision=None)
     assert files.tokenizer_json.is_file()
