@@ -9,6 +9,7 @@ import ctypes
 import math
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def resolve_device(rank: int, world_size: int) -> torch.device:
     device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)
     return device
+
+
+def enter(device: torch.device) -> AbstractContextManager[object]:
+    """What the thread that computes on `device` must be inside of.
+
+    Inference mode and CUDA's current device belong to a thread: on a new one the latter is device 0, where rank 1 would
+    record its events, which would then be over before its own work is.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return torch.inference_mode()
 
 
 def resolve_dtype(requested: str | None, device: torch.device, weight_file_bytes: int) -> torch.dtype:

@@ -12,7 +12,7 @@ import torch
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
 from model_server.config import ServeConfig
-from model_server.device import resolve_device, resolve_dtype, tune
+from model_server.device import enter, resolve_device, resolve_dtype, tune
 from model_server.device_thread import DeviceThread
 from model_server.distributed import ProcessGroup, connect
 from model_server.engine import Engine, EngineOptions
@@ -94,7 +94,7 @@ async def _serve(engine: Engine, group: ProcessGroup, facts: ShardFacts, plan: M
     def on_fatal(error: BaseException) -> None:
         server.request_stop(error)
 
-    device = DeviceThread(enter=torch.inference_mode, on_fatal=on_fatal, is_fatal=is_fatal)
+    device = DeviceThread(enter=lambda: enter(engine.options.device), on_fatal=on_fatal, is_fatal=is_fatal)
     server = ShardServer(Servicer(engine, device, facts, warm), path)
     device.start()
     try:

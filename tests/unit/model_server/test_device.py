@@ -12,6 +12,7 @@ from model_server import device as rules
 from model_server.device import (
     SMALL_MODEL_BYTES,
     available_cpus,
+    enter,
     has_native_bfloat16,
     resolve_device,
     resolve_dtype,
@@ -116,3 +117,12 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen == [torch.device("cuda", 1)]
     with pytest.raises(StartupError, match="4 shards need as many GPUs, 2 visible; lower --num-shard"):
         resolve_device(0, 4)
+
+
+def test_the_computing_thread_takes_its_device_and_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for device in (CPU, torch.device("cuda", 1)):
+        with enter(device):
+            assert torch.is_inference_mode_enabled()
+    assert chosen == [torch.device("cuda", 1)]
