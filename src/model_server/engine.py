@@ -10,10 +10,10 @@ Knows nothing of protobuf, sockets or how a model computes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,7 @@ from model_server.errors import OutOfMemoryError, RequestError
 from model_server.generation import CachedBatch, Generation, StepResult, Tokens
 from model_server.kv_cache import KvCache
 from model_server.runner import Runner
+from model_server.sampling.grammar import Grammars
 from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import HostSampled, Sampled, Sampler
 from model_server.sampling.stopping import StoppingState
@@ -78,6 +79,7 @@ class Engine:
         self.options = options
         self.stock_router = True
         self._sampler = sampler
+        self._grammars = Grammars(tokenizer, runner.vocab_size)
         self._store = BatchStore()
         self._cache: KvCache | None = None
 
@@ -93,7 +95,11 @@ class Engine:
         self._cache = cache
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
-        """Token ids of the prompts. May run on any thread."""
+        """Token ids of the prompts. May run on any thread; compiles grammars too, so that no step waits for them."""
+        for request in requests:
+            if request.sampling.grammar is not None:
+                with contextlib.suppress(RequestError):  # reported for this request alone, when its turn comes
+                    self._grammars.compiled(request.sampling.grammar)
         return [
             self.tokenizer.encode(r.text, truncate=r.truncate, add_special_tokens=r.add_special_tokens)
             for r in requests
@@ -104,12 +110,15 @@ class Engine:
 
         Only where launching returns before the device is done; on a CPU it would just delay the answer. And only for a
         rank that is alone: whether the call comes before the last step is finished differs from rank to rank, and with
-        it whether a request that ends in that step still takes part, hence the shapes of the collectives.
+        it whether a request that ends in that step still takes part, hence the shapes of the collectives. And only
+        without grammars: a mask needs the last token on the host.
         """
         if self.options.device.type == "cpu" or self.options.world_size > 1 or len(batch_ids) != 1:
             return False
         batch = self._store.find(batch_ids[0])
-        return batch is not None and batch.launched is not None
+        if batch is None or batch.launched is None:
+            return False
+        return all(s.row.grammar is None for s in batch.sequences)
 
     def launch_prefill(
         self, batch_id: int, requests: list[NewRequest], prompts: list[list[int]]
@@ -225,12 +234,19 @@ class Engine:
     def _sequence(self, request: NewRequest, prompt: list[int]) -> Sequence:
         if max(prompt) >= self.runner.vocab_size:
             raise RequestError(f"request {request.id}: the tokenizer has ids that the model has no row for")
+        grammar = request.sampling.grammar
         owned = self._owns(request.id)
         follows_text = owned or bool(request.stopping.stop_sequences)
         return Sequence(
             request,
             list(prompt),
-            row=self._sampler.new_row(request.sampling, prompt, request.stopping.max_new_tokens, request.top_n_tokens),
+            row=self._sampler.new_row(
+                request.sampling,
+                prompt,
+                request.stopping.max_new_tokens,
+                request.top_n_tokens,
+                grammar=self._grammars.start(grammar) if grammar is not None else None,
+            ),
             stopping=StoppingState(request.stopping, self.tokenizer.eos_token_ids),
             detokenizer=Detokenizer(self.tokenizer, prompt) if follows_text else None,
             owned=owned,
@@ -291,7 +307,7 @@ class Engine:
     def _generation(self, step: LaunchedStep, host: HostSampled, index: int, sequence: Sequence) -> Generation:
         if host.failed[index]:
             sequence.finished = True
-            return self._fail_row(step, sequence, "the model's scores for this request are not numbers")
+            return self._fail_row(step, sequence, sequence.row.why_failed)
         try:
             text, ended = sequence.append(host.ids[index])
             special = self.tokenizer.special_ids
@@ -333,7 +349,7 @@ class Engine:
         unknown = [float("nan")] * (sequence.prompt_length - len(known))
         return Tokens(ids, unknown + known, [self.tokenizer.decode_one(i) for i in ids], [])
 
-    @contextmanager
+    @contextlib.contextmanager
     def _losing_on_error(self, batch: Batch) -> Iterator[None]:
         """Whatever goes wrong in a step, its batch is gone: sequences and cache may disagree."""
         try:

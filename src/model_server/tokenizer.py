@@ -108,6 +108,12 @@ class Tokenizer:
         text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
 
+    def to_json(self) -> str:
+        """The tokenizer.json text that this tokenizer stands for."""
+        with self._lock:
+            text: str = self._backend.to_str()
+        return text
+
     def decode_one(self, token_id: int) -> str:
         """The text of one id on its own; remembered, for at most as many as the vocabulary has."""
         text = self._texts.get(token_id)

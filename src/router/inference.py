@@ -65,7 +65,7 @@ class Inference:
         """Validates and queues. The answer owns one permit of the admission."""
         try:
             valid = await self.validator.validate(request)
-        except ValidationError as error:
+        except (ValidationError, OverloadedError) as error:
             raise self.refused(error) from None
         self.metrics.observe("tgi_request_input_length", valid.input_length)
         self.metrics.observe("tgi_request_max_new_tokens", min(valid.stopping.max_new_tokens, 1024))
@@ -115,6 +115,8 @@ class Inference:
             self.metrics.count("tgi_request_failure", err="template")
         elif isinstance(error, ValidationError):
             self.metrics.count("tgi_request_failure", err="validation")
+        elif isinstance(error, OverloadedError):
+            self.metrics.count("tgi_request_failure", err="overloaded")
         return error
 
     def check_best_of(self, best_of: int) -> None:

@@ -21,6 +21,7 @@ from router.app import create_app
 from router.chat.template import ChatTemplate
 from router.config import RouterConfig
 from router.errors import StartupError
+from router.grammar import GrammarChecker
 from router.inference import Inference
 from router.metrics import CONTENT_TYPE, Metrics
 from router.startup import Started, connect_and_warm_up
@@ -67,6 +68,9 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         resources.callback(tokenizer.close)
         chat_template = ChatTemplate(files.templates, files.named_tokens)
         resources.callback(chat_template.close)
+        grammars = None if config.disable_grammar_support else GrammarChecker()
+        if grammars is not None:
+            resources.callback(grammars.close)
         if config.otlp_endpoint is not None:
             logger.warning("--otlp-endpoint: tracing is not served yet, nothing is sent")
         if not files.templates:
@@ -77,7 +81,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             config, metrics, max_positions=files.max_positions, tokenizer_max_length=files.tokenizer_max_length
         )
         try:
-            served = _served(config, files, tokenizer, chat_template, metrics, started)
+            served = _served(config, files, tokenizer, chat_template, grammars, metrics, started)
             return await _answer(config, served, started, stop, listener, metrics_listener)
         finally:
             await started.scheduler.close()
@@ -89,6 +93,7 @@ def _served(
     files: model_files.ModelFiles,
     tokenizer: PromptTokenizer,
     chat_template: ChatTemplate,
+    grammars: GrammarChecker | None,
     metrics: Metrics,
     started: Started,
 ) -> Served:
@@ -103,8 +108,8 @@ def _served(
         limits,
         started.info,
         can_ever_fit=started.scheduler.can_ever_fit,
+        grammars=grammars,
         max_stop_bytes=config.max_stop_sequence_bytes,
-        disable_grammar_support=config.disable_grammar_support,
     )
     inference = Inference(
         scheduler=started.scheduler, validator=validator, tokenizer=tokenizer, limits=limits, metrics=metrics

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.errors import ValidationError
+from router.grammar import AskedGrammar, GrammarChecker, read_grammar
 from router.limits import ServingLimits, ShardInfo
-from router.request import SamplingParameters, StoppingParameters, ValidRequest
+from router.request import GrammarKind, SamplingParameters, StoppingParameters, ValidRequest
 from router.tokenizer import PromptTokenizer
 
 # TGI checks long generations in slices of this many tokens; only the check has remained.
@@ -46,7 +47,7 @@ class GenerateRequest:
     decoder_input_details: bool = False
     seed: int | None = None
     top_n_tokens: int | None = None
-    has_grammar: bool = False
+    grammar: AskedGrammar | None = None
     adapter_id: str | None = None
 
 
@@ -60,15 +61,16 @@ class Validator:
         info: ShardInfo,
         *,
         can_ever_fit: Callable[[int, int], bool],
+        grammars: GrammarChecker | None,
         max_stop_bytes: int = 4096,
-        disable_grammar_support: bool = False,
     ) -> None:
+        """`grammars`: None refuses every request that has one."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._extensions = info.extensions
         self._can_ever_fit = can_ever_fit
         self._max_stop_bytes = max_stop_bytes
-        self._disable_grammar_support = disable_grammar_support
+        self._grammars = grammars
 
     def check_streamed(self, request: GenerateRequest) -> None:
         """What only a stream refuses; comes before the permit."""
@@ -97,6 +99,7 @@ class Validator:
         input_ids = await self._encode(request)
         max_new_tokens = self._max_new_tokens(len(input_ids), request.max_new_tokens)
         self._check_unsupported(request)
+        kind, grammar = await self._grammar(request)
         return ValidRequest(
             inputs=request.inputs,
             input_ids=tuple(input_ids),
@@ -106,7 +109,7 @@ class Validator:
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=None,
-            sampling=self._sampling(request),
+            sampling=replace(self._sampling(request), grammar_kind=kind, grammar=grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
                 stop_sequences=tuple(filter(None, request.stop)),
@@ -223,12 +226,20 @@ class Validator:
             watermark=request.watermark,
         )
 
+    async def _grammar(self, request: GenerateRequest) -> tuple[GrammarKind, str]:
+        asked = None if request.grammar is None else read_grammar(request.grammar)
+        if asked is None:
+            return "none", ""
+        if self._grammars is None:
+            raise ValidationError("grammar is not supported: it is disabled on this server")
+        kind, text = asked
+        if kind == "json" and "run_ahead" not in self._extensions:
+            # A stock TGI shard enforces regular expressions only.
+            raise ValidationError("a JSON grammar is not supported by the model server in use")
+        return kind, await self._grammars.check(kind, text)
+
     def _check_unsupported(self, request: GenerateRequest) -> None:
         """Parameters that change the result and are not served yet."""
-        if request.has_grammar:
-            if self._disable_grammar_support:
-                raise ValidationError("grammar is disabled on this server")
-            raise ValidationError("`grammar` is not supported yet")
         if request.watermark:
             raise ValidationError("`watermark` is not supported yet")
         if request.adapter_id is not None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from model_server.detokenizer import Detokenizer
 from model_server.errors import RequestError
-from model_server.generation import GeneratedText
+from model_server.generation import FinishReason, GeneratedText
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.plan import SamplingRow
 from model_server.sampling.stopping import StoppingState
@@ -95,15 +95,14 @@ class Sequence:
 
     def append(self, token_id: int) -> tuple[str, GeneratedText | None]:
         """Take note of a drawn token: its streamed text ("" on a rank that does not follow the text), and the end of
-        the request if this is its last token."""
+        the request if this is its last token. Raises RequestError if the request's grammar cannot go on."""
         self.ids.append(token_id)
         text = ""
         try:
             text = self.detokenizer.append(token_id) if self.detokenizer is not None else ""
         finally:
             # Whatever becomes of the text, which not every rank makes, all ranks decide alike.
-            reason = self.stopping.check(token_id, text)
-            self.finished = reason is not None
+            reason = self._end_reason(token_id, text)
         if reason is None:
             return text, None
         final = self.stopping.cut(self.detokenizer.final_text()) if self.detokenizer is not None else ""
@@ -120,6 +119,18 @@ class Sequence:
         of that, it runs on like theirs until the router filters it away."""
         self.owned = False
         self.detokenizer = None
+
+    def _end_reason(self, token_id: int, text: str) -> FinishReason | None:
+        """Move stop checks and grammar on. A grammar that cannot go on ends the request and raises RequestError."""
+        reason = self.stopping.check(token_id, text)
+        self.finished = reason is not None
+        grammar = self.row.grammar
+        if reason is not None or grammar is None:
+            return reason
+        self.finished = True
+        grammar.advance(token_id)
+        self.finished = grammar.is_over
+        return FinishReason.EOS_TOKEN if grammar.is_over else None
 
 
 def check_layout(request: NewRequest, prompt_ids: Ids[int], block_size: int, num_blocks: int) -> None:

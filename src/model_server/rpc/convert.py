@@ -10,7 +10,7 @@ from model_server.batch.sequence import NewRequest
 from model_server.errors import RequestError
 from model_server.generation import CachedBatch, FinishReason, Generation, StepResult, Tokens
 from model_server.memory import Capacity, WarmupRequest
-from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from wire.v3 import generate_pb2 as pb
 
 R = TypeVar("R", pb.PrefillResponse, pb.DecodeResponse)
@@ -76,8 +76,6 @@ def _prompt_text(message: pb.Request) -> str:
 
 def _sampling_from(message: pb.Request) -> SamplingParameters:
     p = message.parameters
-    if p.grammar and p.grammar_type != pb.GRAMMAR_TYPE_NONE:
-        raise RequestError(f"request {message.id}: grammars are not served yet")
     return SamplingParameters(
         temperature=p.temperature or 1.0,
         top_k=p.top_k,
@@ -92,7 +90,15 @@ def _sampling_from(message: pb.Request) -> SamplingParameters:
         absolute_frequency_penalty=p.absolute_frequency_penalty,
         logit_bias=tuple((b.token_id, b.bias) for b in p.logit_bias),
         watermark=p.watermark,
+        grammar=_grammar_from(p),
     )
+
+
+def _grammar_from(parameters: pb.NextTokenChooserParameters) -> Grammar | None:
+    """A stock router sends schemas as regular expressions; ours sends them as they are."""
+    if not parameters.grammar or parameters.grammar_type == pb.GRAMMAR_TYPE_NONE:
+        return None
+    return Grammar("json" if parameters.grammar_type == pb.GRAMMAR_TYPE_JSON else "regex", parameters.grammar)
 
 
 def capacity_to(capacity: Capacity) -> pb.WarmupResponse:

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the whole text must match: a JSON schema as text, or a regular expression."""
+
+    kind: Literal["json", "regex"]
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +35,7 @@ class SamplingParameters:
     absolute_frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     watermark: bool = False
+    grammar: Grammar | None = None
 
     @property
     def samples(self) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from model_server.sampling.filters import LARGEST_SELECTION, Filters
+from model_server.sampling.grammar import GrammarMasks, GrammarState
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import LogitBias, Penalties
 from model_server.sampling.randomness import uniforms
@@ -27,6 +28,7 @@ class SamplingRow:
     """One request's sampling state. Lives as long as the request, through every change of its batch."""
 
     __slots__ = (
+        "grammar",
         "history",
         "last_ids",
         "last_index",
@@ -44,12 +46,14 @@ class SamplingRow:
         top_n_tokens: int,
         num_prompt: int,
         num_generated: int,
+        grammar: GrammarState | None,
     ) -> None:
         self.parameters = parameters
         self.max_new_tokens = max_new_tokens
         self.top_n_tokens = top_n_tokens
         self.num_prompt = num_prompt
         self.num_generated = num_generated
+        self.grammar = grammar
         # Ids so far, on the device, at least num_prompt + num_generated of them; only for rows with penalties.
         self.history: Tensor | None = None
         # Where the last id is; only for watermarked rows.
@@ -66,6 +70,7 @@ class SamplingRow:
         num_generated: int,
         vocab_size: int,
         device: torch.device,
+        grammar: GrammarState | None = None,
     ) -> SamplingRow:
         """ValueError: an id outside the vocabulary where the ids matter, or no prompt at all."""
         if not prompt_ids:
@@ -73,7 +78,7 @@ class SamplingRow:
         outside = [token_id for token_id, _ in parameters.logit_bias if not 0 <= token_id < vocab_size]
         if outside:
             raise ValueError(f"logit_bias names token {outside[0]}, the vocabulary has {vocab_size}")
-        row = cls(parameters, max_new_tokens, top_n_tokens, len(prompt_ids) - num_generated, num_generated)
+        row = cls(parameters, max_new_tokens, top_n_tokens, len(prompt_ids) - num_generated, num_generated, grammar)
         if parameters.penalises:
             history = torch.tensor(prompt_ids, dtype=torch.int64)
             if int(history.min()) < 0 or int(history.max()) >= vocab_size:
@@ -82,6 +87,13 @@ class SamplingRow:
         if parameters.watermark:
             row.last_ids = torch.tensor(prompt_ids[-1:])
         return row
+
+    @property
+    def why_failed(self) -> str:
+        """What to say when no token could be chosen."""
+        if self.grammar is None:
+            return "the model's scores for this request are not numbers"
+        return self.grammar.error or "no token fits the grammar, or the model's scores for it are not numbers"
 
     def last_id(self) -> int:
         """The newest token; waits for it if the device has yet to choose it."""
@@ -143,6 +155,9 @@ class Plan:
         self.watermarked = [number for number, row in enumerate(parameters) if row.watermark]
         biased = [number for number, row in enumerate(parameters) if row.logit_bias]
         self.bias = LogitBias(biased, [parameters[n] for n in biased], device) if biased else None
+        masked = [number for number, row in enumerate(rows) if row.grammar is not None]
+        states = [row.grammar for row in rows if row.grammar is not None]
+        self.masks = GrammarMasks(self._index(masked), states, device) if states else None
         self.penalties = self._penalties([n for n, row in enumerate(parameters) if row.penalises], vocab_size)
 
     @property

@@ -1,8 +1,8 @@
 """From one step's logits to one token per row.
 
 Order of the steps, as TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`): watermark, repetition, frequency,
-OpenAI's penalties and biases (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice, log-softmax of what is
-left.
+OpenAI's penalties and biases, grammar masks (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice,
+log-softmax of what is left.
 
 Rows are sorted once per batch composition into groups that take the same path (`plan`); a group is computed for all its
 rows at once. A row's path follows from its own parameters alone.
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from model_server.sampling.drawing import draw, weight_bits, weights
 from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted, unusable
+from model_server.sampling.grammar import GrammarState
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import Watermark
 from model_server.sampling.plan import Group, GroupKind, Plan, SamplingRow
@@ -107,6 +108,7 @@ class Sampler:
         top_n_tokens: int = 0,
         *,
         num_generated: int = 0,
+        grammar: GrammarState | None = None,
     ) -> SamplingRow:
         """State of one request, to be kept as long as the request lives.
 
@@ -114,14 +116,15 @@ class Sampler:
         preemption). ValueError: an id outside the vocabulary where the ids matter, or no prompt at all.
         """
         return SamplingRow.new(
-            parameters, prompt_ids, max_new_tokens, top_n_tokens, num_generated, self._vocab_size, self._device
+            parameters, prompt_ids, max_new_tokens, top_n_tokens, num_generated, self._vocab_size, self._device, grammar
         )
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         """Choose one token per row and advance every row's state by it.
 
         `logits` [num_rows, vocab_size] float32 in the order of `rows`; overwritten where rows ask for it. Waits for
-        the device only for watermarked rows and for rows that want top tokens.
+        the device only for watermarked rows and for rows that want top tokens. The grammar of a row must have taken
+        every token before this one.
         """
         plan = self._plan_for(rows)
         self._adjust(logits, plan)
@@ -146,6 +149,8 @@ class Sampler:
             plan.penalties.apply(logits)
         if plan.bias is not None:
             plan.bias.apply(logits)
+        if plan.masks is not None:
+            plan.masks.apply(logits)
 
     def _choose(self, logits: Tensor, group: Group, uniforms: Tensor | None, num_rows: int, step: _Step) -> None:
         if group.kind is GroupKind.GREEDY:

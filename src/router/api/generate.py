@@ -192,6 +192,6 @@ def request_of(body: GenerateBody) -> GenerateRequest:
         decoder_input_details=parameters.decoder_input_details,
         seed=parameters.seed,
         top_n_tokens=parameters.top_n_tokens,
-        has_grammar=parameters.grammar is not None,
+        grammar=None if parameters.grammar is None else parameters.grammar.asked,
         adapter_id=parameters.adapter_id,
     )

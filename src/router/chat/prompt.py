@@ -20,8 +20,6 @@ def check_served(body: ChatBody) -> None:
     """Refuses what changes the answer and is not served yet. Raises ToolError or ValidationError."""
     if body.response_format is not None and body.tools is not None:
         raise ToolError("Grammar and tools are mutually exclusive")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise ValidationError(f"`response_format` {body.response_format.type} is not supported yet")
     if body.tools and body.tool_choice != "none":
         raise ValidationError('`tools` are not supported yet; `tool_choice` "none" is')
     if not body.tools and (isinstance(body.tool_choice, NamedToolChoice) or body.tool_choice == "required"):
@@ -54,6 +52,7 @@ def request_of(body: ChatBody, prompt: str) -> GenerateRequest:
         stop=stops_of(body.stop),
         seed=body.seed,
         top_n_tokens=body.top_logprobs,
+        grammar=None if body.response_format is None else body.response_format.asked,
     )
 
 

@@ -6,13 +6,27 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from router.grammar import AskedGrammar
 from router.schemas.base import Body
 
 
 class Grammar(Body):
-    """TGI's form `{type, value}`; chat clients also send `json_schema` or `schema` in the place of `value`."""
+    """TGI's form `{type, value}`; chat clients also send `json_schema` or `schema` in the place of `value`.
+
+    `regex`: `value` is a regular expression. `json`, `json_object`: a JSON schema, as an object or as text;
+    `json_object` without one means any object. `json_schema`: an object with `schema`. `text`: no constraint.
+    """
 
     type: Literal["json", "json_object", "json_schema", "regex", "text"]
     value: Any = None
     json_schema: dict[str, Any] | None = None
     schema_: Any = Field(default=None, alias="schema")
+
+    @property
+    def asked(self) -> AskedGrammar:
+        """The same in the words of validation: whatever the form, one value."""
+        given = (self.json_schema if self.type == "json_schema" else None, self.value, self.schema_)
+        value = next((one for one in given if one is not None), None)
+        if self.type == "json_schema" and self.json_schema is None and self.value is None and value is not None:
+            value = {"schema": value}
+        return AskedGrammar(self.type, value)

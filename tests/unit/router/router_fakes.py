@@ -22,6 +22,7 @@ from router.app import create_app
 from router.chat.template import ChatTemplate
 from router.config import RouterConfig
 from router.events import Event, Failed, Finished, FinishReason, Token, TokenGenerated
+from router.grammar import GrammarChecker
 from router.inference import Inference
 from router.limits import ServingLimits, ShardInfo
 from router.metrics import Metrics
@@ -165,7 +166,10 @@ class Router:
         self.scheduler = FakeScheduler(script)
         self.metrics = Metrics()
         self.tokenizer = PromptTokenizer(Tokenizer.from_str(tokenizer.to_str()), num_workers=2)
-        validator = Validator(self.tokenizer, limits, info, can_ever_fit=self.scheduler.can_ever_fit)
+        self.grammars = None if config.disable_grammar_support else GrammarChecker()
+        validator = Validator(
+            self.tokenizer, limits, info, can_ever_fit=self.scheduler.can_ever_fit, grammars=self.grammars
+        )
         self.inference = Inference(
             scheduler=self.scheduler, validator=validator, tokenizer=self.tokenizer, limits=limits, metrics=self.metrics
         )
@@ -207,6 +211,8 @@ class Router:
     def close(self) -> None:
         self.tokenizer.close()
         self.chat_template.close()
+        if self.grammars is not None:
+            self.grammars.close()
 
     @contextlib.asynccontextmanager
     async def listening(self, bounds: Bounds = Bounds()) -> AsyncIterator[int]:  # noqa: B008

@@ -205,8 +205,8 @@ async def test_a_stock_shard_gets_tgis_frequency_penalty_and_no_other_extension(
 @pytest.mark.parametrize(
     ("fields", "error_type", "word"),
     [
-        ({"response_format": {"type": "json_object"}}, "validation", "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, "validation", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "validation", "grammar"),
+        ({"response_format": {"type": "regex", "value": "a(?=b)"}}, "validation", "grammar"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "validation", "tools"),
         ({"tool_choice": "required"}, "tool_error", "tool_choice"),
         ({"n": 0}, "validation", "`n`"),

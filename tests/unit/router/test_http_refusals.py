@@ -233,9 +233,9 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "`inputs` tokens + `max_new_tokens` must be <= 2048. Given: {n} `inputs` tokens and 1024 `max_new_tokens`",
     ),
     ({"inputs": "ab " * 1000, "max_new_tokens": 1}, "`inputs` must have less than 2000 tokens. Given: {n}"),
-    ({"grammar": {"type": "regex", "value": "x"}}, "`grammar` is not supported yet"),
     ({"watermark": True}, "`watermark` is not supported yet"),
     ({"adapter_id": "x/y"}, "`adapter_id` x/y is not known to this server"),
+    ({"grammar": {"type": "regex", "value": "x("}}, "grammar is not valid: unclosed group"),
 ]
 
 

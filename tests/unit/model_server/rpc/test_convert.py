@@ -7,6 +7,7 @@ import pytest
 from model_server.errors import RequestError
 from model_server.generation import CachedBatch, FinishReason, GeneratedText, Generation, StepResult, Tokens
 from model_server.rpc import convert
+from model_server.sampling.parameters import Grammar
 from wire.v3 import generate_pb2 as pb
 
 
@@ -62,15 +63,23 @@ def test_extensions_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "words"),
+    ("grammar_type", "expected"),
     [
-        (_message(parameters=pb.NextTokenChooserParameters(grammar="[a-z]+", grammar_type=2)), "grammars"),
-        (pb.Request(id=4), "max_new_tokens"),
+        (pb.GRAMMAR_TYPE_NONE, None),
+        (pb.GRAMMAR_TYPE_JSON, Grammar("json", "{}")),
+        (pb.GRAMMAR_TYPE_REGEX, Grammar("regex", "{}")),
     ],
 )
-def test_what_cannot_be_served_is_refused(message: pb.Request, words: str) -> None:
-    with pytest.raises(RequestError, match=words):
-        _read(message)
+def test_both_kinds_of_grammar_are_read(grammar_type: int, expected: Grammar | None) -> None:
+    parameters = pb.NextTokenChooserParameters(grammar="{}", grammar_type=grammar_type)  # type: ignore[arg-type]
+    assert _read(_message(parameters=parameters)).sampling.grammar == expected
+    empty = pb.NextTokenChooserParameters(grammar="", grammar_type=grammar_type)  # type: ignore[arg-type]
+    assert _read(_message(parameters=empty)).sampling.grammar is None
+
+
+def test_what_cannot_be_served_is_refused() -> None:
+    with pytest.raises(RequestError, match="max_new_tokens"):
+        _read(pb.Request(id=4))
 
 
 def _result() -> StepResult:

@@ -1,0 +1,191 @@
+"""Requests whose text must match a JSON schema or a regular expression.
+
+llguidance keeps one automaton per request. Before a token is chosen, the automaton names the tokens that may follow
+and all others are masked; the drawn token then moves the automaton on, on the host. The mask of a step can therefore
+only be made when the token before is known there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from tokenizers import Tokenizer as Backend
+from torch import Tensor
+
+from model_server.errors import RequestError
+from model_server.sampling.parameters import Grammar
+from model_server.sampling.upload import upload
+from model_server.tokenizer import Tokenizer
+from wire.grammar import compile_grammar
+
+# Compiled grammars that are kept: TGI's number, and a bound on the texts that are their keys.
+_MOST_GRAMMARS = 32
+_MOST_CHARACTERS = 4 << 20
+_MOST_THREADS = 8
+_WORD_BITS = 32
+_LONGEST_REASON = 300
+_MADE_UP_EOS = "<|made up for grammars: the end|>"
+
+
+class GrammarState:
+    """Where one request stands in its grammar."""
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        eos_token_ids: frozenset[int],
+        made_up_eos: int | None,
+        executor: LLExecutor,
+        num_words: int,
+    ) -> None:
+        """`eos_token_ids`: empty where the model has none, `made_up_eos` is then the token that stands in for one and
+        must never be drawn; `num_words`: the width of a mask."""
+        self.matcher = matcher
+        self.made_up_eos = made_up_eos
+        self.executor = executor
+        self.num_words = num_words
+        # Nothing can follow any more, not even an end token.
+        self.is_over = False
+        self._eos_token_ids = eos_token_ids
+
+    @property
+    def error(self) -> str | None:
+        """Why the automaton cannot go on, if it cannot."""
+        return f"the grammar failed: {_reason(self.matcher)}" if self.matcher.is_error() else None
+
+    def advance(self, token_id: int) -> None:
+        """Take the drawn token. Raises RequestError if the automaton cannot go on."""
+        if not self.matcher.consume_token(token_id):
+            raise RequestError(f"the grammar failed: {_reason(self.matcher)}")
+        if self.matcher.is_stopped():
+            self.is_over = not self._eos_token_ids or token_id in self._eos_token_ids
+
+
+class Grammars:
+    """Compiles grammars for one model; may be called from several threads. The tokenizer is read on first use."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """`vocab_size`: the width of the logits, which may differ from the tokenizer's."""
+        self._tokenizer = tokenizer
+        self._width = max(vocab_size, tokenizer.vocab_size)
+        self._eos_token_ids = frozenset(i for i in tokenizer.eos_token_ids if 0 <= i < vocab_size)
+        self._made_up_eos: int | None = None
+        self._vocabulary: LLTokenizer | None = None
+        self._executor: LLExecutor | None = None
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._num_characters = 0
+
+    def start(self, grammar: Grammar) -> GrammarState:
+        """A request's state at its start. Raises RequestError for a grammar that cannot be used."""
+        matcher = self.compiled(grammar)
+        if matcher.is_error():
+            raise RequestError(f"grammar is not valid: {_reason(matcher)}")
+        assert self._executor is not None
+        num_words = -(-self._width // _WORD_BITS)
+        return GrammarState(matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words)
+
+    def compiled(self, grammar: Grammar) -> LLMatcher:
+        """The automaton at its start, not to be changed; in an error state if there is none.
+
+        Raises RequestError if the text is not even JSON, or if the tokenizer is of a kind that has no masks.
+        """
+        with self._lock:
+            known = self._compiled.get(grammar)
+            if known is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+            vocabulary = self._load()
+        try:
+            matcher = compile_grammar(grammar.kind, grammar.text, vocabulary)
+        except ValueError as error:
+            raise RequestError(f"grammar is not valid: {error}") from None
+        self._keep(grammar, matcher)
+        return matcher
+
+    def _load(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            source, eos = self._tokenizer.to_json(), sorted(self._eos_token_ids)
+            if not eos:
+                source, self._made_up_eos = _with_made_up_eos(source)
+                eos = [self._made_up_eos]
+                self._width = max(self._width, self._made_up_eos + 1)
+            try:
+                self._vocabulary = LLTokenizer(source, n_vocab=self._width, eos_token=eos)
+            except ValueError as error:
+                raise RequestError(f"grammars are not supported with this model's tokenizer: {error}") from None
+            self._executor = LLExecutor(min(_MOST_THREADS, torch.get_num_threads()))
+        return self._vocabulary
+
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        with self._lock:
+            if grammar in self._compiled or len(grammar.text) > _MOST_CHARACTERS:
+                return
+            self._compiled[grammar] = matcher
+            self._num_characters += len(grammar.text)
+            while len(self._compiled) > _MOST_GRAMMARS or self._num_characters > _MOST_CHARACTERS:
+                oldest, _ = self._compiled.popitem(last=False)
+                self._num_characters -= len(oldest.text)
+
+
+class GrammarMasks:
+    """Masks the logits of the rows of a batch that have a grammar."""
+
+    def __init__(self, rows: Tensor | slice, states: Sequence[GrammarState], device: torch.device) -> None:
+        """`rows` [n] int64: which logits rows, in the order of `states`."""
+        self._rows = rows
+        self._states = states
+        self._matchers = [(state.matcher, place) for place, state in enumerate(states)]
+        self._bits = 2 ** torch.arange(8, dtype=torch.uint8, device=device)
+
+    def apply(self, logits: Tensor) -> None:
+        """In place, on float32 [num_rows, vocab]. A row whose automaton fails loses all its candidates."""
+        blocked = self._blocked(logits.shape[1], logits.device)
+        if isinstance(self._rows, slice):
+            logits[self._rows].masked_fill_(blocked, -torch.inf)
+        else:
+            logits[self._rows] = logits[self._rows].masked_fill_(blocked, -torch.inf)
+
+    def _blocked(self, vocab_size: int, device: torch.device) -> Tensor:
+        """What may not follow: [n, vocab_size] bool on the device."""
+        words = torch.zeros(len(self._states), self._states[0].num_words, dtype=torch.int32)
+        row_bytes = words.shape[1] * words.element_size()
+        if len(self._states) == 1:
+            self._states[0].matcher.unsafe_compute_mask_ptr(words.data_ptr(), row_bytes)
+        else:
+            self._states[0].executor.unsafe_compute_mask_ptr(
+                self._matchers, words.data_ptr(), row_bytes, len(self._states)
+            )
+        for matcher, place in self._matchers:
+            if matcher.is_error():
+                words[place] = 0
+        packed = words.bitwise_not_().view(torch.uint8)
+        if device.type == "cpu":
+            # Many times as fast as torch's way.
+            bits = torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=vocab_size, bitorder="little"))
+            blocked = bits.view(torch.bool)
+        else:
+            blocked = (upload(packed, device)[:, :, None] & self._bits).flatten(1)[:, :vocab_size].bool()
+        made_up = self._states[0].made_up_eos
+        if made_up is not None:
+            blocked[:, made_up : made_up + 1] = True
+        return blocked
+
+
+def _with_made_up_eos(tokenizer_json: str) -> tuple[str, int]:
+    """llguidance needs an end token; a model may have none."""
+    backend = Backend.from_str(tokenizer_json)
+    backend.add_special_tokens([_MADE_UP_EOS])
+    text: str = backend.to_str()
+    return text, max(backend.get_vocab(with_added_tokens=True).values())
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """One line of what llguidance says."""
+    said = matcher.get_error().partition("<")[0]
+    return " ".join(said.split())[:_LONGEST_REASON]

@@ -1,0 +1,95 @@
+"""Closes the objects of a JSON schema that do not say whether they are open: unnamed keys are never generated.
+
+TGI's behaviour: an object with `properties` and without `additionalProperties` has the named keys only. Objects without
+`properties` stay open (any object). Schemas that are merged with others (`allOf`, `$ref` with neighbours) stay as they
+are: closing one part would forbid the keys of the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SINGLE_SCHEMAS = ("items", "additionalProperties", "contains")
+_DEFINITIONS = ("$defs", "definitions")
+_BRANCHES = ("anyOf", "oneOf")
+_SAY_WHETHER_OPEN = ("additionalProperties", "unevaluatedProperties")
+# With one of these beside it, a reference or a list of branches is one part of several.
+_PARTS = frozenset({"properties", "patternProperties", "required", "$ref", "allOf", "anyOf", "oneOf"})
+
+
+def close_objects(schema: Any) -> Any:
+    """A copy of the schema. RecursionError: nested too deeply."""
+    merged: set[str] = set()
+    while True:
+        pass_ = _Pass(merged)
+        closed = pass_.closed(schema, is_merged="#" in merged, path="#")
+        if pass_.found <= merged:
+            return closed
+        # A definition that turned out to be merged may refer to others: look again.
+        merged |= pass_.found
+
+
+class _Pass:
+    """One walk over a schema. `merged`: references whose targets are known to be merged; `found`: as seen here."""
+
+    def __init__(self, merged: set[str]) -> None:
+        self._merged = frozenset(merged)
+        self.found: set[str] = set()
+
+    def closed(self, schema: Any, *, is_merged: bool, path: str | None = None) -> Any:
+        """`path`: where the schema is, if a reference can name it (the root and its definitions)."""
+        if not isinstance(schema, dict):
+            return schema
+        parts = _PARTS & schema.keys()
+        has_several = len(parts) > 1
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and (is_merged or has_several):
+            self.found.add(reference)
+        copy = {
+            keyword: self._value(keyword, value, is_merged=is_merged, has_several=has_several, path=path)
+            for keyword, value in schema.items()
+        }
+        if not is_merged and _is_whole(schema, parts):
+            copy["additionalProperties"] = False
+        return copy
+
+    def _value(self, keyword: str, value: Any, *, is_merged: bool, has_several: bool, path: str | None) -> Any:
+        if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+            is_definition = keyword in _DEFINITIONS and path is not None
+            return {
+                name: self._named(inner, f"{path}/{keyword}/{_escaped(name)}" if is_definition else None)
+                for name, inner in value.items()
+            }
+        if keyword in _SINGLE_SCHEMAS:
+            return self.closed(value, is_merged=False)
+        if isinstance(value, list):
+            if keyword == "prefixItems":
+                return [self.closed(inner, is_merged=False) for inner in value]
+            if keyword in _BRANCHES:
+                return [self.closed(inner, is_merged=is_merged or has_several) for inner in value]
+            if keyword == "allOf":
+                several = is_merged or has_several or len(value) > 1
+                return [self.closed(inner, is_merged=several) for inner in value]
+        return value
+
+    def _named(self, schema: Any, path: str | None) -> Any:
+        return self.closed(schema, is_merged=path in self._merged, path=path)
+
+
+def _is_whole(schema: dict[str, Any], parts: frozenset[str]) -> bool:
+    """An object that names its keys, says nothing of others, and is not combined with another schema."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or any(keyword in schema for keyword in _SAY_WHETHER_OPEN):
+        return False
+    if not parts <= {"properties", "patternProperties", "required"}:
+        return False
+    required = schema.get("required")
+    # A key that is required and nowhere described must stay possible.
+    return not isinstance(required, list) or "patternProperties" in schema or all(
+        isinstance(name, str) and name in properties for name in required
+    )  # fmt: skip
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")

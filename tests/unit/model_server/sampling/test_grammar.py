@@ -1,0 +1,255 @@
+"""Masks that follow a JSON schema or a regular expression: whatever the scores, the text fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from support.tiny_models import write_tokenizer
+from tokenizers import Tokenizer as Backend
+
+import wire.demo_model
+from model_server.errors import RequestError
+from model_server.sampling.grammar import GrammarMasks, Grammars, GrammarState
+from model_server.sampling.parameters import Grammar, SamplingParameters
+from model_server.sampling.plan import SamplingRow
+from model_server.sampling.sampler import Sampler
+from model_server.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+PADDING = 37  # logits that no token has
+
+SCHEMAS: list[dict[str, Any]] = [
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "pattern": "^[A-Z][a-z]{1,8}$"},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+            "kind": {"enum": ["cat", "dog", None, 3.5, True]},
+        },
+        "required": ["name", "age", "kind"],
+        "additionalProperties": False,
+    },
+    {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 99}, "minItems": 2, "maxItems": 5},
+    {"type": "string", "minLength": 3, "maxLength": 12},
+    {"type": "object", "properties": {"d": {"type": "string", "format": "date"}, "u": {"type": "string"}},
+     "required": ["d"], "additionalProperties": False},
+    {"anyOf": [{"type": "boolean"}, {"type": "null"}, {"const": {"a": [1, 2]}}]},
+    {
+        "$defs": {"node": {"type": "object", "properties": {"v": {"enum": [0, 1]}, "next": {"$ref": "#/$defs/node"}},
+                           "required": ["v"], "additionalProperties": False}},
+        "$ref": "#/$defs/node",
+    },
+    {"allOf": [{"properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]},
+               {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"],
+                "additionalProperties": {"enum": [1]}}], "maxProperties": 3},
+]  # fmt: skip
+PATTERNS = [
+    r"[0-9]{3}-[A-F]{2}",
+    r"^[0-9]{1,4}$",
+    r"(yes|no|maybe)( please)?",
+    r"([a-z]{1,5} ){1,4}\.",
+    r"[äöü日本🙂]{1,6}",
+    r'\{[ ]?"a"[ ]?:[ ]?(0|[1-9][0-9]{0,3})[ ]?\}',
+]
+DRAWS = [
+    SamplingParameters(),
+    SamplingParameters(do_sample=True, temperature=3.0),
+    SamplingParameters(do_sample=True, top_k=3),
+    SamplingParameters(do_sample=True, top_p=0.3),
+    SamplingParameters(do_sample=True, typical_p=0.5),
+    SamplingParameters(do_sample=True, min_p=0.2, repetition_penalty=1.5, presence_penalty=1.0),
+    SamplingParameters(top_k=600, logit_bias=((5, 100.0), (9, -100.0))),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')
+    return Tokenizer.load(folder)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    return Tokenizer.load(Path(wire.demo_model.__file__).parent)
+
+
+@pytest.fixture(scope="module", params=["tiny", "demo"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    found: Tokenizer = request.getfixturevalue(request.param)
+    return found
+
+
+class Rows:
+    """Some requests that are sampled together, on random scores that depend on the request alone."""
+
+    def __init__(self, tokenizer: Tokenizer, asked: Sequence[tuple[int, SamplingParameters]]) -> None:
+        self.width = tokenizer.vocab_size + PADDING
+        self.tokenizer = tokenizer
+        self.sampler = Sampler(self.width, CPU)
+        self.grammars = Grammars(tokenizer, self.width)
+        self.generators = [torch.Generator().manual_seed(seed) for seed, _ in asked]
+        self.rows = [self._row(parameters) for _, parameters in asked]
+        self.ids: list[list[int]] = [[] for _ in asked]
+
+    def _row(self, parameters: SamplingParameters) -> SamplingRow:
+        state = None if parameters.grammar is None else self.grammars.start(parameters.grammar)
+        return self.sampler.new_row(parameters, [0, 5], 200, 3, grammar=state)
+
+    def run(self, most: int = 200) -> list[list[int]]:
+        """Until each has drawn an end token or `most` tokens."""
+        alive = list(range(len(self.rows)))
+        while alive:
+            logits = torch.stack([torch.randn(self.width, generator=self.generators[i]) * 4 for i in alive])
+            host = self.sampler.sample(logits, [self.rows[i] for i in alive]).to_host()
+            assert not any(host.failed)
+            going = []
+            for i, token_id, logprob, top in zip(alive, host.ids, host.logprobs, host.top, strict=True):
+                assert logprob <= 0.0 and all(value > -1000 for _, value in top)
+                state = self.rows[i].grammar
+                if state is not None:
+                    assert token_id < self.tokenizer.vocab_size
+                if token_id in self.tokenizer.eos_token_ids or len(self.ids[i]) >= most:
+                    continue
+                if state is not None:
+                    state.advance(token_id)
+                self.ids[i].append(token_id)
+                going.append(i)
+            alive = going
+        return self.ids
+
+    def texts(self) -> list[str]:
+        return [self.tokenizer.decode(ids, skip_special_tokens=False) for ids in self.run()]
+
+
+def _asked(kind: Any, text: str) -> list[tuple[int, SamplingParameters]]:
+    grammar = Grammar(kind, text)
+    return [
+        (seed, _with(parameters, grammar, seed)) for seed, parameters in enumerate([*DRAWS, *DRAWS])
+    ]  # fmt: skip
+
+
+def _with(parameters: SamplingParameters, grammar: Grammar | None, seed: int = 0) -> SamplingParameters:
+
+    return dataclasses.replace(parameters, grammar=grammar, seed=seed)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_answers_validate(tokenizer: Tokenizer, schema: dict[str, Any]) -> None:
+    rows = Rows(tokenizer, _asked("json", json.dumps(schema)))
+    complete = 0
+    for text, ids in zip(rows.texts(), rows.ids, strict=True):
+        if len(ids) < 200:
+            complete += 1
+            value = json.loads(text)
+            jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker())
+            assert not re.search(r"[\t\n\r]", text) and text == text.strip()
+            if isinstance(value, dict) and "properties" in schema:
+                named = [key for key in schema["properties"] if key in value]
+                assert list(value) == named, "properties come in the order of the schema, no others"
+    assert complete >= 10
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_answers_match(tokenizer: Tokenizer, pattern: str) -> None:
+    for text in Rows(tokenizer, _asked("regex", pattern)).texts():
+        assert re.fullmatch(pattern, text), text
+
+
+def test_neighbours_keep_their_tokens(tiny: Tokenizer) -> None:
+    grammars = [None, Grammar("regex", PATTERNS[0]), None, Grammar("json", json.dumps(SCHEMAS[0])), None]
+    for parameters in DRAWS:
+        asked = [(i, _with(parameters, grammar, i)) for i, grammar in enumerate(grammars)]
+        together = Rows(tiny, asked).run(40)
+        assert together == [Rows(tiny, [one]).run(40)[0] for one in asked]
+
+
+def test_the_end_is_allowed_when_the_text_is_complete_and_then_alone(tiny: Tokenizer) -> None:
+    state = Grammars(tiny, tiny.vocab_size).start(Grammar("regex", "aa?"))
+    (a,) = tiny.encode("a", truncate=0, add_special_tokens=False)
+    assert not _allowed(state, tiny.vocab_size) & {1, 3}
+    state.advance(a)
+    assert {a, 1, 3} <= _allowed(state, tiny.vocab_size)
+    state.advance(a)
+    assert _allowed(state, tiny.vocab_size) == {1, 3}
+    assert not state.is_over
+    state.advance(3)
+    assert state.is_over
+
+
+def _allowed(state: GrammarState, vocab_size: int) -> set[int]:
+
+    logits = torch.zeros(3, vocab_size)
+    GrammarMasks(torch.tensor([2]), [state], CPU).apply(logits)
+    GrammarMasks(slice(0, 1), [state], CPU).apply(logits)
+    assert torch.equal(logits[0], logits[2]) and not logits[1].any()
+    return set((logits[0] == 0).nonzero().flatten().tolist())
+
+
+def test_a_model_without_an_end_token_stops_with_the_grammar(tiny: Tokenizer) -> None:
+    endless = Tokenizer(Backend.from_str(tiny.to_json()))
+    state = Grammars(endless, endless.vocab_size + 3).start(Grammar("regex", "aa"))
+    (a,) = tiny.encode("a", truncate=0, add_special_tokens=False)
+    state.advance(a)
+    assert not state.is_over and _allowed(state, endless.vocab_size + 3) == {a}
+    state.advance(a)
+    assert state.is_over and not _allowed(state, endless.vocab_size + 3)
+
+
+def test_a_failed_automaton_takes_its_own_row_only(tiny: Tokenizer) -> None:
+    grammar = Grammar("regex", "[0-9]+")
+    rows = Rows(tiny, [(i, SamplingParameters(grammar=grammar)) for i in range(3)])
+    broken = rows.rows[1].grammar
+    assert broken is not None
+    with pytest.raises(RequestError, match="the grammar failed"):
+        broken.advance(tiny.encode("x", truncate=0, add_special_tokens=False)[0])
+    host = rows.sampler.sample(torch.randn(3, rows.width), rows.rows).to_host()
+    assert host.failed == [False, True, False]
+    assert broken.error is not None and rows.rows[0].grammar is not None and rows.rows[0].grammar.error is None
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [Grammar("regex", "("), Grammar("regex", "a(?=b)"), Grammar("json", "no"), Grammar("json", '{"type": "objekt"}')],
+)
+def test_what_cannot_be_compiled_is_a_request_error(tiny: Tokenizer, grammar: Grammar) -> None:
+    with pytest.raises(RequestError, match="grammar is not valid"):
+        Grammars(tiny, tiny.vocab_size).start(grammar)
+
+
+def test_compiled_grammars_are_shared_and_bounded(tiny: Tokenizer) -> None:
+    grammars = Grammars(tiny, tiny.vocab_size)
+    first = grammars.compiled(Grammar("regex", "a"))
+    assert grammars.compiled(Grammar("regex", "a")) is first
+    for number in range(40):
+        grammars.compiled(Grammar("regex", f"b{number}"))
+    assert len(grammars._compiled) == 32
+    assert grammars._num_characters == sum(len(one.text) for one in grammars._compiled)
+    assert grammars.compiled(Grammar("regex", "a")) is not first
+
+
+def test_explosive_grammars_end_in_a_bounded_error(tiny: Tokenizer) -> None:
+    grammars = Grammars(tiny, tiny.vocab_size)
+    (a,) = tiny.encode("a", truncate=0, add_special_tokens=False)
+    state = grammars.start(Grammar("regex", "a{4294967295}"))
+    with pytest.raises(RequestError, match="the grammar failed"):
+        for _ in range(5):
+            _allowed(state, tiny.vocab_size)
+            state.advance(a)
+
+
+def test_no_model_library_is_loaded_for_it() -> None:
+
+    code = "import sys, model_server.sampling.sampler; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
