@@ -125,3 +125,9 @@ def test_a_step_is_launched_ahead_only_without_grammars(engine: Engine) -> None:
         engine.launch_prefill(number, [request(number, regex)], [[5, 6]])
         engine.options = dataclasses.replace(engine.options, device=torch.device("meta"))
         assert engine.may_overlap([number]) is (regex is None)
+
+
+def test_a_rank_that_does_not_answer_for_a_request_ends_it_too(engine: Engine) -> None:
+    engine.options = dataclasses.replace(engine.options, world_size=2, rank=0)
+    found = run(engine, [request(0, "ab"), request(1, "a{4294967295}"), request(3, "ab")])
+    assert list(found) == [0], "and the batch has come to its end"
