@@ -89,7 +89,8 @@ def test_openai_completions(server: RunningServer) -> None:
             create(prompt="x", suffix="y", model="tgi")
 
 
-def test_huggingface_hub(server: RunningServer) -> None:
+def test_huggingface_hub(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # it would refuse our own server too
     client = InferenceClient(server.url)
     whole = client.text_generation("Hello", max_new_tokens=10, details=True, return_full_text=False)
     streamed = list(
