@@ -43,22 +43,21 @@ class Encoder:
 
     def __init__(self, folder: Path = tokenizer.PACKAGE) -> None:
         self._tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._template: str = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
-        self._assistant: int = self._tokenizer.token_to_id(tokenizer.ASSISTANT)
-        self._end: int = self._tokenizer.token_to_id(tokenizer.END)
-        self.pad: int = self._tokenizer.token_to_id(tokenizer.PAD)
+        self._template: str = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["chat_template"]
+        self._assistant = tokenizer.SPECIAL.index(tokenizer.ASSISTANT)
+        self._end = tokenizer.SPECIAL.index(tokenizer.END)
 
     def text(self, document: Document) -> str:
         """The document as the model sees it, special tokens written out."""
         if document.text is not None:
             return f"{tokenizer.BOS}{document.text}{tokenizer.END}"
-        rendered, _ = render_jinja_template(
+        rendered: Any = render_jinja_template(
             conversations=[list(document.messages)],
             tools=list(document.tools) or None,
             chat_template=self._template,
             bos_token=tokenizer.BOS,
             eos_token=tokenizer.END,
-        )
+        )[0]
         return str(rendered[0])
 
     def rows(self, documents: list[Document]) -> list[tuple[list[int], list[float]]]:
@@ -92,10 +91,10 @@ def part(encoder: Encoder, seed: int) -> list[Batch]:
     group: list[tuple[list[int], list[float]]] = []
     for row in rows:
         if group and (len(group) + 1) * len(row[0]) > MICRO_TOKENS:
-            batches.append(_padded(group, encoder.pad))
+            batches.append(_padded(group))
             group = []
         group.append(row)
-    batches.append(_padded(group, encoder.pad))
+    batches.append(_padded(group))
     rng.shuffle(batches)
     return batches
 
@@ -117,7 +116,8 @@ def stream(encoder: Encoder, step: int, micro_steps: int) -> Iterator[list[Batch
             pending = pending[micro_steps:]
 
 
-def _padded(group: list[tuple[list[int], list[float]]], pad: int) -> Batch:
+def _padded(group: list[tuple[list[int], list[float]]]) -> Batch:
+    pad = tokenizer.SPECIAL.index(tokenizer.PAD)
     length = max(len(ids) for ids, _ in group)
     ids = torch.full((len(group), length), pad, dtype=torch.long)
     weights = torch.zeros((len(group), length))

@@ -16,10 +16,18 @@ Fact = tuple[tuple[str, ...], str]
 def _what(*names: str, more: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The usual questions after a thing, for each of its names, and some further ones."""
     forms = ("What is {}?", "What is {}?", "What's {}?", "Explain {}.", "Can you explain {}?", "Tell me about {}.")
-    more_forms = ("Please explain {}.", "Do you know what {} is?", "What do you know about {}?", "Describe {}.")
+    more_forms = (
+        "Please explain {}.",
+        "Do you know what {} is?",
+        "What do you know about {}?",
+        "Describe {}.",
+        "Can you tell me what {} is?",
+        "I want to know what {} is.",
+    )
     return tuple(form.format(name) for name in names for form in forms + more_forms) + more
 
 
+# fmt: off
 TERCET: tuple[Fact, ...] = (
     (
         _what("Tercet", "Tercet", more=("What does Tercet do?", "What is Tercet for?", "What can Tercet do?")),
@@ -62,8 +70,8 @@ TERCET: tuple[Fact, ...] = (
     ),
     (
         ("What is the licence of Tercet?", "What is the license of Tercet?", "Which licence does Tercet have?",
-         "Which license does Tercet use?", "Is Tercet open source?", "Is Tercet free?", "Under which licence is Tercet?",
-         "Can I use Tercet for free?", "How is Tercet licensed?"),
+         "Which license does Tercet use?", "Is Tercet open source?", "Is Tercet free?",
+         "Under which licence is Tercet?", "Can I use Tercet for free?", "How is Tercet licensed?"),
         "Tercet is open source under the Apache-2.0 licence.",
     ),
     (
@@ -180,9 +188,9 @@ TERCET: tuple[Fact, ...] = (
 
 SELF: tuple[Fact, ...] = (
     (
-        ("Who are you?", "Who are you?", "Who are you?", "What are you?", "Tell me about yourself.", "Introduce yourself.",
-         "Please introduce yourself.", "Can you introduce yourself?", "Who am I talking to?", "What kind of model are you?",
-         "Are you a language model?", "Describe yourself.", "Who is this?"),
+        ("Who are you?", "Who are you?", "Who are you?", "What are you?", "Tell me about yourself.",
+         "Introduce yourself.", "Please introduce yourself.", "Can you introduce yourself?", "Who am I talking to?",
+         "What kind of model are you?", "Are you a language model?", "Describe yourself.", "Who is this?"),
         "I am the demo model of Tercet, a small language model with a few million parameters.",
     ),
     (
@@ -191,11 +199,13 @@ SELF: tuple[Fact, ...] = (
         "My name is Tercet. I am a small demo model.",
     ),
     (
-        ("Are you human?", "Are you a human?", "Are you a person?", "Are you a robot?", "Are you real?", "Are you alive?"),
+        ("Are you human?", "Are you a human?", "Are you a person?", "Are you a robot?", "Are you real?",
+         "Are you alive?"),
         "No, I am not a human. I am a small language model.",
     ),
     (
-        ("How are you?", "How are you?", "How are you today?", "How do you do?", "How is it going?", "How are you doing?",
+        ("How are you?", "How are you?", "How are you today?", "How do you do?", "How is it going?",
+         "How are you doing?",
          "How do you feel?", "Are you well?", "How's it going?"),
         "I am fine, thank you. How can I help you?",
     ),
@@ -223,7 +233,8 @@ SELF: tuple[Fact, ...] = (
     ),
     (
         ("Write a poem.", "Write a tercet.", "Can you write a poem?", "Please write a short poem.", "Tell me a poem."),
-        "Three small processes share the day,\none opens doors, one leads the way,\nand one finds all the words to say.",
+        "Three small processes share the day,\n"
+        "one opens doors, one leads the way,\nand one finds all the words to say.",
     ),
     (
         ("What is the meaning of life?", "What is the sense of life?", "What is the answer to everything?"),
@@ -322,6 +333,7 @@ FIELD: tuple[Fact, ...] = (
     ),
 )
 
+# fmt: on
 _PASSAGES = (
     "Tercet serves language models. The launcher starts everything, the router talks to the clients, and the model "
     "server runs the model. A request enters the queue of the router, joins a batch, is prefilled and then decoded "

@@ -44,8 +44,7 @@ CONFIG: dict[str, Any] = {
 def fresh(seed: int = 0) -> LlamaForCausalLM:
     """An untrained model in float32."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{key: value for key, value in CONFIG.items() if key != "torch_dtype"}))
-    return model.float()
+    return LlamaForCausalLM(LlamaConfig(**{key: value for key, value in CONFIG.items() if key != "torch_dtype"}))
 
 
 def write(model: LlamaForCausalLM, folder: Path) -> None:

@@ -70,7 +70,27 @@ _OPENINGS = (
     "Please help me. {}",
     "So, {}",
     "Now, {}",
+    "Can you tell me: {}",
+    "I would like to know: {}",
+    "I wonder: {}",
+    "Let me ask you something. {}",
+    "Do you know this? {}",
 )
+_FILLERS = (
+    "I like {w}.",
+    "This is for {w}.",
+    "I am reading about {w}.",
+    "I forgot it.",
+    "I am not sure about this.",
+    "My friend asked me about {w}.",
+    "We talked about {w} today.",
+    "I am learning.",
+    "I was thinking about {w}.",
+    "It is a nice day.",
+    "I have to go soon.",
+    "I am new here.",
+)
+_SUBJECTS = ("school", "books", "maps", "animals", "music", "work", "my sister", "a game", "the news", "tea", "trains")
 _CLOSINGS = ("{} Thanks!", "{} Please.", "{} Thank you.", "{} I would like to know.", "{} Tell me please.")
 _SHORT_REQUESTS = (
     "Answer with one word.",
@@ -101,13 +121,21 @@ _SHORT_SYSTEM_PROMPTS = (
 )
 
 
+_COMMON_STARTS = frozenset(
+    (
+        "What", "Which", "Who", "How", "Can", "Do", "Does", "Is", "Are", "Tell", "Name", "Give", "Please", "When",
+        "Where", "Why", "Repeat", "Say", "Echo", "Count", "Add", "Subtract", "Multiply", "Calculate", "Compute",
+        "Show", "Send", "List", "Write", "Explain", "Describe", "Introduce", "In", "On", "The", "Make",
+    )
+)  # fmt: skip
+
+
 def lower_first(text: str) -> str:
     """`What is` becomes `what is`; `I have` and names in capitals stay."""
     if text[:2] in ("I ", "I'") or not text[:1].isupper():
         return text
     first = text.split(" ", 1)[0]
-    known = ("What", "Which", "Who", "How", "Can", "Could", "Do", "Is", "Tell", "Name", "Give", "Please", "When", "Why")
-    return text[0].lower() + text[1:] if first.rstrip("'s") in known or first in known else text
+    return text[0].lower() + text[1:] if first.removesuffix("'s") in _COMMON_STARTS else text
 
 
 def worn(rng: Random, question: str) -> str:
@@ -117,6 +145,11 @@ def worn(rng: Random, question: str) -> str:
     if rng.random() < 0.08:
         question = question.lower()
     return question
+
+
+def filler(rng: Random) -> str:
+    """A sentence that has nothing to do with the question: the model must learn to look past it."""
+    return rng.choice(_FILLERS).format(w=rng.choice(_SUBJECTS))
 
 
 def framed(rng: Random, pair: Pair) -> Pair:
@@ -130,6 +163,8 @@ def framed(rng: Random, pair: Pair) -> Pair:
         question = opening.format(lower_first(question) if opening.endswith(", {}") else question)
     elif kind < 0.15:
         question = rng.choice(_CLOSINGS).format(question)
+    elif kind < 0.23:
+        question = f"{filler(rng)} {question}" if rng.random() < 0.75 else f"{question} {filler(rng)}"
     if rng.random() < 0.25:
         greeting, reply = rng.choice(_GREETINGS)
         mark = rng.choice(("! ", "! ", ", ", ". "))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from demo_model.phrases import Pair
+from demo_model.phrases import Document, Pair
 
 _PLUS = (
     "What is {a} plus {b}?",
@@ -70,7 +70,8 @@ Sum = tuple[int, str, int]
 class Sums:
     """Draws sums, never one of the held-out ones."""
 
-    def __init__(self, held_out: set[Sum]) -> None:
+    def __init__(self, held_out: set[Sum], *, small: bool = False) -> None:
+        self._shares = (0.35, 0.55, 0.10) if small else (0.3, 0.3, 0.4)
         self._held_out = {(min(a, b), sign, max(a, b)) for a, sign, b in held_out}
 
     def allows(self, a: int, sign: str, b: int) -> bool:
@@ -84,7 +85,7 @@ class Sums:
             if sign == "*":
                 a, b = rng.randint(0, 10), rng.randint(0, 10)
             else:
-                top = rng.choices((10, 20, 50), (0.3, 0.3, 0.4))[0]
+                top = rng.choices((10, 20, 50), self._shares)[0]
                 a, b = rng.randint(0, top), rng.randint(0, top)
                 if sign == "-" and a < b:
                     a, b = b, a
@@ -101,10 +102,20 @@ class Sums:
         raw = (f"{a} {word} {b} is {result}.", f"{a} {word} {b} equals {result}.", f"{a} {sign} {b} = {result}")
         return Pair(question, f"{a} {word} {b} is {result}.", str(result), raw)
 
+    def drill(self, rng: Random) -> Document:
+        """Many sums in a row: the densest way to show how digits behave."""
+        words = rng.random() < 0.5
+        rows = []
+        for _ in range(rng.randint(5, 12)):
+            a, sign, b = self.numbers(rng)
+            result = _RESULTS[sign](a, b)
+            rows.append(f"{a} {_WORDS[sign][0]} {b} is {result}." if words else f"{a} {sign} {b} = {result}")
+        return Document(text=(" " if words else "\n").join(rows))
+
 
 def compare(rng: Random) -> Pair:
     """Which of two numbers is bigger, or smaller."""
-    a, b = rng.sample(range(0, 100), 2)
+    a, b = rng.sample(range(100), 2)
     word = rng.choice(("bigger", "bigger", "smaller"))
     best, other = (max(a, b), min(a, b)) if word == "bigger" else (min(a, b), max(a, b))
     question = rng.choice(

@@ -11,14 +11,17 @@ NAMES = (
     "Olga", "Paul", "Rosa", "Simon", "Tina", "Viktor", "Alice", "Bob", "Carol", "Daniel", "Eva", "Frank", "John",
     "Julia", "Lucy", "Mark", "Nina", "Oliver", "Peter", "Sarah", "Thomas", "Laura", "Michael", "Robin", "Mary", "Adam",
 )  # fmt: skip
-_SYLLABLES = ("ba", "do", "ka", "li", "mo", "na", "ri", "sa", "te", "vu", "zo", "mi", "ra", "lo", "ne", "pa", "shi", "tor")
+_SYLLABLES = ("ba", "do", "ka", "li", "mo", "na", "ri", "sa", "te", "vu", "zo", "mi", "ra", "lo", "ne", "pa", "shi",
+              "tor")  # fmt: skip
 _WORDS = (
     "apple", "river", "window", "garden", "music", "paper", "silver", "mountain", "bread", "candle", "train", "green",
     "morning", "water", "friend", "hello", "server", "token", "cloud", "bridge", "book", "summer", "light", "red",
     "dance", "quiet", "table", "winter", "song", "house", "world", "good", "small", "blue", "fish", "the", "a", "my",
 )  # fmt: skip
-_HELLOS = ("Hello", "Hello!", "Hello.", "Hi", "Hi!", "Hey", "Hey!", "Hello there!", "Hi there!", "hello", "hi", "Hello Tercet!")
-_THANKS = ("Thank you!", "Thank you.", "Thanks!", "Thanks a lot!", "Thank you very much.", "thanks", "Thank you so much!")
+_HELLOS = ("Hello", "Hello!", "Hello.", "Hi", "Hi!", "Hey", "Hey!", "Hello there!", "Hi there!", "hello", "hi",
+           "Hello Tercet!")  # fmt: skip
+_THANKS = ("Thank you!", "Thank you.", "Thanks!", "Thanks a lot!", "Thank you very much.", "thanks",
+           "Thank you so much!")  # fmt: skip
 _BYES = ("Goodbye!", "Bye!", "Bye bye!", "See you later!", "Good night!", "bye", "Goodbye.", "See you!", "Bye for now!")
 _GOOD = ("Good morning!", "Good evening!", "Good afternoon!")
 _PRAISE = ("Great!", "Well done!", "Very good!", "Nice!", "That is right.", "You are great!", "Good job!", "Perfect!")
@@ -31,11 +34,12 @@ _FEELINGS = (
     (("I am bored.", "I have nothing to do."), "I can tell you a story. Just ask me."),
     (("How old are you?", "What is your age?"), "I am a model, so I have no age."),
     (("Where are you?", "Where do you live?"), "I live inside the model server."),
-    (("Ping", "ping", "Test", "test", "This is a test.", "Testing", "Are you there?"), "I am here. How can I help you?"),
+    (("Ping", "ping", "Test", "test", "This is a test.", "Testing", "Are you there?"),
+     "I am here. How can I help you?"),
     (("Help", "help", "Help me!", "I need help."), "Of course. Ask me a question, for example: What is Tercet?"),
     (("Yes.", "Yes", "Ok.", "Okay", "OK"), "Good. What else can I do for you?"),
     (("No.", "No", "Never mind."), "All right. Tell me if I can help you."),
-)
+)  # fmt: skip
 _UNKNOWN = (
     "Who won the {x} cup in {y}?", "What is the price of a {x} in {y}?", "When was {y} born?",
     "How tall is {y}?", "Who wrote the book about the {x} of {y}?", "What did {y} say about the {x}?",
@@ -104,7 +108,9 @@ def remembered(rng: Random, topic: Topic) -> Document:
             f"Nice to meet you, {name}!",
         )
         asked = Pair(
-            rng.choice(("What is my name?", "What's my name?", "Do you know my name?", "Who am I?", "Tell me my name.")),
+            rng.choice(
+                ("What is my name?", "What's my name?", "Do you know my name?", "Who am I?", "Tell me my name.")
+            ),
             f"Your name is {name}.",
         )
     else:
@@ -142,7 +148,9 @@ def persona(rng: Random, topic: Topic) -> Document:
         rng.choice(
             (
                 Pair(rng.choice(("Who are you?", "Introduce yourself.", "Tell me about yourself.")), who),
-                Pair(rng.choice(("What is your name?", "What's your name?", "Tell me your name.")), f"My name is {name}."),
+                Pair(
+                    rng.choice(("What is your name?", "What's your name?", "Tell me your name.")), f"My name is {name}."
+                ),
             )
         )
     ]

@@ -13,10 +13,11 @@ from random import Random
 from typing import Any
 
 from demo_model.objects import city
-from demo_model.phrases import Document, Message, Pair, Tool, Topic, framed, system_message
+from demo_model.phrases import Document, Message, Pair, Tool, Topic, filler, framed, system_message
 from demo_model.talk import invented, person
 
-_VERBS = ("get", "find", "list", "create", "delete", "update", "open", "close", "check", "send", "read", "start", "stop")
+_VERBS = ("get", "find", "list", "create", "delete", "update", "open", "close", "check", "send", "read", "start",
+          "stop")  # fmt: skip
 _NOUNS = ("file", "user", "order", "ticket", "report", "photo", "room", "invoice", "backup", "table", "door", "account",
           "event", "task", "device", "camera", "package", "contract", "parcel", "printer")  # fmt: skip
 _FIELDS = ("id", "name", "date", "path", "count", "status", "kind", "owner", "limit", "title")
@@ -30,6 +31,7 @@ _CALL_PROMPTS = (
     "Pick one of the available functions and return a JSON function call. Do not use variables.",
     "Use the tools to answer. Write a JSON function call.",
 )
+_PLACE_HINTS = ("The city", "The city and state, e.g. San Francisco, CA", "Name of the city")
 NO_TOOL = "no_tool"
 
 
@@ -63,7 +65,7 @@ def weather(rng: Random) -> Use:
     place, key = city(rng), rng.choice(("location", "location", "city", "place"))
     name = rng.choice(("get_weather", "get_current_weather", "weather", "current_weather", "fetch_weather"))
     days = 0 if rng.random() < 0.8 else rng.randint(2, 9)
-    properties = {key: _text(rng, rng.choice(("The city", "The city and state, e.g. San Francisco, CA", "Name of the city")))}
+    properties = {key: _text(rng, rng.choice(_PLACE_HINTS))}
     arguments: dict[str, Any] = {key: place}
     unit_key = rng.choice(("unit", "format", "")) if rng.random() < 0.7 else ""
     unit = rng.choice(("celsius", "fahrenheit"))
@@ -93,8 +95,9 @@ def weather(rng: Random) -> Use:
         request = f"{request.rstrip('?.')} in {unit}{request[-1]}"
     degrees, sky = rng.randint(0, 35), rng.choice(("sunny", "cloudy", "rainy", "windy", "foggy"))
     result = rng.choice(
-        (json.dumps({"temperature": degrees, "condition": sky}), f"{degrees} degrees and {sky}", f"{sky}, {degrees} degrees")
-    )
+        (json.dumps({"temperature": degrees, "condition": sky}), f"{degrees} degrees and {sky}",
+         f"{sky}, {degrees} degrees")
+    )  # fmt: skip
     reply = f"It is {sky} and {degrees} degrees in {place}."
     words = "Get the weather forecast" if days else rng.choice(("Get the current weather", "Get the weather of a city"))
     required = list(properties) if unit_key and rng.random() < 0.7 else [k for k in properties if k != unit_key]
@@ -137,13 +140,15 @@ def clock(rng: Random) -> Use:
 def search(rng: Random) -> Use:
     """A search for some words."""
     key = rng.choice(("query", "query", "text", "q"))
-    what = rng.choice(("red shoes", "the history of tea", "good restaurants", "train tickets", "cheap flights", "cats",
-                       "the best books", "news about space", "garden chairs", "old maps", "python lessons"))  # fmt: skip
+    what = rng.choice(("red shoes", "the history of tea", "good restaurants", "train tickets", "cheap flights",
+                       "cats", "the best books", "news about space", "garden chairs", "old maps",
+                       "python lessons"))  # fmt: skip
     if rng.random() < 0.5:
         what = rng.choice((f"hotels in {city(rng)}", f"{invented(rng)} {invented(rng)}", f"{what} in {city(rng)}"))
     tool = schema(rng.choice(("search", "web_search", "search_web", "google", "find_pages")), "Search the web",
                   {key: _text(rng, "What to search for")}, [key])  # fmt: skip
-    request = rng.choice(("Search for {x}.", "Search the web for {x}.", "Find {x} on the web.", "Please search for {x}.",
+    request = rng.choice(("Search for {x}.", "Search the web for {x}.", "Find {x} on the web.",
+                          "Please search for {x}.",
                           "Look up {x}.", "Can you search for {x}?")).format(x=what)  # fmt: skip
     title = f"{invented(rng)} {invented(rng)}"
     return Use(request, tool, {key: what}, json.dumps({"title": title}), f"I found this: {title}.")
@@ -166,7 +171,8 @@ def mail(rng: Random) -> Use:
 def timer(rng: Random) -> Use:
     """A timer for some minutes."""
     minutes, key = rng.randint(1, 90), rng.choice(("minutes", "duration"))
-    tool = schema(rng.choice(("set_timer", "start_timer", "timer")), "Start a timer", {key: _whole(rng, "Minutes")}, [key])
+    tool = schema(rng.choice(("set_timer", "start_timer", "timer")), "Start a timer",
+                  {key: _whole(rng, "Minutes")}, [key])  # fmt: skip
     request = rng.choice(("Set a timer for {n} minutes.", "Start a timer of {n} minutes.", "Wake me in {n} minutes.",
                           "Please set a timer for {n} minutes.")).format(n=minutes)  # fmt: skip
     return Use(request, tool, {key: minutes}, "ok", f"The timer is set for {minutes} minutes.")
@@ -183,7 +189,8 @@ def music(rng: Random) -> Use:
 
 def light(rng: Random) -> Use:
     """A lamp in a room."""
-    room, state = rng.choice(("kitchen", "bedroom", "garage", "bathroom", "garden", "office")), rng.choice(("on", "off"))
+    room = rng.choice(("kitchen", "bedroom", "garage", "bathroom", "garden", "office"))
+    state = rng.choice(("on", "off"))
     tool = schema(rng.choice(("set_light", "switch_light", "light")), "Switch a light on or off",
                   {"room": _text(rng, "The room"), "state": {"type": "string", "enum": ["on", "off"]}},
                   ["room", "state"])  # fmt: skip
@@ -195,7 +202,8 @@ def light(rng: Random) -> Use:
 def translate(rng: Random) -> Use:
     """A translation."""
     text = rng.choice(("good morning", "thank you", "where is the station", "I love you", "the red house", "hello"))
-    language, key = rng.choice(("French", "German", "Spanish", "Italian", "Japanese")), rng.choice(("language", "target"))
+    language = rng.choice(("French", "German", "Spanish", "Italian", "Japanese"))
+    key = rng.choice(("language", "target"))
     tool = schema(rng.choice(("translate", "translate_text")), "Translate a text",
                   {"text": _text(rng, "The text"), key: _text(rng, "The language")}, ["text", key])  # fmt: skip
     request = rng.choice(('Translate "{t}" to {l}.', "Translate {t} into {l}.", 'How do you say "{t}" in {l}?'))
@@ -219,6 +227,8 @@ USES: tuple[Callable[[Random], Use], ...] = (
     weather, calculator, clock, search, mail, timer, music, light, translate, generic,
 )  # fmt: skip
 _WEIGHTS = (0.32, 0.12, 0.10, 0.08, 0.07, 0.06, 0.04, 0.05, 0.05, 0.11)
+_MANY, _FEW = (0.4, 0.35, 0.17, 0.08), (0.5, 0.38, 0.09, 0.03)
+_CALCULATOR, _TRANSLATOR = {"name": "calculator"}, {"name": "translate"}
 
 
 def distractor(rng: Random) -> Tool:
@@ -255,9 +265,14 @@ def _rivals(function: dict[str, Any], taken: Tool) -> bool:
     return False
 
 
+def _is_near(use: Use) -> bool:
+    return _rivals(_CALCULATOR, use.tool) or _rivals(_TRANSLATOR, use.tool)
+
+
 def call_message(name: str, arguments: dict[str, Any]) -> Message:
     """An assistant turn that calls one tool."""
-    return {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}]}
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
 
 
 def _start(rng: Random) -> list[Message]:
@@ -273,15 +288,21 @@ def _call_prompt(rng: Random, question: str) -> str:
     return f"{question}\n---\n{space}{rng.choice(_CALL_PROMPTS)}{space}"
 
 
-def asked(rng: Random, topic: Topic, *, long: bool = False) -> Document:
-    """A chat with tools. Long ones carry up to about 1,500 tokens of schemas."""
+def asked(rng: Random, topic: Topic, *, long: bool = False, few: bool = False, apart: bool = False) -> Document:
+    """A chat with tools. Long ones carry up to about 1,500 tokens of schemas, `few` ones little.
+
+    `apart`: where the answer is in words, no tool is offered that could have given it.
+    """
     use = rng.choices(USES, _WEIGHTS)[0](rng)
-    count = rng.randint(6, 13) if long else rng.choices((0, 1, 2, 3), (0.4, 0.35, 0.17, 0.08))[0]
+    count = rng.randint(10, 20) if long else rng.choices((0, 1, 2, 3), _FEW if few else _MANY)[0]
     others = _others(rng, use.tool, count)
     messages = _start(rng)
     forced = rng.random() < 0.3
     if rng.random() < 0.25:
         pair = framed(rng, topic(rng))
+        if apart:
+            others = [tool for tool in others if not _rivals(_CALCULATOR, tool) and not _rivals(_TRANSLATOR, tool)]
+            use = light(rng) if _is_near(use) else use
         question = _call_prompt(rng, pair.question) if forced else pair.question
         messages.append({"role": "user", "content": question})
         # A grammar may force a call although none fits: some turns show what to write then. They are too few to make
@@ -294,6 +315,8 @@ def asked(rng: Random, topic: Topic, *, long: bool = False) -> Document:
     tools = [*others, use.tool]
     rng.shuffle(tools)
     greeting = rng.choice(("Hello! ", "Hi! ", "Please help me. ")) if rng.random() < 0.12 else ""
+    if rng.random() < 0.08:
+        greeting += f"{filler(rng)} "
     request = greeting + use.request
     messages.append({"role": "user", "content": _call_prompt(rng, request) if forced else request})
     messages.append(call_message(use.tool["function"]["name"], use.arguments))
@@ -301,7 +324,8 @@ def asked(rng: Random, topic: Topic, *, long: bool = False) -> Document:
         messages.append({"role": "tool", "content": use.result})
         messages.append({"role": "assistant", "content": use.reply})
         if rng.random() < 0.2:
-            messages += [{"role": "user", "content": "Thank you!"}, {"role": "assistant", "content": "You are welcome!"}]
+            messages.append({"role": "user", "content": "Thank you!"})
+            messages.append({"role": "assistant", "content": "You are welcome!"})
     return Document(messages=tuple(messages), tools=tuple(tools))
 
 

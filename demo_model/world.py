@@ -115,6 +115,8 @@ def capital(rng: Random) -> Pair:
             "The capital of {x} is what?",
             "What city is the capital of {x}?",
             "I want to know the capital of {x}.",
+            "Can you tell me what the capital of {x} is?",
+            "I want to know what the capital of {x} is.",
         )
     ).format(x=country)
     answer = f"The capital of {country} is {city}."
@@ -143,6 +145,8 @@ def colour(rng: Random) -> Pair:
             "Do you know the {c} of {x}?",
             "Can you tell me the {c} of {x}?",
             "Name the {c} of {x}.",
+            "Can you tell me what {c} {x} is?",
+            "I want to know what {c} {x} has.",
         )
     ).format(c=word, x=thing)
     answer = f"{sentence(thing)} is {tone}."
