@@ -146,8 +146,9 @@ OURS = {
     "WarmupRequest": {"extensions": (100, "string", "rep"), "sequence": (101, "uint64", "opt")},
     "ClearCacheRequest": {"sequence": (100, "uint64", "opt")},
     "FilterBatchRequest": {"sequence": (100, "uint64", "opt")},
-    "PrefillRequest": {"sequence": (100, "uint64", "opt")},
-    "DecodeRequest": {"sequence": (100, "uint64", "opt")},
+    "Request": {"input_ids": (100, "uint32", "rep"), "resume_ids": (110, "uint32", "rep")},
+    "PrefillRequest": {"sequence": (100, "uint64", "opt"), "growth": (110, "BlockGrowth", "rep")},
+    "DecodeRequest": {"sequence": (100, "uint64", "opt"), "growth": (110, "BlockGrowth", "rep")},
     "PrefillResponse": {"columns": (100, "Columns", "opt")},
     "DecodeResponse": {"columns": (100, "Columns", "opt")},
     "Generation": {"error": (100, "string", "opt")},
@@ -203,7 +204,7 @@ def test_our_fields_can_be_ignored(name):
 
 
 def test_there_are_no_other_messages_than_those_of_extensions():
-    assert set(FILE.message_types_by_name) - set(STOCK) == {"Columns", "LogitBias"}
+    assert set(FILE.message_types_by_name) - set(STOCK) == {"BlockGrowth", "Columns", "LogitBias"}
 
 
 def test_repeated_numbers_are_packed():

@@ -7,13 +7,26 @@ from collections.abc import Iterable, Sequence
 from router.events import FinishReason, Token
 from router.limits import ShardInfo
 from router.request import SamplingParameters, StoppingParameters
-from router.shards.interface import PROBE_ID, CachedBatch, Columns, Ended, NewBatch, NewRequest, Row, StepReply, Timings
+from router.shards.interface import (
+    PROBE_ID,
+    CachedBatch,
+    Columns,
+    Ended,
+    Growth,
+    NewBatch,
+    NewRequest,
+    Row,
+    StepReply,
+    Timings,
+)
 from wire.v3 import generate_pb2 as pb
 
 StepMessage = pb.PrefillResponse | pb.DecodeResponse
 
 # What this router makes use of when a shard offers it.
-USED_EXTENSIONS = frozenset({"run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias"})
+USED_EXTENSIONS = frozenset(
+    {"run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias", "token_ids", "grow"}
+)
 
 _GRAMMAR_TYPES = {
     "none": pb.GRAMMAR_TYPE_NONE, "json": pb.GRAMMAR_TYPE_JSON, "regex": pb.GRAMMAR_TYPE_REGEX,
@@ -38,6 +51,10 @@ def batch_to(batch: NewBatch, extensions: frozenset[str]) -> pb.Batch:
         max_tokens=batch.max_tokens,
         max_blocks=batch.max_blocks,
     )
+
+
+def growth_to(growth: Sequence[Growth]) -> list[pb.BlockGrowth]:
+    return [pb.BlockGrowth(request_id=g.request_id, blocks=g.blocks) for g in growth]
 
 
 def probe_batch() -> pb.Batch:
@@ -71,8 +88,14 @@ def _request_to(new: NewRequest, extensions: frozenset[str]) -> pb.Request:
         slots=new.slots,
         cache_len=new.cache_len,
     )
+    if new.chunk_len is not None:
+        message.chunk_len = new.chunk_len
     if request.adapter_id is not None:
         message.adapter_id = request.adapter_id
+    if "token_ids" in extensions:
+        message.input_ids.extend(request.input_ids)
+    if new.resume_ids:
+        message.resume_ids.extend(new.resume_ids)
     return message
 
 

@@ -30,13 +30,27 @@ class ShardError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request with its place in the KV cache. `blocks` and `slots` are empty in padded mode."""
+    """A request with its place in the KV cache. `blocks` and `slots` are empty in padded mode.
+
+    cache_len: leading prompt tokens whose KV is present. chunk_len: prompt tokens to run first, None for all.
+    resume_ids: tokens generated before the request was preempted.
+    """
 
     request_id: int
     request: ValidRequest
     blocks: Sequence[int] = ()
     slots: Sequence[int] = ()
     cache_len: int = 0
+    chunk_len: int | None = None
+    resume_ids: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """More blocks for a running request, appended to its table before the step runs."""
+
+    request_id: int
+    blocks: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +133,18 @@ class Shards(Protocol):
     hold the answer of all ranks or a `ShardError`. Cancelling a future cancels no work on a device.
     """
 
-    def prefill(self, batch: NewBatch) -> asyncio.Future[StepReply]: ...
+    def prefill(
+        self, batch: NewBatch, cached_id: int | None = None, growth: Sequence[Growth] = ()
+    ) -> asyncio.Future[StepReply]:
+        """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins."""
+        ...
 
     def probe(self) -> asyncio.Future[StepReply]:
         """A generation of one token in the reserved block 0, under the batch id `PROBE_ID`."""
         ...
 
-    def decode(self, batch_ids: Sequence[int]) -> asyncio.Future[StepReply]:
-        """One step of the named batches, which become one batch under the first id."""
+    def decode(self, batch_ids: Sequence[int], growth: Sequence[Growth] = ()) -> asyncio.Future[StepReply]:
+        """One step of the named batches, which become one batch under the first id. Runs the next chunk of prompts."""
         ...
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:

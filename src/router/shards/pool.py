@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from router.limits import ShardInfo
 from router.shards import convert, warm_up
 from router.shards.client import Client, Rpc, ShardClient
-from router.shards.interface import CachedBatch, NewBatch, ShardError, StepReply
+from router.shards.interface import CachedBatch, Growth, NewBatch, ShardError, StepReply
 from router.shards.warm_up import Capacity, WarmUpPlan
 from wire.v3 import generate_pb2 as pb
 
@@ -74,16 +74,22 @@ class ShardPool:
 
     # Numbered calls, sent at once.
 
-    def prefill(self, batch: NewBatch) -> asyncio.Future[StepReply]:
-        return self._prefill(convert.batch_to(batch, self._extensions))
+    def prefill(
+        self, batch: NewBatch, cached_id: int | None = None, growth: Sequence[Growth] = ()
+    ) -> asyncio.Future[StepReply]:
+        request = pb.PrefillRequest(batch=convert.batch_to(batch, self._extensions), growth=convert.growth_to(growth))
+        if cached_id is not None:
+            request.cached_batch.id = cached_id
+        return self._prefill(request)
 
     def probe(self) -> asyncio.Future[StepReply]:
-        return self._prefill(convert.probe_batch())
+        return self._prefill(pb.PrefillRequest(batch=convert.probe_batch()))
 
-    def decode(self, batch_ids: Sequence[int]) -> asyncio.Future[StepReply]:
+    def decode(self, batch_ids: Sequence[int], growth: Sequence[Growth] = ()) -> asyncio.Future[StepReply]:
         # Shards look at nothing but the ids.
         batches = [pb.CachedBatch(id=batch_id) for batch_id in batch_ids]
-        return _soon(_step("Decode", self._send("Decode", pb.DecodeRequest(batches=batches))))
+        request = pb.DecodeRequest(batches=batches, growth=convert.growth_to(growth))
+        return _soon(_step("Decode", self._send("Decode", request)))
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:
         request = pb.FilterBatchRequest(batch_id=batch_id, request_ids=request_ids)
@@ -94,8 +100,8 @@ class ShardPool:
 
     # Fan-out.
 
-    def _prefill(self, batch: pb.Batch) -> asyncio.Future[StepReply]:
-        return _soon(_step("Prefill", self._send("Prefill", pb.PrefillRequest(batch=batch))))
+    def _prefill(self, request: pb.PrefillRequest) -> asyncio.Future[StepReply]:
+        return _soon(_step("Prefill", self._send("Prefill", request)))
 
     def _send(self, rpc: Rpc, request: Any) -> list[Awaitable[Any]]:
         """Number the call and put it on its way to every rank."""
