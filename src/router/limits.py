@@ -37,3 +37,8 @@ class ShardInfo:
     attention_impl: str
     block_size: int
     extensions: frozenset[str]
+
+    @property
+    def chunks(self) -> bool:
+        """Prompts may be split, and newcomers share a step with the running requests."""
+        return self.support_chunking and not self.requires_padding and self.speculate == 0

@@ -92,6 +92,8 @@ async def connect_and_warm_up(
         raise
     metrics.gauge("tgi_batch_max_total_tokens", limits.max_batch_total_tokens)
     log.info("serving with %s", limits)
+    if info.chunks:
+        log.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
     scheduler = Scheduler(shards, info, limits, metrics, max_step_s=config.max_step_seconds)
     return Started(info=info, limits=limits, scheduler=scheduler, shards=shards)
 
@@ -109,8 +111,8 @@ def resolve_limits(
     _check_echo("max_total_tokens", config.max_total_tokens, capacity.max_total_tokens)
     max_total_tokens = capacity.max_total_tokens
     if config.max_total_tokens is None:
-        # This router prefills every prompt in one piece, also on shards that could do it in chunks.
-        bounds = (max_total_tokens, config.max_batch_prefill_tokens, max_positions, tokenizer_max_length)
+        one_prefill = None if info.chunks else config.max_batch_prefill_tokens
+        bounds = (max_total_tokens, one_prefill, max_positions, tokenizer_max_length)
         max_total_tokens = min(bound for bound in bounds if bound is not None)
     max_batch_total_tokens = _batch_total(config, capacity, max_total_tokens)
     if max_total_tokens > max_batch_total_tokens:
@@ -124,7 +126,7 @@ def resolve_limits(
     max_input_tokens = config.max_input_tokens
     if max_input_tokens is None:
         max_input_tokens = min(max_total_tokens - 1, config.max_batch_prefill_tokens)
-    _check_order(config, max_input_tokens, max_total_tokens, max_batch_total_tokens)
+    _check_order(config, info, max_input_tokens, max_total_tokens, max_batch_total_tokens)
     return ServingLimits(
         max_concurrent_requests=config.max_concurrent_requests,
         max_best_of=config.max_best_of,
@@ -158,13 +160,15 @@ def _check_echo(name: str, asked: int | None, answered: int) -> None:
         raise StartupError(f"--{name.replace('_', '-')} is {asked}, but the model shards answered {answered}")
 
 
-def _check_order(config: StartupOptions, max_input_tokens: int, max_total_tokens: int, batch_total: int) -> None:
+def _check_order(
+    config: StartupOptions, info: ShardInfo, max_input_tokens: int, max_total_tokens: int, batch_total: int
+) -> None:
     prefill = config.max_batch_prefill_tokens
     if max_input_tokens >= max_total_tokens or max_input_tokens < 1:
         raise StartupError(
             f"--max-input-tokens must be below --max-total-tokens. Given: {max_input_tokens} and {max_total_tokens}"
         )
-    if max_input_tokens > prefill:
+    if max_input_tokens > prefill and not info.chunks:
         raise StartupError(
             f"--max-batch-prefill-tokens must be at least --max-input-tokens. Given: {prefill} and {max_input_tokens}"
         )

@@ -1,10 +1,8 @@
-"""What a fake shard checks about KV blocks."""
+"""What a fake shard checks about KV blocks, and the memory that they stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from wire.v3 import generate_pb2 as pb
+from collections.abc import Collection, Iterable, Sequence
 
 
 class BlockWatch:
@@ -12,31 +10,50 @@ class BlockWatch:
 
     def __init__(self, violations: list[str]) -> None:
         self._violations = violations
-        self._owners: dict[int, int] = {}  # block -> request
+        self._owners: dict[int, set[int]] = {}  # block -> requests
         self._forbidden: dict[int, set[int]] = {}  # block -> calls that must be answered before it is used again
 
-    def take(self, name: str, request: pb.Request) -> None:
-        for block in request.blocks:
-            if block == 0 or block in self._owners:
+    def take(self, name: str, request_id: int, blocks: Iterable[int], shared: Collection[int] = ()) -> None:
+        """`shared`: blocks that hold a prompt's beginning already."""
+        for block in blocks:
+            owners = self._owners.setdefault(block, set())
+            if block == 0 or (owners and block not in shared):
                 self._violations.append(f"{name}: block {block} is reserved or in use")
-            self._owners[block] = request.id
+            owners.add(request_id)
 
-    def release(self, request: pb.Request, pending: Iterable[int]) -> None:
+    def release(self, request_id: int, blocks: Iterable[int], pending: Iterable[int]) -> None:
         """The shard has forgotten the request."""
-        for block in request.blocks:
-            if self._owners.get(block) == request.id:
-                del self._owners[block]
-        self.forbid(request, pending)
+        blocks = list(blocks)
+        for block in blocks:
+            self._owners.get(block, set()).discard(request_id)
+        self.forbid(blocks, pending)
 
-    def forbid(self, request: pb.Request, pending: Iterable[int]) -> None:
+    def forbid(self, blocks: Iterable[int], pending: Iterable[int]) -> None:
         """The request has ended: until the calls in flight now are answered, nobody else may get its blocks."""
-        for block in request.blocks:
+        for block in blocks:
             self._forbidden.setdefault(block, set()).update(pending)
 
-    def check_reuse(self, request: pb.PrefillRequest, pending: Iterable[int]) -> None:
-        """A Prefill has arrived."""
-        for new in request.batch.requests:
-            for block in new.blocks:
-                unanswered = self._forbidden.pop(block, set()) & set(pending)
-                if unanswered:
-                    self._violations.append(f"block {block} is reused while calls {unanswered} are in flight")
+    def check_reuse(self, blocks: Iterable[int], pending: Iterable[int]) -> None:
+        """A call that gives these blocks to a request has arrived."""
+        for block in blocks:
+            unanswered = self._forbidden.pop(block, set()) & set(pending)
+            if unanswered:
+                self._violations.append(f"block {block} is reused while calls {unanswered} are in flight")
+
+
+class KvMemory:
+    """Which token every slot holds, so that a row that reads somebody else's is caught."""
+
+    def __init__(self, violations: list[str]) -> None:
+        self._violations = violations
+        self._tokens: dict[int, int] = {}  # slot -> token id
+
+    def step(self, name: str, ids: Sequence[int], slots: Sequence[int], start: int, end: int) -> None:
+        """A row computes the positions start..end and reads all before them."""
+        for position in range(start):
+            held = self._tokens.get(slots[position])
+            if held != ids[position]:
+                self._violations.append(f"{name}: position {position} holds {held}, not {ids[position]}")
+                break
+        for position in range(start, end):
+            self._tokens[slots[position]] = ids[position]

@@ -3,6 +3,9 @@
 `FakeShard` holds the rules: batches kept between calls, one token per step and row, numbered calls executed strictly in
 order. `fake_shard_server` shows two ways to reach it.
 
+Prompts are words; with `chunking` the arithmetic of chunks, block growth and resumption are followed too. Every slot
+remembers its token.
+
 `ours=False` behaves like a stock TGI shard: no extensions, arrival order, one message per row, and requests that have
 ended stay in their batch until they are filtered away. Breaches of the protocol are collected in `violations`.
 """
@@ -11,17 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from support.block_watch import BlockWatch
+from support.block_watch import BlockWatch, KvMemory
 
 from router.shards.interface import PROBE_ID
 from wire.v3 import generate_pb2 as pb
 
 EXTENSIONS = ("run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias")
+CHUNKING_EXTENSIONS = ("token_ids", "grow")
 ORDERED_CALLS = ("Prefill", "Decode", "FilterBatch", "ClearCache", "Warmup")
 
 
@@ -48,12 +52,33 @@ class FakeRow:
     request: pb.Request
     name: str
     script: Script
+    block_size: int
     num_generated: int = 0
     ended: bool = False
 
+    def __post_init__(self) -> None:
+        request = self.request
+        self.num_generated = len(request.resume_ids)
+        self.prompt_ids = list(request.input_ids) or list(range(len(request.inputs.split())))
+        self.blocks = list(request.blocks)
+        self.slots = list(request.slots)
+        self.cache_length = request.cache_len
+        to_compute = self.prompt_length - request.cache_len
+        self.input_length = request.chunk_len if request.HasField("chunk_len") else to_compute
+        self.prefilling = True
+
     @property
     def prompt_length(self) -> int:
-        return len(self.request.inputs.split())
+        """Tokens to bring into the cache before the first token here."""
+        return len(self.prompt_ids) + len(self.request.resume_ids)
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prompt_ids + [token_of(self.name, n).ids[0] for n in range(1, self.num_generated + 1)]
+
+    def grow(self, blocks: Iterable[int]) -> None:
+        self.blocks.extend(blocks)
+        self.slots = [s for b in self.blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
 
 
 @dataclass
@@ -77,6 +102,8 @@ class FakeShard:
     padded: bool = False
     speculate: int = 0
     chunking: bool = False
+    prefix_caching: bool = False
+    max_prefill_tokens: int | None = None  # what the warm-up said, unless set
     capacity: int | None = 16000
     max_positions: int = 2**31
     urls: tuple[str, ...] = ()
@@ -102,6 +129,7 @@ class FakeShard:
         self._used: set[int] = set()
         self._names: dict[int, str] = {}
         self._blocks = BlockWatch(self.violations)
+        self._memory = KvMemory(self.violations)
         self._used_extensions: frozenset[str] = frozenset()
 
     # How calls come in.
@@ -131,8 +159,11 @@ class FakeShard:
             self.violations.append(f"{rpc}: number {number} is used twice")
         self._pending[number] = ReceivedCall(rpc, request, number, answer)
         self.max_in_flight = max(self.max_in_flight, len(self._pending))
-        if rpc == "Prefill":
-            self._blocks.check_reuse(request, self._pending)
+        if rpc in ("Prefill", "Decode"):
+            given = [b for g in request.growth for b in g.blocks]
+            if rpc == "Prefill":
+                given += [b for r in request.batch.requests for b in r.blocks if b not in self._shared_blocks(r)]
+            self._blocks.check_reuse(given, self._pending)
         self._pump()
         return answer
 
@@ -182,7 +213,7 @@ class FakeShard:
     def _lose(self, rpc: str, request: Any) -> None:
         """What a failing call does to its batches."""
         ids = {
-            "Prefill": lambda: [request.batch.id],
+            "Prefill": lambda: [request.cached_batch.id] * request.HasField("cached_batch") + [request.batch.id],
             "Decode": lambda: [b.id for b in request.batches],
             "FilterBatch": lambda: [request.batch_id],
             "ClearCache": lambda: [request.id],
@@ -192,7 +223,7 @@ class FakeShard:
             self._lost.update(ids)
         for batch_id in ids:
             for row in self.batches.pop(batch_id, []):
-                self._blocks.release(row.request, self._pending)
+                self._release(row)
         if rpc == "Prefill":
             self._used.add(request.batch.id)
 
@@ -205,9 +236,10 @@ class FakeShard:
             device_type="cpu",
             speculate=self.speculate,
             support_chunking=self.chunking,
+            use_prefix_caching=self.prefix_caching,
             attention_impl="paged",
             block_size=self.block_size,
-            extensions=EXTENSIONS if self.ours else (),
+            extensions=(*EXTENSIONS, *(CHUNKING_EXTENSIONS if self.chunking else ())) if self.ours else (),
         )
 
     def _discover(self, request: pb.ServiceDiscoveryRequest) -> pb.ServiceDiscoveryResponse:
@@ -220,6 +252,8 @@ class FakeShard:
     def _warm_up(self, request: pb.WarmupRequest) -> pb.WarmupResponse:
         self.trace.append("W")
         self._used_extensions = frozenset(request.extensions)
+        if self.max_prefill_tokens is None:
+            self.max_prefill_tokens = request.max_prefill_tokens
         capacity = self.capacity
         default_total = sum(r.truncate for r in request.batch.requests)
         if self.chunking:
@@ -238,7 +272,7 @@ class FakeShard:
         for batch_id in ids:
             self._lost.discard(batch_id)
             for row in self.batches.pop(batch_id, []):
-                self._blocks.release(row.request, self._pending)
+                self._release(row)
         return pb.ClearCacheResponse()
 
     def _filter(self, request: pb.FilterBatchRequest) -> pb.FilterBatchResponse:
@@ -252,7 +286,7 @@ class FakeShard:
                 raise ShardFailure("Batch must have at least one request" if not wanted else str(min(unknown)))
         for row in rows:
             if row.request.id not in wanted:
-                self._blocks.release(row.request, self._pending)
+                self._release(row)
         kept = [row for row in rows if row.request.id in wanted]
         if kept:
             self.batches[request.batch_id] = kept
@@ -262,22 +296,28 @@ class FakeShard:
 
     def _prefill(self, request: pb.PrefillRequest) -> pb.PrefillResponse:
         batch = request.batch
-        if request.HasField("cached_batch") or batch.size != len(batch.requests):
+        if batch.size != len(batch.requests) or (request.HasField("cached_batch") and not self.chunking):
             self.violations.append("Prefill with a cached batch or a wrong size")
+        running = self._find(request.cached_batch.id) if request.HasField("cached_batch") else []
         rows = [self._new_row(r) for r in batch.requests]
-        self.trace.append("probe" if batch.id == PROBE_ID else f"P({','.join(r.name for r in rows)})")
+        names = ",".join(r.name + (f":{r.input_length}" if r.request.HasField("chunk_len") else "") for r in rows)
+        with_running = "+" + ",".join(r.name for r in running) if request.HasField("cached_batch") else ""
+        self.trace.append("probe" if batch.id == PROBE_ID else f"P({names}{with_running})")
         if batch.id in self._used and batch.id != PROBE_ID:
             self.violations.append(f"batch id {batch.id} is used twice")
         self._used.add(batch.id)
-        self.batches[batch.id] = rows
+        batch_id = request.cached_batch.id if request.HasField("cached_batch") else batch.id
+        self.batches[batch_id] = running + rows
+        self._grow(request.growth)
         response = pb.PrefillResponse(forward_ns=2_000_000, decode_ns=1_000_000, total_ns=3_000_000)
-        self._run(batch.id, response)
+        self._run(batch_id, response)
         return response
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeResponse:
         ids = [b.id for b in request.batches]
         rows = [row for batch_id in ids for row in self._find(batch_id)]
-        self.trace.append(f"D({','.join(r.name for r in rows)})")
+        names = ",".join(r.name + (f":{r.input_length}" if r.prefilling else "") for r in rows)
+        self.trace.append(f"D({names})")
         response = pb.DecodeResponse(forward_ns=2_000_000, decode_ns=1_000_000, total_ns=3_000_000)
         if len(ids) > 1:
             response.concat_ns = 500_000
@@ -287,8 +327,27 @@ class FakeShard:
             self.violations.append("Decode of a batch with requests that ended")
         if rows:
             self.batches[ids[0]] = rows
+            self._grow(request.growth)
             self._run(ids[0], response)
         return response
+
+    def _grow(self, growth: Iterable[pb.BlockGrowth]) -> None:
+        rows = {row.request.id: row for rows in self.batches.values() for row in rows}
+        for more in growth:
+            row = rows.get(more.request_id)
+            if row is not None:
+                self._blocks.take(row.name, more.request_id, more.blocks)
+                row.grow(more.blocks)
+
+    def _release(self, row: FakeRow) -> None:
+        self._blocks.release(row.request.id, row.blocks, self._pending)
+
+    def _shared_blocks(self, request: pb.Request) -> list[int]:
+        """Blocks of a prompt's beginning that is in the cache; all of it but the last token counts as all of it."""
+        length = request.cache_len
+        if length + 1 == (len(request.input_ids) or len(request.inputs.split())) + len(request.resume_ids):
+            length += 1
+        return list(request.blocks[: length // self.block_size])
 
     # The model.
 
@@ -304,33 +363,65 @@ class FakeShard:
 
     def _new_row(self, request: pb.Request) -> FakeRow:
         name = request.inputs.split(maxsplit=1)[0]
-        row = FakeRow(request, name, self.scripts.get(name, Script()))
+        row = FakeRow(request, name, self.scripts.get(name, Script()), self.block_size)
         self._names[request.id] = name
         if request.id == PROBE_ID or self.padded:
             return row
-        needed = row.prompt_length + request.stopping_parameters.max_new_tokens + self.speculate - 1
-        if len(request.slots) != needed or len(request.blocks) != -(-needed // self.block_size):
-            self.violations.append(f"{name}: {len(request.slots)} slots, {len(request.blocks)} blocks for {needed}")
-        expected = [s for b in request.blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
-        if list(request.slots) != expected[:needed]:
+        needed = len(row.prompt_ids) + request.stopping_parameters.max_new_tokens + self.speculate - 1
+        slots, blocks = list(request.slots), list(request.blocks)
+        grows = "grow" in self._used_extensions and row.prompt_length <= len(slots) < needed
+        if len(slots) != (len(blocks) * self.block_size if grows else needed):
+            self.violations.append(f"{name}: {len(slots)} slots for {needed} tokens")
+        if len(blocks) != -(-len(slots) // self.block_size):
+            self.violations.append(f"{name}: {len(blocks)} blocks for {len(slots)} slots")
+        expected = [s for b in blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
+        if slots != expected[: len(slots)]:
             self.violations.append(f"{name}: slots do not follow from blocks")
-        self._blocks.take(name, request)
+        if not 0 < row.input_length <= row.prompt_length - row.cache_length:
+            self.violations.append(f"{name}: cache_len {row.cache_length}, chunk of {row.input_length}")
+        self._blocks.take(name, request.id, blocks, self._shared_blocks(request))
         return row
 
     def _run(self, batch_id: int, response: Any) -> None:
-        """One step: every row gets a token, ends, or fails."""
+        """One step: every row gets a token, ends, or fails; or its prompt gets on by a chunk."""
         rows = self.batches[batch_id]
-        for row in rows:
-            self._advance(row, response)
+        for row, next_length in zip(rows, self._next_chunks(rows), strict=True):
+            self._compute(row)
+            row.prefilling = next_length is not None
+            row.input_length = next_length or 1
+            if not row.prefilling:
+                self._advance(row, response)
         if self.ours:
             rows = [row for row in rows if not row.ended]
             self.batches[batch_id] = rows
         if all(row.ended for row in rows):
             del self.batches[batch_id]
             for row in rows:
-                self._blocks.release(row.request, self._pending)
+                self._release(row)
             return
         response.batch.CopyFrom(self._cached(batch_id))
+
+    def _next_chunks(self, rows: list[FakeRow]) -> list[int | None]:
+        """For each row the length of its next chunk, None if its prompt is through (scheduler.md 3.9, oldest first)."""
+        left = (self.max_prefill_tokens or 2**31) - (len(rows) - 1)
+        chunks: list[int | None] = []
+        for row in rows if self.ours else reversed(rows):
+            rest = row.prompt_length - row.cache_length - row.input_length if row.prefilling else 0
+            if rest > 0:
+                chunks.append(max(min(rest, left), 1))
+                left -= chunks[-1] or 0
+            else:
+                chunks.append(None)
+        return chunks if self.ours else chunks[::-1]
+
+    def _compute(self, row: FakeRow) -> None:
+        end = row.cache_length + row.input_length
+        if self.block_size and row.request.id != PROBE_ID and not self.padded:
+            if end > len(row.slots):
+                self.violations.append(f"{row.name}: no slot for position {end - 1}")
+            else:
+                self._memory.step(row.name, row.ids, row.slots, row.cache_length, end)
+        row.cache_length = end
 
     def _advance(self, row: FakeRow, response: Any) -> None:
         row.num_generated += 1
@@ -341,9 +432,9 @@ class FakeShard:
         finished = n >= stop.max_new_tokens or row.script.eos_after == n
         if failed or finished:
             row.ended = True
-            self._blocks.forbid(row.request, self._pending)
+            self._blocks.forbid(row.blocks, self._pending)
             if self.ours:
-                self._blocks.release(row.request, self._pending)
+                self._release(row)
         if not owned:
             return
         if failed:
@@ -365,7 +456,7 @@ class FakeShard:
         if row.request.top_n_tokens:
             generation.top_tokens.append(token_of(row.name, n))
         if row.request.prefill_logprobs and n == 1:
-            length = row.prompt_length
+            length = len(row.prompt_ids)
             generation.prefill_tokens.CopyFrom(
                 pb.Tokens(ids=range(length), logprobs=[float("nan")] + [-1.0] * (length - 1), texts=["p"] * length)
             )
@@ -389,13 +480,13 @@ class FakeShard:
             longest = max(r.prompt_length for r in rows)
             max_tokens = len(rows) * longest + sum(r.request.stopping_parameters.max_new_tokens for r in rows)
         else:
-            max_tokens = self.block_size * sum(len(r.request.blocks) for r in rows)
+            max_tokens = self.block_size * sum(len(r.blocks) for r in rows)
         return pb.CachedBatch(
             id=batch_id,
             request_ids=[r.request.id for r in rows],
             size=len(rows),
             max_tokens=max_tokens,
-            current_tokens=len(rows),
+            current_tokens=sum(r.input_length for r in rows),
         )
 
 

@@ -7,25 +7,39 @@ Who owns a block:
 | of a queued entry           | none is held; allocation happens when the entry is taken into a batch    |
 | of a running entry          | the entry's `Allocation`                                                 |
 | of an entry that has ended  | `pipeline.Pipeline`, until every call that may still write it is answered |
-| all others                  | the allocator's free list                                                |
+| all others                  | the allocator: free, or (`prefix_cache.PrefixCache`) cached for prompts   |
+
+A block of a running entry that has become shareable belongs to the prefix cache; the entry's `Allocation` holds it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from router.scheduling.radix import RadixNode
 
 
 @dataclass(slots=True)
 class Allocation:
-    """Blocks for `num_tokens` token positions; the first `prefix_length` of them already hold the prompt's KV."""
+    """Blocks for `num_tokens` token positions; the first `prefix_length` of them already hold the prompt's KV.
+
+    `blocks` is the request's table in logical order, shared blocks included. `prefix_length` is a multiple of
+    `block_size` as allocated. The fields below it are the prefix cache's own.
+    """
 
     blocks: list[int]
     num_tokens: int
     block_size: int
     prefix_length: int = 0
+    # The node that it holds; its path covers the first `num_in_trie` blocks. None: not to be shared, or freed.
+    trie_node: RadixNode | None = field(default=None, repr=False, compare=False)
+    num_in_trie: int = field(default=0, repr=False, compare=False)
+    # Private blocks among those first ones: another request had shared the same tokens before.
+    duplicates: list[int] = field(default_factory=list, repr=False, compare=False)
 
     def slots(self) -> Sequence[int]:
         """One slot per token position (block * block_size + offset).
@@ -41,13 +55,24 @@ class Allocation:
         del one_round[self.num_tokens :]
         return one_round
 
+    def append(self, blocks: list[int]) -> None:
+        """The table grows by `blocks`, the positions to the end of the last one."""
+        self.blocks += blocks
+        self.num_tokens = max(self.num_tokens, len(self.blocks) * self.block_size)
+
+    def forget(self) -> None:
+        """Everything has been given back: freeing it once more gives back nothing."""
+        self.blocks = []
+        self.duplicates = []
+        self.num_in_trie = 0
+
 
 class BlockAllocator(Protocol):
-    """What the queue needs; the free list below implements it, a prefix cache may."""
+    """What the scheduler needs: `FreeList` below, or `prefix_cache.PrefixCache`."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that an allocation could get now."""
+        """Blocks that an allocation could get now: free ones, and cached ones that nobody holds."""
         ...
 
     @property
@@ -56,11 +81,29 @@ class BlockAllocator(Protocol):
         ...
 
     def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None) -> Allocation | None:
-        """Blocks for `num_tokens` positions, or None. `prompt_ids` is None for a prompt that must not be shared."""
+        """Blocks for `num_tokens` positions, or None. `prompt_ids` is None for a request that must not be shared."""
         ...
 
-    def free(self, allocation: Allocation, num_written: int) -> None:
-        """Give back. Only the first `num_written` positions hold valid KV; nothing beyond them may be reused."""
+    def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
+        """`num_blocks` more for a running request, appended to its table; its positions then fill whole blocks.
+
+        Returns the new blocks, or None, with nothing changed, if there are not so many.
+        """
+        ...
+
+    def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
+        """Share the full blocks of `token_ids` from now on, while the request runs on.
+
+        `token_ids` are the request's first tokens, all of whose KV has been written. Without effect on an allocation
+        whose `prompt_ids` were None.
+        """
+        ...
+
+    def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
+        """Share the full blocks of `token_ids` as `commit` does, then give everything back.
+
+        A second free of the same allocation changes nothing.
+        """
         ...
 
 
@@ -82,15 +125,34 @@ class FreeList:
         return self._num_usable
 
     def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None = None) -> Allocation | None:
-        stored = num_tokens if self._window_size is None else min(num_tokens, self._window_size)
-        needed = -(-stored // self._block_size)
-        if needed > len(self._free):
-            return None
-        cut = len(self._free) - needed
-        blocks = self._free[cut:]
-        del self._free[cut:]
-        return Allocation(blocks, num_tokens, self._block_size)
+        blocks = self._take(self._num_blocks(num_tokens))
+        return None if blocks is None else Allocation(blocks, num_tokens, self._block_size)
 
-    def free(self, allocation: Allocation, num_written: int = 0) -> None:
-        self._free.extend(allocation.blocks)
-        allocation.blocks = []  # a second free of the same allocation gives back nothing
+    def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
+        """As the protocol says; a ValueError for a table that would grow beyond the window."""
+        length = len(allocation.blocks) + num_blocks
+        if length > self._num_blocks(length * self._block_size):
+            raise ValueError(f"a table of {length} blocks is longer than the window of {self._window_size} tokens")
+        taken = self._take(num_blocks)
+        if taken is not None:
+            allocation.append(taken)
+        return taken
+
+    def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
+        """Nothing is shared here."""
+
+    def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
+        self._free += allocation.blocks
+        allocation.forget()
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        stored = num_tokens if self._window_size is None else min(num_tokens, self._window_size)
+        return -(-stored // self._block_size)
+
+    def _take(self, num_blocks: int) -> list[int] | None:
+        cut = len(self._free) - num_blocks
+        if cut < 0:
+            return None
+        taken = self._free[cut:]
+        del self._free[cut:]
+        return taken

@@ -52,3 +52,19 @@ def while_running(limits: ServingLimits, num_running: int, used_tokens: int, wai
         token_budget=max(limits.max_batch_total_tokens - used_tokens, 0),
         reason="wait_exceeded" if impatient else "backpressure",
     )
+
+
+def while_running_in_chunks(limits: ServingLimits, num_running: int, current_tokens: int) -> Admission:
+    """As `while_running` where newcomers share a step with the running requests: nobody is interrupted, so there is
+    nothing to weigh.
+
+    current_tokens: what the running requests will compute in that step.
+    """
+    max_size = None if limits.max_batch_size is None else max(limits.max_batch_size - num_running, 0)
+    return Admission(
+        min_size=None,
+        max_size=max_size,
+        prefill_budget=max(limits.max_batch_prefill_tokens - current_tokens, 0),
+        token_budget=limits.max_batch_total_tokens,
+        reason="chunking",
+    )

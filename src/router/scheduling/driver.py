@@ -1,9 +1,12 @@
 """What is sent next, and what an answer means. Synchronous: `loop.Scheduler` waits, the driver decides.
 
-Run ahead: at most two Decodes of the running batch are in flight, so the device never waits for the router. Calls are
-numbered by the pool and executed in that order, hence a Prefill or FilterBatch needs no pause before it; only the merge
-of a new batch waits for its Prefill's answer. With a stock shard (no `run_ahead` in Info) one call is in flight at a
-time, and finished requests are filtered away as TGI's router does.
+Run ahead: at most two Decodes of the running batch are in flight, so the device never waits for the router (one while a
+prompt is computed in chunks). Calls are numbered by the pool and executed in that order, hence a Prefill or FilterBatch
+needs no pause before it; only what follows a merge waits for its Prefill's answer. With a stock shard (no `run_ahead`
+in Info) one call is in flight at a time, and finished requests are filtered away as TGI's router does.
+
+Newcomers join the running batch in one of two ways. Chunking: their Prefill names the running batch and computes its
+next tokens too. Otherwise they are prefilled alone, and the next Decode names both batches.
 
 After every answer the same three things happen in this order: membership is settled (who ended), the next calls are
 sent, and only then tokens are delivered, so that waking hundreds of readers never delays the device.
@@ -16,27 +19,43 @@ import contextlib
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass
 
 from router.errors import UnhealthyError
 from router.events import Failed
 from router.limits import ServingLimits
 from router.scheduling import budget
 from router.scheduling.batch import RunningBatch
+from router.scheduling.blocks import BlockAllocator
 from router.scheduling.delivery import deliver_columns, deliver_row, server_error
 from router.scheduling.entry import Entry
+from router.scheduling.growth import Growing
 from router.scheduling.pipeline import Call, Pipeline
-from router.scheduling.request_queue import NextBatch, RequestQueue
+from router.scheduling.request_queue import RequestQueue
 from router.scheduling.step_metrics import DrainRate, StepMetrics
-from router.shards.interface import PROBE_ID, CachedBatch, NewBatch, NewRequest, Row, ShardError, Shards, StepReply
+from router.scheduling.steps import first_tokens, keep_ids, new_batch
+from router.shards.interface import PROBE_ID, CachedBatch, NewBatch, Row, ShardError, Shards, StepReply
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """run_ahead: numbered calls are executed in order, and a request leaves its batch the moment it ends. chunking:
+    newcomers share a step with the running requests, and prompts may be split. share: prompts are looked up among the
+    tokens of others.
+    """
+
+    run_ahead: bool
+    chunking: bool
+    share: bool
 
 
 class Driver:
     """The batches on the shards and the calls about them.
 
-    paged: blocks limit admission, else the shard's own count of tokens does. run_ahead: the shards execute numbered
-    calls in order and drop a request the moment it ends.
+    growing: gets blocks for requests that hold fewer than they can come to need; None where all is reserved at
+    admission. See `Abilities` for what the shards can do.
     """
 
     def __init__(
@@ -46,9 +65,10 @@ class Driver:
         pipeline: Pipeline,
         limits: ServingLimits,
         metrics: StepMetrics,
+        allocator: BlockAllocator | None,
+        growing: Growing | None,
         *,
-        paged: bool,
-        run_ahead: bool,
+        can: Abilities,
     ) -> None:
         self.drain_rate = DrainRate()
         self.num_failures = 0  # generations that failed so far
@@ -57,9 +77,11 @@ class Driver:
         self._pipeline = pipeline
         self._limits = limits
         self._metrics = metrics
-        self._paged = paged
-        self._run_ahead = run_ahead
-        self._max_decodes = 2 if run_ahead else 1
+        self._allocator = allocator
+        self._growing = growing
+        self._run_ahead = can.run_ahead
+        self._chunking = can.chunking
+        self._keeps_ids = can.share or growing is not None
         self._running: RunningBatch | None = None
         self._joining: RunningBatch | None = None  # prefilled, or being prefilled, and not merged yet
         self._waiting_tokens = 0  # see budget.while_running
@@ -117,58 +139,82 @@ class Driver:
         if self._to_clear:
             self._send_clear(self._to_clear.popleft())
             return True
-        for batch in (self._running, self._joining):
-            if batch is not None and batch.dirty and (batch is self._running or not batch.num_unanswered):
-                self._send_filter(batch)
-                return True
+        if self._send_filters():
+            return True
         if self._probe_wanted:
             self._probe_wanted = False
             self._pipeline.append(Call("probe", self._shards.probe(), None, (PROBE_ID,)))
             return True
         if self._joining is not None:
             return self._send_merged(self._joining)
-        if self._running is None:
-            return self._admit(budget.when_idle(self._limits))
-        if self._running.num_decodes >= self._max_decodes:
+        running = self._running
+        if running is None:
+            return self._admit(budget.when_idle(self._limits), None)
+        if running.num_decodes >= self._max_decodes(running):
             return False
-        if self._admit(self._while_running(self._running)):
+        if self._growing is not None and running.growing:
+            has_room = self._growing.make_room(running)
+            if running.dirty:
+                self._send_filter(running)
+                return True
+            if not has_room:
+                return False
+        if self._admit(self._while_running(running), running):
             return True
-        if self._running.num_decodes and self._running.is_exhausted:
+        if running.num_decodes and running.is_exhausted:
             return False  # the Decode in flight ends them all
-        self._send_decode(self._running, (self._running.batch_id,))
+        self._send_decode(running, (running.batch_id,))
         return True
 
+    def _max_decodes(self, running: RunningBatch) -> int:
+        return 2 if self._run_ahead and not running.prefilling else 1
+
     def _while_running(self, running: RunningBatch) -> budget.Admission:
+        if self._chunking:
+            return budget.while_running_in_chunks(self._limits, len(running.entries), running.current_tokens)
         # In paged mode the allocator alone knows what is free; the shard's sum counts shared blocks repeatedly.
-        used_tokens = 0 if self._paged else running.max_tokens
+        used_tokens = 0 if self._allocator is not None else running.max_tokens
         return budget.while_running(self._limits, len(running.entries), used_tokens, self._waiting_tokens)
 
-    def _admit(self, admission: budget.Admission) -> bool:
+    def _admit(self, admission: budget.Admission, running: RunningBatch | None) -> bool:
         """Prefill the heads of the queue that fit."""
         if not self._look_into_queue or not self._queue:
             return False
         self._look_into_queue = False
         found = self._queue.next_batch(
-            admission.min_size, admission.max_size, admission.prefill_budget, admission.token_budget
+            admission.min_size,
+            admission.max_size,
+            admission.prefill_budget,
+            admission.token_budget,
+            spare_blocks=len(running.growing) if running is not None else 0,
         )
         self._metrics.queue_size(len(self._queue))
         if found is None:
             return False
         self._metrics.admitted(len(found.entries), admission.reason)
-        batch = RunningBatch(found.batch_id, found.entries)
+        batch = RunningBatch(found.batch_id, found.entries, into=running if self._chunking else None)
         batch.num_unanswered = 1
         self._joining = batch
         try:
-            reply = self._shards.prefill(_new_batch(found))
+            self._send_prefill(batch, new_batch(found))
         except (ValueError, TypeError) as error:  # something in a request that cannot be put on the wire
             self._end_batch(batch)
             for entry in found.entries:
                 self._fail(entry, server_error(str(error)))
             self._look_into_queue = True  # nothing was sent, so no answer would bring the next look
-            return True
-        self._metrics.sent("prefill")
-        self._pipeline.append(Call("prefill", reply, batch, (batch.batch_id,)))
         return True
+
+    def _send_prefill(self, batch: RunningBatch, new: NewBatch) -> None:
+        running = batch.into
+        if running is None:
+            reply = self._shards.prefill(new)
+            ids: tuple[int, ...] = (batch.batch_id,)
+        else:
+            reply = self._shards.prefill(new, running.batch_id, running.growth)
+            ids = (running.batch_id, batch.batch_id)
+            running.stepped()
+        self._metrics.sent("prefill")
+        self._pipeline.append(Call("prefill", reply, batch, ids))
 
     def _send_merged(self, joining: RunningBatch) -> bool:
         """The new batch joins the running one, once everything about both is settled.
@@ -191,8 +237,21 @@ class Driver:
         self._metrics.current_batch(batch.size, batch.max_tokens)
         self._metrics.sent("decode")
         batch.num_decodes += 1
-        batch.num_steps += 1
-        self._pipeline.append(Call("decode", self._shards.decode(ids), batch, ids))
+        reply = self._shards.decode(ids, batch.growth)
+        batch.stepped()
+        self._pipeline.append(Call("decode", reply, batch, ids))
+
+    def _send_filters(self) -> bool:
+        """Tell the shards of a batch with rows that nobody wants. A batch whose newcomers are just being prefilled
+        waits: its members are not settled."""
+        running, joining = self._running, self._joining
+        if joining is not None and joining.into is not None:
+            return False
+        for batch in (running, joining):
+            if batch is not None and batch.dirty and (batch is running or not batch.num_unanswered):
+                self._send_filter(batch)
+                return True
+        return False
 
     def _send_filter(self, batch: RunningBatch) -> None:
         """Tell the shards which rows are still wanted; forget the batch if none is."""
@@ -236,15 +295,18 @@ class Driver:
         batch = call.batch
         assert batch is not None
         answered_at = time.monotonic()
-        entries = batch.entries  # before a merge moves them
         if call.kind == "prefill":
             batch.num_unanswered -= 1
             self._waiting_tokens = 1
-            for entry in entries.values():
-                entry.prefilled = True
+            batch = self._joined(batch)
         else:
             batch.num_decodes -= 1
             self._waiting_tokens += 1
+        entries = batch.entries  # before a merge moves them
+        if self._keeps_ids:
+            keep_ids(reply, entries)
+        if batch.prefilling:
+            self._settle_first_tokens(reply, batch)
         rows = [(row, entries[row.request_id]) for row in reply.rows if row.request_id in entries]
         for row, entry in rows:
             self._settle_row(row, entry, batch)
@@ -253,10 +315,11 @@ class Driver:
             row.error is not None and row.request_id in reply.batch.request_ids for row, _ in rows
         ):
             batch.dirty = True  # only one of several ranks knew of the failure: all keep the row until they are told
+        readers = dict(entries) if batch.growing else entries  # some may have to yield
         self.send_calls()
         delivered_from = time.monotonic()
         for columns in reply.columns:
-            deliver_columns(columns, entries)
+            deliver_columns(columns, readers)
         for row, entry in rows:
             deliver_row(row, entry)
         now = time.monotonic()
@@ -264,6 +327,32 @@ class Driver:
             call.kind, reply, now - max(call.sent_at, self._pipeline.last_answer_at), now - delivered_from
         )
         self._pipeline.last_answer_at = answered_at
+
+    def _joined(self, batch: RunningBatch) -> RunningBatch:
+        """The batch that a prefilled one belongs to from now on."""
+        running = batch.into
+        if running is None:
+            return batch
+        # The shards keep the running batch's id, also when nothing else was left of it.
+        batch.into, batch.batch_id = None, running.batch_id
+        self._joining = None
+        if running is self._running:
+            running.absorb(batch)
+            return running
+        self._running = batch
+        return batch
+
+    def _settle_first_tokens(self, reply: StepReply, batch: RunningBatch) -> None:
+        """Prompts that are in the cache now may be shared."""
+        for entry in first_tokens(reply, batch.prefilling):
+            entry.prefilled = True
+            batch.prefilled(entry, entry.request.stopping.max_new_tokens - max(len(entry.generated_ids), 1))
+            if entry.allocation is not None and self._allocator is not None:
+                self._allocator.commit(
+                    entry.allocation, entry.token_ids[: entry.num_tokens - bool(entry.generated_ids)]
+                )
+            if self._growing is not None:
+                self._growing.prefilled(batch, entry)
 
     def _settle_row(self, row: Row, entry: Entry, batch: RunningBatch) -> None:
         """If this row is its request's last, the request leaves the batch."""
@@ -308,16 +397,32 @@ class Driver:
         assert batch is not None
         if call.kind == "prefill":
             self._waiting_tokens = 1
+            if batch.into is not None and batch.into.failed:
+                self._put_back(batch)
+                return
         if batch.ended:
             return  # behind a call that failed before, or nobody is left
         log.error("%s failed: %s", call.kind, error.detail)
         if call.kind != "filter":
             self._metrics.failed(call.kind)
         self._to_clear.extend(call.batch_ids)
+        for failed in (batch.into, batch):
+            if failed is None or failed.ended:
+                continue
+            entries = list(failed.entries.values())
+            self._end_batch(failed)
+            failed.failed = True
+            for entry in entries:
+                self._fail(entry, server_error(str(error)))
+
+    def _put_back(self, batch: RunningBatch) -> None:
+        """The step of these requests was lost with the batch that they were to join, through no fault of theirs."""
         entries = list(batch.entries.values())
         self._end_batch(batch)
-        for entry in entries:
-            self._fail(entry, server_error(str(error)))
+        for entry in reversed(entries):
+            entry.batch = None
+            self._pipeline.retire(entry)
+            self._queue.put_first(entry)
 
     def _end_batch(self, batch: RunningBatch) -> None:
         batch.ended = True
@@ -359,16 +464,3 @@ class Driver:
         if self._probe_answer is not None and not self._probe_answer.done():
             self._probe_answer.set_result(healthy)
         self._probe_answer = None
-
-
-def _new_batch(found: NextBatch) -> NewBatch:
-    requests = []
-    for entry in found.entries:
-        allocation = entry.allocation
-        if allocation is None:
-            requests.append(NewRequest(entry.request_id, entry.request))
-            continue
-        requests.append(
-            NewRequest(entry.request_id, entry.request, allocation.blocks, allocation.slots(), allocation.prefix_length)
-        )
-    return NewBatch(found.batch_id, requests, found.max_tokens, found.max_blocks)

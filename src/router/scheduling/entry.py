@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from router.events import Event, Failed, Finished
@@ -34,8 +34,12 @@ class Entry:
         "_waiter",
         "allocation",
         "batch",
+        "chunk_len",
         "closed",
         "done",
+        "generated_ids",
+        "num_positions",
+        "num_preemptions",
         "prefilled",
         "queued_at",
         "request",
@@ -46,14 +50,18 @@ class Entry:
     def __init__(self, request: ValidRequest, on_close: Callable[[Entry], None] | None = None) -> None:
         self.request = request
         self.queued_at = time.monotonic()
-        self.started_at: float | None = None  # when it was taken into a batch
+        self.started_at: float | None = None  # when it was first taken into a batch
         self.closed = False  # the caller has left
         self.done = False  # its end is settled: finished, failed or dropped
         # Written by the scheduler only.
         self.request_id = -1  # given when it is appended to the queue
         self.batch: RunningBatch | None = None
         self.allocation: Allocation | None = None
-        self.prefilled = False  # its prompt's KV has been written
+        self.chunk_len: int | None = None  # prompt tokens of its first Prefill, if that takes only a part
+        self.prefilled = False  # its prompt's KV has been written: it has got a token since it was taken into a batch
+        self.generated_ids: list[int] = []  # kept where they are wanted again: prefix cache, preemption
+        self.num_positions = 0  # KV positions that the calls sent so far fill; kept while it may have to grow
+        self.num_preemptions = 0
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._on_close = on_close
@@ -88,6 +96,29 @@ class Entry:
         self._wake()
         if self._on_close is not None:
             self._on_close(self)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and known generated tokens: what a Prefill has to bring into the cache before the next token."""
+        return self.request.input_length + len(self.generated_ids)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt and known generated tokens."""
+        ids = self.request.input_ids
+        return (*ids, *self.generated_ids) if self.generated_ids else ids
+
+    @property
+    def written_ids(self) -> Sequence[int]:
+        """The tokens whose KV is certainly written: each one is by the step after the one that drew it."""
+        if not self.prefilled:
+            return ()
+        return self.token_ids[: self.num_tokens - bool(self.generated_ids)]
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that it may still generate."""
+        return self.request.stopping.max_new_tokens - len(self.generated_ids)
 
     @property
     def num_unread(self) -> int:

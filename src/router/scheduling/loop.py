@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from router.errors import UnhealthyError, ValidationError
 from router.limits import ServingLimits, ShardInfo
 from router.request import ValidRequest
 from router.scheduling.blocks import BlockAllocator, FreeList
-from router.scheduling.driver import Driver
+from router.scheduling.driver import Abilities, Driver
 from router.scheduling.entry import Entry
+from router.scheduling.growth import Growing
 from router.scheduling.health import HealthCheck
 from router.scheduling.pipeline import Pipeline
 from router.scheduling.ports import Metrics
+from router.scheduling.prefix_cache import PrefixCache
 from router.scheduling.request_queue import RequestQueue
 from router.scheduling.step_metrics import StepMetrics
 from router.shards.interface import ShardError, Shards
@@ -45,10 +48,9 @@ class Scheduler:
     ) -> None:
         """max_step_s: with work in flight, no answer for so long means that the shards are stuck for good."""
         self.failure: Exception | None = None
-        self.allocator: BlockAllocator | None = None  # None in padded mode
-        if not info.requires_padding:
-            num_blocks = limits.max_batch_total_tokens // info.block_size
-            self.allocator = FreeList(num_blocks, info.block_size, info.window_size)
+        can = _abilities(info)
+        grows = can.run_ahead and can.chunking and "grow" in info.extensions
+        self.allocator = _allocator(info, limits, can)
         self._limits = limits
         self._max_step_s = max_step_s
         self._metrics = StepMetrics(metrics)
@@ -56,17 +58,19 @@ class Scheduler:
             block_size=info.block_size,
             speculate=info.speculate,
             allocator=self.allocator,
+            chunking=can.chunking,
+            growing=grows,
+            may_share=_may_share(info, can),
             on_dropped=lambda entry: self._metrics.request_failed("dropped"),
         )
         self._pipeline = Pipeline(self.allocator)
+        growing = None
+        if grows and self.allocator is not None:
+            growing = Growing(
+                self.allocator, self._queue, self._pipeline, info.block_size, lambda entry: self._metrics.preempted()
+            )
         self._driver = Driver(
-            shards,
-            self._queue,
-            self._pipeline,
-            limits,
-            self._metrics,
-            paged=self.allocator is not None,
-            run_ahead="run_ahead" in info.extensions,
+            shards, self._queue, self._pipeline, limits, self._metrics, self.allocator, growing, can=can
         )
         self._health = HealthCheck(shards, self._probe, lambda: self._driver.num_failures)
         self._wakeup = asyncio.Event()
@@ -183,3 +187,35 @@ class Scheduler:
     def _count_blocks(self) -> None:
         if self.allocator is not None:
             self._metrics.kv_blocks(self.allocator.num_free, self.allocator.num_usable)
+
+
+def _abilities(info: ShardInfo) -> Abilities:
+    paged = not info.requires_padding
+    return Abilities(
+        run_ahead="run_ahead" in info.extensions,
+        chunking=info.chunks,
+        share=paged and info.use_prefix_caching and info.window_size is None,
+    )
+
+
+def _allocator(info: ShardInfo, limits: ServingLimits, can: Abilities) -> BlockAllocator | None:
+    """None in padded mode."""
+    if info.requires_padding:
+        return None
+    num_blocks = limits.max_batch_total_tokens // info.block_size
+    if can.share:
+        return PrefixCache(num_blocks, info.block_size)
+    return FreeList(num_blocks, info.block_size, info.window_size)
+
+
+def _may_share(info: ShardInfo, can: Abilities) -> Callable[[ValidRequest], bool]:
+    """Whose tokens may be looked up and kept.
+
+    Prompt logprobs need the whole prompt to be run. And the ids must be those that the shards store: shards that get
+    text cut it themselves, and where they cut they may not keep the same tokens.
+    """
+    if not can.share:
+        return lambda request: False
+    if "token_ids" in info.extensions:
+        return lambda request: not request.decoder_input_details
+    return lambda request: not request.decoder_input_details and request.input_length < request.truncate

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,7 +43,8 @@ class Pipeline:
         self._calls: deque[Call] = deque()
         self._num_sent = 0
         self._num_answered = 0
-        self._retired: deque[tuple[int, Allocation, int]] = deque()  # (free when so many are answered, what, written)
+        # (free when so many are answered, what, the tokens that it holds)
+        self._retired: deque[tuple[int, Allocation, Sequence[int]]] = deque()
         self._waiting_since = 0.0
         self.last_answer_at = 0.0
 
@@ -79,8 +81,7 @@ class Pipeline:
         if allocation is None or self._allocator is None:
             return
         entry.allocation = None
-        num_written = entry.request.input_length if entry.prefilled else 0
-        self._retired.append((self._num_sent, allocation, num_written))
+        self._retired.append((self._num_sent, allocation, entry.written_ids))
         self._free_retired()
 
     def abandon(self) -> None:
@@ -95,9 +96,9 @@ class Pipeline:
     def _free_retired(self) -> None:
         retired = self._retired
         while retired and retired[0][0] <= self._num_answered:
-            _, allocation, num_written = retired.popleft()
+            _, allocation, written = retired.popleft()
             assert self._allocator is not None
-            self._allocator.free(allocation, num_written)
+            self._allocator.free(allocation, written)
 
 
 def _look(reply: asyncio.Future[Any]) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from router.request import ValidRequest
 from router.scheduling.blocks import BlockAllocator
 from router.scheduling.budget import round_up
 from router.scheduling.entry import Entry
@@ -19,10 +20,18 @@ from router.scheduling.entry import Entry
 # pile up, so the queue is swept when they are many.
 _SWEEP_AT = 64
 
+# What a request that can grow reserves for its answer at first; TGI's slice.
+RESERVED_NEW_TOKENS = 1024
+# After so many preemptions a request gets all it can ever need before it runs again.
+_MAX_PREEMPTIONS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class NextBatch:
-    """What the queue gives out: entries with `started_at` and (paged) `allocation` set, in queue order."""
+    """What the queue gives out: entries with `started_at` and (paged) `allocation` set, in queue order.
+
+    At most one of them, the last, has a `chunk_len`: the budget ends within its prompt.
+    """
 
     batch_id: int
     entries: list[Entry]
@@ -38,13 +47,16 @@ class _Scan:
     decode_tokens: int = 0
     max_input_length: int = 0
     max_blocks: int = 0
+    is_full: bool = False
 
 
 class RequestQueue:
     """Waiting entries and the rules by which they are taken.
 
     `allocator` is None in padded mode, where budgets are arithmetic; in paged mode the allocator alone limits.
-    `on_dropped` is called for every entry that is forgotten because its caller has left.
+    chunking: the last prompt of a batch may be split at the budget. growing: the shards take more blocks for a running
+    request, so it need not hold all it can come to need. may_share: whether a request's tokens may be looked up among
+    those of others. `on_dropped` is called for every entry that is forgotten because its caller has left.
     """
 
     def __init__(
@@ -53,6 +65,9 @@ class RequestQueue:
         block_size: int,
         speculate: int = 0,
         allocator: BlockAllocator | None,
+        chunking: bool = False,
+        growing: bool = False,
+        may_share: Callable[[ValidRequest], bool] = lambda request: False,
         on_dropped: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self._entries: deque[Entry] = deque()
@@ -61,6 +76,9 @@ class RequestQueue:
         self._block_size = max(block_size, 1)
         self._speculate = speculate
         self._allocator = allocator
+        self._chunking = chunking
+        self._growing = growing
+        self._may_share = may_share
         self._on_dropped = on_dropped
         self._num_left = 0
 
@@ -71,6 +89,10 @@ class RequestQueue:
         entry.request_id = self._next_request_id
         self._next_request_id += 1
         self._entries.append(entry)
+
+    def put_first(self, entry: Entry) -> None:
+        """Back to the front, with its id and its age: it was admitted before everybody who waits."""
+        self._entries.appendleft(entry)
 
     def caller_left(self) -> None:
         """One of the waiting entries was closed."""
@@ -92,7 +114,7 @@ class RequestQueue:
 
     def can_ever_fit(self, input_length: int, max_new_tokens: int, prefill_budget: int, token_budget: int) -> bool:
         """Whether such a request would be taken if nothing else were there."""
-        if input_length > round_up(prefill_budget, self._block_size):
+        if not self._chunking and input_length > round_up(prefill_budget, self._block_size):
             return False
         if self._allocator is None:
             return input_length + max_new_tokens + self._speculate <= token_budget
@@ -100,18 +122,25 @@ class RequestQueue:
         return blocks <= self._allocator.num_usable
 
     def next_batch(
-        self, min_size: int | None, max_size: int | None, prefill_budget: int, token_budget: int
+        self,
+        min_size: int | None,
+        max_size: int | None,
+        prefill_budget: int,
+        token_budget: int,
+        spare_blocks: int = 0,
     ) -> NextBatch | None:
         """The longest run of heads that fits, or None.
 
         None also when fewer than `min_size` fit; all are put back in their old order then. The first entry that does
-        not fit ends the scan: nobody overtakes. The prefill budget is rounded up to whole blocks.
+        not fit ends the scan: nobody overtakes. The prefill budget is rounded up to whole blocks. `spare_blocks` stay
+        free for those that run already.
         """
         if prefill_budget <= 0 or token_budget <= 0 or max_size == 0 or not self._entries:
             return None
         if min_size is not None and len(self._entries) < min_size:
             return None
-        picked, scan = self._pick(max_size, round_up(prefill_budget, self._block_size), token_budget)
+        budget = round_up(prefill_budget, self._block_size)
+        picked, scan = self._pick(max_size, budget, token_budget, spare_blocks)
         if min_size is not None and len(picked) < min_size:
             for entry in reversed(picked):
                 self._put_back(entry)
@@ -120,12 +149,15 @@ class RequestQueue:
             return None
         now = time.monotonic()
         for entry in picked:
-            entry.started_at = now
+            if entry.started_at is None:
+                entry.started_at = now
         batch_id = self._next_batch_id
         self._next_batch_id += 1
         return NextBatch(batch_id, picked, scan.prefill_tokens + scan.decode_tokens, scan.max_blocks)
 
-    def _pick(self, max_size: int | None, prefill_budget: int, token_budget: int) -> tuple[list[Entry], _Scan]:
+    def _pick(
+        self, max_size: int | None, prefill_budget: int, token_budget: int, spare_blocks: int
+    ) -> tuple[list[Entry], _Scan]:
         picked: list[Entry] = []
         scan = _Scan()
         while self._entries:
@@ -137,12 +169,12 @@ class RequestQueue:
             if self._allocator is None:
                 fits = self._fits_padded(entry, len(picked), scan, prefill_budget, token_budget)
             else:
-                fits = self._fits_paged(entry, self._allocator, scan, prefill_budget)
+                fits = self._fits_paged(entry, self._allocator, scan, prefill_budget, spare_blocks)
             if not fits:
                 self._put_back(entry)
                 break
             picked.append(entry)
-            if len(picked) == max_size:
+            if scan.is_full or len(picked) == max_size:
                 break
         return picked, scan
 
@@ -154,23 +186,37 @@ class RequestQueue:
         total = scan.prefill_tokens + scan.decode_tokens + self._speculate
         return scan.prefill_tokens <= prefill_budget and total <= token_budget
 
-    def _fits_paged(self, entry: Entry, allocator: BlockAllocator, scan: _Scan, prefill_budget: int) -> bool:
-        request = entry.request
-        # Prompt logprobs need the whole prompt to be run, so such a prompt is not looked up among shared ones.
-        prompt_ids = None if request.decoder_input_details else request.input_ids
-        num_positions = self._num_positions(request.input_length, request.stopping.max_new_tokens)
-        allocation = allocator.allocate(num_positions, prompt_ids)
+    def _fits_paged(
+        self, entry: Entry, allocator: BlockAllocator, scan: _Scan, prefill_budget: int, spare_blocks: int
+    ) -> bool:
+        token_ids = entry.token_ids if self._may_share(entry.request) else None
+        allocation = allocator.allocate(self._num_reserved(entry), token_ids)
         if allocation is None:
             return False
         entry.allocation = allocation
+        if allocator.num_free < spare_blocks:
+            return False
         scan.max_blocks = max(scan.max_blocks, len(allocation.blocks))
         # At least one token must be computed to get logits.
-        allocation.prefix_length = min(allocation.prefix_length, request.input_length - 1)
-        prefill_tokens = scan.prefill_tokens + request.input_length - allocation.prefix_length
-        if prefill_tokens > prefill_budget:
+        allocation.prefix_length = min(allocation.prefix_length, entry.num_tokens - 1)
+        to_compute = entry.num_tokens - allocation.prefix_length
+        left = prefill_budget - scan.prefill_tokens
+        if to_compute <= left:
+            scan.prefill_tokens += to_compute
+            return True
+        if not self._chunking or left <= 0:
             return False
-        scan.prefill_tokens = prefill_tokens
+        entry.chunk_len = left
+        scan.is_full = True
         return True
+
+    def _num_reserved(self, entry: Entry) -> int:
+        """KV positions that it gets at first: what it can come to need, or, if it can grow, whole blocks for less."""
+        needed = self._num_positions(entry.num_tokens, entry.num_remaining)
+        if not self._growing or entry.num_preemptions >= _MAX_PREEMPTIONS:
+            return needed
+        first = self._num_positions(entry.num_tokens, min(entry.num_remaining, RESERVED_NEW_TOKENS))
+        return min(round_up(first, self._block_size), needed)
 
     def _num_positions(self, input_length: int, max_new_tokens: int) -> int:
         return input_length + max_new_tokens + self._speculate - 1  # the last token is never written
@@ -180,7 +226,8 @@ class RequestQueue:
         self._on_dropped(entry)
 
     def _put_back(self, entry: Entry) -> None:
+        entry.chunk_len = None
         if entry.allocation is not None and self._allocator is not None:
-            self._allocator.free(entry.allocation, 0)  # nothing has been written
+            self._allocator.free(entry.allocation)  # nothing has been written
             entry.allocation = None
         self._entries.appendleft(entry)

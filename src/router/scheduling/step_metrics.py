@@ -42,6 +42,9 @@ class StepMetrics:
             self._metrics.gauge("tgi_kv_blocks_free", num_free)
             self._metrics.gauge("tgi_kv_blocks_live", num_usable - num_free)
 
+    def preempted(self) -> None:
+        self._metrics.count("tgi_request_preempted")
+
     def sent(self, method: str) -> None:
         self._metrics.count("tgi_batch_inference_count", method=method)
 

@@ -44,9 +44,14 @@ def limits(
 
 
 def test_unset_limits_are_what_one_prefill_holds():
-    found = limits(Options(), 50_000, answered_total=40_000, support_chunking=True)
+    found = limits(Options(), 50_000, answered_total=40_000)
     assert (found.max_total_tokens, found.max_input_tokens) == (4096, 4095)
     assert found.max_batch_total_tokens == 50_000
+
+
+def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
+    found = limits(Options(), 50_000, answered_total=40_000, support_chunking=True)
+    assert (found.max_total_tokens, found.max_input_tokens) == (40_000, 39_999)
 
 
 def test_unset_limits_respect_model_and_tokenizer():
@@ -78,10 +83,11 @@ def test_k20_capacity_of_shards_that_report_none():
     assert limits(options, None, requires_padding=True).max_batch_total_tokens == 5000
 
 
-@pytest.mark.parametrize("chunking", [False, True])
-def test_k21_prompts_larger_than_a_prefill_are_refused(chunking):
+def test_k21_prompts_larger_than_a_prefill_are_refused_unless_they_are_chunked():
+    options = Options(max_input_tokens=5000, max_total_tokens=6000)
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
-        limits(Options(max_input_tokens=5000, max_total_tokens=6000), 50_000, support_chunking=chunking)
+        limits(options, 50_000)
+    assert limits(options, 50_000, support_chunking=True).max_input_tokens == 5000
 
 
 def test_k22_a_prefill_larger_than_the_capacity_is_refused():

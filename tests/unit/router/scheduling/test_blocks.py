@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,35 @@ def test_freeing_twice_gives_back_once():
     blocks.free(allocation)
     blocks.free(allocation)
     assert blocks.num_free == 9
+
+
+def test_a_running_request_grows_by_whole_blocks():
+    blocks = FreeList(10, 4)
+    allocation = blocks.allocate(6)
+    assert blocks.extend(allocation, 2) == [6, 7]
+    assert (allocation.blocks, allocation.num_tokens) == ([8, 9, 6, 7], 16)
+    assert list(allocation.slots()) == [*range(32, 40), *range(24, 32)]
+    assert blocks.extend(allocation, 6) is None
+    assert (len(allocation.blocks), blocks.num_free) == (4, 5)
+    blocks.free(allocation, range(16))
+    assert blocks.num_free == 9
+
+
+def test_a_table_does_not_grow_beyond_the_window():
+    blocks = FreeList(100, 16, 64)
+    allocation = blocks.allocate(20)
+    assert blocks.extend(allocation, 2) == [96, 97]
+    with pytest.raises(ValueError, match="window of 64"):
+        blocks.extend(allocation, 1)
+
+
+def test_nothing_is_shared_without_a_prefix_cache():
+    blocks = FreeList(10, 1)
+    allocation = blocks.allocate(4, [1, 2, 3, 4])
+    blocks.commit(allocation, [1, 2, 3, 4])
+    other = blocks.allocate(4, [1, 2, 3, 4])
+    assert other.prefix_length == 0
+    assert not set(other.blocks) & set(allocation.blocks)
 
 
 def test_slots_of_single_token_blocks_are_the_blocks():

@@ -141,7 +141,7 @@ async def test_k12_max_batch_size_holds_on_a_shard_that_could_chunk():
         h.submit("b", 3, 2)
         h.submit("c", 3, 2)
         await h.finish()
-        assert h.trace == ["P(a,b)", "D(a,b)", "F(a)", "P(c)", "D(a,c)", "F(a)", "D(a)"]
+        assert h.trace == ["P(a,b)", "D(a,b)", "F(a)", "P(c+a)", "D(a,c)"]
 
 
 async def test_padded_mode_counts_tokens_instead_of_blocks():

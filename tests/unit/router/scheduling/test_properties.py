@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fake_shard import FakeShard, Script, ShardFailure
 from support.scheduler_harness import Harness, collect, running_scheduler, settle, tokens_of
 
-from router.events import Failed, Finished
+from router.events import Event, Failed, Finished
+from router.scheduling import growth, request_queue
+from router.scheduling.entry import Entry
 
 ARRIVE, LEAVE, STEP, FAIL, PROBE = "arrive", "leave", "step", "fail", "probe"
 
-arrivals = st.tuples(st.just(ARRIVE), st.integers(1, 6), st.integers(1, 8))
+arrivals = st.tuples(st.just(ARRIVE), st.integers(1, 9), st.integers(1, 12))
 others = st.tuples(st.sampled_from([LEAVE, STEP, STEP, STEP, FAIL, PROBE]), st.integers(0, 7), st.just(0))
 scripts = st.dictionaries(
     st.sampled_from([f"r{i}" for i in range(30)]),
@@ -32,25 +35,37 @@ limits = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.fixture(autouse=True, scope="module")
+def _small_reservations():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request_queue, "RESERVED_NEW_TOKENS", 3)
+        patch.setattr(growth, "_STEP_TOKENS", 2)
+        yield
+
+
+@settings(max_examples=250, deadline=None)
 @given(
     ours=st.booleans(),
     world_size=st.sampled_from([1, 1, 2]),
     block_size=st.sampled_from([1, 4]),
-    padded=st.booleans(),
+    padded=st.sampled_from([False, False, True]),
+    chunking=st.booleans(),
+    prefix_caching=st.booleans(),
+    chunk=st.sampled_from([4, 9, 100]),
     scripts=scripts,
     limits=limits,
     actions=st.lists(st.one_of(arrivals, others), max_size=40),
 )
 def test_everything_is_free_again_and_everybody_hears_the_end(
-    ours, world_size, block_size, padded, scripts, limits, actions
+    ours, world_size, block_size, padded, chunking, prefix_caching, chunk, scripts, limits, actions
 ):
     shards = [
         FakeShard(
-            ours=ours, rank=rank, world_size=world_size, block_size=block_size, padded=padded, scripts=dict(scripts)
+            ours=ours, rank=rank, world_size=world_size, block_size=block_size, padded=padded, scripts=dict(scripts),
+            chunking=chunking, prefix_caching=prefix_caching, max_prefill_tokens=chunk,
         )
         for rank in range(world_size)
-    ]
+    ]  # fmt: skip
 
     async def run() -> None:
         async with running_scheduler(*shards, **limits) as h:
@@ -58,7 +73,7 @@ def test_everything_is_free_again_and_everybody_hears_the_end(
             await h.finish()
             for entry in h.entries.values():
                 if not entry.closed:
-                    assert isinstance((await collect(entry))[-1], Finished | Failed)
+                    check_events(entry, await collect(entry))
             assert h.scheduler.failure is None
             await asyncio.gather(*(probe for probe in probes if probe is not None))
             await settle()
@@ -67,11 +82,23 @@ def test_everything_is_free_again_and_everybody_hears_the_end(
     asyncio.run(run())
 
 
+def check_events(entry: Entry, events: list[Event]) -> None:
+    """Every token once and in order, whatever the request went through; then one end."""
+    assert isinstance(events[-1], Finished | Failed)
+    name = entry.request.inputs.split()[0]
+    tokens = tokens_of(events)
+    assert tokens == [f"{name}{i}" for i in range(1, len(tokens) + 1)]
+    if isinstance(events[-1], Finished):
+        assert events[-1].generated_tokens == len(tokens)
+
+
 async def act(h: Harness, action: tuple[str, int, int], number: int) -> asyncio.Task[bool] | None:
     kind, size, new = action
     if kind == ARRIVE:
         if h.scheduler.can_ever_fit(size, new):
-            h.submit(f"r{number}", size, new)
+            # Two vocabularies: some prompts begin alike, some do not.
+            first = number % 2
+            h.submit(f"r{number}", size, new, input_ids=tuple(range(first, first + size)), truncate=100)
     elif kind == LEAVE:
         entries = list(h.entries.values())
         if entries:

@@ -1,0 +1,204 @@
+"""Radix trie from token ids to KV blocks.
+
+An edge carries whole blocks: a node's key has `block_size` token ids for each of its blocks. Children are found by the
+ids of their first block (the id itself when blocks hold one token), so no two different blocks can be confused.
+
+| term      | meaning                                                                                           |
+|-----------|---------------------------------------------------------------------------------------------------|
+| hold      | a user of the path from the root to a node's end; `hold` takes it, `release` gives it back        |
+| protected | a node that is held itself or has a protected child; it is never evicted                          |
+| evictable | all other nodes; least recently used leaves go first, so every one of them can be evicted in turn |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from heapq import heappop, heappush, heapreplace
+from itertools import compress, count
+from operator import ne
+
+# Keys are compared in pieces of so many ids: fast because lists are compared in C, and a mismatch costs one piece.
+_PIECE = 512
+
+
+class RadixNode:
+    """A run of blocks below `parent`. The root has no parent, no blocks, and is never counted, held or evicted."""
+
+    __slots__ = ("blocks", "children", "is_queued", "key", "last_access", "num_protectors", "parent")
+
+    def __init__(self, key: list[int], blocks: list[int], parent: RadixNode | None, last_access: int) -> None:
+        self.key = key
+        self.blocks = blocks
+        self.parent = parent
+        self.children: dict[Hashable, RadixNode] = {}
+        self.last_access = last_access
+        self.num_protectors = 0  # holds of this very node, and protected children
+        self.is_queued = False  # it has an entry in the eviction queue
+
+
+class RadixTrie:
+    """Blocks whose KV is known. Which blocks exist besides, and who writes them, is the caller's business."""
+
+    def __init__(self, block_size: int) -> None:
+        self.root = RadixNode([], [], None, 0)
+        self.num_blocks = 0
+        self.num_evictable = 0  # blocks in unprotected nodes
+        self._block_size = block_size
+        self._time = 0  # counts finds, inserts and releases
+        # A heap of (last access, serial number, node) with at most one entry per node. Entries may be out of date:
+        # earlier than the node's last access, or of a node that has got children or holds. That is put right when
+        # they come to the front.
+        self._queue: list[tuple[int, int, RadixNode]] = []
+        self._serial = count()
+
+    def find(self, tokens: list[int], max_blocks: int | None = None) -> tuple[RadixNode, list[int]]:
+        """The longest known prefix of `tokens`, in whole blocks and at most `max_blocks`: its last node, its blocks.
+
+        A node that agrees in part only is split, so that a hold of the answer protects no more than the prefix.
+        """
+        limit = len(tokens) // self._block_size
+        if max_blocks is not None:
+            limit = min(limit, max_blocks)
+        self._time += 1
+        blocks: list[int] = []
+        node, _ = self._descend(self.root, tokens, 0, limit, blocks)
+        return node, blocks
+
+    def insert(
+        self, tokens: list[int], blocks: list[int], start: RadixNode | None = None, depth: int = 0
+    ) -> tuple[RadixNode, int]:
+        """Make `blocks` known for the first `len(blocks) * block_size` of `tokens`.
+
+        Returns the node where they end and how many of the blocks were known already; for these the known ones stay.
+        `start` is a node that the caller holds and whose path covers the first `depth` blocks; default: the root.
+        """
+        self._time += 1
+        held = self.root if start is None else start
+        node, present = self._descend(held, tokens, depth, len(blocks), None)
+        if present == len(blocks):
+            return node, present
+        size = self._block_size
+        key, added = tokens[present * size : len(blocks) * size], blocks[present:]
+        self.num_blocks += len(added)
+        if node is start and node.num_protectors == 1 and not node.children and node.parent is not None:
+            # The caller is its only user: a request that grows makes its node longer, not the trie deeper.
+            node.key += key
+            node.blocks += added
+            node.last_access = self._time
+            return node, present
+        leaf = RadixNode(key, added, node, self._time)
+        node.children[self._edge(key, 0)] = leaf
+        self.num_evictable += len(added)
+        self._enqueue(leaf)
+        return leaf, present
+
+    def hold(self, node: RadixNode) -> None:
+        """Protect the path from the root to the end of `node`."""
+        while node.parent is not None:
+            node.num_protectors += 1
+            if node.num_protectors > 1:
+                return
+            self.num_evictable -= len(node.blocks)
+            node = node.parent
+
+    def release(self, node: RadixNode) -> None:
+        """Undo one `hold`; the node counts as used until now."""
+        self._time += 1
+        node.last_access = self._time
+        while node.parent is not None:
+            node.num_protectors -= 1
+            if node.num_protectors:
+                return
+            self.num_evictable += len(node.blocks)
+            if not node.children:
+                self._enqueue(node)
+            node = node.parent
+
+    def evict(self, num_blocks: int) -> list[int]:
+        """Forget least recently used blocks: exactly `num_blocks`, or all evictable ones if they are fewer."""
+        evicted: list[int] = []
+        queue = self._queue
+        while queue and (missing := num_blocks - len(evicted)) > 0:
+            queued_at, _, node = queue[0]
+            if node.num_protectors or node.children:
+                heappop(queue)
+                node.is_queued = False
+            elif queued_at < node.last_access:
+                heapreplace(queue, (node.last_access, next(self._serial), node))
+            elif missing < len(node.blocks):
+                evicted += node.blocks[-missing:]
+                del node.blocks[-missing:]
+                del node.key[-missing * self._block_size :]
+            else:
+                heappop(queue)
+                evicted += node.blocks
+                self._remove(node)
+        self.num_blocks -= len(evicted)
+        self.num_evictable -= len(evicted)
+        return evicted
+
+    def _descend(
+        self, node: RadixNode, tokens: list[int], depth: int, limit: int, found: list[int] | None
+    ) -> tuple[RadixNode, int]:
+        """Follow `tokens` from block `depth` to at most block `limit`, below `node`, whose path covers `depth` blocks.
+
+        Returns where it ends and how many blocks the path covers there; their ids are appended to `found`.
+        """
+        size = self._block_size
+        while depth < limit:
+            child = node.children.get(self._edge(tokens, depth * size))
+            if child is None:
+                break
+            shared = _common_length(child.key, tokens, depth * size, limit * size) // size
+            is_partial = shared < len(child.blocks)
+            node = self._split(child, shared) if is_partial else child
+            node.last_access = self._time
+            depth += shared
+            if found is not None:
+                found += node.blocks
+            if is_partial:
+                break
+        return node, depth
+
+    def _edge(self, tokens: list[int], start: int) -> Hashable:
+        size = self._block_size
+        return tokens[start] if size == 1 else tuple(tokens[start : start + size])
+
+    def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
+        """Put the first blocks of `node` into a new node above it. `node` itself stays the lower part: so it keeps
+        its holds, and these go on protecting the whole path."""
+        assert node.parent is not None
+        cut = num_blocks * self._block_size
+        upper = RadixNode(node.key[:cut], node.blocks[:num_blocks], node.parent, node.last_access)
+        upper.num_protectors = 1 if node.num_protectors else 0
+        node.parent.children[self._edge(upper.key, 0)] = upper
+        del node.key[:cut]
+        del node.blocks[:num_blocks]
+        node.parent = upper
+        upper.children[self._edge(node.key, 0)] = node
+        return upper
+
+    def _remove(self, leaf: RadixNode) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[self._edge(leaf.key, 0)]
+        # Whoever used the child has used its path. Noted here, so that nobody has to climb when the child is used.
+        parent.last_access = max(parent.last_access, leaf.last_access)
+        if not parent.children and not parent.num_protectors and parent.parent is not None:
+            self._enqueue(parent)
+
+    def _enqueue(self, leaf: RadixNode) -> None:
+        if not leaf.is_queued:
+            leaf.is_queued = True
+            heappush(self._queue, (leaf.last_access, next(self._serial), leaf))
+
+
+def _common_length(key: list[int], tokens: list[int], start: int, end: int) -> int:
+    """How many ids `key` and `tokens[start:end]` have in common at their beginning."""
+    length = min(len(key), end - start)
+    for piece in range(0, length, _PIECE):
+        stop = min(piece + _PIECE, length)
+        left, right = key[piece:stop], tokens[start + piece : start + stop]
+        if left != right:
+            return piece + next(compress(count(), map(ne, left, right)))
+    return length

@@ -1,0 +1,192 @@
+"""Prompts in chunks, mixed with the tokens of those that run: scheduler.md 5.3 and failures of a mixed step."""
+
+from __future__ import annotations
+
+import pytest
+from support.fake_shard import FakeShard, Script, ShardFailure
+from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
+
+from router.errors import GenerationError
+from router.events import Failed
+
+
+def shard(**changes) -> FakeShard:
+    return FakeShard(chunking=True, **changes)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_s1_a_prompt_beyond_the_budget_is_computed_in_chunks(ours):
+    async with running_scheduler(
+        shard(ours=ours, max_prefill_tokens=8), max_batch_prefill_tokens=8, max_batch_total_tokens=64
+    ) as h:
+        entry = h.submit("a", 20, 3)
+        await h.finish()
+        assert h.trace == ["P(a:8)", "D(a:8)", "D(a:4)", "D(a)", "D(a)"]
+        assert tokens_of(await collect(entry)) == ["a1", "a2", "a3"]
+
+
+async def test_s2_newcomers_share_a_step_with_those_that_run():
+    async with running_scheduler(
+        shard(ours=False, max_prefill_tokens=8), max_batch_prefill_tokens=8, max_batch_total_tokens=64
+    ) as h:
+        entries = [h.submit("a", 5, 4), h.submit("b", 10, 2)]
+        await h.step(1)
+        entries.append(h.submit("c", 3, 2))
+        await h.finish()
+        assert h.trace == ["P(a,b:3)", "D(a,b:7)", "P(c+a,b)", "F(a,c)", "D(a,c)"]
+        assert [tokens_of(await collect(e)) for e in entries] == [["a1", "a2", "a3", "a4"], ["b1", "b2"], ["c1", "c2"]]
+        assert h.metrics.counts["tgi_batch_concat{chunking}"] == 1
+
+
+async def test_s4_the_older_of_two_long_prompts_gets_the_budget():
+    limits = {"max_batch_prefill_tokens": 4096, "max_batch_total_tokens": 60_000, "max_input_tokens": 30_000}
+    async with running_scheduler(shard(max_prefill_tokens=4096), **limits) as h:
+        for i in range(4):
+            h.submit(f"s{i}", 10, 2)
+        for i in range(5):
+            h.submit(f"t{i}", 10, 50)
+        h.submit("a", 20_000, 50)
+        await h.step(1)
+        h.submit("b", 12_000, 50)
+        await h.step(3)
+        assert h.trace[0].endswith("a:4006)")
+        assert h.trace[1].endswith("a:4087)")
+        mixed = next(i for i, step in enumerate(h.trace) if step.startswith("P(b"))
+        # It joins with what one step leaves; from then on one token a step, until the older prompt is through.
+        assert h.trace[mixed].startswith("P(b:4+")
+        assert h.trace[mixed + 1].endswith("b:1)")
+        for entry in h.entries.values():
+            entry.close()
+
+
+async def test_one_decode_is_in_flight_while_a_prompt_is_computed():
+    async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
+        h.submit("a", 12, 9)
+        await h.step(1)
+        assert h.shard.num_waiting == 1
+        await h.step(2)
+        assert h.trace == ["P(a:4)", "D(a:4)", "D(a:4)"]
+        assert h.shard.num_waiting == 2
+
+
+async def test_a_newcomer_joins_behind_the_decode_in_flight_and_nothing_follows_before_its_answer():
+    async with running_scheduler(shard()) as h:
+        h.submit("a", 3, 20)
+        await h.step(2)
+        h.submit("b", 3, 20)
+        await h.step(1)
+        assert [rpc for rpc, _ in h.shard.received[-2:]] == ["Decode", "Prefill"]
+        await h.step(2)
+        assert h.trace == ["P(a)", "D(a)", "D(a)", "D(a)", "P(b+a)"]
+        assert h.shard.num_waiting == 2
+
+
+async def test_a_newcomer_whose_batch_ended_meanwhile_goes_on_alone():
+    shards = shard(scripts={"a": Script(eos_after=4)})
+    async with running_scheduler(shards) as h:
+        h.submit("a", 3, 20)
+        await h.step(2)
+        b = h.submit("b", 3, 3)
+        await h.finish()
+        assert h.trace == ["P(a)", "D(a)", "D(a)", "D(a)", "P(b+)", "D(b)", "D(b)"]
+        assert tokens_of(await collect(b)) == ["b1", "b2", "b3"]
+
+
+async def test_max_batch_size_holds_with_chunks_too():
+    async with running_scheduler(shard(), max_batch_size=2) as h:
+        for name in "abc":
+            h.submit(name, 3, 4)
+        await h.finish()
+        assert h.trace[0] == "P(a,b)"
+        assert all(step.count(",") < 2 for step in h.trace)
+
+
+async def test_leaving_while_a_newcomer_joins_is_settled_after_the_join():
+    async with running_scheduler(shard()) as h:
+        a = h.submit("a", 3, 20)
+        await h.step(2)
+        h.submit("b", 3, 4)
+        h.submit("c", 3, 20).close()
+        await h.step(1)  # the Prefill of b and c is on its way
+        a.close()
+        await h.finish()
+        assert h.trace[:5] == ["P(a)", "D(a)", "D(a)", "D(a)", "P(b+a)"]
+        assert "F(b)" in h.trace
+        assert h.metrics.counts["tgi_request_failure{dropped}"] == 2
+
+
+async def test_everybody_leaves_during_the_join():
+    async with running_scheduler(shard()) as h:
+        a = h.submit("a", 3, 20)
+        await h.step(2)
+        b = h.submit("b", 3, 20)
+        await h.step(1)
+        a.close()
+        b.close()
+        await h.finish()
+        assert h.trace[-1] == "C(0)"
+        assert h.shard.batches == {}
+
+
+async def test_leaving_in_the_middle_of_a_prompt_frees_at_once():
+    async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
+        a = h.submit("a", 40, 9)
+        await h.step(3)
+        a.close()
+        await h.finish()
+        assert h.trace == ["P(a:4)", "D(a:4)", "D(a:4)", "D(a:4)", "C(0)"]
+
+
+async def test_f2_a_failed_mixed_step_fails_both_and_clears_both_ids():
+    shards = shard()
+    async with running_scheduler(shards) as h:
+        a = h.submit("a", 3, 20)
+        await h.step(2)
+        b = h.submit("b", 3, 20)
+        shards.failure = lambda rpc, request: ShardFailure("boom") if rpc == "Prefill" else None
+        await h.step(3)
+        for entry in (a, b):
+            failed = (await collect(entry))[-1]
+            assert isinstance(failed, Failed) and isinstance(failed.error, GenerationError)
+        shards.failure = lambda rpc, request: None
+        c = h.submit("c", 3, 2)
+        await h.finish()
+        assert h.trace[-4:] == ["C(0)", "C(1)", "P(c)", "D(c)"]
+        assert tokens_of(await collect(c)) == ["c1", "c2"]
+        assert h.metrics.counts["tgi_request_failure{generation}"] == 2
+
+
+async def test_newcomers_of_a_batch_that_failed_before_they_joined_are_prefilled_again():
+    shards = shard()
+    async with running_scheduler(shards) as h:
+        a = h.submit("a", 3, 20)
+        await h.step(2)
+        b, c = h.submit("b", 3, 3), h.submit("c", 3, 3)
+        await h.step(1)  # a Decode of a is in flight, and behind it the Prefill of b and c
+        d = h.submit("d", 3, 3)
+        shards.failure = lambda rpc, request: ShardFailure("boom") if rpc == "Decode" else None
+        await h.step(1)
+        shards.failure = lambda rpc, request: None
+        await h.finish()
+        assert isinstance((await collect(a))[-1], Failed)
+        assert [tokens_of(await collect(e)) for e in (b, c, d)] == [[f"{n}{i}" for i in (1, 2, 3)] for n in "bcd"]
+        assert "P(b,c,d)" in h.trace
+        assert h.metrics.counts["tgi_request_failure{generation}"] == 1
+
+
+async def test_a_prompt_longer_than_the_budget_is_accepted_with_chunks_only():
+    async with running_scheduler(shard(), max_batch_prefill_tokens=8) as h:
+        assert h.scheduler.can_ever_fit(100, 10)
+    async with running_scheduler(FakeShard(), max_batch_prefill_tokens=8) as h:
+        assert not h.scheduler.can_ever_fit(100, 10)
+
+
+async def test_an_end_by_length_is_foreseen_after_a_join():
+    async with running_scheduler(shard()) as h:
+        h.submit("a", 3, 4)
+        await h.step(1)
+        h.submit("b", 3, 2)
+        await h.finish()
+        await settle()
+        # Nobody is asked for a token beyond the last.
+        assert h.trace == ["P(a)", "D(a)", "D(a)", "P(b+a)", "D(b)"]
