@@ -125,7 +125,9 @@ def resolve_limits(
         max_total_tokens = min(max_total_tokens, usable)
     max_input_tokens = config.max_input_tokens
     if max_input_tokens is None:
-        max_input_tokens = min(max_total_tokens - 1, config.max_batch_prefill_tokens)
+        max_input_tokens = max_total_tokens - 1
+        if not info.chunks:
+            max_input_tokens = min(max_input_tokens, config.max_batch_prefill_tokens)
     _check_order(config, info, max_input_tokens, max_total_tokens, max_batch_total_tokens)
     return ServingLimits(
         max_concurrent_requests=config.max_concurrent_requests,

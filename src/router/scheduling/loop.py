@@ -14,7 +14,7 @@ from router.errors import UnhealthyError, ValidationError
 from router.limits import ServingLimits, ShardInfo
 from router.request import ValidRequest
 from router.scheduling.blocks import BlockAllocator, FreeList
-from router.scheduling.driver import Abilities, Driver
+from router.scheduling.driver import Driver
 from router.scheduling.entry import Entry
 from router.scheduling.growth import Growing
 from router.scheduling.health import HealthCheck
@@ -22,6 +22,7 @@ from router.scheduling.pipeline import Pipeline
 from router.scheduling.ports import Metrics
 from router.scheduling.prefix_cache import PrefixCache
 from router.scheduling.request_queue import RequestQueue
+from router.scheduling.sending import Abilities
 from router.scheduling.step_metrics import StepMetrics
 from router.shards.interface import ShardError, Shards
 

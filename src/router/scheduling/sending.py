@@ -1,0 +1,225 @@
+"""What is sent next. Synchronous: `loop.Scheduler` waits, `driver.Driver` reads the answers.
+
+Run ahead: at most two Decodes of the running batch are in flight, so the device never waits for the router (one while a
+prompt is computed in chunks). Calls are numbered by the pool and executed in that order, hence a Prefill or FilterBatch
+needs no pause before it; only what follows a merge waits for its Prefill's answer. With a stock shard (no `run_ahead`
+in Info) one call is in flight at a time, and finished requests are filtered away as TGI's router does.
+
+Newcomers join the running batch in one of two ways. Chunking: their Prefill names the running batch and computes its
+next tokens too. Otherwise they are prefilled alone, and the next Decode names both batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.limits import ServingLimits
+from router.scheduling import budget
+from router.scheduling.batch import RunningBatch
+from router.scheduling.entry import Entry
+from router.scheduling.growth import Growing
+from router.scheduling.pipeline import Call, Pipeline
+from router.scheduling.request_queue import RequestQueue
+from router.scheduling.step_metrics import StepMetrics
+from router.scheduling.steps import new_batch
+from router.shards.interface import PROBE_ID, NewBatch, Shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """run_ahead: numbered calls are executed in order, and a request leaves its batch the moment it ends. chunking:
+    newcomers share a step with the running requests, and prompts may be split. share: prompts are looked up among the
+    tokens of others.
+    """
+
+    run_ahead: bool
+    chunking: bool
+    share: bool
+
+
+class Sender:
+    """The batches on the shards, and the rules by which calls about them follow each other.
+
+    growing: gets blocks for requests that hold fewer than they can come to need; None where all is reserved at
+    admission. on_unsendable: told of a request that cannot be put on the wire.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        queue: RequestQueue,
+        pipeline: Pipeline,
+        limits: ServingLimits,
+        metrics: StepMetrics,
+        growing: Growing | None,
+        on_unsendable: Callable[[Entry, Exception], None],
+        *,
+        can: Abilities,
+        paged: bool,
+    ) -> None:
+        self.running: RunningBatch | None = None
+        self.joining: RunningBatch | None = None  # prefilled, or being prefilled, and not merged yet
+        self.waiting_tokens = 0  # see budget.while_running
+        self.to_clear: deque[int] = deque()  # ids of batches that an error left behind
+        self.probe_wanted = False
+        self._shards = shards
+        self._queue = queue
+        self._pipeline = pipeline
+        self._limits = limits
+        self._metrics = metrics
+        self._growing = growing
+        self._on_unsendable = on_unsendable
+        self._run_ahead = can.run_ahead
+        self._chunking = can.chunking
+        self._paged = paged
+        self._look_into_queue = True  # not twice at the same boundary
+
+    def send_calls(self) -> None:
+        """Send whatever the rules allow at this boundary: after an answer, or when something arrived while idle."""
+        self._look_into_queue = True
+        while (self._run_ahead or not self._pipeline) and self._send_one():
+            pass
+
+    def end_batch(self, batch: RunningBatch) -> None:
+        """Nothing more is sent for this batch."""
+        batch.ended = True
+        batch.entries = {}
+        if self.running is batch:
+            self.running = None
+        if self.joining is batch:
+            self.joining = None
+
+    def _send_one(self) -> bool:
+        """Send the most urgent call; False if nothing may be sent before another answer or event."""
+        if self.to_clear:
+            self._send_clear(self.to_clear.popleft())
+            return True
+        if self._send_filters():
+            return True
+        if self.probe_wanted:
+            self.probe_wanted = False
+            self._pipeline.append(Call("probe", self._shards.probe(), None, (PROBE_ID,)))
+            return True
+        if self.joining is not None:
+            return self._send_merged(self.joining)
+        running = self.running
+        if running is None:
+            return self._admit(budget.when_idle(self._limits), None)
+        if running.num_decodes >= self._max_decodes(running):
+            return False
+        if self._growing is not None and running.growing:
+            has_room = self._growing.make_room(running)
+            if running.dirty:
+                self._send_filter(running)
+                return True
+            if not has_room:
+                return False
+        if self._admit(self._while_running(running), running):
+            return True
+        if running.num_decodes and running.is_exhausted:
+            return False  # the Decode in flight ends them all
+        self._send_decode(running, (running.batch_id,))
+        return True
+
+    def _max_decodes(self, running: RunningBatch) -> int:
+        return 2 if self._run_ahead and not running.prefilling else 1
+
+    def _while_running(self, running: RunningBatch) -> budget.Admission:
+        if self._chunking:
+            return budget.while_running_in_chunks(self._limits, len(running.entries), running.current_tokens)
+        # In paged mode the allocator alone knows what is free; the shard's sum counts shared blocks repeatedly.
+        used_tokens = 0 if self._paged else running.max_tokens
+        return budget.while_running(self._limits, len(running.entries), used_tokens, self.waiting_tokens)
+
+    def _admit(self, admission: budget.Admission, running: RunningBatch | None) -> bool:
+        """Prefill the heads of the queue that fit."""
+        if not self._look_into_queue or not self._queue:
+            return False
+        self._look_into_queue = False
+        found = self._queue.next_batch(
+            admission.min_size,
+            admission.max_size,
+            admission.prefill_budget,
+            admission.token_budget,
+            spare_blocks=len(running.growing) if running is not None else 0,
+        )
+        self._metrics.queue_size(len(self._queue))
+        if found is None:
+            return False
+        self._metrics.admitted(len(found.entries), admission.reason)
+        batch = RunningBatch(found.batch_id, found.entries, into=running if self._chunking else None)
+        batch.num_unanswered = 1
+        self.joining = batch
+        try:
+            self._send_prefill(batch, new_batch(found))
+        except (ValueError, TypeError) as error:  # something in a request that cannot be put on the wire
+            self.end_batch(batch)
+            for entry in found.entries:
+                self._on_unsendable(entry, error)
+            self._look_into_queue = True  # nothing was sent, so no answer would bring the next look
+        return True
+
+    def _send_prefill(self, batch: RunningBatch, new: NewBatch) -> None:
+        running = batch.into
+        if running is None:
+            reply = self._shards.prefill(new)
+            ids: tuple[int, ...] = (batch.batch_id,)
+        else:
+            reply = self._shards.prefill(new, running.batch_id, running.growth)
+            ids = (running.batch_id, batch.batch_id)
+            running.stepped()
+        self._metrics.sent("prefill")
+        self._pipeline.append(Call("prefill", reply, batch, ids))
+
+    def _send_merged(self, joining: RunningBatch) -> bool:
+        """The new batch joins the running one, once everything about both is settled.
+
+        A FilterBatch of the running batch that is still under way will answer with its old members alone: merged
+        before that answer, the newcomers would look lost.
+        """
+        if joining.num_unanswered or (self.running is not None and self.running.num_unanswered):
+            return False
+        self.joining = None
+        if self.running is None:
+            self.running = joining
+            return self._send_one()
+        ids = (self.running.batch_id, joining.batch_id)
+        self.running.absorb(joining)
+        self._send_decode(self.running, ids)
+        return True
+
+    def _send_decode(self, batch: RunningBatch, ids: tuple[int, ...]) -> None:
+        self._metrics.current_batch(batch.size, batch.max_tokens)
+        self._metrics.sent("decode")
+        batch.num_decodes += 1
+        reply = self._shards.decode(ids, batch.growth)
+        batch.stepped()
+        self._pipeline.append(Call("decode", reply, batch, ids))
+
+    def _send_filters(self) -> bool:
+        """Tell the shards of a batch with rows that nobody wants. A batch whose newcomers are just being prefilled
+        waits: its members are not settled."""
+        running, joining = self.running, self.joining
+        if joining is not None and joining.into is not None:
+            return False
+        for batch in (running, joining):
+            if batch is not None and batch.dirty and (batch is running or not batch.num_unanswered):
+                self._send_filter(batch)
+                return True
+        return False
+
+    def _send_filter(self, batch: RunningBatch) -> None:
+        """Tell the shards which rows are still wanted; forget the batch if none is."""
+        batch.dirty = False
+        if not batch.entries:
+            self.end_batch(batch)
+            self._send_clear(batch.batch_id)
+            return
+        batch.num_unanswered += 1
+        reply = self._shards.filter_batch(batch.batch_id, list(batch.entries))
+        self._pipeline.append(Call("filter", reply, batch, (batch.batch_id,)))
+
+    def _send_clear(self, batch_id: int) -> None:
+        self._pipeline.append(Call("clear", self._shards.clear_cache(batch_id), None, (batch_id,)))
