@@ -12,9 +12,6 @@ import asyncio
 import json
 import os
 import platform
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.load import Cell, closed_loop, median_cell
+from benchmarks.server import Server
 from wire import demo_model
 
 OUT = Path(__file__).parent / "out" / "demo.json"
@@ -37,40 +35,9 @@ def prompt(index: int, num_words: int) -> str:
     return f"Story {index}: " + " ".join(WORDS[(index + i) % len(WORDS)] for i in range(num_words))
 
 
-def bodies(count: int, num_words: int, new_tokens: int) -> list[dict[str, Any]]:
+def bodies(first: int, count: int, num_words: int, new_tokens: int) -> list[dict[str, Any]]:
     parameters = {"max_new_tokens": new_tokens, "ignore_eos": True, "details": False}
-    return [{"inputs": prompt(i, num_words), "parameters": parameters} for i in range(count)]
-
-
-class Server:
-    """The launcher as a child process on a port of its own."""
-
-    def __init__(self, port: int, dtype: str) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        started = time.perf_counter()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", "--model-id", "demo", "--hostname", "127.0.0.1", "--port", str(port),
-             "--dtype", dtype],
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        asyncio.run(self._until_ready())
-        self.start_s = time.perf_counter() - started
-
-    async def _until_ready(self) -> None:
-        port = int(self.url.rsplit(":", 1)[1])
-        while self._process.poll() is None:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.02)
-                continue
-            writer.close()
-            return
-        raise SystemExit(f"the launcher ended with status {self._process.returncode}")
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(30)
+    return [{"inputs": prompt(first + i, num_words), "parameters": parameters} for i in range(count)]
 
 
 class Transformers:
@@ -145,10 +112,11 @@ def main() -> None:
     ours: dict[int, list[Cell]] = {c: [] for c in levels}
     theirs: dict[int, list[Cell]] = {c: [] for c in levels}
     try:
-        for _ in range(options.repeats):
+        for repeat in range(options.repeats):
             for level in levels:
                 count = max(8, 2 * level)
-                work = bodies(count, options.prompt_words, options.new_tokens)
+                # Prompts that no cell before this one has brought into the prefix cache.
+                work = bodies(10_000 * repeat + 100 * level, count, options.prompt_words, options.new_tokens)
                 ours[level].append(asyncio.run(closed_loop(server.url, work, level)))
                 theirs[level].append(peer.measure(level, count, options.prompt_words, options.new_tokens))
     finally:
