@@ -286,7 +286,7 @@ class FakeShard:
                 raise ShardFailure("Batch must have at least one request" if not wanted else str(min(unknown)))
         for row in rows:
             if row.request.id not in wanted:
-                self._release(row)
+                self._release(row, filtered=True)
         kept = [row for row in rows if row.request.id in wanted]
         if kept:
             self.batches[request.batch_id] = kept
@@ -339,8 +339,9 @@ class FakeShard:
                 self._blocks.take(row.name, more.request_id, more.blocks)
                 row.grow(more.blocks)
 
-    def _release(self, row: FakeRow) -> None:
-        self._blocks.release(row.request.id, row.blocks, self._pending)
+    def _release(self, row: FakeRow, *, filtered: bool = False) -> None:
+        """A row that ended may still be part of the calls in flight; one that was filtered away is not."""
+        self._blocks.release(row.request.id, row.blocks, () if filtered else self._pending)
 
     def _shared_blocks(self, request: pb.Request) -> list[int]:
         """Blocks of a prompt's beginning that is in the cache; all of it but the last token counts as all of it."""
