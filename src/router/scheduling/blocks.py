@@ -14,7 +14,7 @@ A block of a running entry that has become shareable belongs to the prefix cache
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
@@ -107,12 +107,43 @@ class BlockAllocator(Protocol):
         ...
 
 
+class BlockStack:
+    """Free blocks 1..num_blocks-1; block 0 is reserved. The most recently returned leave first.
+
+    The stack is 1, 2, ..., `_num_untouched`, then `_returned`: so a pool of a million blocks costs nothing to set up.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_untouched = max(num_blocks - 1, 0)
+        self._returned: list[int] = []
+
+    def __len__(self) -> int:
+        return self._num_untouched + len(self._returned)
+
+    def take(self, num_blocks: int) -> list[int]:
+        """The last `num_blocks`, in stack order. There must be so many."""
+        assert 0 <= num_blocks <= len(self)
+        cut = len(self._returned) - num_blocks
+        if cut >= 0:
+            taken = self._returned[cut:]
+            del self._returned[cut:]
+            return taken
+        end = self._num_untouched + 1
+        taken = [*range(end + cut, end), *self._returned]
+        self._num_untouched += cut
+        self._returned.clear()
+        return taken
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        self._returned.extend(blocks)
+
+
 class FreeList:
     """Blocks in a stack, without sharing. Hands out the most recently freed first, like TGI's simple allocator."""
 
     def __init__(self, num_blocks: int, block_size: int, window_size: int | None = None) -> None:
-        self._free = list(range(1, num_blocks))  # block 0 is reserved
-        self._num_usable = max(num_blocks - 1, 0)
+        self._free = BlockStack(num_blocks)
+        self._num_usable = len(self._free)
         self._block_size = block_size
         self._window_size = window_size
 
@@ -142,7 +173,7 @@ class FreeList:
         """Nothing is shared here."""
 
     def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
-        self._free += allocation.blocks
+        self._free.give_back(allocation.blocks)
         allocation.forget()
 
     def _num_blocks(self, num_tokens: int) -> int:
@@ -150,9 +181,4 @@ class FreeList:
         return -(-stored // self._block_size)
 
     def _take(self, num_blocks: int) -> list[int] | None:
-        cut = len(self._free) - num_blocks
-        if cut < 0:
-            return None
-        taken = self._free[cut:]
-        del self._free[cut:]
-        return taken
+        return self._free.take(num_blocks) if num_blocks <= len(self._free) else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.scheduling.blocks import Allocation
+from router.scheduling.blocks import Allocation, BlockStack
 from router.scheduling.radix import RadixTrie
 
 
@@ -24,8 +24,8 @@ class PrefixCache:
     """A `BlockAllocator` that shares. Hands out the most recently freed blocks first and evicts only for success."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._free = list(range(1, num_blocks))  # block 0 is reserved
-        self._num_usable = max(num_blocks - 1, 0)
+        self._free = BlockStack(num_blocks)
+        self._num_usable = len(self._free)
         self._block_size = block_size
         self._trie = RadixTrie(block_size)
 
@@ -93,8 +93,8 @@ class PrefixCache:
         if allocation.trie_node is not None:
             self._trie.release(allocation.trie_node)
             allocation.trie_node = None
-        self._free += allocation.duplicates
-        self._free += allocation.blocks[allocation.num_in_trie :]
+        self._free.give_back(allocation.duplicates)
+        self._free.give_back(allocation.blocks[allocation.num_in_trie :])
         allocation.forget()
 
     def _take(self, num_blocks: int) -> list[int] | None:
@@ -102,11 +102,8 @@ class PrefixCache:
         if missing > self._trie.num_evictable:
             return None
         if missing > 0:
-            self._free += self._trie.evict(missing)
-        cut = len(self._free) - num_blocks
-        taken = self._free[cut:]
-        del self._free[cut:]
-        return taken
+            self._free.give_back(self._trie.evict(missing))
+        return self._free.take(num_blocks)
 
 
 def _as_list(tokens: Sequence[int]) -> list[int]:

@@ -182,8 +182,8 @@ class RadixTrie:
         parent = leaf.parent
         assert parent is not None
         del parent.children[self._edge(leaf.key, 0)]
-        # Whoever used the child has used its path. Noted here, so that nobody has to climb when the child is used.
-        parent.last_access = max(parent.last_access, leaf.last_access)
+        # The parent may look older than it is: a use of the child is not noted in its ancestors. No matter: all other
+        # leaves are younger than the child was, so the parent is rightly the next to go.
         if not parent.children and not parent.num_protectors and parent.parent is not None:
             self._enqueue(parent)
 

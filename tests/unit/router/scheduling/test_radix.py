@@ -134,16 +134,13 @@ def test_what_was_used_until_now_outlives_what_was_inserted_meanwhile():
 
 def test_a_path_is_as_recent_as_its_most_recent_end():
     trie = _trie([0, 1])
-    node, _ = trie.find([0, 1])
-    trie.hold(node)
-    trie.insert([7], [7])
-    leaf, _ = trie.insert([0, 1, 2], [0, 1, 2], trie.root)
-    trie.release(node)
+    leaf, _ = trie.insert([0, 1, 2], [0, 1, 2])
     trie.hold(leaf)
-    trie.find([7])
-    trie.release(leaf)  # used after [7], and its path with it
-    assert trie.evict(1) == [7]
-    assert trie.evict(3) == [2, 0, 1]
+    trie.insert([7], [7])
+    trie.release(leaf)
+    trie.insert([8], [8])
+    assert trie.evict(2) == [7, 2]
+    assert trie.evict(3) == [0, 1, 8]
 
 
 def test_a_sole_holder_makes_its_node_longer():
@@ -158,12 +155,22 @@ def test_a_sole_holder_makes_its_node_longer():
     assert (trie.num_blocks, trie.num_evictable) == (4, 1)
 
 
+def test_a_sole_holder_leaves_what_is_below_its_node():
+    trie = _trie([0, 1], [0, 1, 5])
+    node, _ = trie.find([0, 1])
+    trie.hold(node)
+    other, _ = trie.insert([0, 1, 2], [0, 1, 2], node, 2)
+    assert other is not node
+    assert _found(trie, [0, 1, 5]) == [0, 1, 5]
+    assert _found(trie, [0, 1, 2]) == [0, 1, 2]
+
+
 def test_a_long_chain_of_nodes_needs_no_recursion():
     trie = RadixTrie(1)
     length = 1500
     tokens = list(range(length))
     trie.insert(tokens, tokens)
-    for n in range(1, length):
+    for n in range(length - 1, 0, -1):
         trie.find(tokens, n)
     node, blocks = trie.find(tokens)
     assert blocks == tokens
