@@ -80,6 +80,11 @@ class BlockAllocator(Protocol):
         """Blocks that exist for requests."""
         ...
 
+    @property
+    def version(self) -> int:
+        """Changes whenever something happened that could let a failed `allocate` succeed."""
+        ...
+
     def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None) -> Allocation | None:
         """Blocks for `num_tokens` positions, or None. `prompt_ids` is None for a request that must not be shared."""
         ...
@@ -143,6 +148,7 @@ class FreeList:
 
     def __init__(self, num_blocks: int, block_size: int, window_size: int | None = None) -> None:
         self._free = BlockStack(num_blocks)
+        self.version = 0
         self._num_usable = len(self._free)
         self._block_size = block_size
         self._window_size = window_size
@@ -173,6 +179,7 @@ class FreeList:
         """Nothing is shared here."""
 
     def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
+        self.version += 1
         self._free.give_back(allocation.blocks)
         allocation.forget()
 

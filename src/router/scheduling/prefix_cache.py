@@ -25,6 +25,7 @@ class PrefixCache:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._free = BlockStack(num_blocks)
+        self.version = 0
         self._num_usable = len(self._free)
         self._block_size = block_size
         self._trie = RadixTrie(block_size)
@@ -79,6 +80,7 @@ class PrefixCache:
         size = self._block_size
         if depth and tokens[(depth - 1) * size : depth * size] != start.key[-size:]:
             raise ValueError("these are not the tokens that the request has shared before")
+        self.version += 1
         node, present = self._trie.insert(tokens, allocation.blocks[:num_full], start, depth)
         allocation.duplicates += allocation.blocks[depth:present]
         allocation.num_in_trie = num_full
@@ -89,6 +91,7 @@ class PrefixCache:
 
     def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
         """See `BlockAllocator.free`."""
+        self.version += 1
         self.commit(allocation, token_ids)
         if allocation.trie_node is not None:
             self._trie.release(allocation.trie_node)

@@ -47,6 +47,7 @@ class _Scan:
     decode_tokens: int = 0
     max_input_length: int = 0
     max_blocks: int = 0
+    has_blocks: bool = True  # for the entry that was looked at last
     is_full: bool = False
 
 
@@ -81,6 +82,9 @@ class RequestQueue:
         self._may_share = may_share
         self._on_dropped = on_dropped
         self._num_left = 0
+        # The head that got no blocks, and the allocator's version and the spare blocks at that time: it is not tried
+        # again at every step, since looking up a long prompt takes milliseconds.
+        self._blocked: tuple[Entry, int, int] | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -139,6 +143,8 @@ class RequestQueue:
             return None
         if min_size is not None and len(self._entries) < min_size:
             return None
+        if self._is_blocked(spare_blocks):
+            return None
         budget = round_up(prefill_budget, self._block_size)
         picked, scan = self._pick(max_size, budget, token_budget, spare_blocks)
         if min_size is not None and len(picked) < min_size:
@@ -154,6 +160,14 @@ class RequestQueue:
         batch_id = self._next_batch_id
         self._next_batch_id += 1
         return NextBatch(batch_id, picked, scan.prefill_tokens + scan.decode_tokens, scan.max_blocks)
+
+    def _is_blocked(self, spare_blocks: int) -> bool:
+        """Whether the head would find as few blocks as the last time."""
+        if self._blocked is None or self._allocator is None:
+            return False
+        head, version, spare = self._blocked
+        same = head is self._entries[0] and not head.closed and version == self._allocator.version
+        return same and spare_blocks >= spare
 
     def _pick(
         self, max_size: int | None, prefill_budget: int, token_budget: int, spare_blocks: int
@@ -172,6 +186,8 @@ class RequestQueue:
                 fits = self._fits_paged(entry, self._allocator, scan, prefill_budget, spare_blocks)
             if not fits:
                 self._put_back(entry)
+                if self._allocator is not None and not scan.has_blocks:
+                    self._blocked = (entry, self._allocator.version, spare_blocks)
                 break
             picked.append(entry)
             if scan.is_full or len(picked) == max_size:
@@ -191,11 +207,13 @@ class RequestQueue:
     ) -> bool:
         token_ids = entry.token_ids if self._may_share(entry.request) else None
         allocation = allocator.allocate(self._num_reserved(entry), token_ids)
+        scan.has_blocks = False
         if allocation is None:
             return False
         entry.allocation = allocation
         if allocator.num_free < spare_blocks:
             return False
+        scan.has_blocks = True
         scan.max_blocks = max(scan.max_blocks, len(allocation.blocks))
         # At least one token must be computed to get logits.
         allocation.prefix_length = min(allocation.prefix_length, entry.num_tokens - 1)

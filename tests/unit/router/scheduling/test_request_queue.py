@@ -11,11 +11,22 @@ from router.scheduling.request_queue import RequestQueue
 
 
 class Setup:
-    def __init__(self, capacity: int = 16000, block_size: int = 1, speculate: int = 0, padded: bool = False) -> None:
+    def __init__(
+        self,
+        capacity: int = 16000,
+        block_size: int = 1,
+        speculate: int = 0,
+        padded: bool = False,
+        chunking: bool = False,
+    ) -> None:
         self.dropped: list[Entry] = []
         self.allocator = None if padded else FreeList(capacity // block_size, block_size)
         self.queue = RequestQueue(
-            block_size=block_size, speculate=speculate, allocator=self.allocator, on_dropped=self.dropped.append
+            block_size=block_size,
+            speculate=speculate,
+            allocator=self.allocator,
+            chunking=chunking,
+            on_dropped=self.dropped.append,
         )
 
     def add(self, *sizes: tuple[int, int]) -> list[Entry]:
@@ -183,3 +194,65 @@ def test_many_abandoned_entries_do_not_pile_up_behind_a_blocked_head():
         s.queue.caller_left()
     assert len(s.queue) < 100
     assert all(e.done for e in s.dropped)
+
+
+def test_q10_the_last_prompt_is_split_at_the_budget():
+    s = Setup(chunking=True)
+    entries = s.add((2000, 10), (2000, 10), (2000, 10), (10, 10))
+    batch = s.queue.next_batch(None, None, 4096, 16000)
+    assert batch is not None
+    assert [e.request_id for e in batch.entries] == [0, 1, 2]
+    assert [e.chunk_len for e in entries] == [None, None, 96, None]
+    assert (batch.max_tokens, batch.max_blocks) == (4000, 2009)
+    assert len(s.queue) == 1
+
+
+def test_q11_a_budget_that_is_used_up_splits_nothing():
+    s = Setup(chunking=True)
+    entries = s.add((2048, 10), (2048, 10), (5, 10))
+    assert s.next_ids(None, None, 4096, 16000) == [0, 1]
+    assert all(e.chunk_len is None for e in entries)
+    assert entries[2].allocation is None
+    assert s.allocator.num_free == s.allocator.num_usable - 2 * 2057
+
+
+@pytest.mark.parametrize(("block_size", "chunk_len"), [(1, 4059), (16, 4064), (256, 4096)])
+def test_q12_the_budget_is_rounded_up_to_blocks(block_size, chunk_len):
+    s = Setup(block_size=block_size, chunking=True)
+    (entry,) = s.add((10_000, 10))
+    assert s.next_ids(None, None, 4059, 16000) == [0]
+    assert entry.chunk_len == chunk_len
+
+
+def test_an_entry_that_is_put_back_forgets_its_chunk():
+    s = Setup(chunking=True)
+    entries = s.add((10, 1), (10, 1))
+    assert s.next_ids(3, None, 15, 16000) is None
+    s.add((1, 1))
+    assert s.next_ids(3, None, 15, 16000) is None  # the second one would be split, and be the last
+    assert [e.chunk_len for e in entries] == [None, None]
+    assert s.allocator.num_free == s.allocator.num_usable
+
+
+def test_a_head_without_blocks_is_looked_up_again_only_when_something_was_freed(monkeypatch):
+    s = Setup(30)
+    first, _ = s.add((10, 11), (10, 11))
+    assert s.next_ids(None, None, 4096, 30) == [0]
+    tries = []
+    allocate = s.allocator.allocate
+    monkeypatch.setattr(s.allocator, "allocate", lambda *args: tries.append(args) or allocate(*args))
+    for _ in range(5):
+        assert s.next_ids(None, None, 4096, 30) is None
+    assert len(tries) == 1
+    s.allocator.free(first.allocation)
+    assert s.next_ids(None, None, 4096, 30) == [1]
+    assert len(tries) == 2
+
+
+def test_a_head_without_blocks_whose_caller_has_left_makes_way():
+    s = Setup(30)
+    _, second, _ = s.add((10, 11), (10, 11), (2, 2))
+    assert s.next_ids(None, None, 4096, 30) == [0]
+    assert s.next_ids(None, None, 4096, 30) is None
+    second.close()
+    assert s.next_ids(None, None, 4096, 30) == [2]
