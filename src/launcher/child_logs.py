@@ -100,6 +100,7 @@ class ChildLogs:
     def __init__(self, name: str, rank: int | None, stdout: int, stderr: int) -> None:
         """Takes the two descriptors over."""
         self._name, self._rank = name, rank
+        self._logger = logging.getLogger(f"text_generation_launcher.{name}")
         self.errors = KeptLines()
         self.last_message = ""
         self.last_error = ""
@@ -141,7 +142,7 @@ class ChildLogs:
         if self._rank is not None and line.rank is None:
             line = dataclasses.replace(line, rank=self._rank)
         extra = {"log_line": line, "log_layout": "flat" if self._name == "router" else None}
-        logger.log(line.python_level, "%s", line.message, extra=extra)
+        self._logger.log(line.python_level, "%s", line.message, extra=extra)
 
 
 def _read(descriptor: int, on_line: Callable[[bytes], None]) -> None:

@@ -57,6 +57,7 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
     argv += _switch("--trust-remote-code", asked.trust_remote_code)
     argv += _switch("--sharded", plan.num_shard > 1)
     argv += _if_set("--dtype", asked.dtype) + _if_set("--revision", asked.revision)
+    argv += [*_if_set("--otlp-endpoint", asked.otlp_endpoint), "--otlp-service-name", asked.otlp_service_name]
     argv += _if_set("--max-input-tokens", plan.max_input_tokens)
     argv += _if_set("--max-batch-total-tokens", asked.max_batch_total_tokens)
     env = _model_server_environment(asked, environ)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.errors import ArgumentValidation
+from wire import tracing
 from wire.options import option
 
 DEFAULT_MODEL_ID = "bigscience/bloom-560m"
@@ -124,7 +125,7 @@ class LauncherConfig:
     cors_allow_origin: list[str] = option([], panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
 
     json_output: bool = option(False, panel=_RUN, help="Write the log as JSON.")
-    log_level: str = option("info", panel=_RUN, help="Least level that is logged.")
+    log_level: str = option("info", panel=_RUN, help="Least level that is logged, or a filter: `warn,router=debug`.")
     graceful_termination_timeout: int = option(
         90, short="g", panel=_RUN, help="Seconds that running requests get after a signal to stop."
     )
@@ -132,7 +133,9 @@ class LauncherConfig:
         None, panel=_RUN, minimum=1, help="Seconds until everything must be ready. Default: no limit."
     )
     env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at start.")
-    otlp_endpoint: str | None = option(None, panel=_RUN, help="OpenTelemetry collector of the router.")
+    otlp_endpoint: str | None = option(
+        None, panel=_RUN, help="OpenTelemetry collector (http://host:port, OTLP over gRPC); needs `tercet[trace]`."
+    )
     otlp_service_name: str = option("text-generation-inference.router", panel=_RUN, help="Service name in traces.")
     usage_stats: Literal["on", "off", "no-stack"] = option(
         "on", panel=_RUN, help="Accepted for compatibility; nothing is ever sent."
@@ -161,6 +164,10 @@ SECRETS = frozenset({"api_key", "ngrok_authtoken"})
 def check(config: LauncherConfig) -> None:
     """Refuses what is wrong whatever the machine and the model. Raises ArgumentValidation."""
     _check_served(config)
+    try:
+        tracing.check(config.otlp_endpoint)
+    except tracing.TracingError as error:
+        raise ArgumentValidation(str(error)) from None
     if config.sharded and config.num_shard is not None and config.num_shard <= 1:
         raise ArgumentValidation(f"`--sharded true` needs `--num-shard` > 1, given {config.num_shard}")
     if config.num_shard is not None and config.num_shard < 1:

@@ -33,6 +33,10 @@ class ServeConfig:
     )
     logger_level: str = option("INFO", env=None, help="Least severe log level that is written")
     json_output: bool = option(False, help="One JSON object for each log line")
+    otlp_endpoint: str | None = option(
+        None, help="OpenTelemetry collector (http://host:port, OTLP over gRPC); needs the extra `trace`"
+    )
+    otlp_service_name: str = option("text-generation-inference.server", help="Service name in traces")
     max_input_tokens: int | None = option(None, help="Longest prompt the router will send, in tokens")
     max_batch_total_tokens: int | None = option(
         None, help="Upper bound of the KV cache in tokens; unset: measured (GPU) or 16000 and up (CPU)"

@@ -16,6 +16,7 @@ from model_server.device import enter, resolve_device, resolve_dtype, tune
 from model_server.device_thread import DeviceThread
 from model_server.distributed import ProcessGroup, connect
 from model_server.engine import Engine, EngineOptions
+from model_server.errors import StartupError
 from model_server.memory import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.models.load import load_runner
 from model_server.rpc.interceptor import is_fatal
@@ -24,6 +25,7 @@ from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
 from model_server.weights.locate import resolve, weight_file_bytes
+from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ STOP_LIMIT_S = 5.0
 def run_shard(config: ServeConfig) -> None:
     """Serve until a signal. Raises StartupError, or what ended the shard."""
     rank, world_size = (config.rank, config.world_size) if config.sharded else (0, 1)
+    tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     model_dir = resolve(config.model_id, config.revision)
     device = resolve_device(rank, world_size)
@@ -60,9 +63,20 @@ def run_shard(config: ServeConfig) -> None:
             cuda_memory_fraction=config.cuda_memory_fraction,
             model_max_length=engine.tokenizer.model_max_length,
         )
-        asyncio.run(_serve(engine, group, facts, plan, socket_path(config.uds_path, rank)))
+        asyncio.run(_serve(engine, group, facts, plan, socket_path(config.uds_path, rank), tracing))
     finally:
         group.close()
+        if tracing is not None:
+            tracing.close()
+
+
+def _tracing(config: ServeConfig) -> Tracing | None:
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        return Tracing.to_collector(config.otlp_endpoint, config.otlp_service_name)
+    except TracingError as error:
+        raise StartupError(str(error)) from None
 
 
 def _load_engine(
@@ -87,7 +101,9 @@ def _load_engine(
     return Engine(runner, Tokenizer.load(model_dir), sampler, options)
 
 
-async def _serve(engine: Engine, group: ProcessGroup, facts: ShardFacts, plan: MemoryPlan, path: Path) -> None:
+async def _serve(
+    engine: Engine, group: ProcessGroup, facts: ShardFacts, plan: MemoryPlan, path: Path, tracing: Tracing | None
+) -> None:
     def warm(asked: WarmupRequest) -> Capacity:
         return warm_up(engine, group, plan, asked)
 
@@ -95,7 +111,7 @@ async def _serve(engine: Engine, group: ProcessGroup, facts: ShardFacts, plan: M
         server.request_stop(error)
 
     device = DeviceThread(enter=lambda: enter(engine.options.device), on_fatal=on_fatal, is_fatal=is_fatal)
-    server = ShardServer(Servicer(engine, device, facts, warm), path)
+    server = ShardServer(Servicer(engine, device, facts, warm), path, tracing)
     device.start()
     try:
         await server.serve()

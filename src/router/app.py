@@ -20,6 +20,8 @@ from router.api.errors import InternalError, UnauthorizedError, error_response, 
 from router.api.served import Served
 from router.config import RouterConfig
 from router.errors import RouterError
+from router.tracing import RequestSpan, enter
+from wire.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,11 @@ _CLIENT_LEFT = 499  # nginx' word for it; nobody reads it
 
 
 def create_app(
-    served: Served | None = None, *, api_key: str | None = None, allow_origins: Sequence[str] = ()
+    served: Served | None = None,
+    *,
+    api_key: str | None = None,
+    allow_origins: Sequence[str] = (),
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application; without `served` only its OpenAPI document is of use."""
     app = FastAPI(
@@ -57,7 +63,7 @@ def create_app(
         allow_methods=["GET", "POST"],
         allow_headers=["content-type", "authorization"],
     )
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestIdMiddleware, tracing=tracing)
     return app
 
 
@@ -74,25 +80,38 @@ def _add_asked_routes(app: FastAPI, config: RouterConfig) -> None:
 
 
 class RequestIdMiddleware:
-    """`x-request-id` in and out; a request without one gets one."""
+    """`x-request-id` in and out; a request without one gets one. Around all that belongs to the request: its span."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, tracing: Tracing | None = None) -> None:
         self._app = app
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        given = _header(scope, b"x-request-id")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
         scope["request_id"] = request_id.decode()
+        span = RequestSpan(scope, self._tracing, _header(scope, b"traceparent").decode("latin-1"))
+        enter(span)
+        status = 500
 
         async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            span.finish(status)
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
 
 
 class ApiKeyMiddleware:
@@ -109,8 +128,7 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
+        scheme, _, key = _header(scope, b"authorization").partition(b" ")
         return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
 
 

@@ -11,6 +11,8 @@ from typing import Literal
 
 from router.errors import StartupError
 from wire.options import option
+from wire.tracing import TracingError
+from wire.tracing import check as check_tracing
 
 TGI_VERSION = "3.3.7"
 """The TGI level that we are compatible with; connectors gate features on it."""
@@ -104,13 +106,21 @@ class RouterConfig:
     validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenise prompts.")
 
     json_output: bool = option(False, panel=_OPERATION, help="Write the log as JSON.")
-    log_level: str = option("info", panel=_OPERATION, help="Least level that is logged.")
+    log_level: str = option(
+        "info", panel=_OPERATION, help="Least level that is logged, or a filter: `warn,router=debug`."
+    )
     compute_type: str = option("gpu+optimized", panel=_OPERATION, help="What the response header x-compute-type says.")
     graceful_termination_timeout: int = option(
         90, panel=_OPERATION, help="Seconds that running requests get after a signal to stop."
     )
-    otlp_endpoint: str | None = option(None, panel=_UNSERVED, help="Not served yet: OpenTelemetry collector.")
-    otlp_service_name: str = option("text-generation-inference.router", panel=_UNSERVED, help="Service name in traces.")
+    otlp_endpoint: str | None = option(
+        None,
+        panel=_OPERATION,
+        help="OpenTelemetry collector (http://host:port, OTLP/gRPC); needs `tercet[trace]`.",
+    )
+    otlp_service_name: str = option(
+        "text-generation-inference.router", panel=_OPERATION, help="Service name in traces."
+    )
     usage_stats: Literal["on", "no-stack", "off"] = option(
         "on", panel=_UNSERVED, help="Nothing is ever sent, whatever the value."
     )
@@ -134,6 +144,10 @@ def check(config: RouterConfig) -> None:
         if value == 0:
             raise StartupError(f"ArgumentValidation: `{flag}` must be > 0")
     _check_token_limits(config)
+    try:
+        check_tracing(config.otlp_endpoint)
+    except TracingError as error:
+        raise StartupError(str(error)) from None
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise StartupError("ArgumentValidation: ngrok tunnels are not served; remove `--ngrok*`")
     for flag, route in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,9 +15,13 @@ from router.metrics import Metrics
 from router.request import ValidRequest
 from router.running import Admission, Entry, Generation, Permits, Running, collect
 from router.tokenizer import PromptTokenizer
+from router.tracing import entered
 from router.validation import GenerateRequest, Validator
 
+logger = logging.getLogger(__name__)
+
 _MAX_RETRY_AFTER_S = 120
+_MAX_SHOWN = 1000  # characters of a prompt, and those at level debug only
 
 
 class Scheduler(Protocol):
@@ -56,17 +61,19 @@ class Inference:
         if self.is_draining:
             raise UnhealthyError
         if not self.permits.take(number):
-            self.metrics.count("tgi_request_failure", err="overloaded")
             wait_s = self._scheduler.estimated_wait_s
-            raise OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S)))
-        return Admission(self.permits, number, request_id)
+            raise self.refused(OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S))))
+        return Admission(self.permits, number, request_id, entered())
 
     async def start(self, request: GenerateRequest, admission: Admission) -> Running:
         """Validates and queues. The answer owns one permit of the admission."""
+        validation = self.validator.validate(request)
+        asked = admission.request_span
         try:
-            valid = await self.validator.validate(request)
+            valid = await (validation if asked is None else asked.around_validation(validation))
         except (ValidationError, OverloadedError) as error:
             raise self.refused(error) from None
+        logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": admission.request_id})
         self.metrics.observe("tgi_request_input_length", valid.input_length)
         self.metrics.observe("tgi_request_max_new_tokens", min(valid.stopping.max_new_tokens, 1024))
         entry = self._scheduler.submit(valid)
@@ -110,7 +117,11 @@ class Inference:
         return replace(generations[best], best_of_sequences=generations[:best] + generations[best + 1 :])
 
     def refused(self, error: RouterError) -> RouterError:
-        """Counts a failure that was found outside of the front desk: in a template, before validation."""
+        """Counts and logs a refusal. The log names its kind only: the text may quote the client."""
+        asked = entered()
+        extra = {} if asked is None else asked.log_fields()
+        logger.error("Refused: %s", error.error_type, extra=extra)
+        logger.debug("%s", error, extra=extra)
         if isinstance(error, TemplateError | ToolError):
             self.metrics.count("tgi_request_failure", err="template")
         elif isinstance(error, ValidationError):

@@ -1,7 +1,8 @@
 """Every metric name once, with TGI's bare names (no `_total`), and the text that Prometheus reads.
 
-`count`, `observe` and `gauge` are called in the token loop: a dictionary look-up and an addition each. A name or label
-that is not declared here is a programmer's error and raises KeyError. Single-threaded: the event loop's thread only.
+`count`, `observe` and `gauge` are called in the token loop: two dictionary look-ups and an addition each. A name, label
+or label value that is not declared here is a programmer's error and raises KeyError: no request can add a series.
+Single-threaded: the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -9,48 +10,84 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Names of counters and gauges → (labels, help). Label values come from fixed sets, never from a request.
-_COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
-    "tgi_request_count": ((), "Requests received"),
-    "tgi_request_success": ((), "Generations finished"),
-    "tgi_request_failure": (("err",), "Requests that failed, by kind of error"),
-    "tgi_batch_inference_count": (("method",), "Calls that ran the model"),
-    "tgi_batch_inference_success": (("method",), "Calls that ran the model and succeeded"),
-    "tgi_batch_inference_failure": (("method",), "Calls that ran the model and failed"),
-    "tgi_batch_concat": (("reason",), "Prefills that joined a running batch"),
+_METHODS = ("method", ("prefill", "decode"))
+_Label = tuple[str, tuple[str, ...]]
+"""A label and all values that it can have. They are written here, never taken from a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One metric: what it counts, in which unit, and its one label if it has one."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    unit: str
+    label: _Label | None = None
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...], ...]:
+        """The label values of each series; one empty key without a label."""
+        return tuple((value,) for value in self.label[1]) if self.label else ((),)
+
+
+def _counter(help: str, unit: str, label: _Label | None = None) -> Declared:
+    return Declared("counter", help, unit, label)
+
+
+def _gauge(help: str, unit: str) -> Declared:
+    return Declared("gauge", help, unit)
+
+
+def _histogram(help: str, unit: str, label: _Label | None = None) -> Declared:
+    return Declared("histogram", help, unit, label)
+
+
+DECLARED: dict[str, Declared] = {
+    "tgi_request_count": _counter("Requests received", "requests"),
+    "tgi_request_success": _counter("Generations finished", "generations"),
+    "tgi_request_failure": _counter(
+        "Requests that failed, by kind of error",
+        "requests",
+        ("err", ("validation", "overloaded", "generation", "incomplete", "dropped", "template")),
+    ),
+    "tgi_batch_inference_count": _counter("Calls that ran the model", "calls", _METHODS),
+    "tgi_batch_inference_success": _counter("Calls that ran the model and succeeded", "calls", _METHODS),
+    "tgi_batch_inference_failure": _counter("Calls that ran the model and failed", "calls", _METHODS),
+    "tgi_batch_concat": _counter(
+        "Prefills that joined a running batch", "batches", ("reason", ("backpressure", "wait_exceeded", "chunking"))
+    ),
+    "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
+    "tgi_batch_current_size": _gauge("Requests in the running batch", "requests"),
+    "tgi_batch_current_max_tokens": _gauge("Tokens that the running batch may grow to", "tokens"),
+    "tgi_batch_max_total_tokens": _gauge("Token capacity of the server", "tokens"),
+    "tgi_kv_blocks_free": _gauge("KV blocks that nobody holds", "blocks"),
+    "tgi_kv_blocks_live": _gauge("KV blocks that requests hold", "blocks"),
+    "tgi_request_duration": _histogram("Whole request in seconds", "seconds"),
+    "tgi_request_validation_duration": _histogram("From arrival to the queue in seconds", "seconds"),
+    "tgi_request_queue_duration": _histogram("From the queue to a batch in seconds", "seconds"),
+    "tgi_request_inference_duration": _histogram("From the batch to the last token in seconds", "seconds"),
+    "tgi_request_mean_time_per_token_duration": _histogram("Inference time per generated token in seconds", "seconds"),
+    "tgi_request_time_to_first_token_duration": _histogram("From arrival to the first token in seconds", "seconds"),
+    "tgi_request_inter_token_duration": _histogram("Between two tokens of a request in seconds", "seconds"),
+    "tgi_batch_inference_duration": _histogram("Call that ran the model in seconds", "seconds", _METHODS),
+    "tgi_batch_forward_duration": _histogram("Forward pass in seconds", "seconds", _METHODS),
+    "tgi_batch_decode_duration": _histogram("Choosing and decoding tokens in seconds", "seconds", _METHODS),
+    "tgi_batch_filter_duration": _histogram(
+        "Delivering tokens and filtering the batch in seconds", "seconds", _METHODS
+    ),
+    # TGI's only value, also for what joins within a prefill.
+    "tgi_batch_concat_duration": _histogram("Joining batches in seconds", "seconds", ("method", ("decode",))),
+    "tgi_batch_next_size": _histogram("Requests in a new prefill", "requests"),
+    "tgi_request_input_length": _histogram("Prompt tokens of a request", "tokens"),
+    "tgi_request_generated_tokens": _histogram("Generated tokens of a request", "tokens"),
+    "tgi_request_max_new_tokens": _histogram("Token budget that a request asked for, at most 1024", "tokens"),
+    "tgi_request_skipped_tokens": _histogram("Speculated tokens accepted in one step of a request", "tokens"),
 }
-_GAUGES: dict[str, str] = {
-    "tgi_queue_size": "Requests that wait for a batch",
-    "tgi_batch_current_size": "Requests in the running batch",
-    "tgi_batch_current_max_tokens": "Tokens that the running batch may grow to",
-    "tgi_batch_max_total_tokens": "Token capacity of the server",
-    "tgi_kv_blocks_free": "KV blocks that nobody holds",
-    "tgi_kv_blocks_live": "KV blocks that requests hold",
-}
-_DURATIONS: dict[str, tuple[tuple[str, ...], str]] = {
-    "tgi_request_duration": ((), "Whole request in seconds"),
-    "tgi_request_validation_duration": ((), "From arrival to the queue in seconds"),
-    "tgi_request_queue_duration": ((), "From the queue to a batch in seconds"),
-    "tgi_request_inference_duration": ((), "From the batch to the last token in seconds"),
-    "tgi_request_mean_time_per_token_duration": ((), "Inference time per generated token in seconds"),
-    "tgi_request_time_to_first_token_duration": ((), "From arrival to the first token in seconds"),
-    "tgi_request_inter_token_duration": ((), "Between two tokens of a request in seconds"),
-    "tgi_batch_inference_duration": (("method",), "Call that ran the model in seconds"),
-    "tgi_batch_forward_duration": (("method",), "Forward pass in seconds"),
-    "tgi_batch_decode_duration": (("method",), "Choosing and decoding tokens in seconds"),
-    "tgi_batch_filter_duration": (("method",), "Delivering tokens and filtering the batch in seconds"),
-    "tgi_batch_concat_duration": (("method",), "Joining batches in seconds"),
-}
-_PER_INPUT = {"tgi_request_input_length": "Prompt tokens of a request"}
-_PER_TOTAL = {
-    "tgi_request_generated_tokens": "Generated tokens of a request",
-    "tgi_request_max_new_tokens": "Token budget that a request asked for, at most 1024",
-}
-_NEXT_SIZE = {"tgi_batch_next_size": "Requests in a new prefill"}
-_SKIPPED = {"tgi_request_skipped_tokens": "Speculated tokens accepted in one step of a request"}
 
 
 def _duration_edges() -> list[float]:
@@ -76,110 +113,109 @@ class _Histogram:
 
 
 class _HistogramFamily:
-    __slots__ = ("edges", "help", "labels", "series")
+    __slots__ = ("declared", "edges", "series")
 
-    def __init__(self, edges: Sequence[float], labels: tuple[str, ...], help: str) -> None:
+    def __init__(self, declared: Declared, edges: Sequence[float]) -> None:
         self.edges = edges
-        self.labels = labels
-        self.help = help
-        self.series: dict[tuple[str, ...], _Histogram] = {}
+        self.declared = declared
+        self.series = {key: _Histogram(len(edges)) for key in declared.keys}
 
 
 class _ValueFamily:
-    __slots__ = ("help", "labels", "series")
+    __slots__ = ("declared", "series")
 
-    def __init__(self, labels: tuple[str, ...], help: str) -> None:
-        self.labels = labels
-        self.help = help
-        self.series: dict[tuple[str, ...], float] = {}
+    def __init__(self, declared: Declared) -> None:
+        self.declared = declared
+        is_counter = declared.kind == "counter"
+        self.series: dict[tuple[str, ...], float] = dict.fromkeys(declared.keys, 0) if is_counter else {}
 
 
 class Metrics:
-    """All series of one router. A series appears in the text after its first update."""
+    """All series of one router. Counters and histograms are there from the start, with zeros: a rate then sees the
+    first event too. A gauge appears when it is first set."""
 
     def __init__(self, *, max_input_tokens: int = 1024, max_total_tokens: int = 2048, speculate: int = 0) -> None:
-        self._counters = {name: _ValueFamily(labels, text) for name, (labels, text) in _COUNTERS.items()}
-        self._gauges = {name: _ValueFamily((), text) for name, text in _GAUGES.items()}
-        edges = _duration_edges()
-        self._histograms = {name: _HistogramFamily(edges, labels, text) for name, (labels, text) in _DURATIONS.items()}
-        for name, text in _NEXT_SIZE.items():
-            self._histograms[name] = _HistogramFamily(range(1, 1025), (), text)
+        self._values = {name: _ValueFamily(one) for name, one in DECLARED.items() if one.kind != "histogram"}
+        self._histograms: dict[str, _HistogramFamily] = {}
+        durations = _duration_edges()
+        for name in DECLARED:
+            if name.endswith("_duration"):
+                self._set_edges(name, durations)
+        self._set_edges("tgi_batch_next_size", range(1, 1025))
         self.set_limits(max_input_tokens=max_input_tokens, max_total_tokens=max_total_tokens, speculate=speculate)
 
     def set_limits(self, *, max_input_tokens: int, max_total_tokens: int, speculate: int) -> None:
         """Sets the bucket edges that depend on the limits; what these histograms held is dropped."""
-        for name, text in _PER_INPUT.items():
-            self._histograms[name] = _HistogramFamily(_hundredths(max_input_tokens), (), text)
-        for name, text in _PER_TOTAL.items():
-            self._histograms[name] = _HistogramFamily(_hundredths(max_total_tokens), (), text)
-        for name, text in _SKIPPED.items():
-            self._histograms[name] = _HistogramFamily(range(speculate + 2), (), text)
+        self._set_edges("tgi_request_input_length", _hundredths(max_input_tokens))
+        self._set_edges("tgi_request_generated_tokens", _hundredths(max_total_tokens))
+        self._set_edges("tgi_request_max_new_tokens", _hundredths(max_total_tokens))
+        self._set_edges("tgi_request_skipped_tokens", range(speculate + 2))
+
+    def _set_edges(self, name: str, edges: Sequence[float]) -> None:
+        self._histograms[name] = _HistogramFamily(DECLARED[name], edges)
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
         """Adds to a counter."""
-        family = self._counters[name]
-        key = _key(family.labels, labels) if labels or family.labels else ()
-        family.series[key] = family.series.get(key, 0) + value
+        family = self._values[name]
+        key = _key(family.declared, labels)
+        if family.declared.kind != "counter":
+            raise KeyError(name)
+        family.series[key] += value
 
     def gauge(self, name: str, value: float) -> None:
         """Sets a gauge."""
-        self._gauges[name].series[()] = value
+        family = self._values[name]
+        if family.declared.kind != "gauge":
+            raise KeyError(name)
+        family.series[()] = value
 
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        """Adds one value to a histogram."""
+    def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
+        """Adds one value to a histogram, or the same value several times."""
         family = self._histograms[name]
-        key = _key(family.labels, labels) if labels or family.labels else ()
-        series = family.series.get(key)
-        if series is None:
-            series = family.series[key] = _Histogram(len(family.edges))
-        series.counts[bisect_left(family.edges, value)] += 1
-        series.sum += value
-
-    def names(self) -> list[str]:
-        """Every declared name, for the documentation and its test."""
-        return sorted([*self._counters, *self._gauges, *self._histograms])
+        series = family.series[_key(family.declared, labels)]
+        series.counts[bisect_left(family.edges, value)] += times
+        series.sum += value * times
 
     def render(self) -> bytes:
         """The Prometheus text format."""
         lines: list[str] = []
-        for kind, families in (("counter", self._counters), ("gauge", self._gauges)):
-            for name, family in families.items():
-                if family.series:
-                    lines += _head(name, kind, family.help)
-                    lines += [f"{name}{_labels(family.labels, key)} {_number(v)}" for key, v in family.series.items()]
-                    lines.append("")
-        for name, histogram in self._histograms.items():
-            if histogram.series:
-                lines += _head(name, "histogram", histogram.help)
-                for key, series in histogram.series.items():
-                    lines += _histogram_lines(name, histogram, key, series)
-                lines.append("")
+        for name, declared in DECLARED.items():
+            series = self._histograms[name].series if declared.kind == "histogram" else self._values[name].series
+            if not series:
+                continue
+            lines += [f"# HELP {name} {declared.help}", f"# TYPE {name} {declared.kind}"]
+            if declared.kind == "histogram":
+                lines += self._histogram_lines(name, self._histograms[name])
+            else:
+                values = self._values[name].series.items()
+                lines += [f"{name}{_labels(declared, key)} {_number(value)}" for key, value in values]
+            lines.append("")
         return ("\n".join(lines) + "\n").encode()
 
+    def _histogram_lines(self, name: str, family: _HistogramFamily) -> Iterator[str]:
+        for key, series in family.series.items():
+            total = 0
+            for edge, count in zip([*family.edges, math.inf], series.counts, strict=True):
+                total += count
+                bound = f'le="{_number(edge)}"'
+                yield f"{name}_bucket{_labels(family.declared, key, bound)} {total}"
+            yield f"{name}_sum{_labels(family.declared, key)} {_number(series.sum)}"
+            yield f"{name}_count{_labels(family.declared, key)} {total}"
 
-def _key(names: tuple[str, ...], labels: dict[str, str]) -> tuple[str, ...]:
-    if len(labels) != len(names):
-        raise KeyError(f"labels must be {names}")
-    return tuple([labels[name] for name in names])
+
+def _key(declared: Declared, labels: dict[str, str]) -> tuple[str, ...]:
+    if declared.label is None:
+        if labels:
+            raise KeyError("this metric has no labels")
+        return ()
+    if len(labels) != 1:
+        raise KeyError(f"the label must be {declared.label[0]}")
+    return (labels[declared.label[0]],)
 
 
-def _head(name: str, kind: str, help: str) -> list[str]:
-    return [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-
-
-def _labels(names: tuple[str, ...], values: tuple[str, ...], *more: str) -> str:
-    pairs = [f'{name}="{value}"' for name, value in zip(names, values, strict=True)]
+def _labels(declared: Declared, key: tuple[str, ...], *more: str) -> str:
+    pairs = [f'{declared.label[0]}="{key[0]}"'] if declared.label else []
     return "{" + ",".join([*pairs, *more]) + "}" if pairs or more else ""
-
-
-def _histogram_lines(name: str, family: _HistogramFamily, key: tuple[str, ...], series: _Histogram) -> Iterator[str]:
-    total = 0
-    for edge, count in zip([*family.edges, math.inf], series.counts, strict=True):
-        total += count
-        bound = f'le="{_number(edge)}"'
-        yield f"{name}_bucket{_labels(family.labels, key, bound)} {total}"
-    yield f"{name}_sum{_labels(family.labels, key)} {_number(series.sum)}"
-    yield f"{name}_count{_labels(family.labels, key)} {total}"
 
 
 def _number(value: float) -> str:

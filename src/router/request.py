@@ -7,7 +7,10 @@ Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `rou
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from router.tracing import GenerationTrace
 
 GrammarKind = Literal["none", "json", "regex"]
 
@@ -61,3 +64,4 @@ class ValidRequest:
     adapter_id: str | None = None
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
+    trace: GenerationTrace | None = field(default=None, compare=False, repr=False)  # only with a collector

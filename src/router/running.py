@@ -17,8 +17,11 @@ from router.errors import GenerationError, IncompleteError, RouterError
 from router.events import Event, Failed, Finished, FinishReason, Prefilled, Token, TokenGenerated
 from router.metrics import Metrics
 from router.request import ValidRequest
+from router.tracing import RequestSpan, described
 
 logger = logging.getLogger(__name__)
+
+_MAX_SHOWN = 1000  # characters of an output, and those at level debug only
 
 
 class Entry(Protocol):
@@ -81,10 +84,11 @@ class Permits:
 class Admission:
     """The permits of one HTTP request. A context manager: what no generation took over goes back at its end."""
 
-    def __init__(self, permits: Permits, number: int, request_id: str) -> None:
+    def __init__(self, permits: Permits, number: int, request_id: str, request_span: RequestSpan | None = None) -> None:
         self._permits = permits
         self._left = number
         self.request_id = request_id
+        self.request_span = request_span
         self.arrived_at = time.monotonic()
 
     def __enter__(self) -> Admission:
@@ -110,6 +114,7 @@ class Running:
         "_last_token_at",
         "_metrics",
         "_permits",
+        "_request_span",
         "arrived_at",
         "request",
         "request_id",
@@ -122,6 +127,7 @@ class Running:
         self.arrived_at = admission.arrived_at
         self.timings: Timings | None = None  # known after `Finished`
         self._entry = entry
+        self._request_span = admission.request_span
         self._permits = admission.hand_over()
         self._metrics = metrics
         self._last_token_at = 0.0
@@ -136,6 +142,8 @@ class Running:
             self._observe_token()
             self._finish(event)
         elif isinstance(event, Failed):
+            if self.request.trace is not None:
+                self.request.trace.finish(event.error)
             self.close()
             raise self._failure(event.error)
         return event
@@ -146,6 +154,8 @@ class Running:
             self._closed = True
             self._entry.close()
             self._permits.give_back(1)
+            if self.request.trace is not None:
+                self.request.trace.finish()
 
     def _observe_token(self) -> None:
         now = time.monotonic()
@@ -174,29 +184,38 @@ class Running:
         observe("tgi_request_inference_duration", timings.inference)
         observe("tgi_request_mean_time_per_token_duration", timings.per_token)
         observe("tgi_request_generated_tokens", event.generated_tokens)
+        if self._request_span is not None:
+            self._request_span.record(self._span_fields(event, timings))
         if logger.isEnabledFor(logging.INFO):
-            logger.info("Success", extra=self._log_fields(event, timings))
+            numbers = {
+                "input_length": self.request.input_length,
+                "generated_tokens": event.generated_tokens,
+                "finish_reason": event.finish_reason,
+            }
+            logger.info("Success", extra=self._log_fields() | numbers)
+            logger.debug("Output: %s", event.text[:_MAX_SHOWN], extra={"request_id": self.request_id})
 
-    def _log_fields(self, event: Finished, timings: Timings) -> dict[str, object]:
+    def _span_fields(self, event: Finished, timings: Timings) -> dict[str, str]:
+        """TGI's names."""
         return {
-            "request_id": self.request_id,
+            "parameters": described(self.request),
             "total_time": spell_duration(timings.total),
             "validation_time": spell_duration(timings.validation),
             "queue_time": spell_duration(timings.queue),
             "inference_time": spell_duration(timings.inference),
             "time_per_token": spell_duration(timings.per_token),
-            "seed": event.seed,
-            "input_length": self.request.input_length,
-            "generated_tokens": event.generated_tokens,
-            "finish_reason": event.finish_reason,
+            "seed": str(event.seed),
         }
+
+    def _log_fields(self) -> dict[str, object]:
+        return {"request_id": self.request_id} if self._request_span is None else self._request_span.log_fields()
 
     def _failure(self, error: Exception) -> RouterError:
         # The scheduler has counted what it failed itself (err="generation").
         if isinstance(error, IncompleteError):
             self._metrics.count("tgi_request_failure", err="incomplete")
         failure = error if isinstance(error, RouterError) else GenerationError(str(error))
-        logger.error("%s", failure, extra={"request_id": self.request_id})
+        logger.error("%s", failure, extra=self._log_fields())
         return failure
 
 

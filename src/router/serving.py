@@ -27,6 +27,7 @@ from router.metrics import CONTENT_TYPE, Metrics
 from router.startup import Started, connect_and_warm_up
 from router.tokenizer import PromptTokenizer
 from router.validation import Validator
+from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,10 @@ async def serve(config: RouterConfig) -> int:
 
 async def _serve(config: RouterConfig, stop: Stop) -> int:
     with contextlib.ExitStack() as resources:
+        tracing = None
+        if config.otlp_endpoint is not None:
+            tracing = _tracing(config.otlp_endpoint, config.otlp_service_name)
+            resources.callback(tracing.close)
         # Bound now, so that a port in use is found before the model is warm; it listens at the very end.
         listener = resources.enter_context(bind(config.hostname, config.listening_port))
         metrics_listener = None
@@ -71,21 +76,30 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         grammars = None if config.disable_grammar_support else GrammarChecker()
         if grammars is not None:
             resources.callback(grammars.close)
-        if config.otlp_endpoint is not None:
-            logger.warning("--otlp-endpoint: tracing is not served yet, nothing is sent")
         if not files.templates:
             logger.warning("the model has no chat template: chat requests will be refused")
         metrics = Metrics()
         logger.info("Warming up model")
         started = await connect_and_warm_up(
-            config, metrics, max_positions=files.max_positions, tokenizer_max_length=files.tokenizer_max_length
+            config,
+            metrics,
+            max_positions=files.max_positions,
+            tokenizer_max_length=files.tokenizer_max_length,
+            tracing=tracing,
         )
         try:
             served = _served(config, files, tokenizer, chat_template, grammars, metrics, started)
-            return await _answer(config, served, started, stop, listener, metrics_listener)
+            return await _answer(config, served, started, stop, listener, metrics_listener, tracing)
         finally:
             await started.scheduler.close()
             await started.shards.close()
+
+
+def _tracing(endpoint: str, service_name: str) -> Tracing:
+    try:
+        return Tracing.to_collector(endpoint, service_name)
+    except TracingError as error:
+        raise StartupError(str(error)) from None
 
 
 def _served(
@@ -131,9 +145,10 @@ async def _answer(
     stop: Stop,
     listener: socket.socket,
     metrics_listener: socket.socket | None,
+    tracing: Tracing | None,
 ) -> int:
     """Serves until a signal or the scheduler's end."""
-    app = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin)
+    app = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
     server = _Server(_uvicorn_config(app, config, config.graceful_termination_timeout + _LAST_WORDS_S))
     scheduling = asyncio.create_task(started.scheduler.run())
     stop.attach(server, served.inference, started, config.graceful_termination_timeout)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -11,9 +12,12 @@ from router.errors import StartupError
 from router.limits import ServingLimits, ShardInfo
 from router.scheduling.loop import Scheduler
 from router.scheduling.ports import Metrics
-from router.shards.interface import ShardError
+from router.shards.client import Client, ShardClient
+from router.shards.interface import ShardError, Shards
 from router.shards.pool import ShardPool
+from router.shards.traced import TracedClient, TracedShards
 from router.shards.warm_up import Capacity, WarmUpPlan
+from wire.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +71,22 @@ class Started:
 
 
 async def connect_and_warm_up(
-    config: StartupOptions, metrics: Metrics, *, max_positions: int | None, tokenizer_max_length: int | None
+    config: StartupOptions,
+    metrics: Metrics,
+    *,
+    max_positions: int | None,
+    tokenizer_max_length: int | None,
+    tracing: Tracing | None = None,
 ) -> Started:
     """ServiceDiscovery, ClearCache, Info, Warmup, limits. Raises `StartupError` that names the cause or the flag.
 
     max_positions and tokenizer_max_length are the model's own limits of a sequence, where known.
     """
-    shards = await _or_refuse(ShardPool.discover(config.master_shard_uds_path), "connect to the Python model shards")
+    connect: Callable[[str], Client] = ShardClient
+    if tracing is not None:
+        connect = functools.partial(_connect_traced, tracing)
+    discovery = ShardPool.discover(config.master_shard_uds_path, connect)
+    shards = await _or_refuse(discovery, "connect to the Python model shards")
     try:
         await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
         info = await _or_refuse(shards.info(), "get the Python model shards info")
@@ -94,8 +107,13 @@ async def connect_and_warm_up(
     log.info("serving with %s", limits)
     if info.chunks:
         log.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
-    scheduler = Scheduler(shards, info, limits, metrics, max_step_s=config.max_step_seconds)
+    seen: Shards = shards if tracing is None else TracedShards(shards, tracing)
+    scheduler = Scheduler(seen, info, limits, metrics, max_step_s=config.max_step_seconds)
     return Started(info=info, limits=limits, scheduler=scheduler, shards=shards)
+
+
+def _connect_traced(tracing: Tracing, url: str) -> Client:
+    return TracedClient(ShardClient(url), tracing)
 
 
 def resolve_limits(

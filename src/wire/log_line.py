@@ -43,6 +43,21 @@ _TO_PYTHON = {
     "WARNING": logging.WARNING, "ERROR": logging.ERROR, "CRITICAL": logging.CRITICAL, "FATAL": logging.CRITICAL,
     "OFF": _OFF,
 }  # fmt: skip
+_LEVELS = _TO_PYTHON | {
+    "0": _OFF, "1": logging.ERROR, "2": logging.WARNING, "3": logging.INFO, "4": logging.DEBUG, "5": _TRACE,
+}  # fmt: skip
+_SPAN_FILTER = re.compile(r"\[[^\]]*\]")
+_TARGET = re.compile(r"[A-Za-z_][\w.:-]*")
+# TGI's words for our packages.
+_TARGETS = {
+    "text_generation_router": ("router",),
+    "text_generation_server": ("model_server",),
+    "text_generation_launcher": ("launcher", "text_generation_launcher"),
+}
+_KNOWN_TARGETS = frozenset(PACKAGES) | set(_TARGETS)
+_RELAYS = dict.fromkeys(("router", "text_generation_router"), ("text_generation_launcher.router",)) | dict.fromkeys(
+    ("model_server", "text_generation_server"), ("text_generation_launcher.shard", "text_generation_launcher.download")
+)
 _COLOURS = {"TRACE": "35", "DEBUG": "34", "INFO": "32", "WARN": "33", "ERROR": "31"}
 # C0 but tab and newline, DEL, C1, line separators, and the marks that reorder text on screen.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -78,9 +93,42 @@ def level_number(name: str) -> int:
 
 def level_from_filter(text: str) -> str:
     """The most verbose level that a `LOG_LEVEL` filter (`debug`, `info,router=trace`) names; INFO if it names none."""
-    words = [part.rpartition("=")[2].strip().upper() for part in text.split(",")]
-    known = [word for word in words if word in _TO_PYTHON]
-    return _level_name(min(map(level_number, known))) if known else "INFO"
+    levels = [level for _, level in _directives(text) if level is not None]
+    return _level_name(min(levels)) if levels else "INFO"
+
+
+def _directives(text: str) -> list[tuple[str, int | None]]:
+    """Target (empty: everything of ours) and level of each part; the level is None where there is no sense in it.
+
+    tracing's syntax: `level`, `target=level`, `target` alone (all of it). The `[span{field}]` of a part is passed over.
+    """
+    found: list[tuple[str, int | None]] = []
+    for part in _SPAN_FILTER.sub("", text).split(","):
+        target, equals, level = (word.strip() for word in part.rpartition("="))
+        if not equals and level.partition("::")[0] in _KNOWN_TARGETS:
+            target, level = level, "TRACE"
+        if level:
+            found.append((target, _LEVELS.get(level.upper())))
+    return found
+
+
+def _levels_of_loggers(text: str) -> tuple[int, dict[str, int], int]:
+    """The level of our loggers, those of named loggers, and how many parts of the filter mean nothing."""
+    directives = _directives(text)
+    named: dict[str, int] = {}
+    default = next((level for target, level in reversed(directives) if not target and level is not None), logging.INFO)
+    num_unknown = 0
+    for target, level in directives:
+        if level is None or (target and not _TARGET.fullmatch(target)):
+            num_unknown += 1
+        elif target:
+            room = target.partition("::")[0].partition(".")[0]
+            for name in _TARGETS.get(room, (target.replace("::", "."),)):
+                named[name] = min(level, named.get(name, level))
+            # The launcher passes a child's records on through a logger of that child's.
+            for child in _RELAYS.get(room, ()):
+                named[child] = min(level, named.get(child, level if target == room else default))
+    return default, named, num_unknown
 
 
 def _level_name(number: int) -> str:
@@ -100,13 +148,14 @@ def configure(
 ) -> None:
     """Sends this process' `logging` to `stream` (default: standard output), replacing whatever was set up before.
 
-    `level` is a level name or a filter. `rank` is written on every record. `layout` defaults to `shard` with a rank,
-    else to `flat`. A stream that breaks loses records, it never raises. Colours: only on a terminal, and not with
-    `LOG_COLORIZE` 0, false, no or off. A logger's `extra` becomes fields of the record; a record with
+    `level` is a level name or a filter, a comma list of `level` and `logger=level` (`info,router=debug`; TGI's targets
+    are understood, what cannot be read is passed over). `rank` is written on every record. `layout` defaults to `shard`
+    with a rank, else to `flat`. A stream that breaks loses records, it never raises. Colours: only on a terminal, and
+    not with `LOG_COLORIZE` 0, false, no or off. A logger's `extra` becomes fields of the record; a record with
     `extra={"log_line": LogLine, "log_layout": Layout | None}` is a child's, written as it is.
     """
     target: Stream = sys.stdout if stream is None else stream
-    number = level_number(level_from_filter(level))
+    number, named, num_unknown = _levels_of_loggers(level)
     handler = _Handler(target)
     chosen: Layout = layout or ("flat" if rank is None else "shard")
     colour = not json_output and _is_terminal(target) and _wants_colour(os.environ)
@@ -118,7 +167,11 @@ def configure(
     root.setLevel(max(number, logging.WARNING))
     for name in PACKAGES:
         logging.getLogger(name).setLevel(number)
+    for name, named_level in named.items():
+        logging.getLogger(name).setLevel(named_level)
     logging.captureWarnings(True)
+    if num_unknown:
+        logging.getLogger(__name__).warning("LOG_LEVEL: %d parts of the filter mean nothing to us", num_unknown)
 
 
 def _wants_colour(environ: Mapping[str, str]) -> bool:
@@ -186,21 +239,33 @@ def escape(text: str) -> str:
 
 def to_text(line: LogLine, *, colour: bool = False) -> str:
     """`TIME LEVEL target: file:line: message key=value rank=N`; further lines of a message are indented."""
-    room = MAX_LINE_BYTES - 512
+    room = MAX_LINE_BYTES - 8192
     place = f"{line.filename}:{line.line_number}: " if line.filename else ""
-    extras = "".join(f" {key}={_compact(value)}" for key, value in line.fields.items())
+    fields = dict(line.fields)
+    # TGI's place for the span: before the target, with its fields. Its ancestors are for machines.
+    span = _cut(escape(_span_text(fields.pop("span", None))), 4096)
+    fields.pop("spans", None)
+    extras = "".join(f" {key}={_compact(value)}" for key, value in fields.items())
     rank = "" if line.rank is None else f" rank={line.rank}"
     body = _cut(line.message, room) + _cut(extras, room) + rank
     if line.exception:
         body += "\n" + _cut(line.exception, room)
     # Indented, so that no second line can pass for a record of its own.
     body = _cut(_escaped(body, room).replace("\n", "\n  "), room)
-    head = escape(_cut(line.target, 128)) + ":"
+    head = span + escape(_cut(line.target, 128)) + ":"
     place = escape(_cut(place, 128))
     if not colour:
         return f"{line.timestamp} {line.level:>5} {head} {place}{body}"
     level = f"\x1b[{_COLOURS.get(line.level, '0')}m{line.level:>5}\x1b[0m"
     return f"\x1b[2m{line.timestamp}\x1b[0m {level} \x1b[2m{head}\x1b[0m {place}{body}"
+
+
+def _span_text(span: object) -> str:
+    """`name{key=value ...}: `; empty if it is no span."""
+    if not isinstance(span, dict) or not span.get("name"):
+        return ""
+    fields = " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in span.items() if key != "name")
+    return f"{span['name']}{{{fields}}}: " if fields else f"{span['name']}: "
 
 
 def to_json(line: LogLine, layout: Layout = "flat") -> str:

@@ -70,8 +70,8 @@ class RecordingMetrics:
     def count(self, name: str, value: float = 1, **labels: str) -> None:
         self.counts[_key(name, labels)] += int(value)
 
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        self.observed.setdefault(_key(name, labels), []).append(value)
+    def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
+        self.observed.setdefault(_key(name, labels), []).extend([value] * times)
 
     def gauge(self, name: str, value: float) -> None:
         self.gauges[name] = value

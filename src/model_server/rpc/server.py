@@ -13,6 +13,8 @@ import grpc
 from grpc_reflection.v1alpha import reflection
 
 from model_server.errors import StartupError
+from model_server.rpc.tracing import TracingInterceptor
+from wire.tracing import Tracing
 from wire.v3 import generate_pb2 as pb
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
@@ -54,9 +56,12 @@ def claim_socket(path: Path) -> None:
 class ShardServer:
     """Owns the gRPC server; `request_stop` may be called from any thread."""
 
-    def __init__(self, servicer: pb_grpc.TextGenerationServiceServicer, path: Path) -> None:
+    def __init__(
+        self, servicer: pb_grpc.TextGenerationServiceServicer, path: Path, tracing: Tracing | None = None
+    ) -> None:
         self._servicer = servicer
         self._path = path
+        self._interceptors = [] if tracing is None else [TracingInterceptor(tracing)]
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._failure: BaseException | None = None
@@ -73,10 +78,11 @@ class ShardServer:
     async def serve(self) -> None:
         """Bind, serve, and return after a stop was asked for. Raises the failure that ended it."""
         server = grpc.aio.server(
+            interceptors=self._interceptors,
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ]
+            ],
         )
         pb_grpc.add_TextGenerationServiceServicer_to_server(self._servicer, server)
         names = (pb.DESCRIPTOR.services_by_name["TextGenerationService"].full_name, reflection.SERVICE_NAME)

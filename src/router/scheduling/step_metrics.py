@@ -65,9 +65,9 @@ class StepMetrics:
         observe("tgi_batch_filter_duration", delivery_s, method=method)
         observe("tgi_batch_inference_duration", step_s, method=method)
         self._metrics.count("tgi_batch_inference_success", method=method)
-        # One plain token skips none; observed once per step for all such rows, because it is the hot path.
-        if reply.columns:
-            observe("tgi_request_skipped_tokens", 0)
+        num_plain = sum(len(columns.ids) for columns in reply.columns)
+        if num_plain:
+            observe("tgi_request_skipped_tokens", 0, num_plain)
         for row in reply.rows:
             if row.tokens:
                 observe("tgi_request_skipped_tokens", len(row.tokens) - 1)

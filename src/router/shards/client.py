@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Generator, Sequence
 from typing import Any, Literal, Protocol
 
 import grpc
@@ -42,7 +42,8 @@ class ShardClient:
 
     def __init__(self, url: str) -> None:
         """`url` is `unix://<path>` or a bare path."""
-        self._channel = grpc.aio.insecure_channel("unix:" + url.removeprefix("unix://"), options=_CHANNEL_OPTIONS)
+        self.address = url.removeprefix("unix://")
+        self._channel = grpc.aio.insecure_channel("unix:" + self.address, options=_CHANNEL_OPTIONS)
         stub = pb_grpc.TextGenerationServiceStub(self._channel)
         self._methods: dict[Rpc, Any] = {
             "Info": stub.Info, "ServiceDiscovery": stub.ServiceDiscovery, "ClearCache": stub.ClearCache,
@@ -50,8 +51,10 @@ class ShardClient:
             "Health": stub.Health,
         }  # fmt: skip
 
-    def send(self, rpc: Rpc, request: Any, timeout_s: float | None = None) -> Awaitable[Any]:
-        return _Answer(self._methods[rpc](request, timeout=timeout_s), rpc)
+    def send(
+        self, rpc: Rpc, request: Any, timeout_s: float | None = None, metadata: Sequence[tuple[str, str]] | None = None
+    ) -> Awaitable[Any]:
+        return _Answer(self._methods[rpc](request, timeout=timeout_s, metadata=metadata), rpc)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from router.limits import ShardInfo
@@ -34,16 +34,16 @@ class ShardPool:
         self._extensions: frozenset[str] = frozenset()
 
     @classmethod
-    async def discover(cls, master_uds_path: str) -> ShardPool:
-        """Ask rank 0 for all sockets and open a channel to each. Raises `ShardError`."""
-        master = ShardClient(master_uds_path)
+    async def discover(cls, master_uds_path: str, connect: Callable[[str], Client] = ShardClient) -> ShardPool:
+        """Ask rank 0 for all sockets and `connect` to each. Raises `ShardError`."""
+        master = connect(master_uds_path)
         try:
             answer = await master.send("ServiceDiscovery", pb.ServiceDiscoveryRequest(), _START_TIMEOUT_S)
         finally:
             await master.close()
         if not answer.urls:
             raise ShardError("the shard names no sockets")
-        return cls([ShardClient(url) for url in answer.urls])
+        return cls([connect(url) for url in answer.urls])
 
     async def close(self) -> None:
         """Close the channels."""

@@ -29,6 +29,7 @@ def test_shard_argv_of_a_plain_launch() -> None:
     assert command.argv == (
         sys.executable, "-P", "-m", "model_server", "serve", "demo",
         "--uds-path", "/run/x/shard", "--logger-level", "INFO", "--json-output",
+        "--otlp-service-name", "text-generation-inference.router",
     )  # fmt: skip
     assert (command.title, command.socket, command.private_files) == ("shard 0", "/run/x/shard-0", True)
 
@@ -36,13 +37,13 @@ def test_shard_argv_of_a_plain_launch() -> None:
 def test_shard_argv_with_everything() -> None:
     made = plan(
         revision="r", num_shard=2, dtype="float32", trust_remote_code=True, max_input_tokens=5,
-        max_batch_total_tokens=100, log_level="warn",
+        max_batch_total_tokens=100, log_level="warn", otlp_endpoint="http://o:1", otlp_service_name="n",
     )  # fmt: skip
     argv = commands.shard(made, 1, {}).argv
     assert argv[4:] == (
         "serve", "demo", "--uds-path", "/run/x/shard", "--logger-level", "WARNING", "--json-output",
-        "--trust-remote-code", "--sharded", "--dtype", "float32", "--revision", "r", "--max-input-tokens", "5",
-        "--max-batch-total-tokens", "100",
+        "--trust-remote-code", "--sharded", "--dtype", "float32", "--revision", "r", "--otlp-endpoint", "http://o:1",
+        "--otlp-service-name", "n", "--max-input-tokens", "5", "--max-batch-total-tokens", "100",
     )  # fmt: skip
 
 

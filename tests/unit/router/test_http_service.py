@@ -165,7 +165,8 @@ async def test_success_is_logged_without_the_prompt(make_router: MakeRouter, cap
     fields = vars(record)
     assert fields["request_id"] == "abc" and fields["generated_tokens"] == 1
     for name in ("total_time", "validation_time", "queue_time", "inference_time", "time_per_token"):
-        assert fields[name].endswith("s")
+        assert fields["span"][name].endswith("s")
+    assert fields["span"]["name"] == "generate" and fields["spans"] == [fields["span"]]
     assert not any("secret" in str(value) for record in caplog.records for value in vars(record).values())
 
 

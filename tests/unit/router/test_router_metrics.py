@@ -1,107 +1,246 @@
-"""Names, buckets and text of the metrics."""
+"""Names, types, labels, buckets and text of the metrics; what TGI's dashboard asks of them; what clients cannot do."""
 
 from __future__ import annotations
 
-import shlex
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from router_fakes import Router, failing, says
 
 from router import metrics
-from router.metrics import Metrics
+from router.errors import IncompleteError
+from router.metrics import DECLARED, Metrics
 
-TGI_DASHBOARD = shlex.split(
-    "tgi_request_count tgi_request_success tgi_request_failure tgi_request_duration tgi_request_queue_duration "
-    "tgi_request_mean_time_per_token_duration tgi_request_generated_tokens tgi_request_input_length "
-    "tgi_request_skipped_tokens tgi_batch_inference_duration tgi_batch_forward_duration tgi_batch_decode_duration "
-    "tgi_batch_filter_duration tgi_batch_concat_duration tgi_batch_concat tgi_queue_size tgi_batch_current_size "
-    "tgi_batch_current_max_tokens tgi_request_validation_duration tgi_request_inference_duration "
-    "tgi_request_max_new_tokens tgi_batch_next_size tgi_batch_inference_count tgi_batch_inference_success "
-    "tgi_batch_inference_failure tgi_batch_max_total_tokens"
-)
+MakeRouter = Callable[..., Router]
+
+DURATION, TOKENS, NEXT_SIZE, SKIPPED = "duration", "hundredths", "1..1024", "skipped"
+ERRORS = {"err": {"validation", "overloaded", "generation", "incomplete", "dropped", "template"}}
+METHODS = {"method": {"prefill", "decode"}}
+REASONS = {"reason": {"backpressure", "wait_exceeded", "chunking"}}
+# Name, type, label and its values, buckets: as TGI 3.3 has them, but for the histogram of skipped tokens.
+OF_TGI: list[tuple[str, str, dict[str, set[str]], str]] = [
+    ("tgi_request_count", "counter", {}, ""),
+    ("tgi_request_success", "counter", {}, ""),
+    ("tgi_request_failure", "counter", ERRORS, ""),
+    ("tgi_request_duration", "histogram", {}, DURATION),
+    ("tgi_request_validation_duration", "histogram", {}, DURATION),
+    ("tgi_request_queue_duration", "histogram", {}, DURATION),
+    ("tgi_request_inference_duration", "histogram", {}, DURATION),
+    ("tgi_request_mean_time_per_token_duration", "histogram", {}, DURATION),
+    ("tgi_request_generated_tokens", "histogram", {}, TOKENS),
+    ("tgi_request_input_length", "histogram", {}, TOKENS),
+    ("tgi_request_max_new_tokens", "histogram", {}, TOKENS),
+    ("tgi_request_skipped_tokens", "histogram", {}, SKIPPED),
+    ("tgi_queue_size", "gauge", {}, ""),
+    ("tgi_batch_next_size", "histogram", {}, NEXT_SIZE),
+    ("tgi_batch_current_size", "gauge", {}, ""),
+    ("tgi_batch_current_max_tokens", "gauge", {}, ""),
+    ("tgi_batch_inference_count", "counter", METHODS, ""),
+    ("tgi_batch_inference_success", "counter", METHODS, ""),
+    ("tgi_batch_inference_failure", "counter", METHODS, ""),
+    ("tgi_batch_inference_duration", "histogram", METHODS, DURATION),
+    ("tgi_batch_forward_duration", "histogram", METHODS, DURATION),
+    ("tgi_batch_decode_duration", "histogram", METHODS, DURATION),
+    ("tgi_batch_filter_duration", "histogram", METHODS, DURATION),
+    ("tgi_batch_concat", "counter", REASONS, ""),
+    ("tgi_batch_concat_duration", "histogram", {"method": {"decode"}}, DURATION),
+    ("tgi_batch_max_total_tokens", "gauge", {}, ""),
+]
+OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
+    ("tgi_request_time_to_first_token_duration", "histogram", {}, DURATION),
+    ("tgi_request_inter_token_duration", "histogram", {}, DURATION),
+    ("tgi_kv_blocks_free", "gauge", {}, ""),
+    ("tgi_kv_blocks_live", "gauge", {}, ""),
+]
 
 
-def test_every_name_of_tgi_is_there() -> None:
-    assert set(TGI_DASHBOARD) <= set(Metrics().names())
+def families(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def test_nothing_shows_before_its_first_update() -> None:
-    assert Metrics().render().strip() == b""
+def all_set(limits: int = 2000) -> str:
+    """The text with every gauge set."""
+    made = Metrics(max_input_tokens=limits // 2, max_total_tokens=limits, speculate=2)
+    for name, kind, *_ in OF_TGI + OURS:
+        if kind == "gauge":
+            made.gauge(name, 1)
+    return made.render().decode()
+
+
+def edges(family: Metric) -> list[float]:
+    first = {key: value for key, value in family.samples[0].labels.items() if key != "le"}
+    samples = [one for one in family.samples if one.name.endswith("_bucket") and first.items() <= one.labels.items()]
+    return [float(sample.labels["le"]) for sample in samples]
+
+
+@pytest.mark.parametrize(("name", "kind", "labels", "buckets"), OF_TGI + OURS, ids=lambda value: str(value)[:40])
+def test_every_series(name: str, kind: str, labels: dict[str, set[str]], buckets: str) -> None:
+    family = families(all_set())[name]
+    assert family.type == kind
+    found: dict[str, set[str]] = {}
+    for sample in family.samples:
+        # The parser gives samples of counters OpenMetrics' ending; the text has the bare name, see below.
+        endings = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}[kind]
+        assert sample.name in [name + ending for ending in endings]
+        for key, value in sample.labels.items():
+            if key != "le":
+                found.setdefault(key, set()).add(value)
+    assert found == labels
+    if not buckets:
+        return
+    *found_edges, last = edges(family)
+    assert last == float("inf")
+    limit = 10 if name == "tgi_request_input_length" else 20
+    expected = {
+        DURATION: [0.0001 * 1.5**k for k in range(1, 36)],
+        TOKENS: [limit * k for k in range(1, 101)],
+        NEXT_SIZE: list(range(1, 1025)),
+        SKIPPED: [0, 1, 2, 3],
+    }
+    assert found_edges == pytest.approx(expected[buckets])
+
+
+def test_nothing_else_is_shown() -> None:
+    assert set(families(all_set())) == {name for name, *_ in OF_TGI + OURS} == set(DECLARED)
+    assert not re.search(r"_(total|created)[ {]", all_set())
 
 
 def test_the_text() -> None:
-    metrics = Metrics()
-    metrics.count("tgi_request_count")
-    metrics.count("tgi_request_count", 2)
-    metrics.count("tgi_request_failure", err="dropped")
-    metrics.gauge("tgi_queue_size", 3)
-    lines = metrics.render().decode().splitlines()
-    assert lines == [
-        "# HELP tgi_request_count Requests received",
-        "# TYPE tgi_request_count counter",
-        "tgi_request_count 3",
-        "",
-        "# HELP tgi_request_failure Requests that failed, by kind of error",
-        "# TYPE tgi_request_failure counter",
-        'tgi_request_failure{err="dropped"} 1',
-        "",
-        "# HELP tgi_queue_size Requests that wait for a batch",
-        "# TYPE tgi_queue_size gauge",
-        "tgi_queue_size 3",
-        "",
-    ]
-
-
-def test_the_buckets_of_tgi() -> None:
-    metrics = Metrics(max_input_tokens=1000, max_total_tokens=2000, speculate=2)
-    for name in ("tgi_request_duration", "tgi_request_input_length", "tgi_request_generated_tokens"):
-        metrics.observe(name, 1)
-    metrics.observe("tgi_batch_next_size", 3)
-    metrics.observe("tgi_request_skipped_tokens", 0)
-    families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
-
-    def edges(name: str) -> list[float]:
-        samples = [sample for sample in families[name].samples if sample.name.endswith("_bucket")]
-        return [float(sample.labels["le"]) for sample in samples]
-
-    durations = edges("tgi_request_duration")
-    assert len(durations) == 36 and durations[-1] == float("inf")
-    assert durations[:-1] == pytest.approx([0.0001 * 1.5**k for k in range(1, 36)])
-    assert edges("tgi_request_input_length")[:-1] == pytest.approx([10 * k for k in range(1, 101)])
-    assert edges("tgi_request_generated_tokens")[:-1] == pytest.approx([20 * k for k in range(1, 101)])
-    assert edges("tgi_batch_next_size")[:-1] == list(range(1, 1025))
-    assert edges("tgi_request_skipped_tokens")[:-1] == [0, 1, 2, 3]
+    made = Metrics()
+    made.count("tgi_request_count")
+    made.count("tgi_request_count", 2)
+    made.count("tgi_request_failure", err="dropped")
+    made.gauge("tgi_queue_size", 3)
+    text = made.render().decode()
+    assert text.startswith("# HELP tgi_request_count Requests received\n# TYPE tgi_request_count counter\n")
+    assert "\ntgi_request_count 3\n\n# HELP tgi_request_success Generations finished\n" in text
+    assert '\ntgi_request_failure{err="dropped"} 1\n' in text and '\ntgi_request_failure{err="template"} 0\n' in text
+    assert "\n# TYPE tgi_queue_size gauge\ntgi_queue_size 3\n\n" in text
+    assert "tgi_batch_current_size" not in text, "a gauge that nobody has set says nothing"
 
 
 def test_a_histogram_counts_upwards() -> None:
-    metrics = Metrics()
+    made = Metrics()
     for seconds in (0.0, 0.00015, 0.001, 1e9):
-        metrics.observe("tgi_batch_forward_duration", seconds, method="decode")
-    (family,) = text_string_to_metric_families(metrics.render().decode())
-    counts = [sample.value for sample in family.samples if sample.name.endswith("_bucket")]
+        made.observe("tgi_batch_forward_duration", seconds, method="decode")
+    family = families(made.render().decode())["tgi_batch_forward_duration"]
+    samples = [sample for sample in family.samples if sample.labels["method"] == "decode"]
+    counts = [sample.value for sample in samples if sample.name.endswith("_bucket")]
     assert counts == sorted(counts) and counts[-1] == 4 and counts[-2] == 3 and counts[0] == 2
-    assert all(sample.labels["method"] == "decode" for sample in family.samples)
-    by_name = {sample.name: sample.value for sample in family.samples}
+    by_name = {sample.name: sample.value for sample in samples}
     assert by_name["tgi_batch_forward_duration_count"] == 4
     assert by_name["tgi_batch_forward_duration_sum"] == pytest.approx(1e9 + 0.00115)
 
 
+def test_one_value_several_times() -> None:
+    made = Metrics(speculate=1)
+    made.observe("tgi_request_skipped_tokens", 0, 5)
+    made.observe("tgi_request_skipped_tokens", 2, 2)
+    text = made.render().decode()
+    assert 'tgi_request_skipped_tokens_bucket{le="0"} 5\n' in text
+    assert 'tgi_request_skipped_tokens_bucket{le="2"} 7\n' in text
+    assert "tgi_request_skipped_tokens_sum 4\ntgi_request_skipped_tokens_count 7\n" in text
+
+
 def test_what_is_not_declared_is_an_error() -> None:
-    metrics = Metrics()
-    with pytest.raises(KeyError):
-        metrics.count("tgi_unknown")
-    with pytest.raises(KeyError):
-        metrics.count("tgi_request_count", err="x")
-    with pytest.raises(KeyError):
-        metrics.count("tgi_request_failure")
-    with pytest.raises(KeyError):
-        metrics.observe("tgi_batch_forward_duration", 1, phase="x")
-    with pytest.raises(KeyError):
-        metrics.gauge("tgi_request_count", 1)
+    made = Metrics()
+    for wrong in (
+        lambda: made.count("tgi_unknown"),
+        lambda: made.count("tgi_request_count", err="x"),
+        lambda: made.count("tgi_request_failure"),
+        lambda: made.count("tgi_request_failure", err="a client's text"),
+        lambda: made.count("tgi_queue_size"),
+        lambda: made.observe("tgi_batch_forward_duration", 1, phase="decode"),
+        lambda: made.observe("tgi_batch_forward_duration", 1, method="x"),
+        lambda: made.gauge("tgi_request_count", 1),
+    ):
+        before = made.render()
+        with pytest.raises(KeyError):
+            wrong()
+        assert made.render() == before
 
 
 def test_no_name_is_declared_that_nobody_writes() -> None:
     package = Path(metrics.__file__).parent
     written = "".join(path.read_text() for path in package.rglob("*.py") if path.name != "metrics.py")
-    assert [name for name in Metrics().names() if f'"{name}"' not in written] == []
+    assert [name for name in DECLARED if f'"{name}"' not in written] == []
+
+
+def test_the_documentation_lists_them_all() -> None:
+    """docs/observability.md has one row for each metric; its columns are what the code declares."""
+    text = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
+    rows = re.findall(r"^\| `(tgi_\w+)` \| (\w+) \| ([^|]*) \| (\w+) \| [^|]+ \|$", text, re.M)
+    expected = []
+    for name, one in DECLARED.items():
+        label = f"{one.label[0]}: {', '.join(one.label[1])}" if one.label else "–"
+        expected.append((name, one.kind, label, one.unit))
+    assert sorted(rows) == sorted(expected)
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+ONE_EACH: list[tuple[str, Any]] = [
+    ("/generate", {"inputs": "x"}),
+    ("/generate", {"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}}),
+    ("/generate_stream", {"inputs": "x"}),
+    ("/", {"inputs": "x"}),
+    ("/v1/completions", {"model": "tgi", "prompt": ["x", "y"]}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"n": 2}),
+    ("/v1/chat/completions", CHAT | {"stream": True}),
+    ("/chat_tokenize", CHAT),
+    ("/invocations", {"inputs": "x"}),
+    ("/invocations", CHAT),
+    ("/vertex", {"instances": [{"inputs": "x"}, {"inputs": "y"}]}),
+    ("/generate", {"inputs": ""}),
+    ("/v1/chat/completions", CHAT | {"temperature": -1}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ONE_EACH)
+async def test_a_request_counts_once(make_router: MakeRouter, path: str, body: Any) -> None:
+    router = make_router(templates={"default": "{{ messages[0].content }}"})
+    await router.post(path, body)
+    assert families((await router.get("/metrics")).text)["tgi_request_count"].samples[0].value == 1
+
+
+async def test_methods_and_content_type(router: Router) -> None:
+    for method in ("GET", "HEAD"):
+        answer = await router.request(method, "/metrics")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert (await router.request("POST", "/metrics")).status_code == 405
+
+
+async def test_no_client_can_add_a_series(make_router: MakeRouter) -> None:
+    """Hostile text in every place; the set of series stays the declared one."""
+    marks = ['x"} 1\nevil{a="b', "\u2028\x00", "é" * 500, "../../metrics", '{err="pwned"}']
+    failure = failing(" a", error=IncompleteError())
+    router = make_router(lambda request: list(failure) if "é" in request.inputs else says(" a"))
+
+    def series(text: str) -> set[str]:
+        return {line.rpartition(" ")[0] for line in text.splitlines() if line and not line.startswith("#")}
+
+    before = series((await router.get("/metrics")).text)
+    for mark in marks:
+        bodies: list[tuple[str, Any]] = [
+            ("/generate", {"inputs": mark, "parameters": {"stop": [mark], "adapter_id": mark}}),
+            ("/generate", {"inputs": mark}),
+            ("/generate", {"inputs": mark, mark: mark}),
+            ("/generate", {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": mark}}}),
+            ("/v1/chat/completions", {"model": mark, "messages": [{"role": mark, "content": mark}], "user": mark}),
+            ("/v1/completions", {"model": mark, "prompt": mark, "suffix": mark}),
+            ("/invocations", {mark: mark}),
+            ("/vertex", {"instances": [{"inputs": mark}]}),
+            ("/nowhere", {}),
+        ]
+        for path, body in bodies:
+            await router.post(path, body, x_request_id='evil-"{}', traceparent="00-zz-evil", user_agent="evil{}")
+        await router.request("BREW", "/generate")
+    text = (await router.get("/metrics")).text
+    assert series(text) == before
+    assert families(text)["tgi_request_count"].samples[0].value >= len(marks)

@@ -1,0 +1,153 @@
+"""One HTTP request as its log records and its spans tell of it. Works with and without a collector.
+
+                 ┌ validate
+request ─────────┼ queued          one of each for every generation of the request
+(name of route)  └ infer ◄┄┄┄┄ linked from each `batch` that it takes part in (`router.shards.traced`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from router.request import ValidRequest
+from wire.tracing import Tracing, end
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+# TGI's span names, by the name of the function that answers. A route that is not here has no span.
+_NAMES = {
+    "compat_generate": "compat_generate", "generate": "generate", "generate_stream": "generate_stream",
+    "completions": "completions", "chat_completions": "chat_completions", "vertex": "vertex_compatibility",
+    "invocations": "sagemaker_compatibility", "tokenize": "tokenize", "chat_tokenize": "chat_tokenize",
+    "infer": "kserve_model_infer", "info": "get_model_info", "models": "openai_get_model_info",
+    "model": "openai_get_model_info", "health": "health",
+}  # fmt: skip
+
+_current: ContextVar[RequestSpan | None] = ContextVar("request", default=None)
+
+
+class RequestSpan:
+    """The span of one HTTP request. `scope` is the server's own, in which the router enters who answers."""
+
+    __slots__ = ("_scope", "fields", "span", "tracing")
+
+    def __init__(self, scope: Mapping[str, Any], tracing: Tracing | None, traceparent: str = "") -> None:
+        self._scope = scope
+        self.fields: dict[str, str] = {}
+        self.tracing = tracing
+        self.span: Span | None = None
+        if tracing is not None:
+            self.span = tracing.start("request", kind="server", remote={"traceparent": traceparent})
+
+    @property
+    def name(self) -> str:
+        """The route, in TGI's words; empty for an unknown path and for what is not traced."""
+        return _NAMES.get(getattr(self._scope.get("endpoint"), "__name__", ""), "")
+
+    def record(self, fields: Mapping[str, str]) -> None:
+        """TGI's fields of a finished generation. Of several generations the last one counts, as in TGI."""
+        self.fields.update(fields)
+        if self.span is not None:
+            self.span.set_attributes(dict(fields))
+
+    def log_fields(self) -> dict[str, Any]:
+        """For a record about this request: TGI's `span` and `spans`, and our id."""
+        span = {"name": self.name} | self.fields
+        return {"request_id": self._scope.get("request_id", ""), "span": span, "spans": [span]}
+
+    async def around_validation(self, validation: Awaitable[ValidRequest]) -> ValidRequest:
+        """The valid request; with a collector, validation has its span and the request takes its trace along."""
+        if self.tracing is None or self.span is None:
+            return await validation
+        span = self.tracing.start("validate", parent=self.span)
+        try:
+            valid = await validation
+        except BaseException as error:
+            end(span, error)
+            raise
+        end(span)
+        return replace(valid, trace=GenerationTrace(self.tracing, self.span))
+
+    def finish(self, status: int) -> None:
+        """The answer is out. A request without a name is forgotten: a stranger's paths are not worth a span."""
+        if self.span is None or not self.name:
+            return
+        self.span.update_name(self.name)
+        self.span.set_attributes({"http.request.method": self._scope["method"], "http.response.status_code": status})
+        end(self.span, _ServerFailure() if status >= 500 else None)
+
+
+class _ServerFailure(Exception):
+    pass
+
+
+def enter(request: RequestSpan) -> None:
+    """The running task, and those that it starts, work for this request."""
+    _current.set(request)
+
+
+def entered() -> RequestSpan | None:
+    """The request that the running task works for."""
+    return _current.get()
+
+
+class GenerationTrace:
+    """The two spans of a generation after its validation. Travels with the request to where batches are sent."""
+
+    __slots__ = ("_infer", "_parent", "_queued", "_tracing")
+
+    def __init__(self, tracing: Tracing, parent: Span) -> None:
+        self._tracing = tracing
+        self._parent = parent
+        self._queued: Span | None = tracing.start("queued", parent=parent)
+        self._infer: Span | None = None
+
+    def batched(self) -> Span:
+        """It is in a batch now; the span `infer`. Once more after a preemption: nothing changes."""
+        self._end_queued()
+        if self._infer is None:
+            self._infer = self._tracing.start("infer", parent=self._parent)
+        return self._infer
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """It has ended, or its reader has left. Idempotent."""
+        if self._queued is not None:
+            self._end_queued(error)
+        elif self._infer is not None and self._infer.is_recording():
+            end(self._infer, error)
+
+    def _end_queued(self, error: BaseException | None = None) -> None:
+        if self._queued is not None:
+            end(self._queued, error)
+            self._queued = None
+
+
+def described(request: ValidRequest) -> str:
+    """TGI's field `parameters`, without a word of the client's: texts are counted, not shown."""
+    sampling, stopping = request.sampling, request.stopping
+    parameters = {
+        "do_sample": sampling.do_sample,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "typical_p": sampling.typical_p,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "watermark": sampling.watermark,
+        "grammar": sampling.grammar_kind,
+        "max_new_tokens": stopping.max_new_tokens,
+        "stop_sequences": len(stopping.stop_sequences),
+        "ignore_eos": stopping.ignore_eos_token,
+        "truncate": request.truncate,
+        "decoder_input_details": request.decoder_input_details,
+        "top_n_tokens": request.top_n_tokens,
+        "logit_bias": len(sampling.logit_bias),
+    }
+    spelled = ", ".join(f"{name}: {str(value).lower()}" for name, value in parameters.items())
+    return f"GenerateParameters {{ {spelled} }}"
