@@ -7,6 +7,7 @@ import logging
 import re
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
@@ -26,6 +27,8 @@ from wire.tracing import Tracing
 logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# FastAPI's own, of which older releases know nothing: it would follow variables that are meant for other programs.
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 _CLIENT_LEFT = 499  # nginx' word for it; nobody reads it
 
 
@@ -39,7 +42,7 @@ def create_app(
     """The application; without `served` only its OpenAPI document is of use."""
     app = FastAPI(
         title="Text Generation Inference", docs_url="/docs", redoc_url=None, openapi_url="/api-doc/openapi.json",
-        redirect_slashes=False,
+        redirect_slashes=False, telemetry=_NO_TELEMETRY,
     )  # fmt: skip
     app.state.served = served
     if served is not None:

@@ -29,6 +29,7 @@ from router.metrics import Metrics
 from router.request import ValidRequest
 from router.tokenizer import PromptTokenizer
 from router.validation import Validator
+from wire.tracing import Tracing
 
 LIMITS = ServingLimits(
     max_concurrent_requests=4,
@@ -161,6 +162,7 @@ class Router:
         info: ShardInfo = INFO,
         config: RouterConfig | None = None,
         templates: dict[str, str] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         config = config or RouterConfig(tokenizer_name="some/model")
         self.scheduler = FakeScheduler(script)
@@ -183,7 +185,9 @@ class Router:
             created=1_700_000_000,
         )
         self._server: uvicorn.Server | None = None
-        self.app: FastAPI = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin)
+        self.app: FastAPI = create_app(
+            served, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing
+        )
 
     async def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)

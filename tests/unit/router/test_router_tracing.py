@@ -1,0 +1,106 @@
+"""The spans of HTTP requests: names, parents, attributes; and that nothing is made when nobody listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from router_fakes import Router, failing, says
+from support.recorded_spans import RecordedSpans, id_of, parent_of
+
+from router import tracing
+from router.errors import GenerationError
+from router.tracing import GenerationTrace, RequestSpan
+
+MakeRouter = Callable[..., Router]
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CHAT = {"messages": [{"role": "user", "content": "a secret"}]}
+ROUTES: list[tuple[str, str, Any]] = [
+    ("/generate", "generate", {"inputs": "a secret"}),
+    ("/generate_stream", "generate_stream", {"inputs": "a secret"}),
+    ("/", "compat_generate", {"inputs": "a secret"}),
+    ("/v1/completions", "completions", {"model": "tgi", "prompt": "a secret"}),
+    ("/v1/chat/completions", "chat_completions", CHAT),
+    ("/v1/chat/completions", "chat_completions", CHAT | {"stream": True}),
+    ("/vertex", "vertex_compatibility", {"instances": [{"inputs": "a secret"}]}),
+    ("/invocations", "sagemaker_compatibility", {"inputs": "a secret"}),
+]
+TIMES = ("total_time", "validation_time", "queue_time", "inference_time", "time_per_token")
+
+
+@pytest.fixture
+def recorded() -> RecordedSpans:
+    return RecordedSpans()
+
+
+@pytest.mark.parametrize(("path", "name", "body"), ROUTES)
+async def test_generation_routes(
+    make_router: MakeRouter, recorded: RecordedSpans, path: str, name: str, body: Any
+) -> None:
+    router = make_router(lambda request: says(" secret", "!", seed=7), tracing=recorded.tracing)
+    answer = await router.post(path, body, traceparent=TRACEPARENT)
+    assert answer.status_code == 200
+    request = recorded.one(name)
+    assert request.parent is not None and f"{request.parent.span_id:016x}" == "b7ad6b7169203331"
+    attributes = dict(request.attributes or {})
+    assert attributes["http.request.method"] == "POST" and attributes["http.response.status_code"] == 200
+    assert attributes["seed"] == "7" and str(attributes["parameters"]).startswith("GenerateParameters {")
+    assert all(str(attributes[time]).endswith("s") for time in TIMES)
+    assert {parent_of(recorded.one(inner)) for inner in ("validate", "queued")} == {id_of(request)}
+    assert "secret" not in "".join(span.to_json() for span in recorded.all())
+    router.assert_idle()
+
+
+async def test_other_routes(make_router: MakeRouter, recorded: RecordedSpans) -> None:
+    router = make_router(tracing=recorded.tracing)
+    for path in ("/info", "/v1/models", "/v1/models/tgi", "/health", "/metrics", "/docs", "/nowhere", "/a/b?c=d"):
+        await router.get(path)
+    await router.post("/tokenize", {"inputs": "x"})
+    names = ["get_model_info", "openai_get_model_info", "openai_get_model_info", "health", "tokenize"]
+    assert [span.name for span in recorded.all()] == names
+
+
+async def test_a_refusal_is_a_span_without_a_text(make_router: MakeRouter, recorded: RecordedSpans) -> None:
+    router = make_router(tracing=recorded.tracing)
+    await router.post("/generate", {"inputs": "x", "parameters": {"temperature": -1.5}})
+    assert (recorded.one("generate").attributes or {})["http.response.status_code"] == 422
+    assert recorded.one("validate").status.status_code.name == "ERROR"
+    assert not recorded.named("queued") and "temperature" not in recorded.one("validate").to_json()
+
+
+async def test_a_failure_ends_every_span(make_router: MakeRouter, recorded: RecordedSpans) -> None:
+    router = make_router(lambda request: failing(" a", error=GenerationError("secret")), tracing=recorded.tracing)
+    assert (await router.post("/generate", {"inputs": "x"})).status_code == 424
+    assert recorded.one("queued").status.description == "GenerationError"
+    assert sorted(span.name for span in recorded.all()) == ["generate", "queued", "validate"]
+    assert "secret" not in "".join(span.to_json() for span in recorded.all())
+
+
+async def test_without_a_collector_no_span_is_made(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = make_router()
+    monkeypatch.setattr(GenerationTrace, "__init__", lambda *_: pytest.fail("a span was made"))
+    assert (await router.post("/generate", {"inputs": "x"}, traceparent=TRACEPARENT)).status_code == 200
+    assert router.scheduler.last.trace is None
+
+
+def test_a_generation_goes_from_queue_to_batch_once(recorded: RecordedSpans) -> None:
+    request = RequestSpan({"method": "POST", "endpoint": tracing.described}, recorded.tracing)
+    assert request.name == "" and request.span is not None
+    trace = GenerationTrace(recorded.tracing, request.span)
+    first = trace.batched()
+    assert trace.batched() is first, "again after a preemption"
+    trace.finish()
+    trace.finish(ValueError())
+    assert [span.name for span in recorded.all()] == ["queued", "infer"]
+    assert recorded.one("infer").status.is_ok or recorded.one("infer").status.is_unset
+    request.finish(500)
+    assert len(recorded.all()) == 2, "a route without a name has no span"
+
+
+async def test_several_generations_have_spans_each(make_router: MakeRouter, recorded: RecordedSpans) -> None:
+    router = make_router(tracing=recorded.tracing)
+    await router.post("/v1/chat/completions", CHAT | {"n": 3})
+    request = recorded.one("chat_completions")
+    for name in ("validate", "queued"):
+        assert [parent_of(span) for span in recorded.named(name)] == [id_of(request)] * 3
