@@ -38,6 +38,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mi
     endpoint: str = ""
     _spans: list[Received] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _server: Any = None
 
     def Export(self, request: Any, context: Any) -> Any:
         with self._lock:
@@ -46,6 +47,16 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mi
                 for scope in resource.scope_spans:
                     self._spans += [_received(service, span) for span in scope.spans]
         return trace_service_pb2.ExportTraceServiceResponse()
+
+    def start(self) -> None:
+        """On a free port of 127.0.0.1."""
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=2))
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
+        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
 
     def spans(self) -> list[Received]:
         with self._lock:
@@ -83,13 +94,10 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def otlp_collector() -> Iterator[Collector]:
-    """A collector on a free port of 127.0.0.1."""
+    """A collector that runs."""
     collector = Collector()
-    server = grpc.server(ThreadPoolExecutor(max_workers=2))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
+    collector.start()
     try:
         yield collector
     finally:
-        server.stop(None).wait()
+        collector.stop()

@@ -170,6 +170,18 @@ async def test_success_is_logged_without_the_prompt(make_router: MakeRouter, cap
     assert not any("secret" in str(value) for record in caplog.records for value in vars(record).values())
 
 
+async def test_prompts_and_outputs_at_debug_are_cut(make_router: MakeRouter, caplog: pytest.LogCaptureFixture) -> None:
+    router = make_router(lambda request: says(" y" * 1000))
+    with caplog.at_level("DEBUG", logger="router"):
+        await router.post("/generate", {"inputs": "x" * 1500})
+        await router.post("/generate", {"inputs": "x", "parameters": {"temperature": -1.5}})
+    messages = [record.message for record in caplog.records if record.name.startswith("router")]
+    assert "Input: " + "x" * 1000 in messages and "Output: " + " y" * 500 in messages
+    (refusal,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert refusal.message == "Refused: validation" and vars(refusal)["span"] == {"name": "generate"}
+    assert any("`temperature`" in message for message in messages)
+
+
 async def test_the_openapi_document_names_every_body(router: Router) -> None:
     document = (await router.get("/api-doc/openapi.json")).json()
     paths = document["paths"]

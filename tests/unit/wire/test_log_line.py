@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import logging
@@ -146,6 +147,88 @@ def test_text_form() -> None:
 )  # fmt: skip
 def test_filters(text: str, level: str) -> None:
     assert log_line.level_from_filter(text) == level
+
+
+def shown(filter_text: str, *names: str) -> dict[str, str]:
+    """The least level that each logger writes under a filter."""
+    configure(False, filter_text, stream=io.StringIO())
+    levels = (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, 60)
+    words = dict(zip(levels, ("trace", "debug", "info", "warn", "error", "off"), strict=True))
+    return {
+        name: next(words[level] for level in levels if logging.getLogger(name).isEnabledFor(level)) for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("debug", {"router.app": "debug", "model_server": "debug", "hyper": "warn"}),
+        ("warn", {"router.app": "warn", "hyper": "warn"}),
+        ("error", {"router.app": "error", "hyper": "error"}),
+        ("warn,router=debug", {"router.app": "debug", "launcher": "warn", "text_generation_launcher": "warn"}),
+        ("router=debug", {"router.app": "debug", "launcher": "info"}),
+        ("text_generation_router::server=debug,warn", {"router.app": "debug", "model_server": "warn"}),
+        ("text_generation_launcher=error", {"launcher": "error", "text_generation_launcher": "error"}),
+        ("info,router.scheduling=trace", {"router.scheduling.loop": "trace", "router.app": "info"}),
+        ("info,tower_http::trace=debug", {"tower_http.trace": "debug", "router": "info"}),
+        ("text_generation_router", {"router": "trace", "launcher": "info"}),
+        ("info,router[request{id=1,b}]=debug", {"router": "debug", "launcher": "info"}),
+        ("4", {"router": "debug"}),
+        (" Info , Router = 0 ", {"launcher": "info", "router": "info", "Router": "off"}),
+    ],
+)
+def test_filter_expressions(text: str, expected: dict[str, str], fresh_loggers: None) -> None:
+    assert shown(text, *expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "relayed"),
+    [
+        ("warn,router=debug", {"router": "debug", "shard": "warn", "download": "warn"}),
+        ("info,model_server=error", {"router": "info", "shard": "error", "download": "error"}),
+        ("info,router.scheduling=error", {"router": "info", "shard": "info"}),
+        ("warn,router.scheduling=debug", {"router": "debug", "shard": "warn"}),
+    ],
+)
+def test_the_launcher_passes_on_what_the_filter_lets_through(
+    text: str, relayed: dict[str, str], fresh_loggers: None
+) -> None:
+    names = {f"text_generation_launcher.{child}": level for child, level in relayed.items()}
+    assert shown(text, *names) == names
+
+
+@pytest.fixture
+def fresh_loggers() -> Iterator[None]:
+    """Levels that a filter sets on loggers of other names end with the test."""
+    known = {name: logging.getLogger(name).level for name in logging.root.manager.loggerDict}
+    yield
+    for name in list(logging.root.manager.loggerDict):
+        logging.getLogger(name).setLevel(known.get(name, logging.NOTSET))
+
+
+@given(st.text(max_size=60) | st.text("=,[]{}:. infodebug0123", max_size=60))
+@settings(max_examples=200)
+def test_no_filter_is_refused(text: str) -> None:
+    assert log_line.level_from_filter(text) in ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "OFF")
+    default, named, _ = log_line._levels_of_loggers(text)
+    assert isinstance(default, int) and all(isinstance(level, int) for level in named.values())
+
+
+def test_what_means_nothing_is_said_once() -> None:
+    stream = io.StringIO()
+    configure(False, "info,what?=ever,router=loud", stream=stream)
+    (line,) = written(stream)
+    assert "2 parts" in line and "loud" not in line
+
+
+def test_a_span_in_text() -> None:
+    span = {"name": "generate", "total_time": "1ms", "seed": 'a"\x1b'}
+    line = dataclasses.replace(LINE, fields={"n": 3, "span": span, "spans": [span]}, rank=None, exception="")
+    spelled = 'generate{total_time="1ms" seed="a\\"\\u001b"}'
+    assert to_text(line) == f"2026-01-02T03:04:05.000006Z  WARN {spelled}: router.app: app.py:7: hello n=3"
+    assert parse(to_json(line)) == line
+    for other in ({}, "x", {"total_time": 1}):
+        assert ": hello n=3" in to_text(dataclasses.replace(line, fields={"n": 3, "span": other}))
 
 
 def test_configured_text() -> None:
