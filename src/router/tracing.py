@@ -18,13 +18,14 @@ from wire.tracing import Tracing, end
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-# TGI's span names, by the name of the function that answers. A route that is not here has no span.
+# TGI's span names, by the function of `router.api` that answers. A route that is not here has no span.
 _NAMES = {
-    "compat_generate": "compat_generate", "generate": "generate", "generate_stream": "generate_stream",
-    "completions": "completions", "chat_completions": "chat_completions", "vertex": "vertex_compatibility",
-    "invocations": "sagemaker_compatibility", "tokenize": "tokenize", "chat_tokenize": "chat_tokenize",
-    "infer": "kserve_model_infer", "info": "get_model_info", "models": "openai_get_model_info",
-    "model": "openai_get_model_info", "health": "health",
+    "generate.compat_generate": "compat_generate", "generate.generate": "generate",
+    "generate.generate_stream": "generate_stream", "completions.completions": "completions",
+    "chat.chat_completions": "chat_completions", "platforms.vertex": "vertex_compatibility",
+    "platforms.invocations": "sagemaker_compatibility", "tokenize.tokenize": "tokenize",
+    "tokenize.chat_tokenize": "chat_tokenize", "kserve.infer": "kserve_model_infer", "service.info": "get_model_info",
+    "service.models": "openai_get_model_info", "service.model": "openai_get_model_info", "service.health": "health",
 }  # fmt: skip
 
 _current: ContextVar[RequestSpan | None] = ContextVar("request", default=None)
@@ -46,7 +47,10 @@ class RequestSpan:
     @property
     def name(self) -> str:
         """The route, in TGI's words; empty for an unknown path and for what is not traced."""
-        return _NAMES.get(getattr(self._scope.get("endpoint"), "__name__", ""), "")
+        endpoint = self._scope.get("endpoint")
+        if endpoint is None:
+            return ""
+        return _NAMES.get(f"{endpoint.__module__.rpartition('.')[2]}.{getattr(endpoint, '__name__', '')}", "")
 
     def record(self, fields: Mapping[str, str]) -> None:
         """TGI's fields of a finished generation. Of several generations the last one counts, as in TGI."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from router_fakes import Router, failing, says
 from support.recorded_spans import RecordedSpans, id_of, parent_of
 
 from router import tracing
+from router.config import RouterConfig
 from router.errors import GenerationError
 from router.tracing import GenerationTrace, RequestSpan
 
@@ -59,6 +61,24 @@ async def test_other_routes(make_router: MakeRouter, recorded: RecordedSpans) ->
     await router.post("/tokenize", {"inputs": "x"})
     names = ["get_model_info", "openai_get_model_info", "openai_get_model_info", "health", "tokenize"]
     assert [span.name for span in recorded.all()] == names
+
+
+def test_every_name_belongs_to_a_route() -> None:
+    """A renamed function must not lose its span silently."""
+    found = set()
+    for name in tracing._NAMES:
+        module, _, function = name.partition(".")
+        found.add(getattr(importlib.import_module(f"router.api.{module}"), function, None))
+    assert None not in found and len(found) == len(tracing._NAMES)
+
+
+async def test_kserve(make_router: MakeRouter, recorded: RecordedSpans) -> None:
+    router = make_router(config=RouterConfig(tokenizer_name="m", kserve_api=True), tracing=recorded.tracing)
+    await router.get("/v2/models/a/versions/1")
+    inputs = [{"name": "x", "shape": [1], "datatype": "BYTES", "data": [97]}]
+    body = {"id": "1", "inputs": inputs, "parameters": {}, "outputs": [{"name": "y"}]}
+    assert (await router.post("/v2/models/a/versions/1/infer", body)).status_code == 200
+    assert [span.name for span in recorded.all() if span.parent is None] == ["kserve_model_infer"]
 
 
 async def test_a_refusal_is_a_span_without_a_text(make_router: MakeRouter, recorded: RecordedSpans) -> None:
