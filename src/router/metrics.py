@@ -61,6 +61,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_batch_concat": _counter(
         "Prefills that joined a running batch", "batches", ("reason", ("backpressure", "wait_exceeded", "chunking"))
     ),
+    "tgi_request_preempted": _counter("Requests that gave up their KV blocks and began again", "requests"),
     "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
     "tgi_batch_current_size": _gauge("Requests in the running batch", "requests"),
     "tgi_batch_current_max_tokens": _gauge("Tokens that the running batch may grow to", "tokens"),
