@@ -58,6 +58,7 @@ def _address(endpoint: str) -> tuple[str, bool]:
     try:
         parts = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
         is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_sound = is_sound and "@" not in parts.netloc  # a password would end up in logs
     except ValueError:
         is_sound = False
     if not is_sound or any(character.isspace() for character in endpoint):

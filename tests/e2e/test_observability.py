@@ -67,6 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
         model, "--dtype", "float32", "--max-total-tokens", "256", "--max-batch-prefill-tokens", "512",
         "--max-concurrent-requests", "3", "--json-output", "--otlp-endpoint", collector.endpoint,
         "--otlp-service-name", "test.service",
+        environ={"LOG_LEVEL": "warn,router=info,text_generation_server=info"},
     ) as running:  # fmt: skip
         yield running
 
@@ -250,6 +251,12 @@ def test_the_log_is_json_with_the_fields_of_tgi(server: RunningServer) -> None:
     refused = [record for record in records if str(record.get("message", "")).startswith("Refused: ")]
     assert {record["message"] for record in refused} == {"Refused: validation", "Refused: overloaded"}
     assert all(record["level"] == "ERROR" and record["request_id"] for record in refused)
+
+
+def test_the_filter_holds_in_every_process(server: RunningServer) -> None:
+    records = [json.loads(line) for line in server.log().rpartition("\n")[0].splitlines()]
+    rooms = {record["target"].partition(".")[0] for record in records if record["level"] == "INFO"}
+    assert rooms == {"router", "model_server"}, "the launcher itself is asked for warnings only"
 
 
 def test_nothing_hangs_when_the_collector_is_gone(

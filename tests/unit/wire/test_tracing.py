@@ -35,7 +35,9 @@ def test_addresses(endpoint: str, address: tuple[str, bool]) -> None:
     check(endpoint)
 
 
-@pytest.mark.parametrize("endpoint", ["", "http://", "ftp://x:1", "http://x:y", "http://x:99999", "a b", "http://x:0"])
+@pytest.mark.parametrize(
+    "endpoint", ["", "http://", "ftp://x:1", "http://x:y", "http://x:99999", "a b", "http://x:0", "http://u:p@x:1"]
+)
 def test_what_is_no_address_is_refused(endpoint: str) -> None:
     with pytest.raises(TracingError, match="--otlp-endpoint"):
         check(endpoint)
