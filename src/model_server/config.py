@@ -44,6 +44,10 @@ class ServeConfig:
     cuda_memory_fraction: float = option(1.0, help="Share of the device's memory that may be used")
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(None, help="Attention backend; TGI's names are mapped to the best one present")
+    prefix_caching: bool = option(
+        True, help="Let requests share the KV cache of a common beginning; the router keeps track of it"
+    )
+    prefill_chunking: bool = option(True, help="Compute long prompts in several steps, beside running requests")
     watermark_gamma: float = option(0.5, help="Share of the vocabulary that a watermark favours")
     watermark_delta: float = option(2.0, help="Bias that a watermark adds to the logits of its share")
     rank: int = option(0, help="Rank of this shard")

@@ -11,66 +11,68 @@ Knows nothing of protobuf, sockets or how a model computes.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from model_server.admission import Admission, Place, with_places
+from model_server.answers import Answers
 from model_server.batch.batch import Batch
-from model_server.batch.inputs import StepInputs, decode_inputs, prefill_inputs
-from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
+from model_server.batch.chunks import plan_chunks
+from model_server.batch.growth import Failure, Growth, grow, rows_without_room, will_have_room
+from model_server.batch.inputs import StepInputs, decode_inputs, ragged_inputs
+from model_server.batch.sequence import NewRequest, Sequence
 from model_server.batch.store import BatchStore
-from model_server.detokenizer import Detokenizer
 from model_server.errors import OutOfMemoryError, RequestError
-from model_server.generation import CachedBatch, Generation, StepResult, Tokens
+from model_server.generation import CachedBatch, Generation, StepResult
 from model_server.kv_cache import KvCache
 from model_server.runner import Runner
-from model_server.sampling.grammar import Grammars
 from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import HostSampled, Sampled, Sampler
-from model_server.sampling.stopping import StoppingState
 from model_server.tokenizer import Tokenizer
+
+# Until a warm-up says how many tokens one forward may have: no prompt is cut further.
+_UNBOUNDED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What does not change while the shard lives."""
+    """What does not change while the shard lives. chunking: a prompt may be computed in several steps."""
 
     device: torch.device
     rank: int
     world_size: int
     block_size: int
     prompt_logprobs_allowed: bool
+    chunking: bool = False
 
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """A step on the device. `rows` are the sequences that draw a token in it, in the order of `sampled`."""
+    """A step on the device. `rows` are the sequences that draw a token in it, in the order of `sampled`; `refused`
+    answers for requests that took no part in it."""
 
     batch: Batch
-    rows: list[Sequence]
-    sampled: Sampled | None
     started_ns: int
+    rows: list[Sequence] = field(default_factory=list)
+    sampled: Sampled | None = None
     concat_ns: int | None = None
-    prefill: PrefillLogprobs | None = None
     refused: list[Generation] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class PrefillLogprobs:
-    """Prompt logprobs on the device: for sequence id, [input_length - 1] float32."""
-
-    values: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Engine:
     """One rank's model, cache and running batches.
 
     `stock_router` is True until a router says at warm-up that it knows our extensions: then a request that ended stays
-    listed in its batch until it is filtered, and an error in one row fails its whole step, as in TGI.
+    listed in its batch until it is filtered, and an error in one row fails its whole step, as in TGI. `grows` is True
+    where the router gives requests their blocks as they need them. `max_prefill_tokens` bounds the tokens of a step
+    with chunks of prompts.
     """
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, sampler: Sampler, options: EngineOptions) -> None:
@@ -78,8 +80,11 @@ class Engine:
         self.tokenizer = tokenizer
         self.options = options
         self.stock_router = True
+        self.grows = False
+        self.max_prefill_tokens = _UNBOUNDED
         self._sampler = sampler
-        self._grammars = Grammars(tokenizer, runner.vocab_size)
+        self._admission = Admission(tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed)
+        self._answers = Answers(tokenizer)
         self._store = BatchStore()
         self._cache: KvCache | None = None
 
@@ -95,79 +100,90 @@ class Engine:
         self._cache = cache
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
-        """Token ids of the prompts. May run on any thread; compiles grammars too, so that no step waits for them."""
-        for request in requests:
-            if request.sampling.grammar is not None:
-                with contextlib.suppress(RequestError):  # reported for this request alone, when its turn comes
-                    self._grammars.compiled(request.sampling.grammar)
-        return [
-            self.tokenizer.encode(r.text, truncate=r.truncate, add_special_tokens=r.add_special_tokens)
-            for r in requests
-        ]
+        """Token ids of the prompts. May run on any thread."""
+        return self._admission.encode(requests)
 
-    def may_overlap(self, batch_ids: list[int]) -> bool:
+    def may_overlap(self, batch_ids: list[int], growth: Rows[Growth] = ()) -> bool:
         """Can a decode of these batches be launched while the last step is not finished?
 
         Only where launching returns before the device is done; on a CPU it would just delay the answer. And only for a
         rank that is alone: whether the call comes before the last step is finished differs from rank to rank, and with
         it whether a request that ends in that step still takes part, hence the shapes of the collectives. And only
-        without grammars: a mask needs the last token on the host.
+        without grammars: a mask needs the last token on the host. And not while prompts are computed in chunks, nor if
+        a row would fail for want of a place in the cache: it may end in the last step, and then it must not fail.
         """
         if self.options.device.type == "cpu" or self.options.world_size > 1 or len(batch_ids) != 1:
             return False
         batch = self._store.find(batch_ids[0])
         if batch is None or batch.launched is None:
             return False
-        return all(s.row.grammar is None for s in batch.sequences)
+        if any(s.row.grammar is not None or s.is_prefilling for s in batch.sequences):
+            return False
+        return not self.grows or will_have_room(batch, growth, self.cache)
 
     def launch_prefill(
-        self, batch_id: int, requests: list[NewRequest], prompts: list[list[int]]
+        self,
+        batch_id: int,
+        requests: list[NewRequest],
+        prompts: list[list[int]],
+        cached_id: int | None = None,
+        growth: Rows[Growth] = (),
+        numbered: bool = False,
     ) -> Callable[[], StepResult]:
-        """Start a new batch: all its prompts in one forward, and one token for each."""
+        """Start a new batch: all its prompts (or their first chunks) in one forward, and one token for each.
+
+        cached_id: a running batch that the requests join; it runs its own next step in the same forward and keeps its
+        id, which the new batch takes if the running one has ended (that is an error without `numbered`). growth: blocks
+        for the running requests. Whatever fails the call loses the running batch too.
+
+        Raises RequestError, UnknownBatchError, BatchGoneError.
+        """
         started_ns = time.time_ns()
-        sequences, refused = self._sequences(requests, prompts)
-        if not sequences:
-            return lambda: StepResult(refused, None, 0, 0, time.time_ns() - started_ns)
-        batch = Batch(batch_id, sequences)
-        with self._losing_on_error(batch):
-            inputs = prefill_inputs(batch.sequences, batch.block_tables(), self.options.device)
-            logits = self.runner.forward(inputs.model, self.cache)
-            prefill = _collect_prompt_logprobs(batch.sequences, inputs, logits)
-            if inputs.last_rows is not None:
-                logits = logits.index_select(0, inputs.last_rows)
-            step = self._draw(batch, list(batch.sequences), logits, started_ns)
-            step.prefill, step.refused = prefill, refused
-        self._store.put(batch)
+        cached = self._find(cached_id, numbered) if cached_id is not None else None
+        if cached is None:
+            sequences, refused = self._sequences(requests, prompts)
+            if not sequences:
+                return lambda: StepResult(refused, None, 0, 0, time.time_ns() - started_ns)
+            step = self._launch(Batch(batch_id if cached_id is None else cached_id, sequences), growth, numbered)
+        else:
+            with self._losing_on_error(cached):
+                sequences, refused = self._sequences(requests, prompts)
+                concat_ns = time.time_ns()
+                cached.extend(Batch(batch_id, sequences))
+                concat_ns = time.time_ns() - concat_ns
+                step = self._launch(cached, growth, numbered)
+            step.concat_ns = concat_ns
+        step.started_ns = started_ns
+        step.refused = refused + step.refused
+        self._store.put(step.batch)
         return lambda: self._finish(step)
 
-    def launch_decode(self, batch_ids: list[int], numbered: bool) -> Callable[[], StepResult]:
-        """Merge the named batches into the first and draw one token for each of their requests.
+    def launch_decode(
+        self, batch_ids: list[int], numbered: bool, growth: Rows[Growth] = ()
+    ) -> Callable[[], StepResult]:
+        """Merge the named batches into the first and run their next step: one token for each of their requests, or the
+        next chunk of its prompt.
 
-        numbered: a batch that is not here has ended normally and is skipped; without a number it is an error.
+        numbered: a batch (or a request in `growth`) that is not here has ended normally and is skipped; without a
+        number it is an error.
 
-        Raises UnknownBatchError, BatchGoneError.
+        Raises RequestError, UnknownBatchError, BatchGoneError.
         """
         started_ns = time.time_ns()
         if not batch_ids:
             raise RequestError("Must provide at least one batch")
-        found = [self._store.find(i) if numbered else self._store.get(i) for i in batch_ids]
+        found = [self._find(i, numbered) for i in batch_ids]
         batches = [b for b in found if b is not None]
         if not batches:
             return lambda: StepResult([], None, 0, 0, time.time_ns() - started_ns)
         batch, concat_ns = self._merge(batches)
-        with self._losing_on_error(batch):
-            rows = [s for s in batch.sequences if not s.is_exhausted]
-            if not rows:
-                step = LaunchedStep(batch, [], None, started_ns)
-            else:
-                tables = batch.block_tables()
-                if len(rows) < len(batch.sequences):
-                    tables = tables[[i for i, s in enumerate(batch.sequences) if not s.is_exhausted]]
-                inputs = decode_inputs(rows, tables, _unseen_ids(batch, rows), self.options.device)
-                logits = self.runner.forward(inputs.model, self.cache)
-                step = self._draw(batch, rows, logits, started_ns)
-        step.concat_ns = concat_ns
+        step = self._launch(batch, growth, numbered)
+        step.started_ns, step.concat_ns = started_ns, concat_ns
         return lambda: self._finish(step)
+
+    def lose(self, batch_id: int) -> None:
+        """A call that was to run this batch failed before it could be launched."""
+        self._store.lose(batch_id)
 
     def filter(self, batch_id: int, request_ids: list[int], numbered: bool) -> CachedBatch | None:
         """Reduce a batch to the named requests; None (only for a numbered call) when nothing of it is left.
@@ -176,7 +192,7 @@ class Engine:
         """
         if not request_ids:
             raise RequestError("Batch must have at least one request")
-        batch = self._store.find(batch_id) if numbered else self._store.get(batch_id)
+        batch = self._find(batch_id, numbered)
         if batch is None:
             return None
         batch.filter(request_ids, strict=not numbered)
@@ -206,52 +222,27 @@ class Engine:
         """
         if not requests:
             raise RequestError("Batch must have at least one request")
+        place = Place(
+            block_size=self.options.block_size,
+            num_blocks=self.cache.num_blocks,
+            chunking=self.options.chunking,
+            grows=self.grows,
+        )
         sequences, refused = [], []
-        for request, prompt in zip(self._with_places(requests, prompts), prompts, strict=True):
+        placed = with_places(requests, prompts, self.options.block_size)
+        for request, prompt in zip(placed, prompts, strict=True):
+            owned = request.id % self.options.world_size == self.options.rank
             try:
-                check_layout(request, prompt, self.options.block_size, self.cache.num_blocks)
-                sequences.append(self._sequence(request, prompt))
+                sequences.append(self._admission.sequence(request, prompt, place, owned=owned))
             except (RequestError, ValueError) as error:
                 if self.stock_router:
                     raise
-                if self._owns(request.id):
+                if owned:
                     refused.append(Generation(request_id=request.id, error=str(error)))
         return sequences, refused
 
-    def _owns(self, request_id: int) -> bool:
-        return request_id % self.options.world_size == self.options.rank
-
-    def _with_places(self, requests: list[NewRequest], prompts: list[list[int]]) -> list[NewRequest]:
-        if all(len(r.blocks) for r in requests):
-            return requests
-        tokens = [len(p) + r.stopping.max_new_tokens - 1 for r, p in zip(requests, prompts, strict=True)]
-        places = number_blocks(tokens, self.options.block_size)
-        return [
-            dataclasses.replace(r, blocks=blocks, slots=slots)
-            for r, (blocks, slots) in zip(requests, places, strict=True)
-        ]
-
-    def _sequence(self, request: NewRequest, prompt: list[int]) -> Sequence:
-        if max(prompt) >= self.runner.vocab_size:
-            raise RequestError(f"request {request.id}: the tokenizer has ids that the model has no row for")
-        grammar = request.sampling.grammar
-        owned = self._owns(request.id)
-        follows_text = owned or bool(request.stopping.stop_sequences)
-        return Sequence(
-            request,
-            list(prompt),
-            row=self._sampler.new_row(
-                request.sampling,
-                prompt,
-                request.stopping.max_new_tokens,
-                request.top_n_tokens,
-                grammar=self._grammars.start(grammar) if grammar is not None else None,
-            ),
-            stopping=StoppingState(request.stopping, self.tokenizer.eos_token_ids),
-            detokenizer=Detokenizer(self.tokenizer, prompt) if follows_text else None,
-            owned=owned,
-            prefill_logprobs=request.prefill_logprobs and self.options.prompt_logprobs_allowed,
-        )
+    def _find(self, batch_id: int, numbered: bool) -> Batch | None:
+        return self._store.find(batch_id) if numbered else self._store.get(batch_id)
 
     def _merge(self, batches: list[Batch]) -> tuple[Batch, int | None]:
         if len(batches) == 1:
@@ -263,13 +254,50 @@ class Engine:
             self._store.remove(other.id)
         return first, time.time_ns() - started_ns
 
-    def _draw(self, batch: Batch, rows: list[Sequence], logits: Tensor, started_ns: int) -> LaunchedStep:
-        sampled = self._sampler.sample(logits, [s.row for s in rows])
+    def _launch(self, batch: Batch, growth: Rows[Growth], numbered: bool) -> LaunchedStep:
+        """Enqueue the next forward of a batch and its draws."""
+        step = LaunchedStep(batch, time.time_ns())
+        with self._losing_on_error(batch):
+            if growth:
+                self._fail_rows(step, grow(batch, growth, self.cache, numbered=numbered))
+            if self.grows:
+                self._fail_rows(step, rows_without_room(batch))
+            rows = [s for s in batch.sequences if not (s.finished or s.is_exhausted)]
+            if not rows:
+                return step
+            tables = batch.block_tables()
+            if len(rows) < len(batch.sequences):
+                taking = {id(s) for s in rows}
+                tables = tables[[i for i, s in enumerate(batch.sequences) if id(s) in taking]]
+            if any(s.is_prefilling for s in rows):
+                self._run_ragged(step, rows, tables)
+            else:
+                inputs = decode_inputs(rows, tables, _unseen_ids(batch, rows), self.options.device)
+                self._draw(step, rows, self.runner.forward(inputs.model, self.cache))
+                for sequence in rows:
+                    sequence.advance()
+        return step
+
+    def _run_ragged(self, step: LaunchedStep, rows: list[Sequence], tables: npt.NDArray[np.int32]) -> None:
+        """One forward of prompts, chunks and decode rows; then the next chunks are planned."""
+        inputs = ragged_inputs(rows, tables, self.options.device)
+        logits = self.runner.forward(inputs.model, self.cache)
+        _keep_prompt_logprobs(inputs, logits)
+        if inputs.drawn_rows is not None:
+            logits = logits.index_select(0, inputs.drawn_rows)
+        drawing = [s for s in rows if s.draws]
+        if drawing:
+            self._draw(step, drawing, logits)
+        elif logits.is_cuda:
+            # Nobody waits for ids of this step; without this one, whole prompts would queue up on the device.
+            torch.cuda.current_stream(logits.device).synchronize()
         for sequence in rows:
             sequence.advance()
-        step = LaunchedStep(batch, rows, sampled, started_ns)
-        batch.launched = step
-        return step
+        plan_chunks(rows, self.max_prefill_tokens)
+
+    def _draw(self, step: LaunchedStep, rows: list[Sequence], logits: Tensor) -> None:
+        step.rows, step.sampled = rows, self._sampler.sample(logits, [s.row for s in rows])
+        step.batch.launched = step
 
     def _finish(self, step: LaunchedStep) -> StepResult:
         batch = step.batch
@@ -307,47 +335,32 @@ class Engine:
     def _generation(self, step: LaunchedStep, host: HostSampled, index: int, sequence: Sequence) -> Generation:
         if host.failed[index]:
             sequence.finished = True
-            return self._fail_row(step, sequence, sequence.row.why_failed)
+            return self._error(step, sequence, sequence.row.why_failed)
         try:
-            text, ended = sequence.append(host.ids[index])
-            special = self.tokenizer.special_ids
-            token_id = host.ids[index]
-            return Generation(
-                request_id=sequence.id,
-                tokens=Tokens([token_id], [host.logprobs[index]], [text], [token_id in special]),
-                prefill_tokens=self._prompt_tokens(step, sequence),
-                top_tokens=[self._top_tokens(host.top[index])] if sequence.top_n_tokens else [],
-                generated_text=ended,
-            )
+            return self._answers.generation(sequence, host, index)
         except Exception as error:
             if self.options.world_size == 1:
                 sequence.finished = True
             else:
                 sequence.disown()
-            return self._fail_row(step, sequence, f"{type(error).__name__}: {error}")
+            return self._error(step, sequence, f"{type(error).__name__}: {error}")
 
-    def _fail_row(self, step: LaunchedStep, sequence: Sequence, reason: str) -> Generation:
+    def _fail_rows(self, step: LaunchedStep, failures: list[Failure]) -> None:
+        """End requests before the forward."""
+        for sequence, reason in failures:
+            if sequence.finished:
+                continue
+            sequence.finished = True
+            generation = self._error(step, sequence, reason)
+            if sequence.owned:
+                step.refused.append(generation)
+
+    def _error(self, step: LaunchedStep, sequence: Sequence, reason: str) -> Generation:
+        """The answer for a row that failed. A stock router knows no such thing: its whole batch is lost."""
         if self.stock_router:
             self._store.lose(step.batch.id)
             raise RequestError(reason)
         return Generation(request_id=sequence.id, error=reason)
-
-    def _top_tokens(self, candidates: list[tuple[int, float]]) -> Tokens:
-        ids = [token_id for token_id, _ in candidates]
-        return Tokens(
-            ids=ids,
-            logprobs=[logprob for _, logprob in candidates],
-            texts=[self.tokenizer.decode_one(i) for i in ids],
-            is_special=[i in self.tokenizer.special_ids for i in ids],
-        )
-
-    def _prompt_tokens(self, step: LaunchedStep, sequence: Sequence) -> Tokens | None:
-        if step.prefill is None or sequence.id not in step.prefill.values or not sequence.owned:
-            return None
-        known: list[float] = step.prefill.values[sequence.id].tolist()
-        ids = sequence.ids[: sequence.prompt_length]
-        unknown = [float("nan")] * (sequence.prompt_length - len(known))
-        return Tokens(ids, unknown + known, [self.tokenizer.decode_one(i) for i in ids], [])
 
     @contextlib.contextmanager
     def _losing_on_error(self, batch: Batch) -> Iterator[None]:
@@ -378,18 +391,10 @@ def _unseen_ids(batch: Batch, rows: list[Sequence]) -> Tensor | None:
     return step.sampled.ids.index_select(0, torch.tensor(picked, device=step.sampled.ids.device))
 
 
-def _collect_prompt_logprobs(sequences: list[Sequence], inputs: StepInputs, logits: Tensor) -> PrefillLogprobs | None:
-    """Row j of a prompt's logits scores its token j + 1."""
-    if inputs.last_rows is None:
-        return None
-    collected = PrefillLogprobs()
-    start = 0
-    for sequence in sequences:
-        if not sequence.prefill_logprobs:
-            start += 1
-            continue
-        first, count = sequence.cache_length, sequence.input_length
-        following = torch.tensor(sequence.ids[first + 1 : first + count], dtype=torch.int64, device=logits.device)
-        collected.values[sequence.id] = prompt_logprobs(logits[start : start + count - 1], following)
-        start += count
-    return collected
+def _keep_prompt_logprobs(inputs: StepInputs, logits: Tensor) -> None:
+    """Row j of a prompt's logits scores its token j + 1; the logprobs are delivered with the request's first token."""
+    for part in inputs.scored:
+        following = part.sequence.ids[part.position + 1 : part.position + 1 + part.count]
+        ids = torch.tensor(following, dtype=torch.int64, device=logits.device)
+        scores = logits[part.first_row : part.first_row + part.count]
+        part.sequence.prompt_logprobs.append(prompt_logprobs(scores, ids))

@@ -67,6 +67,7 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
     Raises StartupError when the prefill does not fit, a row of it fails on any rank, or no block is left.
     """
     started = time.perf_counter()
+    engine.max_prefill_tokens = asked.max_prefill_tokens
     block_size = engine.options.block_size
     on_cuda = engine.options.device.type == "cuda"
     if on_cuda:
@@ -165,7 +166,9 @@ def _limits(engine: Engine, plan: MemoryPlan, asked: WarmupRequest, num_blocks: 
     total_tokens = num_blocks * engine.options.block_size
     max_total = asked.max_total_tokens
     if max_total is None:
-        bounds = [total_tokens, asked.max_prefill_tokens, plan.model_max_length, engine.runner.max_positions]
+        bounds = [total_tokens, plan.model_max_length, engine.runner.max_positions]
+        if not engine.options.chunking:
+            bounds.append(asked.max_prefill_tokens)
         max_total = min(b for b in bounds if b)
     max_input = asked.max_input_tokens if asked.max_input_tokens is not None else max(max_total - 1, 1)
     return Capacity(total_tokens, max_input, max_total)

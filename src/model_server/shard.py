@@ -55,6 +55,8 @@ def run_shard(config: ServeConfig) -> None:
             device_type=device.type,
             attention_impl=attention.tgi_name,
             block_size=attention.block_size,
+            chunking=config.prefill_chunking,
+            prefix_caching=config.prefix_caching,
             urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(world_size)),
         )
         plan = MemoryPlan(
@@ -97,6 +99,7 @@ def _load_engine(
         world_size=group.size,
         block_size=attention.block_size,
         prompt_logprobs_allowed=config.request_logprobs,
+        chunking=config.prefill_chunking,
     )
     return Engine(runner, Tokenizer.load(model_dir), sampler, options)
 

@@ -140,7 +140,8 @@ def _ended(response: pb.PrefillResponse | pb.DecodeResponse) -> set[int]:
 def test_info_and_discovery(shard: ShardProcess, stub: TextGenerationServiceStub) -> None:
     info = stub.Info(pb.InfoRequest(), timeout=30)
     assert (info.requires_padding, info.dtype, info.device_type) == (False, "torch.float32", "cpu")
-    assert (info.support_chunking, info.use_prefix_caching, info.speculate) == (False, False, 0)
+    assert (info.support_chunking, info.use_prefix_caching, info.speculate) == (True, True, 0)
+    assert {"token_ids", "grow"} <= set(info.extensions)
     assert info.attention_impl in {"paged", "flashdecoding", "flashinfer"}
     assert info.block_size == BLOCK and not info.HasField("window_size")
     urls = stub.ServiceDiscovery(pb.ServiceDiscoveryRequest(), timeout=30).urls
@@ -152,7 +153,7 @@ def test_warm_up_echoes_limits_and_can_be_repeated(shard: ShardProcess) -> None:
     assert (asked.max_input_tokens, asked.max_total_tokens) == (100, 300)
     free = _warm_up(shard.stub)
     assert free.max_supported_total_tokens >= 16_000 and free.max_supported_total_tokens % BLOCK == 0
-    assert free.max_total_tokens == 512 and free.max_input_tokens == 511
+    assert free.max_total_tokens == 2048 and free.max_input_tokens == 2047, "the model's positions, not one prefill"
 
 
 def test_one_token_leaves_nothing_cached(stub: TextGenerationServiceStub) -> None:

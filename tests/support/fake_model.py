@@ -55,7 +55,8 @@ class FakeRunner:
         metadata = inputs.attention
         stored = (inputs.input_ids + 1).float().view(-1, 1, 1)
         cache.write(0, metadata.slots, stored, stored)
-        rows: list[Tensor] = []
+        wanted = None if inputs.logit_rows is None else set(inputs.logit_rows.tolist())
+        rows: dict[int, Tensor] = {}
         start = 0
         for i, (num_queries, num_keys) in enumerate(
             zip(metadata.query_lengths_host, metadata.kv_lengths_host, strict=True)
@@ -64,10 +65,12 @@ class FakeRunner:
             ids = [int(k) - 1 for k in keys.tolist()]
             positions = inputs.positions[start : start + num_queries].tolist()
             assert positions == list(range(num_keys - num_queries, num_keys)), "positions follow the cache"
-            rows.extend(self._scores(ids[: p + 1]) for p in positions)
+            for row, position in enumerate(positions, start):
+                if wanted is None or row in wanted:
+                    rows[row] = self._scores(ids[: position + 1])
             start += num_queries
-        logits = torch.stack(rows)
-        return logits if inputs.logit_rows is None else logits.index_select(0, inputs.logit_rows)
+        order = range(start) if inputs.logit_rows is None else inputs.logit_rows.tolist()
+        return torch.stack([rows[row] for row in order])
 
     def _scores(self, ids: list[int]) -> Tensor:
         scores = torch.zeros(self.vocab_size)

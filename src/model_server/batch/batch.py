@@ -33,7 +33,8 @@ class Batch:
         self._order = [s.id for s in sequences]
 
     def block_tables(self) -> npt.NDArray[np.int32]:
-        """[num_sequences, longest table] int32, padded with the reserved block 0; rebuilt when membership changes."""
+        """[num_sequences, longest table] int32, padded with the reserved block 0; rebuilt when membership or a table
+        changes."""
         if self._block_tables is None:
             width = max(len(s.blocks) for s in self.sequences)
             tables = np.zeros((len(self.sequences), width), dtype=np.int32)
@@ -71,6 +72,11 @@ class Batch:
         self.sequences = self.sequences + other.sequences
         self.ended = self.ended + other.ended
         self._order = self._order + other._order
+        self._block_tables = None
+
+    def grow(self, sequence: Sequence, blocks: npt.NDArray[np.int64], block_size: int) -> None:
+        """Append blocks to one sequence's table."""
+        sequence.grow(blocks, block_size)
         self._block_tables = None
 
     def describe(self, block_size: int) -> CachedBatch:

@@ -16,12 +16,24 @@ from model_server.runner import ModelInputs
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows `first_row` to `first_row + count - 1` of the logits score the tokens after position `position` of a prompt
+    that wants logprobs."""
+
+    sequence: Sequence
+    position: int
+    first_row: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
-    """`model` goes to the runner. `last_rows`: for each sequence the row of the logits that its token is drawn from;
-    None when the logits hold exactly those rows."""
+    """`model` goes to the runner. `drawn_rows`: for each sequence that draws, the row of the logits its token is drawn
+    from; None when the logits hold exactly those rows."""
 
     model: ModelInputs
-    last_rows: Tensor | None  # [num_sequences] int64
+    drawn_rows: Tensor | None = None  # [num_drawing] int64
+    scored: tuple[Scored, ...] = ()
 
 
 def decode_inputs(
@@ -52,12 +64,14 @@ def decode_inputs(
     inputs = ModelInputs(
         input_ids=drawn_ids, positions=_to_device(positions, device), attention=metadata, logit_rows=None
     )
-    return StepInputs(inputs, last_rows=None)
+    return StepInputs(inputs)
 
 
-def prefill_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32], device: torch.device) -> StepInputs:
-    """All prompt tokens that are not in the cache yet. Logits are asked for each sequence's last token, and for all
-    its tokens where prompt logprobs are wanted."""
+def ragged_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32], device: torch.device) -> StepInputs:
+    """The next `input_length` tokens of each sequence, whose ids the host knows: prompts, chunks of them, decode rows.
+
+    Logits are asked for the last token of each sequence that draws, and for all prompt tokens that are scored.
+    """
     spans = [(s.cache_length, s.cache_length + s.input_length) for s in sequences]
     ids = np.concatenate([np.asarray(s.ids[a:b], np.int64) for s, (a, b) in zip(sequences, spans, strict=True)])
     positions = np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in spans])
@@ -65,7 +79,7 @@ def prefill_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32
     query_lengths = np.array([b - a for a, b in spans], np.int32)
     kv_lengths = np.array([b for _, b in spans], np.int32)
     cu_seqlens = np.concatenate([np.zeros(1, np.int32), np.cumsum(query_lengths, dtype=np.int32)])
-    logit_rows, last_rows = _logit_rows(sequences, cu_seqlens)
+    logit_rows, drawn_rows, scored = _logit_rows(sequences, cu_seqlens.tolist())
     metadata = AttentionMetadata(
         slots=_to_device(slots, device),
         block_tables=_to_device(block_tables, device),
@@ -80,21 +94,29 @@ def prefill_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32
         attention=metadata,
         logit_rows=_to_device(logit_rows, device),
     )
-    return StepInputs(inputs, last_rows=None if last_rows is None else _to_device(last_rows, device))
+    return StepInputs(inputs, None if drawn_rows is None else _to_device(drawn_rows, device), scored)
 
 
 def _logit_rows(
-    sequences: Rows[Sequence], cu_seqlens: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Token rows whose logits are wanted, and where among them each sequence's last one is (None: just those)."""
-    ends = cu_seqlens[1:].astype(np.int64) - 1
-    if not any(s.prefill_logprobs for s in sequences):
-        return ends, None
-    wanted = [
-        np.arange(cu_seqlens[i], cu_seqlens[i + 1], dtype=np.int64) if s.prefill_logprobs else ends[i : i + 1]
-        for i, s in enumerate(sequences)
-    ]
-    return np.concatenate(wanted), np.cumsum([len(w) for w in wanted]).astype(np.int64) - 1
+    sequences: Rows[Sequence], starts: list[int]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, tuple[Scored, ...]]:
+    """Token rows whose logits are wanted, at least one; where among them the drawing sequences' last ones are (None:
+    just those); and which of them score prompt tokens."""
+    wanted: list[int] = []
+    drawn: list[int] = []
+    scored: list[Scored] = []
+    for sequence, start, stop in zip(sequences, starts, starts[1:], strict=False):
+        count = min(stop - start, sequence.prompt_length - 1 - sequence.cache_length)
+        if sequence.prefill_logprobs and count > 0:
+            scored.append(Scored(sequence, sequence.cache_length, len(wanted), count))
+            wanted.extend(range(start, start + count))
+        if sequence.draws:
+            drawn.append(len(wanted))
+            wanted.append(stop - 1)
+    if not wanted:
+        return np.zeros(1, np.int64), np.zeros(0, np.int64), ()
+    rows = np.array(wanted, np.int64)
+    return rows, None if len(drawn) == len(wanted) else np.array(drawn, np.int64), tuple(scored)
 
 
 def _to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from model_server.detokenizer import Detokenizer
 from model_server.errors import RequestError
@@ -31,8 +32,10 @@ class NewRequest:
     top_n_tokens: int
     blocks: npt.NDArray[np.int32]  # empty: the shard numbers them itself
     slots: npt.NDArray[np.int64]
-    cache_len: int
-    chunk_len: int | None
+    cache_len: int  # leading tokens whose KV is in the cache; resume_ids are part of what is counted
+    chunk_len: int | None  # tokens of the first forward; None: all that are not in the cache
+    input_ids: tuple[int, ...] = ()  # the prompt's tokens; empty: `text` is tokenised
+    resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
 
 
 class Sequence:
@@ -40,12 +43,16 @@ class Sequence:
 
     Two counts run side by side: `num_sampled` counts tokens drawn on the device, `len(ids) - prompt_length` those the
     host has seen. They differ by the steps that are launched but not finished.
+
+    `cache_length` tokens are in the KV cache once all launched steps have run, `input_length` take part in the next
+    one. Until the first `prefill_length` tokens (the prompt, and what was generated before a preemption) are in the
+    cache, no token is drawn.
     """
 
     __slots__ = (
         "blocks", "cache_length", "detokenizer", "finished", "id", "ids", "input_length", "max_new_tokens",
-        "num_sampled", "owned", "prefill_logprobs", "prompt_length", "row", "seed", "slots", "stopping",
-        "top_n_tokens",
+        "num_sampled", "owned", "prefill_length", "prefill_logprobs", "prompt_length", "prompt_logprobs", "row",
+        "seed", "slots", "stopping", "top_n_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -59,23 +66,42 @@ class Sequence:
         owned: bool,
         prefill_logprobs: bool,
     ) -> None:
+        """Raises RequestError if `resume_ids` cannot be gone through again."""
         self.id = request.id
-        self.ids = prompt_ids
+        self.ids = [*prompt_ids, *request.resume_ids]
         self.prompt_length = len(prompt_ids)
+        self.prefill_length = len(self.ids)
         self.blocks = request.blocks
         self.slots = request.slots
         self.cache_length = request.cache_len
-        self.input_length = self.prompt_length - request.cache_len
+        self.input_length = request.chunk_len or self.prefill_length - request.cache_len
         self.max_new_tokens = request.stopping.max_new_tokens
-        self.num_sampled = 0
+        self.num_sampled = len(request.resume_ids)
         self.row = row
         self.stopping = stopping
         self.detokenizer = detokenizer
         self.owned = owned
-        self.prefill_logprobs = prefill_logprobs
+        self.prefill_logprobs = prefill_logprobs  # wanted, and not delivered yet
+        self.prompt_logprobs: list[Tensor] = []  # of the chunks so far, each [n] float32 on the device
         self.top_n_tokens = request.top_n_tokens
         self.seed = request.sampling.seed if request.sampling.samples else None
         self.finished = False
+        self._replay(request.resume_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Not all of its first tokens are in the cache, nor on their way there."""
+        return self.cache_length < self.prefill_length
+
+    @property
+    def draws(self) -> bool:
+        """The next forward reaches the end of its tokens: one is drawn behind it."""
+        return self.cache_length + self.input_length >= self.prefill_length
+
+    @property
+    def has_room(self) -> bool:
+        """There are slots for what the next forward writes."""
+        return self.cache_length + self.input_length <= len(self.slots)
 
     @property
     def is_exhausted(self) -> bool:
@@ -88,10 +114,16 @@ class Sequence:
         return len(self.ids) - self.prompt_length < self.num_sampled
 
     def advance(self) -> None:
-        """A step that samples one token of this sequence has been launched."""
+        """A forward with the next `input_length` tokens of this sequence has been launched, and if that `draws`, the
+        draw of one more."""
+        self.num_sampled += self.draws
         self.cache_length += self.input_length
         self.input_length = 1
-        self.num_sampled += 1
+
+    def grow(self, blocks: npt.NDArray[np.int64], block_size: int) -> None:
+        """Append blocks, and slots for every place in them."""
+        self.blocks = np.concatenate([self.blocks, blocks.astype(np.int32)])
+        self.slots = np.concatenate([self.slots, (blocks[:, None] * block_size + np.arange(block_size)).ravel()])
 
     def append(self, token_id: int) -> tuple[str, GeneratedText | None]:
         """Take note of a drawn token: its streamed text ("" on a rank that does not follow the text), and the end of
@@ -120,6 +152,16 @@ class Sequence:
         self.owned = False
         self.detokenizer = None
 
+    def _replay(self, token_ids: Ids[int]) -> None:
+        """Bring text, stop checks and grammar to where they were when these tokens had been generated."""
+        for token_id in token_ids:
+            try:
+                text = self.detokenizer.append(token_id) if self.detokenizer is not None else ""
+            except Exception as error:
+                raise RequestError(f"request {self.id}: {type(error).__name__}: {error}") from error
+            if self._end_reason(token_id, text) is not None:
+                raise RequestError(f"request {self.id}: it ends with its resume_ids, nothing is left to generate")
+
     def _end_reason(self, token_id: int, text: str) -> FinishReason | None:
         """Move stop checks and grammar on. A grammar that cannot go on ends the request and raises RequestError."""
         reason = self.stopping.check(token_id, text)
@@ -133,25 +175,34 @@ class Sequence:
         return FinishReason.EOS_TOKEN if grammar.is_over else None
 
 
-def check_layout(request: NewRequest, prompt_ids: Ids[int], block_size: int, num_blocks: int) -> None:
+def check_layout(
+    request: NewRequest, num_prompt: int, block_size: int, num_blocks: int, *, chunking: bool, grows: bool
+) -> None:
     """Refuse blocks and slots that would write outside the request's own place in the cache.
+
+    num_prompt: tokens of the prompt. chunking: the first forward may leave some of them out. grows: blocks may come
+    later, as the request needs them.
 
     Raises RequestError.
     """
-    length = len(prompt_ids)
-    if length == 0:
-        raise RequestError(f"request {request.id}: the prompt has no tokens")
+    name = f"request {request.id}"
+    length = num_prompt + len(request.resume_ids)
+    if num_prompt == 0:
+        raise RequestError(f"{name}: the prompt has no tokens")
     if not 0 <= request.cache_len < length:
-        raise RequestError(f"request {request.id}: cache_len {request.cache_len} must be less than its {length} tokens")
-    if request.chunk_len is not None and request.chunk_len != length - request.cache_len:
-        raise RequestError(f"request {request.id}: this shard does not chunk prefills, as its Info says")
-    needed = length + request.stopping.max_new_tokens - 1
+        raise RequestError(f"{name}: cache_len {request.cache_len} must be less than its {length} tokens")
+    rest = length - request.cache_len
+    if request.chunk_len is not None and not chunking and request.chunk_len != rest:
+        raise RequestError(f"{name}: this shard does not chunk prefills, as its Info says")
+    if request.chunk_len is not None and not 0 < request.chunk_len <= rest:
+        raise RequestError(f"{name}: chunk_len {request.chunk_len} is not one of the {rest} tokens that are left")
+    needed = length if grows else max(length, num_prompt + request.stopping.max_new_tokens - 1)
     if len(request.slots) < needed:
-        raise RequestError(f"request {request.id}: {len(request.slots)} slots for {needed} tokens")
+        raise RequestError(f"{name}: {len(request.slots)} slots for {needed} tokens")
     if len(request.blocks) * block_size < needed:
-        raise RequestError(f"request {request.id}: {len(request.blocks)} blocks for {needed} tokens")
+        raise RequestError(f"{name}: {len(request.blocks)} blocks for {needed} tokens")
     if int(request.blocks.max()) >= num_blocks or int(request.slots.max()) >= num_blocks * block_size:
-        raise RequestError(f"request {request.id}: a block or slot lies outside the cache of {num_blocks} blocks")
+        raise RequestError(f"{name}: a block or slot lies outside the cache of {num_blocks} blocks")
 
 
 def number_blocks(num_tokens: list[int], block_size: int) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
 
+from model_server.batch.growth import Growth
 from model_server.batch.sequence import NewRequest
 from model_server.errors import RequestError
 from model_server.generation import CachedBatch, FinishReason, Generation, StepResult, Tokens
@@ -61,7 +63,13 @@ def _request_from(message: pb.Request) -> NewRequest:
         slots=np.array(message.slots, np.int64),
         cache_len=message.cache_len,
         chunk_len=message.chunk_len if message.HasField("chunk_len") else None,
+        input_ids=tuple(message.input_ids),
+        resume_ids=tuple(message.resume_ids),
     )
+
+
+def growth_from(messages: Iterable[pb.BlockGrowth]) -> list[Growth]:
+    return [Growth(m.request_id, np.array(m.blocks, np.int64)) for m in messages]
 
 
 def _prompt_text(message: pb.Request) -> str:

@@ -18,6 +18,7 @@ from model_server.batch.sequence import NewRequest
 from model_server.device_thread import DeviceThread, Job, whole
 from model_server.engine import Engine
 from model_server.errors import RequestError
+from model_server.generation import StepResult
 from model_server.memory import Capacity, WarmupRequest
 from model_server.rpc import convert
 from model_server.rpc.interceptor import answering_errors
@@ -27,7 +28,9 @@ from wire.v3 import generate_pb2_grpc as pb_grpc
 T = TypeVar("T")
 
 # What this shard offers beyond the stock protocol (docs/compatibility.md).
-EXTENSIONS = ("run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias")
+EXTENSIONS = (
+    "run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias", "token_ids", "grow",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class ShardFacts:
     device_type: str
     attention_impl: str
     block_size: int
+    chunking: bool
+    prefix_caching: bool
     urls: tuple[str, ...]
 
 
@@ -65,8 +70,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             dtype=self._facts.dtype,
             device_type=self._facts.device_type,
             speculate=0,
-            support_chunking=False,
-            use_prefix_caching=False,
+            support_chunking=self._facts.chunking,
+            use_prefix_caching=self._facts.prefix_caching,
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
             extensions=EXTENSIONS,
@@ -109,6 +114,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
     async def Warmup(self, request: pb.WarmupRequest, context: grpc.aio.ServicerContext) -> pb.WarmupResponse:
         self._extensions = frozenset(request.extensions)
         self._engine.stock_router = not {"run_ahead", "row_errors"} <= self._extensions
+        self._engine.grows = "grow" in self._extensions
         job = whole(lambda: self._warm_up(convert.warmup_from(request)))
         capacity = await self._run(job, request.sequence if request.HasField("sequence") else None)
         return convert.capacity_to(capacity)
@@ -117,17 +123,30 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
     async def Prefill(self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext) -> pb.PrefillResponse:
         # Even a request that cannot be read takes its place in the order: a number left out would stop the shard.
         prepared = self._tokenizing.submit(self._prepare, request)
-        job = Job(lambda: self._engine.launch_prefill(request.batch.id, *prepared.result()))
-        result = await self._run(job, request.sequence if request.HasField("sequence") else None)
+        numbered = request.HasField("sequence")
+        cached_id = request.cached_batch.id if request.HasField("cached_batch") else None
+        growth = convert.growth_from(request.growth)
+
+        def launch() -> Callable[[], StepResult]:
+            try:
+                requests, prompts = prepared.result()
+            except BaseException:
+                if cached_id is not None and self._facts.chunking:
+                    self._engine.lose(cached_id)  # its step has not run, and no other call will make up for it
+                raise
+            return self._engine.launch_prefill(request.batch.id, requests, prompts, cached_id, growth, numbered)
+
+        result = await self._run(Job(launch), request.sequence if numbered else None)
         return convert.prefill_response(result, "columns" in self._extensions)
 
     @answering_errors
     async def Decode(self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext) -> pb.DecodeResponse:
         numbered = request.HasField("sequence")
         batch_ids = [b.id for b in request.batches]
+        growth = convert.growth_from(request.growth)
         job = Job(
-            lambda: self._engine.launch_decode(batch_ids, numbered),
-            overlaps=lambda: self._engine.may_overlap(batch_ids),
+            lambda: self._engine.launch_decode(batch_ids, numbered, growth),
+            overlaps=lambda: self._engine.may_overlap(batch_ids, growth),
         )
         result = await self._run(job, request.sequence if numbered else None)
         return convert.decode_response(result, "columns" in self._extensions)
@@ -137,7 +156,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         return await asyncio.shield(asyncio.wrap_future(self._device.submit(job, sequence)))
 
     def _prepare(self, request: pb.PrefillRequest) -> tuple[list[NewRequest], list[list[int]]]:
-        if request.HasField("cached_batch"):
+        if request.HasField("cached_batch") and not self._facts.chunking:
             raise RequestError("this shard does not chunk prefills, as its Info says: no cached_batch in Prefill")
         requests = convert.requests_from(request.batch)
         return requests, self._engine.encode(requests)

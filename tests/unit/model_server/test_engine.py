@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.fake_model import FakeRunner, greedy
+from support.engine_shard import NUM_BLOCKS, tokens_of
+from support.engine_shard import EngineShard as Shard
 from support.tiny_models import write_tokenizer
 
-from model_server.batch.sequence import NewRequest
-from model_server.engine import Engine, EngineOptions
 from model_server.errors import BatchGoneError, OutOfMemoryError, RequestError, UnknownBatchError
 from model_server.generation import FinishReason, Generation, StepResult
-from model_server.kv_cache import KvCache
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
-
-BLOCK = 4
-NUM_BLOCKS = 64
 
 
 @pytest.fixture(scope="module")
@@ -33,75 +26,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-class Shard:
-    """An engine with a router's bookkeeping of blocks around it."""
-
-    def __init__(self, tokenizer: Tokenizer, *, rank: int = 0, world_size: int = 1, stock: bool = False) -> None:
-        self.runner = FakeRunner(vocab_size=tokenizer.vocab_size)
-        options = EngineOptions(
-            device=torch.device("cpu"), rank=rank, world_size=world_size, block_size=BLOCK, prompt_logprobs_allowed=True
-        )
-        self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, options.device), options)
-        self.engine.stock_router = stock
-        self.engine.set_cache(KvCache(self.runner.kv_shapes, NUM_BLOCKS, BLOCK, torch.float32, torch.device("cpu")))
-        self._free = list(range(NUM_BLOCKS - 1, 0, -1))
-        self._prompts: dict[int, list[int]] = {}
-        self._ids = itertools.count()
-
-    def request(self, prompt: list[int], new_tokens: int, **changes: object) -> NewRequest:
-        """A request with interleaved, non-contiguous blocks."""
-        request_id = next(self._ids)
-        tokens = len(prompt) + new_tokens - 1
-        count = -(-tokens // BLOCK)
-        blocks = [self._free.pop(0 if i % 2 else -1) for i in range(count)]
-        slots = [b * BLOCK + o for b in blocks for o in range(BLOCK)][:tokens]
-        self._prompts[request_id] = prompt
-        request = NewRequest(
-            id=request_id,
-            text="",
-            truncate=0,
-            add_special_tokens=False,
-            sampling=SamplingParameters(),
-            stopping=StoppingParameters(max_new_tokens=new_tokens, ignore_eos_token=True),
-            prefill_logprobs=False,
-            top_n_tokens=0,
-            blocks=np.array(blocks, np.int32),
-            slots=np.array(slots, np.int64),
-            cache_len=0,
-            chunk_len=None,
-        )
-        return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
-
-    def prefill(self, batch_id: int, *requests: NewRequest) -> StepResult:
-        prompts = [self._prompts[r.id] for r in requests]
-        return self.engine.launch_prefill(batch_id, list(requests), prompts)()
-
-    def decode(self, *batch_ids: int, numbered: bool = True) -> StepResult:
-        return self.engine.launch_decode(list(batch_ids), numbered)()
-
-    def expected(self, request: NewRequest) -> list[int]:
-        return greedy(self._prompts[request.id], request.stopping.max_new_tokens, self.runner.vocab_size)
-
-
 @pytest.fixture
 def shard(tokenizer: Tokenizer) -> Iterator[Shard]:
     with torch.inference_mode():
         yield Shard(tokenizer)
 
 
-def _ids(*results: StepResult) -> dict[int, list[int]]:
-    collected: dict[int, list[int]] = {}
-    for generation in (g for r in results for g in r.generations):
-        assert generation.tokens is not None
-        collected.setdefault(generation.request_id, []).extend(generation.tokens.ids)
-    return collected
-
-
 def _run_out(shard: Shard, first: StepResult, batch_id: int) -> dict[int, list[int]]:
-    results = [first]
-    while results[-1].batch is not None:
-        results.append(shard.decode(batch_id))
-    return _ids(*results)
+    return tokens_of(*shard.run_out(first, batch_id))
 
 
 def test_one_request_with_one_token_leaves_nothing_behind(shard: Shard) -> None:
@@ -138,7 +70,7 @@ def test_a_stock_router_sees_the_ended_request_until_it_filters(tokenizer: Token
         assert result.batch is not None and result.batch.request_ids == [short.id, long.id]
         filtered = shard.engine.filter(0, [long.id], numbered=False)
         assert filtered is not None and (filtered.id, filtered.request_ids) == (0, [long.id])
-        assert _ids(shard.decode(0, numbered=False)) == {long.id: [shard.expected(long)[1]]}
+        assert tokens_of(shard.decode(0, numbered=False)) == {long.id: [shard.expected(long)[1]]}
 
 
 def test_merged_batches_take_the_first_id_and_order(shard: Shard) -> None:
@@ -152,7 +84,7 @@ def test_merged_batches_take_the_first_id_and_order(shard: Shard) -> None:
         shard.decode(1, numbered=False)
     rest = [shard.decode(0), shard.decode(0)]
     assert rest[-1].batch is None
-    assert _ids(first, second, merged, *rest) == {r.id: shard.expected(r) for r in (a, b)}
+    assert tokens_of(first, second, merged, *rest) == {r.id: shard.expected(r) for r in (a, b)}
 
 
 def test_numbered_calls_skip_what_ended_normally(shard: Shard) -> None:
@@ -185,7 +117,7 @@ def test_filter_keeps_the_order_of_the_batch(shard: Shard) -> None:
     assert kept is not None and kept.request_ids == [requests[1].id, requests[3].id]
     while results[-1].batch is not None:
         results.append(shard.decode(0))
-    tokens = _ids(*results)
+    tokens = tokens_of(*results)
     assert tokens[requests[1].id] == shard.expected(requests[1])
     assert tokens[requests[3].id] == shard.expected(requests[3])
 
@@ -260,7 +192,7 @@ def test_a_step_launched_before_the_last_is_finished_gives_the_same_tokens(shard
         finishes.append(shard.engine.launch_decode([0], numbered=True))
         results.append(finishes.pop(0)())
     results.append(finishes.pop(0)())
-    assert _ids(*results) == {r.id: shard.expected(r) for r in requests}
+    assert tokens_of(*results) == {r.id: shard.expected(r) for r in requests}
     assert results[-1].batch is None
 
 
@@ -276,7 +208,7 @@ def test_what_a_step_computes_for_a_request_that_ended_is_discarded(shard: Shard
         finishes.append(shard.engine.launch_decode([0], numbered=True))
         results.append(finishes.pop(0)())
     results.append(finishes.pop(0)())
-    tokens = _ids(*results)
+    tokens = tokens_of(*results)
     ended = [g.generated_text for r in results for g in r.generations if g.request_id == request.id][-1]
     assert ended is not None and ended.finish_reason is FinishReason.STOP_SEQUENCE
     assert tokens[request.id] == shard.expected(request)[: ended.generated_tokens]
@@ -327,7 +259,7 @@ def test_nothing_is_written_past_the_reserved_slots(shard: Shard) -> None:
     finishes.extend(shard.engine.launch_decode([0], numbered=True) for _ in range(6))
     for finish in finishes:
         finish()
-    stored = shard.engine.cache.keys[0].flatten(0, 1).flatten().nonzero().flatten().tolist()
+    stored = shard.engine.cache.keys[0].flatten().isfinite().nonzero().flatten().tolist()
     assert sorted(stored) == sorted(request.slots.tolist())
 
 

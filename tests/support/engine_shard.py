@@ -1,0 +1,144 @@
+"""An engine on the fake model with a router's bookkeeping of blocks around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from support.fake_model import FakeRunner, greedy
+
+from model_server.batch.growth import Growth
+from model_server.batch.sequence import NewRequest
+from model_server.engine import Engine, EngineOptions
+from model_server.generation import Generation, StepResult
+from model_server.kv_cache import KvCache
+from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from model_server.sampling.sampler import Sampler
+from model_server.tokenizer import Tokenizer
+
+BLOCK = 4
+NUM_BLOCKS = 64
+CPU = torch.device("cpu")
+
+
+class EngineShard:
+    """One rank. The cache is full of NaN at first: what is read without having been written shows.
+
+    `budget`: max_prefill_tokens of the warm-up; None leaves the shard without chunking.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        stock: bool = False,
+        budget: int | None = None,
+        grows: bool = False,
+        num_blocks: int = NUM_BLOCKS,
+    ) -> None:
+        self.runner = FakeRunner(vocab_size=tokenizer.vocab_size)
+        options = EngineOptions(
+            device=CPU, rank=rank, world_size=world_size, block_size=BLOCK, prompt_logprobs_allowed=True,
+            chunking=budget is not None,
+        )  # fmt: skip
+        self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, CPU), options)
+        self.engine.stock_router = stock
+        self.engine.grows = grows
+        if budget is not None:
+            self.engine.max_prefill_tokens = budget
+        cache = KvCache(self.runner.kv_shapes, num_blocks, BLOCK, torch.float32, CPU)
+        for rows in cache.rows:
+            rows.fill_(float("nan"))
+        self.engine.set_cache(cache)
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self.prompts: dict[int, list[int]] = {}
+        self._ids = itertools.count()
+
+    def blocks(self, tokens: int) -> list[int]:
+        """Interleaved, non-contiguous blocks for so many tokens."""
+        return [self._free.pop(0 if i % 2 else -1) for i in range(-(-tokens // BLOCK))]
+
+    def request(
+        self, prompt: list[int], new_tokens: int, *, tokens: int | None = None, **changes: object
+    ) -> NewRequest:
+        """A request that will not end on its own.
+
+        tokens: how many it has slots for, in whole blocks; None: exactly as many as it can ever need.
+        """
+        request_id = next(self._ids)
+        blocks = self.blocks(tokens or len(prompt) + new_tokens - 1)
+        slots = slots_of(blocks)
+        self.prompts[request_id] = prompt
+        request = NewRequest(
+            id=request_id,
+            text="",
+            truncate=0,
+            add_special_tokens=False,
+            sampling=SamplingParameters(),
+            stopping=StoppingParameters(max_new_tokens=new_tokens, ignore_eos_token=True),
+            prefill_logprobs=False,
+            top_n_tokens=0,
+            blocks=np.array(blocks, np.int32),
+            slots=np.array(slots if tokens else slots[: len(prompt) + new_tokens - 1], np.int64),
+            cache_len=0,
+            chunk_len=None,
+        )
+        return dataclasses.replace(request, **changes)  # type: ignore[arg-type]
+
+    def prefill(
+        self,
+        batch_id: int,
+        *requests: NewRequest,
+        cached: int | None = None,
+        growth: Sequence[Growth] = (),
+        numbered: bool = True,
+    ) -> StepResult:
+        prompts = [self.prompts[r.id] for r in requests]
+        return self.engine.launch_prefill(batch_id, list(requests), prompts, cached, growth, numbered)()
+
+    def decode(self, *batch_ids: int, numbered: bool = True, growth: Sequence[Growth] = ()) -> StepResult:
+        return self.engine.launch_decode(list(batch_ids), numbered, growth)()
+
+    def expected(self, request: NewRequest) -> list[int]:
+        return greedy(self.prompts[request.id], request.stopping.max_new_tokens, self.runner.vocab_size)
+
+    def query_lengths(self) -> tuple[int, ...]:
+        """Tokens of each row in the last forward."""
+        assert self.runner.last_inputs is not None
+        return self.runner.last_inputs.attention.query_lengths_host
+
+    def run_out(self, first: StepResult, batch_id: int) -> list[StepResult]:
+        """Decode until nothing is left; all results, the first included."""
+        results = [first]
+        while results[-1].batch is not None:
+            results.append(self.decode(batch_id))
+        return results
+
+
+def slots_of(blocks: Sequence[int]) -> list[int]:
+    return [b * BLOCK + o for b in blocks for o in range(BLOCK)]
+
+
+def tokens_of(*results: StepResult) -> dict[int, list[int]]:
+    """All tokens by request; none of the rows may have failed."""
+    collected: dict[int, list[int]] = {}
+    for generation in (g for r in results for g in r.generations):
+        assert generation.tokens is not None, generation.error
+        collected.setdefault(generation.request_id, []).extend(generation.tokens.ids)
+    return collected
+
+
+def errors_of(result: StepResult) -> dict[int, str]:
+    return {g.request_id: g.error for g in result.generations if g.error is not None}
+
+
+def generations_of(*results: StepResult) -> dict[int, list[Generation]]:
+    collected: dict[int, list[Generation]] = {}
+    for generation in (g for r in results for g in r.generations):
+        collected.setdefault(generation.request_id, []).append(generation)
+    return collected
