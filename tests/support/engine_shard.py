@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from model_server.batch.sequence import NewRequest
 from model_server.engine import Engine, EngineOptions
 from model_server.generation import Generation, StepResult
 from model_server.kv_cache import KvCache
-from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
 
@@ -142,3 +144,41 @@ def generations_of(*results: StepResult) -> dict[int, list[Generation]]:
     for generation in (g for r in results for g in r.generations):
         collected.setdefault(generation.request_id, []).append(generation)
     return collected
+
+
+def mixed_kinds(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """What requests of one batch may ask for, all at once."""
+    stop = StoppingParameters(
+        max_new_tokens=9, ignore_eos_token=True, stop_sequences=(tokenizer.decode_one(60)[-1:],), stop_anywhere=True
+    )
+    return [
+        {},
+        {"sampling": SamplingParameters(do_sample=True, temperature=9.0, seed=3), "top_n_tokens": 3},
+        {"sampling": SamplingParameters(repetition_penalty=4.0, frequency_penalty=2.0)},
+        {"sampling": SamplingParameters(presence_penalty=20.0, do_sample=True, temperature=5.0, top_k=20, seed=11)},
+        {"sampling": SamplingParameters(grammar=Grammar("regex", "[0-9]{6}"))},
+        {"sampling": SamplingParameters(do_sample=True, temperature=9.0, top_p=0.9, seed=5), "stopping": stop},
+        {"prefill_logprobs": True},
+        {"sampling": SamplingParameters(watermark=True)},
+    ]
+
+
+def mixed_requests(shard: EngineShard, tokenizer: Tokenizer) -> list[NewRequest]:
+    return [
+        shard.request([(7 * i + 3 * j) % 60 + 2 for j in range(5 + 2 * i)], 9, **kind)
+        for i, kind in enumerate(mixed_kinds(tokenizer))
+    ]
+
+
+def said_by(found: dict[int, list[Generation]]) -> dict[int, Any]:
+    """Everything that clients see of these generations, comparable (NaN is no number)."""
+    said = {}
+    for request_id, generations in found.items():
+        prompts = [g.prefill_tokens for g in generations if g.prefill_tokens is not None]
+        logprobs = [[None if math.isnan(v) else round(v, 5) for v in p.logprobs] for p in prompts]
+        said[request_id] = (
+            [(g.tokens, g.top_tokens, g.generated_text, g.error) for g in generations],
+            [(p.ids, p.texts) for p in prompts],
+            logprobs,
+        )
+    return said

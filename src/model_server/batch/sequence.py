@@ -186,9 +186,12 @@ def check_layout(
     Raises RequestError.
     """
     name = f"request {request.id}"
-    length = num_prompt + len(request.resume_ids)
+    resumed, max_new_tokens = len(request.resume_ids), request.stopping.max_new_tokens
+    length = num_prompt + resumed
     if num_prompt == 0:
         raise RequestError(f"{name}: the prompt has no tokens")
+    if resumed >= max_new_tokens:
+        raise RequestError(f"{name}: it has {resumed} of its {max_new_tokens} tokens, nothing is left to generate")
     if not 0 <= request.cache_len < length:
         raise RequestError(f"{name}: cache_len {request.cache_len} must be less than its {length} tokens")
     rest = length - request.cache_len
@@ -196,7 +199,7 @@ def check_layout(
         raise RequestError(f"{name}: this shard does not chunk prefills, as its Info says")
     if request.chunk_len is not None and not 0 < request.chunk_len <= rest:
         raise RequestError(f"{name}: chunk_len {request.chunk_len} is not one of the {rest} tokens that are left")
-    needed = length if grows else max(length, num_prompt + request.stopping.max_new_tokens - 1)
+    needed = length if grows else num_prompt + max_new_tokens - 1
     if len(request.slots) < needed:
         raise RequestError(f"{name}: {len(request.slots)} slots for {needed} tokens")
     if len(request.blocks) * block_size < needed:

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.engine_shard import EngineShard, errors_of, generations_of, tokens_of
+from support.engine_shard import EngineShard, errors_of, generations_of, mixed_requests, said_by, tokens_of
 
-from model_server.batch.sequence import NewRequest
 from model_server.errors import BatchGoneError, RequestError, UnknownBatchError
-from model_server.generation import Generation, StepResult
-from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
+from model_server.generation import StepResult
 from model_server.tokenizer import Tokenizer
 
 LARGE = 20_000
@@ -114,69 +112,31 @@ def test_every_unfinished_row_advances_whatever_the_budget(tokenizer: Tokenizer)
 # -- the same tokens for every budget ----------------------------------------------------------------------------------
 
 
-def _kinds(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """What requests of one batch may ask for, all at once."""
-    stop = StoppingParameters(
-        max_new_tokens=9, ignore_eos_token=True, stop_sequences=(tokenizer.decode_one(60)[-1:],), stop_anywhere=True
-    )
-    return [
-        {},
-        {"sampling": SamplingParameters(do_sample=True, temperature=9.0, seed=3), "top_n_tokens": 3},
-        {"sampling": SamplingParameters(repetition_penalty=4.0, frequency_penalty=2.0)},
-        {"sampling": SamplingParameters(presence_penalty=20.0, do_sample=True, temperature=5.0, top_k=20, seed=11)},
-        {"sampling": SamplingParameters(grammar=Grammar("regex", "[0-9]{6}"))},
-        {"sampling": SamplingParameters(do_sample=True, temperature=9.0, top_p=0.9, seed=5), "stopping": stop},
-        {"prefill_logprobs": True},
-        {"sampling": SamplingParameters(watermark=True)},
-    ]
-
-
-def _mixed(shard: EngineShard, tokenizer: Tokenizer) -> list[NewRequest]:
-    return [
-        shard.request([(7 * i + 3 * j) % 60 + 2 for j in range(5 + 2 * i)], 9, **kind)
-        for i, kind in enumerate(_kinds(tokenizer))
-    ]
-
-
-def _said(found: dict[int, list[Generation]]) -> dict[int, Any]:
-    """Everything that clients see of these generations, comparable (NaN is no number)."""
-    said = {}
-    for request_id, generations in found.items():
-        prompts = [g.prefill_tokens for g in generations if g.prefill_tokens is not None]
-        logprobs = [[None if math.isnan(v) else round(v, 5) for v in p.logprobs] for p in prompts]
-        said[request_id] = (
-            [(g.tokens, g.top_tokens, g.generated_text, g.error) for g in generations],
-            [(p.ids, p.texts) for p in prompts],
-            logprobs,
-        )
-    return said
-
-
 def test_tokens_do_not_depend_on_the_budget(tokenizer: Tokenizer) -> None:
     whole = EngineShard(tokenizer)
-    alone = _said(generations_of(*whole.run_out(whole.prefill(0, *_mixed(whole, tokenizer)), 0)))
+    alone = said_by(generations_of(*whole.run_out(whole.prefill(0, *mixed_requests(whole, tokenizer)), 0)))
     assert len(alone) == 8
     ended = [g for generations, _, _ in alone.values() for _, _, g, _ in generations if g is not None]
     assert len(ended) == 8, "no request failed"
-    for budget in range(1, 40):
+    for budget in range(1, 24):
         shard = EngineShard(tokenizer, budget=budget)
-        requests = _mixed(shard, tokenizer)
+        requests = mixed_requests(shard, tokenizer)
         first = [dataclasses.replace(r, chunk_len=min(len(shard.prompts[r.id]), 1 + budget // 4)) for r in requests]
-        assert _said(generations_of(*shard.run_out(shard.prefill(0, *first), 0))) == alone, budget
+        assert said_by(generations_of(*shard.run_out(shard.prefill(0, *first), 0))) == alone, budget
 
 
 @pytest.mark.parametrize("budget", [1, 3, 8, 64])
 def test_requests_that_join_one_after_another_change_nobody(tokenizer: Tokenizer, budget: int) -> None:
     whole = EngineShard(tokenizer)
-    alone = _said(generations_of(*whole.run_out(whole.prefill(0, *_mixed(whole, tokenizer)), 0)))
+    alone = said_by(generations_of(*whole.run_out(whole.prefill(0, *mixed_requests(whole, tokenizer)), 0)))
     shard = EngineShard(tokenizer, budget=budget)
-    first, *others = [dataclasses.replace(r, chunk_len=2) for r in _mixed(shard, tokenizer)]
+    first, *others = [dataclasses.replace(r, chunk_len=2) for r in mixed_requests(shard, tokenizer)]
     results = [shard.prefill(0, first)]
     for number, request in enumerate(others, 1):
         results.append(shard.prefill(number, request, cached=0))
         assert results[-1].batch is not None and results[-1].batch.id == 0
         assert results[-1].concat_ns is not None
-    assert _said(generations_of(*results[:-1], *shard.run_out(results[-1], 0))) == alone
+    assert said_by(generations_of(*results[:-1], *shard.run_out(results[-1], 0))) == alone
 
 
 def test_prompt_logprobs_come_with_the_first_token_of_the_last_chunk(tokenizer: Tokenizer) -> None:
@@ -295,15 +255,15 @@ def test_ranks_run_the_same_steps(tokenizer: Tokenizer) -> None:
     said: dict[int, Any] = {}
     results = []
     for shard in ranks:
-        first, *others = [dataclasses.replace(r, chunk_len=2) for r in _mixed(shard, tokenizer)]
+        first, *others = [dataclasses.replace(r, chunk_len=2) for r in mixed_requests(shard, tokenizer)]
         run = [shard.prefill(0, first)]
         run += [shard.prefill(n, r, cached=0) for n, r in enumerate(others, 1)]
         run = [*run[:-1], *shard.run_out(run[-1], 0)]
         results.append(run)
-        said |= _said(generations_of(*run))
+        said |= said_by(generations_of(*run))
     assert [r.batch for r in results[0]] == [r.batch for r in results[1]]
     whole = EngineShard(tokenizer)
-    assert said == _said(generations_of(*whole.run_out(whole.prefill(0, *_mixed(whole, tokenizer)), 0)))
+    assert said == said_by(generations_of(*whole.run_out(whole.prefill(0, *mixed_requests(whole, tokenizer)), 0)))
 
 
 # -- prompts given as ids, and what is refused -------------------------------------------------------------------------
