@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,8 +30,10 @@ BLOCK = 16
 class ShardProcess:
     """`model-server serve` and a client of it."""
 
-    def __init__(self, model: Path, prefix: Path, rank: int = 0, world_size: int = 1, port: int = 0) -> None:
-        environ = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world_size), "REQUEST_LOGPROBS": "1",
+    def __init__(
+        self, model: Path, prefix: Path, rank: int = 0, world_size: int = 1, port: int = 0, **variables: str
+    ) -> None:
+        environ = {**os.environ, **variables, "RANK": str(rank), "WORLD_SIZE": str(world_size), "REQUEST_LOGPROBS": "1",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}  # fmt: skip
         self.socket = Path(f"{prefix}-{rank}")
         self._log = prefix.parent / f"log-{rank}"
@@ -104,7 +107,7 @@ def _batch(batch_id: int, *requests: pb.Request) -> pb.Batch:
     return pb.Batch(id=batch_id, requests=requests, size=len(requests), max_tokens=64, max_blocks=6)
 
 
-def _warm_up(stub: TextGenerationServiceStub, **limits: int) -> pb.WarmupResponse:
+def _warm_up(stub: TextGenerationServiceStub, extensions: Sequence[str] = (), **limits: int) -> pb.WarmupResponse:
     request = _request(0, "_test " * 200, 20)
     request.truncate = 200
     request.parameters.MergeFrom(
@@ -115,7 +118,7 @@ def _warm_up(stub: TextGenerationServiceStub, **limits: int) -> pb.WarmupRespons
     )  # fmt: skip
     request.prefill_logprobs = True
     request.top_n_tokens = 20
-    message = pb.WarmupRequest(batch=_batch(0, request), max_prefill_tokens=512, **limits)
+    message = pb.WarmupRequest(batch=_batch(0, request), max_prefill_tokens=512, extensions=extensions, **limits)
     response: pb.WarmupResponse = stub.Warmup(message, timeout=120)
     return response
 
@@ -238,6 +241,132 @@ def test_prompt_logprobs_and_top_tokens(stub: TextGenerationServiceStub) -> None
     assert all(value <= 0 for value in prompt.logprobs[1:])
     (top,) = generation.top_tokens
     assert len(top.ids) >= 3 and list(top.logprobs) == sorted(top.logprobs, reverse=True)
+
+
+def test_a_prompt_in_chunks(stub: TextGenerationServiceStub) -> None:
+    request = _request(1, "The quick brown fox jumps over the lazy dog.", 4, 1)
+    request.prefill_logprobs = True
+    whole = stub.Prefill(pb.PrefillRequest(batch=_batch(1, request)), timeout=30)
+    prompt = whole.generations[0].prefill_tokens
+    alone = _run_out(stub, _batch(1, request))[1]
+    request.chunk_len = 3
+    response = stub.Prefill(pb.PrefillRequest(batch=_batch(1, request)), timeout=30)
+    assert not response.generations
+    assert response.batch.current_tokens == len(prompt.ids) - 3, "the next chunk takes the rest"
+    assert (response.batch.size, list(response.batch.request_ids)) == (1, [1])
+    tokens = []
+    while response.HasField("batch"):
+        response = stub.Decode(pb.DecodeRequest(batches=[response.batch]), timeout=30)
+        (generation,) = response.generations
+        if not tokens:
+            assert list(generation.prefill_tokens.ids) == list(prompt.ids)
+            assert generation.prefill_tokens.logprobs[1:] == pytest.approx(prompt.logprobs[1:], abs=1e-4)
+        tokens += generation.tokens.ids
+        if generation.HasField("generated_text"):
+            break
+    assert tokens == alone
+
+
+def test_a_new_batch_joins_the_running_one(stub: TextGenerationServiceStub) -> None:
+    a, b = _batch(10, _request(1, "Hello", 5, 1)), _batch(11, _request(2, "Good day", 5, 7))
+    alone = {**_run_out(stub, a), **_run_out(stub, b)}
+    b.requests[0].chunk_len = 1
+    first = stub.Prefill(pb.PrefillRequest(batch=a), timeout=30)
+    second = stub.Prefill(pb.PrefillRequest(batch=b, cached_batch=first.batch), timeout=30)
+    assert second.batch.id == 10 and list(second.batch.request_ids) == [1, 2]
+    assert [g.request_id for g in second.generations] == [1], "the new one has only begun"
+    assert second.HasField("concat_ns")
+    third = stub.Decode(pb.DecodeRequest(batches=[second.batch]), timeout=30)
+    assert [g.request_id for g in third.generations] == [1, 2]
+    tokens: dict[int, list[int]] = {1: [], 2: []}
+    for generation in (g for r in (first, second, third) for g in r.generations):
+        tokens[generation.request_id].extend(generation.tokens.ids)
+    assert tokens == {1: alone[1][:3], 2: alone[2][:1]}
+    with pytest.raises(grpc.RpcError, match="Batch ID 77 not found"):
+        stub.Prefill(pb.PrefillRequest(batch=b, cached_batch=pb.CachedBatch(id=77)), timeout=30)
+
+
+def test_a_cached_prefix(stub: TextGenerationServiceStub) -> None:
+    request = _request(1, "The quick brown fox jumps over the lazy dog. " * 3, 4, 1)
+    alone = _run_out(stub, _batch(1, request))
+    again = _request(1, request.inputs, 4, 7)
+    again.blocks[0] = request.blocks[0]
+    again.slots[:BLOCK] = request.slots[:BLOCK]
+    again.cache_len = BLOCK
+    assert _run_out(stub, _batch(2, again)) == alone
+
+
+def test_ids_growth_and_resumption_for_a_router_that_knows_them(shard: ShardProcess) -> None:
+    """A request that gets its blocks one by one, is preempted in the middle and goes on."""
+    stub = shard.stub
+    extensions = ["run_ahead", "row_errors", "token_ids", "grow"]
+    _warm_up(stub, extensions)
+    numbers = itertools.count(500)
+    stub.ClearCache(pb.ClearCacheRequest(sequence=next(numbers)), timeout=30)
+
+    def run(request: pb.Request, last: int = 99) -> list[int]:
+        blocks = iter(range(20, 30))
+        message = pb.PrefillRequest(batch=_batch(0, request), sequence=next(numbers))
+        response = stub.Prefill(message, timeout=30)
+        tokens = list(response.generations[0].tokens.ids)
+        written, covered = len(request.input_ids) + len(request.resume_ids), len(request.slots)
+        while response.HasField("batch") and len(tokens) < last:
+            growth = []
+            if written == covered:
+                growth.append(pb.BlockGrowth(request_id=request.id, blocks=[next(blocks)]))
+                covered += BLOCK
+            written += 1
+            message = pb.DecodeRequest(batches=[response.batch], sequence=next(numbers), growth=growth)
+            response = stub.Decode(message, timeout=30)
+            (generation,) = response.generations
+            assert not generation.HasField("error"), generation.error
+            tokens += generation.tokens.ids
+        return tokens
+
+    def request(num_blocks: int) -> pb.Request:
+        made = _request(4, "", 40, 1)
+        del made.blocks[num_blocks:], made.slots[num_blocks * BLOCK :]
+        made.input_ids.extend(range(20, 40))
+        return made
+
+    try:
+        whole = run(request(6))
+        assert len(whole) == 40
+        assert run(request(2)) == whole
+        for count in (1, 12, 13, 39):
+            stub.ClearCache(pb.ClearCacheRequest(id=0, sequence=next(numbers)), timeout=30)
+            first = run(request(2), last=count)
+            stub.ClearCache(pb.ClearCacheRequest(id=0, sequence=next(numbers)), timeout=30)
+            again = request(4)
+            again.resume_ids.extend(first)
+            assert first + run(again) == whole
+        refused = request(2)
+        refused.input_ids.append(10**6)
+        message = pb.PrefillRequest(batch=_batch(0, refused), sequence=next(numbers))
+        (generation,) = stub.Prefill(message, timeout=30).generations
+        assert "outside the model's" in generation.error
+    finally:
+        _warm_up(stub)
+
+
+def test_a_shard_without_chunking_says_so_and_refuses_chunks(model: Path, tmp_path: Path) -> None:
+    process = ShardProcess(model, tmp_path / "s", PREFILL_CHUNKING="0", PREFIX_CACHING="false")
+    try:
+        process.wait_ready()
+        info = process.stub.Info(pb.InfoRequest(), timeout=30)
+        assert (info.support_chunking, info.use_prefix_caching) == (False, False)
+        assert _warm_up(process.stub).max_total_tokens == 512
+        request = _request(1, "The quick brown fox", 4, 1)
+        first = process.stub.Prefill(pb.PrefillRequest(batch=_batch(1, request)), timeout=30)
+        other = _batch(2, _request(2, "Hello", 2, 7))
+        with pytest.raises(grpc.RpcError, match="does not chunk"):
+            process.stub.Prefill(pb.PrefillRequest(batch=other, cached_batch=first.batch), timeout=30)
+        other.requests[0].chunk_len = 1
+        with pytest.raises(grpc.RpcError, match="does not chunk"):
+            process.stub.Prefill(pb.PrefillRequest(batch=other), timeout=30)
+        assert process.stub.Decode(pb.DecodeRequest(batches=[first.batch]), timeout=30).generations
+    finally:
+        process.stop()
 
 
 def test_two_ranks_share_the_answers(model: Path, tmp_path: Path, shard: ShardProcess) -> None:

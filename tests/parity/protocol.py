@@ -18,6 +18,8 @@ CPU = torch.device("cpu")
 LENGTHS = (19, 11, 14)
 # Tokens per sequence and forward: prefill of all; a chunk of the first beside a decode row of the second; decode.
 STEPS = ((9, 5, 12), (5, 1, 0), *((1, 1, 1),) * 2, *((1, 1, 0),) * 3)
+# The same with prompts in chunks, of one token too: first chunks beside later ones beside decode rows.
+CHUNKS = ((3, 0, 0), (4, 2, 0), (1, 1, 6), (5, 1, 1), (1, 6, 3), (5, 1, 4))
 
 
 def prompts(vocab_size: int, lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[Tensor]:
@@ -100,12 +102,16 @@ def attention_metadata(
 
 
 def run_protocol(
-    runner: Runner, sequences: list[Tensor], block_size: int, dtype: torch.dtype = torch.float32
+    runner: Runner,
+    sequences: list[Tensor],
+    block_size: int,
+    dtype: torch.dtype = torch.float32,
+    steps: Sequence[Sequence[int]] = STEPS,
 ) -> list[Tensor]:
     """All logits of each sequence [length, vocab], computed by the protocol's steps."""
     batch = PagedBatch(runner, sequences, block_size, dtype)
     parts: list[list[Tensor]] = [[] for _ in sequences]
-    for counts in STEPS:
+    for counts in steps:
         for kept, logits in zip(parts, batch.step(counts), strict=True):
             kept.append(logits)
     assert batch.done == [len(s) for s in sequences]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from parity.cases import CASES, Case
-from parity.protocol import CPU, PagedBatch, assert_equal_logits, run_protocol
+from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits, run_protocol
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed import ProcessGroup
@@ -26,8 +28,8 @@ def test_every_family_has_a_case() -> None:
 def test_family_equals_transformers(cases: dict[tuple[str, str], Case], key: tuple[str, str]) -> None:
     case = cases[key]
     runner = load(case)
-    for block_size in (4, 16):
-        assert_equal_logits(run_protocol(runner, case.sequences, block_size), case.logits)
+    for block_size, steps in itertools.product((4, 16), (STEPS, CHUNKS)):
+        assert_equal_logits(run_protocol(runner, case.sequences, block_size, steps=steps), case.logits)
 
 
 def test_logit_rows_picks_rows_in_order(cases: dict[tuple[str, str], Case]) -> None:

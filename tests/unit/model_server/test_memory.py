@@ -29,10 +29,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def _engine(tokenizer: Tokenizer, runner: FakeRunner) -> Engine:
+def _engine(tokenizer: Tokenizer, runner: FakeRunner, *, chunking: bool = False) -> Engine:
     options = EngineOptions(
-        device=torch.device("cpu"), rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=True
-    )
+        device=torch.device("cpu"), rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=True,
+        chunking=chunking,
+    )  # fmt: skip
     return Engine(runner, tokenizer, Sampler(runner.vocab_size, options.device), options)
 
 
@@ -72,6 +73,16 @@ def test_defaults_on_a_cpu(tokenizer: Tokenizer) -> None:
     engine, capacity = _warm_up(tokenizer)
     assert capacity == Capacity(total_tokens=16_000, max_input_tokens=4095, max_total_tokens=4096)
     assert engine.cache.num_blocks == 1000
+
+
+@pytest.mark.parametrize(("positions", "expected"), [(100_000, 16_000), (8192, 8192)])
+def test_with_chunks_a_prompt_may_be_longer_than_one_prefill(
+    tokenizer: Tokenizer, positions: int, expected: int
+) -> None:
+    engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size, max_positions=positions), chunking=True)
+    _, capacity = _warm_up(tokenizer, engine=engine, max_prefill_tokens=1024)
+    assert capacity.max_total_tokens == expected and capacity.max_input_tokens == expected - 1
+    assert engine.max_prefill_tokens == 1024
 
 
 def test_the_longest_request_always_fits_beside_the_reserved_block(tokenizer: Tokenizer) -> None:

@@ -62,6 +62,15 @@ def test_extensions_are_read() -> None:
     assert request.stopping.stop_anywhere and request.stopping.stop_sequences == ("end",)
 
 
+def test_ids_resumption_and_growth_are_read() -> None:
+    request = _read(_message(input_ids=[5, 6], resume_ids=[7], cache_len=1, chunk_len=0))
+    assert (request.input_ids, request.resume_ids) == ((5, 6), (7,))
+    assert (request.cache_len, request.chunk_len) == (1, 0)
+    assert _read(_message()).chunk_len is None
+    (growth,) = convert.growth_from([pb.BlockGrowth(request_id=4, blocks=[2**32 - 1, 3])])
+    assert growth.request_id == 4 and growth.blocks.tolist() == [2**32 - 1, 3]
+
+
 @pytest.mark.parametrize(
     ("grammar_type", "expected"),
     [
