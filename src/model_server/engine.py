@@ -24,7 +24,6 @@ from torch import Tensor
 from model_server.admission import Admission, Place, with_places
 from model_server.answers import Answers
 from model_server.batch.batch import Batch
-from model_server.batch.chunks import plan_chunks
 from model_server.batch.growth import Failure, Growth, grow, rows_without_room, will_have_room
 from model_server.batch.inputs import StepInputs, decode_inputs, ragged_inputs
 from model_server.batch.sequence import NewRequest, Sequence
@@ -117,7 +116,7 @@ class Engine:
         batch = self._store.find(batch_ids[0])
         if batch is None or batch.launched is None:
             return False
-        if any(s.row.grammar is not None or s.is_prefilling for s in batch.sequences):
+        if batch.is_prefilling or any(s.row.grammar is not None for s in batch.sequences):
             return False
         return not self.grows or will_have_room(batch, growth, self.cache)
 
@@ -262,14 +261,14 @@ class Engine:
                 self._fail_rows(step, grow(batch, growth, self.cache, numbered=numbered))
             if self.grows:
                 self._fail_rows(step, rows_without_room(batch))
-            rows = [s for s in batch.sequences if not (s.finished or s.is_exhausted)]
+            rows = [s for s in batch.sequences if not (s.is_exhausted or s.finished)]
             if not rows:
                 return step
             tables = batch.block_tables()
             if len(rows) < len(batch.sequences):
                 taking = {id(s) for s in rows}
                 tables = tables[[i for i, s in enumerate(batch.sequences) if id(s) in taking]]
-            if any(s.is_prefilling for s in rows):
+            if batch.is_prefilling:
                 self._run_ragged(step, rows, tables)
             else:
                 inputs = decode_inputs(rows, tables, _unseen_ids(batch, rows), self.options.device)
@@ -280,6 +279,7 @@ class Engine:
 
     def _run_ragged(self, step: LaunchedStep, rows: list[Sequence], tables: npt.NDArray[np.int32]) -> None:
         """One forward of prompts, chunks and decode rows; then the next chunks are planned."""
+        assert not any(s.is_behind for s in rows), "launched ahead of a step whose ids it needs"
         inputs = ragged_inputs(rows, tables, self.options.device)
         logits = self.runner.forward(inputs.model, self.cache)
         _keep_prompt_logprobs(inputs, logits)
@@ -293,7 +293,7 @@ class Engine:
             torch.cuda.current_stream(logits.device).synchronize()
         for sequence in rows:
             sequence.advance()
-        plan_chunks(rows, self.max_prefill_tokens)
+        step.batch.plan_chunks(self.max_prefill_tokens)
 
     def _draw(self, step: LaunchedStep, rows: list[Sequence], logits: Tensor) -> None:
         step.rows, step.sampled = rows, self._sampler.sample(logits, [s.row for s in rows])

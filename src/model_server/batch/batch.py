@@ -21,7 +21,7 @@ class Batch:
 
     `ended` holds the ids of requests that ended but that the router has not filtered yet. Only a stock router gets to
     see them: TGI keeps a finished request in its batch until FilterBatch. `launched` is the step that is on the device
-    and not finished, if any.
+    and not finished, if any. `is_prefilling`: some sequence's first tokens are not all in the cache or on their way.
     """
 
     def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
@@ -29,6 +29,7 @@ class Batch:
         self.sequences = sequences
         self.ended: list[int] = []
         self.launched: LaunchedStep | None = None
+        self.is_prefilling = any(s.is_prefilling for s in sequences)
         self._block_tables: npt.NDArray[np.int32] | None = None
         self._order = [s.id for s in sequences]
 
@@ -42,6 +43,22 @@ class Batch:
                 tables[row, : len(sequence.blocks)] = sequence.blocks
             self._block_tables = tables
         return self._block_tables
+
+    def plan_chunks(self, max_prefill_tokens: int) -> None:
+        """Set how much of each unfinished prompt the forward after the one just launched computes.
+
+        One token is kept for each sequence but one; what is left of `max_prefill_tokens` goes to the oldest first
+        (TGI's shard gives it to the newest, which starves the older ones). Each advances by at least one token.
+        """
+        self.is_prefilling = False
+        running = [s for s in self.sequences if not s.finished]
+        budget = max_prefill_tokens - (len(running) - 1)
+        for sequence in running:
+            if sequence.is_prefilling:
+                self.is_prefilling = True
+                rest = sequence.prefill_length - sequence.cache_length
+                sequence.input_length = max(min(rest, budget), 1)
+                budget -= sequence.input_length
 
     def drop_finished(self, keep_visible: bool) -> None:
         """Leave out sequences that have ended; with `keep_visible` their ids stay listed until they are filtered."""
@@ -70,6 +87,7 @@ class Batch:
     def extend(self, other: Batch) -> None:
         """Append another batch's requests; this batch's id stays."""
         self.sequences = self.sequences + other.sequences
+        self.is_prefilling = self.is_prefilling or other.is_prefilling
         self.ended = self.ended + other.ended
         self._order = self._order + other._order
         self._block_tables = None
@@ -93,6 +111,7 @@ class Batch:
         if len(sequences) == len(self.sequences):
             return
         self.sequences = sequences
+        self.is_prefilling = self.is_prefilling and any(s.is_prefilling for s in sequences)
         self._block_tables = None
         listed = {s.id for s in sequences} | set(self.ended)
         self._order = [i for i in self._order if i in listed]

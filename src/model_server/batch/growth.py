@@ -49,10 +49,11 @@ def grow(batch: Batch, growth: Iterable[Growth], cache: KvCache, *, numbered: bo
 
 def rows_without_room(batch: Batch) -> list[Failure]:
     """Rows whose next tokens have no place in the cache."""
+    found = [s for s in batch.sequences if s.cache_length + s.input_length > len(s.slots)]
     return [
         (s, f"request {s.id}: it has {len(s.slots)} slots, none for its next token")
-        for s in batch.sequences
-        if not (s.has_room or s.is_exhausted)
+        for s in found
+        if not s.is_exhausted
     ]
 
 

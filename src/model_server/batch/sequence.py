@@ -116,9 +116,10 @@ class Sequence:
     def advance(self) -> None:
         """A forward with the next `input_length` tokens of this sequence has been launched, and if that `draws`, the
         draw of one more."""
-        self.num_sampled += self.draws
         self.cache_length += self.input_length
         self.input_length = 1
+        if self.cache_length >= self.prefill_length:
+            self.num_sampled += 1
 
     def grow(self, blocks: npt.NDArray[np.int64], block_size: int) -> None:
         """Append blocks, and slots for every place in them."""
