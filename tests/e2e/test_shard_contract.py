@@ -286,6 +286,17 @@ def test_a_new_batch_joins_the_running_one(stub: TextGenerationServiceStub) -> N
         stub.Prefill(pb.PrefillRequest(batch=b, cached_batch=pb.CachedBatch(id=77)), timeout=30)
 
 
+def test_a_mixed_call_that_cannot_be_read_loses_the_running_batch(stub: TextGenerationServiceStub) -> None:
+    """Its rows have not had their step, and the router has been told that the call failed."""
+    first = stub.Prefill(pb.PrefillRequest(batch=_batch(10, _request(1, "Hello", 5, 1))), timeout=30)
+    image = _request(2, "", 5, 7)
+    image.input_chunks.chunks.append(pb.InputChunk(image=pb.Image(data=b"x", mimetype="image/png")))
+    with pytest.raises(grpc.RpcError, match="text only"):
+        stub.Prefill(pb.PrefillRequest(batch=_batch(11, image), cached_batch=first.batch), timeout=30)
+    with pytest.raises(grpc.RpcError, match="Batch ID 10 is gone"):
+        stub.Decode(pb.DecodeRequest(batches=[first.batch]), timeout=30)
+
+
 def test_a_cached_prefix(stub: TextGenerationServiceStub) -> None:
     request = _request(1, "The quick brown fox jumps over the lazy dog. " * 3, 4, 1)
     alone = _run_out(stub, _batch(1, request))

@@ -1,0 +1,17 @@
+"""What the environment says of chunks and shared prefixes."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_server.config import ServeConfig
+from wire.options import parse
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, True), ("1", True), ("True", True), ("0", False), ("false", False)]
+)
+def test_chunks_and_shared_prefixes_can_be_switched_off(value: str | None, expected: bool) -> None:
+    environ = {} if value is None else {"PREFILL_CHUNKING": value, "PREFIX_CACHING": value}
+    config = parse(ServeConfig, ["demo"], environ)
+    assert (config.prefill_chunking, config.prefix_caching) == (expected, expected)
