@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from router.errors import OverloadedError, RouterError, TemplateError, ToolError
 from router.limits import ServingLimits
 from router.metrics import Metrics
 from router.request import ValidRequest
-from router.running import Admission, Entry, Generation, Permits, Running, collect
+from router.running import Admission, Entry, Generation, Permits, Running, collect, collect_all
 from router.tokenizer import PromptTokenizer
 from router.tracing import entered
 from router.validation import GenerateRequest, Validator
@@ -99,16 +98,7 @@ class Inference:
         """Several generations side by side, in the order of the requests; the first failure ends them all."""
         if len(requests) == 1:
             return [await self.generate(requests[0], admission)]
-        running = await self.start_many(requests, admission)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(collect(one)) for one in running]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        finally:
-            for one in running:
-                one.close()
-        return [task.result() for task in tasks]
+        return await collect_all(await self.start_many(requests, admission))
 
     async def generate_best_of(self, request: GenerateRequest, admission: Admission) -> Generation:
         """`best_of` generations with seeds of their own; the one with the highest mean logprob, and the others."""

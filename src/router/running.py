@@ -105,6 +105,9 @@ class Admission:
         return self._permits
 
 
+Item = Prefilled | TokenGenerated | Finished
+
+
 class Running:
     """One generation under way. Read it to its `Finished` event, or close it: both return the permit."""
 
@@ -133,7 +136,7 @@ class Running:
         self._last_token_at = 0.0
         self._closed = False
 
-    async def next_event(self) -> Prefilled | TokenGenerated | Finished:
+    async def next_event(self) -> Item:
         """The next event. Raises the RouterError that ends the generation; nothing follows that or `Finished`."""
         event = await self._entry.next_event()
         if isinstance(event, TokenGenerated):
@@ -219,7 +222,20 @@ class Running:
         return failure
 
 
-async def collect(running: Running) -> Generation:
+class Run(Protocol):
+    """What can be read like a `Running`."""
+
+    @property
+    def request(self) -> ValidRequest: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def timings(self) -> Timings | None: ...
+    async def next_event(self) -> Item: ...
+    def close(self) -> None: ...
+
+
+async def collect(running: Run) -> Generation:
     """Reads a generation to its end."""
     tokens: list[Token] = []
     top_tokens: list[tuple[Token, ...]] = []
@@ -250,10 +266,20 @@ async def collect(running: Running) -> Generation:
     )
 
 
-Item = Prefilled | TokenGenerated | Finished
+async def collect_all(running: Sequence[Run]) -> list[Generation]:
+    """Reads several generations side by side; the first failure ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(collect(one)) for one in running]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        for one in running:
+            one.close()
+    return [task.result() for task in tasks]
 
 
-async def interleaved(running: Sequence[Running]) -> AsyncGenerator[tuple[int, Item], None]:
+async def interleaved(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item], None]:
     """The events of several generations as they come, each with its generation's index. Raises the first failure."""
     async with aclosing(arrivals(running)) as items:
         async for index, item in items:
@@ -262,7 +288,7 @@ async def interleaved(running: Sequence[Running]) -> AsyncGenerator[tuple[int, I
             yield index, item
 
 
-async def arrivals(running: Sequence[Running]) -> AsyncGenerator[tuple[int, Item | Exception], None]:
+async def arrivals(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item | Exception], None]:
     """As `interleaved`, but a failure is an item too: the last of its generation, and the others go on."""
     if len(running) == 1:
         item: Item | Exception | None = None

@@ -18,12 +18,17 @@ from router.api.headers import json_headers, stream_headers
 from router.api.json_out import JsonResponse
 from router.api.openapi import documented
 from router.api.served import Served, request_id_of, served_of
-from router.chat.chunks import ChatHead, ChoiceStream, completion, usage_chunk
-from router.chat.prompt import check_served, choices_of, model_name, request_of, turns_of
+from router.chat.answer import completion, prompt_tokens_of
+from router.chat.calls import CallStream, is_call
+from router.chat.chunks import ChatHead, ChoiceStream, usage_chunk
+from router.chat.prompt import choices_of, model_name, request_of, turns_of, variables_of
+from router.chat.tools import OfferedTools, offered_tools
+from router.chat.two_passes import TwoPasses, turn
 from router.config import TGI_VERSION
 from router.errors import RouterError, ValidationError
 from router.events import Finished, Prefilled
-from router.running import Admission, Generation, Running, interleaved
+from router.grammar import AskedGrammar
+from router.running import Admission, Generation, Run, Running, collect_all, interleaved
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from router.validation import GenerateRequest
 
@@ -40,87 +45,136 @@ async def chat_completions(request: Request) -> Response:
 async def answer(request: Request, served: Served, body: ChatBody) -> Response:
     """The answer to a chat body, whichever route it came by."""
     served.inference.metrics.count("tgi_request_count")
-    number = _number_of_choices(served, body)
+    chat = _Chat(served, body)
     head = ChatHead(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
         model=model_name(body.model, served.model_id),
         system_fingerprint=f"{TGI_VERSION}-native",
     )
-    with served.inference.admit(number, request_id=request_id_of(request)) as admission:
+    with served.inference.admit(chat.number, request_id=request_id_of(request)) as admission:
         if body.stream:
-            running = await unless_left(request.receive, _start(served, body, number, admission))
-            return _stream(served, body, head, running)
-        generations = await unless_left(request.receive, _generate(served, body, number, admission))
-    whole = completion(head, generations, logprobs=body.logprobs)
+            running = await unless_left(request.receive, chat.start(admission))
+            return _stream(chat, head, running)
+        generations = await unless_left(request.receive, chat.generate(admission))
+    whole = completion(head, generations, logprobs=body.logprobs, tools=chat.tools)
     return JsonResponse(whole, headers=json_headers(generations[0], served.config.compute_type))
+
+
+async def first_request(served: Served, body: ChatBody) -> GenerateRequest:
+    """The generation of one choice; its `inputs` are the rendered chat. With tools it is the call of one."""
+    return await _Chat(served, body).request()
+
+
+class _Chat:
+    """A chat body on its way to its generations. Raises RouterError for what no generation is needed to refuse."""
+
+    def __init__(self, served: Served, body: ChatBody) -> None:
+        self._inference = served.inference
+        self._template = served.chat_template
+        self.served = served
+        self.body = body
+        try:
+            self.number = _number_of_choices(served, body)
+            self.tools = offered_tools(body)
+        except RouterError as error:
+            raise served.inference.refused(error) from None
+
+    async def request(self) -> GenerateRequest:
+        """Of one choice: the call of a tool if there are any."""
+        return await self._request(self.tools)
+
+    async def start(self, admission: Admission) -> list[Run]:
+        """Queues the generations of all choices, or none."""
+        requests = choices_of(await self.request(), self.number)
+        running: list[Run] = []
+        try:
+            for index, request in enumerate(requests):
+                running.append(await self._start(request, index, admission))
+        except BaseException:
+            for one in running:
+                one.close()
+            raise
+        return running
+
+    async def generate(self, admission: Admission) -> list[Generation]:
+        """The generations of all choices, to their ends."""
+        return await collect_all(await self.start(admission))
+
+    async def _start(self, request: GenerateRequest, index: int, admission: Admission) -> Run:
+        if self.tools is None or not self.tools.or_none:
+            return await self._inference.start(request, admission)
+
+        async def in_words(admission: Admission) -> Running:
+            plain = choices_of(await self._request(None), self.number)[index]
+            return await self._inference.start(plain, admission)
+
+        decision = await self._inference.start(request, turn(admission))
+        return TwoPasses(decision, in_words, admission)
+
+    async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
+        body = self.body
+        try:
+            if tools is not None:
+                grammar: AskedGrammar | None = tools.grammar()
+            else:
+                grammar = None if body.response_format is None else body.response_format.asked
+            listed = None if tools is None else tools.for_template()
+            prompt = await self._template.render(
+                turns_of(body), listed, tool_prompt=body.tool_prompt, variables=variables_of(body)
+            )
+        except RouterError as error:
+            raise self._inference.refused(error) from None
+        return request_of(body, prompt, grammar)
 
 
 def _number_of_choices(served: Served, body: ChatBody) -> int:
     number, limit = 1 if body.n is None else body.n, served.inference.limits.max_client_batch_size
     if not 1 <= number <= limit:
-        raise served.inference.refused(ValidationError(f"`n` must be > 0 and <= {limit}. Given: {number}"))
+        raise ValidationError(f"`n` must be > 0 and <= {limit}. Given: {number}")
     return number
 
 
-async def first_request(served: Served, body: ChatBody) -> GenerateRequest:
-    """The generation of one choice; its `inputs` are the rendered chat."""
-    try:
-        check_served(body)
-        prompt = await served.chat_template.render(turns_of(body))
-        return request_of(body, prompt)
-    except RouterError as error:
-        raise served.inference.refused(error) from None
-
-
-async def _requests(served: Served, body: ChatBody, number: int) -> list[GenerateRequest]:
-    """One request per choice."""
-    return choices_of(await first_request(served, body), number)
-
-
-async def _generate(served: Served, body: ChatBody, number: int, admission: Admission) -> list[Generation]:
-    requests = await _requests(served, body, number)
-    if number == 1:
-        return [await served.inference.generate(requests[0], admission)]
-    return await served.inference.generate_many(requests, admission)
-
-
-async def _start(served: Served, body: ChatBody, number: int, admission: Admission) -> list[Running]:
-    return await served.inference.start_many(await _requests(served, body, number), admission)
-
-
-def _stream(served: Served, body: ChatBody, head: ChatHead, running: Sequence[Running]) -> Response:
+def _stream(chat: _Chat, head: ChatHead, running: Sequence[Run]) -> Response:
     def close() -> None:
         for one in running:
             one.close()
 
     return sse.EventStream(
-        _events(head, running, logprobs=body.logprobs, include_usage=body.stream_options.include_usage),
-        headers=stream_headers(running[0], compute_type=served.config.compute_type),
+        _events(chat, head, running),
+        headers=stream_headers(running[0], compute_type=chat.served.config.compute_type),
         close=close,
-        stalled_s=served.config.stalled_client_seconds,
+        stalled_s=chat.served.config.stalled_client_seconds,
     )
 
 
-async def _events(
-    head: ChatHead, running: Sequence[Running], *, logprobs: bool, include_usage: bool
-) -> AsyncGenerator[bytes, None]:
-    stops = running[0].request.stopping.stop_sequences
-    choices = [ChoiceStream(head, index, stops, logprobs=logprobs) for index in range(len(running))]
+async def _events(chat: _Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGenerator[bytes, None]:
+    choices: dict[int, ChoiceStream | CallStream] = {}
     num_unfinished, num_tokens = len(running), 0
     try:
         async with aclosing(interleaved(running)) as events:
             async for index, event in events:
                 if isinstance(event, Prefilled):
                     continue
-                piece = sse.event(choices[index].chunk(event))
+                choice = choices.get(index) or choices.setdefault(index, _choice(chat, head, index, running[index]))
+                piece = b"".join([sse.event(chunk) for chunk in choice.chunks(event)])
                 if isinstance(event, Finished):
                     num_unfinished -= 1
                     num_tokens += event.generated_tokens
                     if not num_unfinished:
-                        if include_usage:
-                            piece += sse.event(usage_chunk(head, running[0].request.input_length, num_tokens))
+                        if chat.body.stream_options.include_usage:
+                            num_read = prompt_tokens_of([one.request for one in running])
+                            piece += sse.event(usage_chunk(head, num_read, num_tokens))
                         piece += sse.DONE
-                yield piece
+                if piece:
+                    yield piece
     except Exception as error:
         yield sse.frame(openai_event_body(said_to_client(error, running[0].request_id))) + sse.DONE
+
+
+def _choice(chat: _Chat, head: ChatHead, index: int, running: Run) -> ChoiceStream | CallStream:
+    """What its first event turns out to belong to: text or a call."""
+    stops, logprobs = running.request.stopping.stop_sequences, chat.body.logprobs
+    if chat.tools is not None and is_call(running.request):
+        return CallStream(head, index, stops, logprobs=logprobs, only_name=chat.tools.only_name)
+    return ChoiceStream(head, index, stops, logprobs=logprobs)

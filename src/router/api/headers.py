@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.running import Generation, Running
+from router.running import Generation, Run
 
 _OF_PROMPT = ("x-compute-characters", "x-prompt-tokens")
 
 
-def stream_headers(*running: Running, compute_type: str) -> dict[str, str]:
+def stream_headers(*running: Run, compute_type: str) -> dict[str, str]:
     """`running` has one generation for each prompt."""
     num_characters = sum(len(one.request.inputs) for one in running)
     return {"x-compute-type": compute_type, "x-compute-characters": str(num_characters)}

@@ -1,4 +1,4 @@
-"""From the events of a generation to OpenAI's chat answers: text without the stop, chunks, usage, logprobs.
+"""From the events of a generation to the chunks of OpenAI's chat streams: text without the stop, usage, logprobs.
 
 Dictionaries with the key order of TGI; `router.api.json_out` writes them.
 """
@@ -11,10 +11,9 @@ from typing import Any
 
 from router.events import Finished, FinishReason, Token, TokenGenerated
 from router.logprobs import float32
-from router.running import Generation
 
 # Also for the tokens of a finished stop text; OpenAI's clients know no other words.
-_FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
+FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
 
 
 class StopHoldBack:
@@ -78,31 +77,11 @@ class ChatHead:
         }
 
 
-def completion(head: ChatHead, generations: Sequence[Generation], *, logprobs: bool) -> dict[str, Any]:
-    """The JSON answer; the prompt counts once however many choices there are."""
-    prompt_tokens = generations[0].request.input_length
-    completion_tokens = sum(generation.generated_tokens for generation in generations)
-    choices = [_choice(index, generation, logprobs) for index, generation in enumerate(generations)]
-    return head.fields("chat.completion") | {"choices": choices, "usage": usage(prompt_tokens, completion_tokens)}
-
-
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-    }
-
-
-def _choice(index: int, generation: Generation, logprobs: bool) -> dict[str, Any]:
-    text = without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)
-    tops = generation.top_tokens or [()] * len(generation.tokens)
-    content = [_logprob(token, top) for token, top in zip(generation.tokens, tops, strict=True)]
-    return {
-        "index": index,
-        "message": {"role": "assistant", "content": text},
-        "logprobs": {"content": content} if logprobs else None,
-        "finish_reason": _FINISH_REASONS[generation.finish_reason],
     }
 
 
@@ -116,13 +95,13 @@ class ChoiceStream:
         self._logprobs = logprobs
         self._is_first = True
 
-    def chunk(self, event: TokenGenerated | Finished) -> dict[str, Any]:
-        """The chunk of one token; special tokens say nothing."""
+    def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
+        """One chunk for one token; special tokens say nothing."""
         token = event.token
         text = "" if token.special else token.text
         reason = None
         if isinstance(event, Finished):
-            reason = _FINISH_REASONS[event.finish_reason]
+            reason = FINISH_REASONS[event.finish_reason]
             text = self._hold_back.finish(text, stopped=event.finish_reason == "stop_sequence")
         else:
             text = self._hold_back.push(text)
@@ -131,10 +110,10 @@ class ChoiceStream:
         choice = {
             "index": self._index,
             "delta": delta,
-            "logprobs": {"content": [_logprob(token, event.top_tokens)]} if self._logprobs else None,
+            "logprobs": {"content": [logprob(token, event.top_tokens)]} if self._logprobs else None,
             "finish_reason": reason,
         }
-        return {**self._head, "choices": [choice], "usage": None}
+        return [{**self._head, "choices": [choice], "usage": None}]
 
 
 def usage_chunk(head: ChatHead, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -143,7 +122,7 @@ def usage_chunk(head: ChatHead, prompt_tokens: int, completion_tokens: int) -> d
     return fields | {"choices": [], "usage": usage(prompt_tokens, completion_tokens)}
 
 
-def _logprob(token: Token, top_tokens: Sequence[Token]) -> dict[str, Any]:
+def logprob(token: Token, top_tokens: Sequence[Token]) -> dict[str, Any]:
     return {
         "token": token.text,
         "logprob": float32(token.logprob),

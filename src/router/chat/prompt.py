@@ -7,23 +7,21 @@ from typing import Any
 
 import orjson
 
-from router.chat.template import Turn
-from router.errors import ToolError, ValidationError
-from router.schemas.chat import ChatBody, Message, NamedToolChoice, ToolCall
+from router.chat.messages import Turn
+from router.errors import ValidationError
+from router.grammar import AskedGrammar
+from router.schemas.chat import ChatBody, Message, ToolCall
 from router.validation import GenerateRequest
 
 BASE_MODEL = "tgi"
 """The `model` that clients of TGI send when they mean "whatever you serve"."""
 
-
-def check_served(body: ChatBody) -> None:
-    """Refuses what changes the answer and is not served yet. Raises ToolError or ValidationError."""
-    if body.response_format is not None and body.tools is not None:
-        raise ToolError("Grammar and tools are mutually exclusive")
-    if body.tools and body.tool_choice != "none":
-        raise ValidationError('`tools` are not supported yet; `tool_choice` "none" is')
-    if not body.tools and (isinstance(body.tool_choice, NamedToolChoice) or body.tool_choice == "required"):
-        raise ToolError("`tool_choice` asks for a tool, but `tools` is empty")
+TAKEN_NAMES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "bos_token",
+     "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "raise_exception", "strftime_now",
+     "namespace", "dict", "range", "lipsum", "cycler", "joiner"}
+)  # fmt: skip
+"""Variables and functions of every template."""
 
 
 def turns_of(body: ChatBody) -> list[Turn]:
@@ -31,7 +29,7 @@ def turns_of(body: ChatBody) -> list[Turn]:
     return [_turn(message) for message in body.messages]
 
 
-def request_of(body: ChatBody, prompt: str) -> GenerateRequest:
+def request_of(body: ChatBody, prompt: str, grammar: AskedGrammar | None) -> GenerateRequest:
     """The generation that a chat body asks for; temperature 0 is greedy, everything else samples, as in TGI."""
     greedy = body.temperature == 0
     return GenerateRequest(
@@ -52,8 +50,19 @@ def request_of(body: ChatBody, prompt: str) -> GenerateRequest:
         stop=stops_of(body.stop),
         seed=body.seed,
         top_n_tokens=body.top_logprobs,
-        grammar=None if body.response_format is None else body.response_format.asked,
+        grammar=grammar,
     )
+
+
+def variables_of(body: ChatBody) -> dict[str, Any]:
+    """What the client gives the template by name. Raises ValidationError for names that are not its to give."""
+    variables = dict(body.chat_template_kwargs)
+    if taken := variables.keys() & TAKEN_NAMES:
+        raise ValidationError(f"`chat_template_kwargs` cannot set `{min(taken)}`")
+    effort = body.reasoning_effort
+    if effort is not None and variables.setdefault("reasoning_effort", effort) != effort:
+        raise ValidationError("`reasoning_effort` is given twice, with two values")
+    return variables
 
 
 def choices_of(request: GenerateRequest, number: int) -> list[GenerateRequest]:
@@ -81,29 +90,28 @@ def _turn(message: Message) -> Turn:
         tool_calls=[_tool_call(call) for call in message.tool_calls] if message.tool_calls else None,
         tool_call_id=message.tool_call_id,
         name=message.name,
+        reasoning=message.reasoning_content if message.reasoning_content is not None else message.reasoning,
     )
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
     function = call.function
     given = function.parameters if function.arguments is None else function.arguments
-    return {
-        "id": call.id,
-        "type": call.type,
-        "function": {"name": function.name, "arguments": _arguments(given)},
-    }
+    fields = {"type": call.type, "function": {"name": function.name, "arguments": _arguments(given)}}
+    return fields if call.id is None else {"id": call.id, **fields}
 
 
 def _arguments(given: Any) -> Any:
-    """Arguments as an object: that is what templates print as JSON. Text that is no JSON stays text."""
+    """Arguments as an object: that is what templates print as JSON. Text that holds none stays text."""
     if given is None:
         return {}
     if not isinstance(given, str):
         return given
     try:
-        return orjson.loads(given)
+        parsed = orjson.loads(given or "{}")
     except orjson.JSONDecodeError:
         return given
+    return parsed if isinstance(parsed, dict) else given
 
 
 def logit_bias_of(bias: dict[str, float] | list[float] | None) -> tuple[tuple[int, float], ...]:

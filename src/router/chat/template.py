@@ -1,49 +1,22 @@
-"""Renders the model's chat template exactly as transformers renders it, on a worker thread and within bounds.
-
-What goes in is normalised first (`Turn` → the dictionaries that a template sees): parts are flattened unless the
-template iterates content, tool arguments are objects, roles that the template does not know are mapped.
-"""
+"""Renders the model's chat template exactly as transformers renders it, on a worker thread and within bounds."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
-import orjson
-from jinja2 import nodes
 from jinja2.environment import Template
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.exceptions import TemplateSyntaxError
 
+from router.chat.messages import Traits, Turn, message, with_tools
 from router.chat.sandbox import BoundedRun, ChatEnvironment
 from router.errors import StartupError, TemplateError
 
 RENDER_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """A message. `parts` is the content as sent: None, a text, or the dictionaries of a list of parts."""
-
-    role: str
-    parts: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None  # OpenAI form, arguments as objects
-    tool_call_id: str | None = None
-    name: str | None = None
-
-    @property
-    def text(self) -> str:
-        """The content as one text; an image becomes TGI's marker."""
-        if self.parts is None or isinstance(self.parts, str):
-            return self.parts or ""
-        return "".join(_part_text(part) for part in self.parts)
-
-
-def _part_text(part: dict[str, Any]) -> str:
-    return part["text"] if part["type"] == "text" else f"![]({part['image_url']['url']})"
+_END_MARK = "End-Of-The-Last-Turn"
 
 
 class CompiledTemplate:
@@ -51,34 +24,37 @@ class CompiledTemplate:
 
     def __init__(self, environment: ChatEnvironment, source: str) -> None:
         self._template: Template = environment.from_string(source)
-        tree = environment.parse(source)
-        self.iterates_content = _iterates_content(tree)
-        self.knows_tool_calls = "tool_calls" in source
-        self.knows_developer = "developer" in source
+        self._traits = Traits.of(environment, source)
 
-    def render(self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]) -> str:
-        messages = [self._message(turn) for turn in turns]
-        text = self._template.render(
-            messages=messages, tools=tools, documents=None, add_generation_prompt=True, **variables
-        )
-        return _cut_after_last_turn(text, turns[-1]) if turns[-1].role == "assistant" else text
+    def render(
+        self,
+        turns: Sequence[Turn],
+        tools: list[dict[str, Any]] | None,
+        tool_prompt: str | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        if tools:
+            turns = with_tools(turns, tools, tool_prompt, self._traits)
+        if turns[-1].is_open and (text := self._continued(turns, tools, variables)) is not None:
+            return text
+        return self._render(turns, tools, variables)
 
-    def _message(self, turn: Turn) -> dict[str, Any]:
-        """Absent keys stay absent: that is how transformers passes null."""
-        role = "system" if turn.role == "developer" and not self.knows_developer else turn.role
-        message: dict[str, Any] = {"role": role}
-        if turn.tool_calls and not self.knows_tool_calls:
-            message["content"] = turn.text or orjson.dumps(turn.tool_calls).decode()
-        elif turn.parts is not None or not turn.tool_calls:
-            is_list = isinstance(turn.parts, list) and self.iterates_content
-            message["content"] = turn.parts if is_list else turn.text
-        if turn.tool_calls and self.knows_tool_calls:
-            message["tool_calls"] = turn.tool_calls
-        if turn.tool_call_id is not None:
-            message["tool_call_id"] = turn.tool_call_id
-        if turn.name is not None:
-            message["name"] = turn.name
-        return message
+    def _render(self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]) -> str:
+        messages = [message(turn, self._traits) for turn in turns]
+        own = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return self._template.render({**own, **variables})
+
+    def _continued(
+        self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str | None:
+        """Up to the end of the last turn's text, so that the model goes on with it; None if it is not in the text.
+
+        A mark shows where it ends, as in transformers: the text itself may occur behind it again. White space at its
+        end is cut off, as in TGI.
+        """
+        text = self._render([*turns[:-1], turns[-1].followed_by(_END_MARK)], tools, variables)
+        position = text.rfind(_END_MARK)
+        return text[:position].rstrip() if position >= 0 else None
 
 
 class ChatTemplate:
@@ -96,14 +72,22 @@ class ChatTemplate:
                 raise StartupError(f"the chat template ({name}) does not compile: {error}") from None
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
 
-    async def render(self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None = None) -> str:
-        """The prompt. Raises router.errors.TemplateError."""
+    async def render(
+        self,
+        turns: Sequence[Turn],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        tool_prompt: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. `tools` in OpenAI's form; `variables` besides the model's own. Raises TemplateError."""
         template = self._templates.get("tool_use") if tools else None
         template = template or self._templates.get("default")
         if template is None:
             raise TemplateError("template not found")
         chosen = template
-        run = BoundedRun(lambda: chosen.render(turns, tools, self._variables))
+        given = {**self._variables, **(variables or {})}
+        run = BoundedRun(lambda: chosen.render(turns, tools, tool_prompt, given))
         loop = asyncio.get_running_loop()
         watchdog = _Watchdog(run, loop)
         try:
@@ -139,36 +123,3 @@ class _Watchdog:
             self._run.interrupt()
         else:
             self._timer = self._loop.call_later(left_s, self._look)
-
-
-def _cut_after_last_turn(text: str, turn: Turn) -> str:
-    """TGI's rule for continuing the assistant's turn: end right after its text, without trailing white space."""
-    content = turn.text
-    position = text.rfind(content) if content else -1
-    return text[: position + len(content)].rstrip() if position >= 0 else text
-
-
-def _iterates_content(tree: nodes.Template) -> bool:
-    """Whether a template reads parts of `content`: loops over it, or indexes into it."""
-    aliases = {
-        target.name
-        for assign in tree.find_all(nodes.Assign)
-        if isinstance(target := assign.target, nodes.Name) and _is_content(assign.node, set())
-    }
-    loops = any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For))
-    indexed = any(
-        _is_content(item.node, set()) and isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, int)
-        for item in tree.find_all(nodes.Getitem)
-    )
-    return loops or indexed
-
-
-def _is_content(node: nodes.Node | None, aliases: set[str]) -> bool:
-    """Whether an expression is some message's content, through filters too."""
-    while isinstance(node, nodes.Filter):
-        node = node.node
-    if isinstance(node, nodes.Name):
-        return node.name in aliases
-    if isinstance(node, nodes.Getattr):
-        return node.attr == "content"
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"

@@ -37,7 +37,7 @@ class CalledFunction(Body):
 
 
 class ToolCall(Body):
-    id: str = ""
+    id: str | None = None
     type: str = "function"
     function: CalledFunction
 
@@ -45,32 +45,33 @@ class ToolCall(Body):
 class Message(Body):
     """One turn. `content` may be absent, in an assistant's turn that calls tools and elsewhere."""
 
-    role: str
+    role: str = Field(min_length=1, max_length=64)
     content: str | list[ContentPart] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    reasoning_content: str | None = Field(default=None, description="For templates that show earlier reasoning.")
+    reasoning: str | None = None
 
 
 class FunctionDefinition(Body):
+    """`parameters` is a JSON schema; TGI's clients call it `arguments`. `strict` changes nothing: calls always fit."""
+
     name: str
     description: str | None = None
     parameters: Any = None
     arguments: Any = None
+    strict: bool = False
+
+    @property
+    def schema_of_parameters(self) -> Any:
+        """None: the function takes none."""
+        return self.arguments if self.parameters is None else self.parameters
 
 
 class Tool(Body):
     type: str = "function"
     function: FunctionDefinition
-
-
-class FunctionName(Body):
-    name: str
-
-
-class NamedToolChoice(Body):
-    type: Literal["function"] = "function"
-    function: FunctionName
 
 
 class StreamOptions(Body):
@@ -102,8 +103,15 @@ class ChatBody(Body):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     tools: list[Tool] | None = None
-    tool_choice: str | NamedToolChoice | None = None
+    tool_choice: str | dict[str, Any] | None = Field(
+        default=None, description="`auto`, `none`, `required`, a function's name, or OpenAI's object with one."
+    )
+    parallel_tool_calls: bool = Field(default=True, description="An answer has one call at most, whatever this says.")
     tool_prompt: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="More variables for the chat template, for example `enable_thinking`."
+    )
+    reasoning_effort: str | None = Field(default=None, description="A variable of some chat templates.")
     response_format: Grammar | None = None
 
     @model_validator(mode="after")
@@ -128,9 +136,26 @@ class ChoiceLogprobs(BaseModel):
     content: list[TokenLogprob]
 
 
+class AnsweredFunction(BaseModel):
+    """`arguments` is the JSON text of an object. `description` is TGI's and always null."""
+
+    description: None = None
+    name: str
+    arguments: str
+
+
+class AnsweredCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: AnsweredFunction
+
+
 class AssistantMessage(BaseModel):
+    """Text, or the call of a tool."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    tool_calls: list[AnsweredCall] | None = None
 
 
 class Usage(BaseModel):
@@ -159,9 +184,24 @@ class ChatCompletion(BaseModel):
     usage: Usage
 
 
+class FunctionDelta(BaseModel):
+    name: str | None = None
+    arguments: str
+
+
+class CallDelta(BaseModel):
+    """`id`, `type` and the function's `name` come once; the pieces of `arguments` are to be joined."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
-    content: str
+    content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):

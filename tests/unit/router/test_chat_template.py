@@ -11,7 +11,8 @@ import orjson
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from router.chat.template import ChatTemplate, Turn
+from router.chat.messages import Turn
+from router.chat.template import ChatTemplate
 from router.errors import StartupError, TemplateError
 
 CHATML = (
@@ -142,7 +143,7 @@ async def test_the_same_text_as_transformers(templates: Any, source: str) -> Non
     template = templates(source)
     num_equal = 0
     for turns in CHATS:
-        for tools in (None, TOOLS):
+        for tools in (None, TOOLS) if "tools" in source else (None,):
             try:
                 expected = by_transformers(source, [dictionary(turn, source) for turn in turns], tools)
             except Exception as error:
@@ -152,7 +153,7 @@ async def test_the_same_text_as_transformers(templates: Any, source: str) -> Non
             else:
                 assert await template.render(turns, tools) == expected
                 num_equal += 1
-    assert num_equal >= 6
+    assert num_equal >= 3
 
 
 async def test_parts_are_flattened_unless_the_template_iterates_them(templates: Any) -> None:
@@ -200,6 +201,11 @@ async def test_the_assistants_turn_is_continued(templates: Any, content: str, ex
     source = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
     turns = [Turn(role="user", parts="q"), Turn(role="assistant", parts=content)]
     assert await templates(source).render(turns) == expected
+
+
+async def test_a_text_that_occurs_again_behind_the_turn(templates: Any) -> None:
+    source = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
+    assert await templates(source).render([Turn(role="assistant", parts="s")]) == "assistant:s"
 
 
 async def test_a_turn_the_template_changes_is_left_as_it_is(templates: Any) -> None:

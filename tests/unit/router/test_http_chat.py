@@ -207,7 +207,6 @@ async def test_a_stock_shard_gets_tgis_frequency_penalty_and_no_other_extension(
     [
         ({"response_format": {"type": "json_schema"}}, "validation", "grammar"),
         ({"response_format": {"type": "regex", "value": "a(?=b)"}}, "validation", "grammar"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "validation", "tools"),
         ({"tool_choice": "required"}, "tool_error", "tool_choice"),
         ({"n": 0}, "validation", "`n`"),
         ({"n": 5}, "validation", "`n`"),

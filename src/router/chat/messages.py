@@ -1,0 +1,149 @@
+"""From the turns of a chat to the messages that a template sees: the one normalisation before rendering.
+
+Parts are flattened unless the template iterates content, tool calls are objects where the template shows them and text
+where it does not, roles that the template does not know are mapped. What is absent stays absent: that is how
+transformers passes null.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from jinja2 import Environment, meta, nodes
+
+TOOL_PROMPT = (
+    "\nThe functions above are at your disposal. Reply with a single JSON object that names the function which answers "
+    "the request best and gives its arguments as literal values.\n"
+)
+"""What follows the tools in the last message of a chat whose template cannot show tools."""
+
+_CHECKS_ID_LENGTH = re.compile(r"length\s*!=\s*9\b")
+_ID_LENGTH = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A message. `parts` is the content as sent: None, a text, or the dictionaries of a list of parts."""
+
+    role: str
+    parts: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None  # OpenAI form, arguments as objects
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None  # of an earlier answer
+
+    @property
+    def text(self) -> str:
+        """The content as one text; an image becomes TGI's marker."""
+        if self.parts is None or isinstance(self.parts, str):
+            return self.parts or ""
+        return "".join(_part_text(part) for part in self.parts)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether, as the last one, it is an answer that is to be continued."""
+        return self.role == "assistant" and not self.tool_calls and bool(self.text.strip())
+
+    def followed_by(self, text: str) -> Turn:
+        """With more text at its end."""
+        if isinstance(self.parts, list):
+            return replace(self, parts=[*self.parts, {"type": "text", "text": text}])
+        return replace(self, parts=(self.parts or "") + text)
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    text: str = part["text"] if part["type"] == "text" else f"![]({part['image_url']['url']})"
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """What a template's source says about the messages that it expects."""
+
+    iterates_content: bool
+    knows_tool_calls: bool
+    knows_developer: bool
+    reads_tools: bool
+    wants_short_ids: bool  # Mistral's: nine letters and digits, anything else is refused
+
+    @classmethod
+    def of(cls, environment: Environment, source: str) -> Traits:
+        tree = environment.parse(source)
+        return cls(
+            iterates_content=_iterates_content(tree),
+            knows_tool_calls="tool_calls" in source,
+            knows_developer="developer" in source,
+            reads_tools="tools" in meta.find_undeclared_variables(tree),
+            wants_short_ids=_CHECKS_ID_LENGTH.search(source) is not None,
+        )
+
+
+def with_tools(
+    turns: Sequence[Turn], tools: list[dict[str, Any]], tool_prompt: str | None, traits: Traits
+) -> list[Turn]:
+    """Adds the tools to the last turn if the template does not show them, and what the client wants said of them."""
+    added = "" if traits.reads_tools else f"{orjson.dumps(tools).decode()}\n{tool_prompt or TOOL_PROMPT}"
+    added = added or tool_prompt or ""
+    return [*turns[:-1], turns[-1].followed_by(f"\n---\n{added}")] if added else list(turns)
+
+
+def message(turn: Turn, traits: Traits) -> dict[str, Any]:
+    """What the template gets for a turn."""
+    role = "system" if turn.role == "developer" and not traits.knows_developer else turn.role
+    fields: dict[str, Any] = {"role": role}
+    calls = turn.tool_calls or []
+    if calls and not traits.knows_tool_calls:
+        fields["content"] = "\n".join(filter(None, (turn.text, orjson.dumps(calls).decode())))
+    elif turn.parts is not None or not calls:
+        is_list = isinstance(turn.parts, list) and traits.iterates_content
+        fields["content"] = turn.parts if is_list else turn.text
+    if calls and traits.knows_tool_calls:
+        fields["tool_calls"] = [_with_short_id(call) for call in calls] if traits.wants_short_ids else calls
+    if turn.tool_call_id is not None:
+        fields["tool_call_id"] = _short_id(turn.tool_call_id) if traits.wants_short_ids else turn.tool_call_id
+    if turn.name is not None:
+        fields["name"] = turn.name
+    if turn.reasoning is not None:
+        # Under the names that transformers gives it.
+        fields = {"thinking": turn.reasoning, **fields, "reasoning_content": turn.reasoning}
+    return fields
+
+
+def _with_short_id(call: dict[str, Any]) -> dict[str, Any]:
+    return call | {"id": _short_id(call["id"])} if "id" in call else call
+
+
+def _short_id(identifier: str) -> str:
+    """The end of an id is what differs between two."""
+    letters = "".join(letter for letter in identifier if letter.isascii() and letter.isalnum())
+    return letters[-_ID_LENGTH:].zfill(_ID_LENGTH)
+
+
+def _iterates_content(tree: nodes.Template) -> bool:
+    """Whether a template reads parts of `content`: loops over it, or indexes into it."""
+    aliases = {
+        target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(target := assign.target, nodes.Name) and _is_content(assign.node, set())
+    }
+    loops = any(_is_content(loop.iter, aliases) for loop in tree.find_all(nodes.For))
+    indexed = any(
+        _is_content(item.node, set()) and isinstance(item.arg, nodes.Const) and isinstance(item.arg.value, int)
+        for item in tree.find_all(nodes.Getitem)
+    )
+    return loops or indexed
+
+
+def _is_content(node: nodes.Node | None, aliases: set[str]) -> bool:
+    """Whether an expression is some message's content, through filters too."""
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Name):
+        return node.name in aliases
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
