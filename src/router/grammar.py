@@ -9,11 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
-import select
-import subprocess
-import sys
-import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +17,7 @@ from typing import Any, Literal
 import orjson
 
 from router.errors import OverloadedError, ValidationError
+from router.worker_process import WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +26,7 @@ GrammarKind = Literal["json", "regex"]
 TIMEOUT_S = 5.0
 CACHE_BYTES = 8 << 20
 _MAX_WAITING = 64
-_START_TIMEOUT_S = 30.0
 _ENTRY_BYTES = 200
-_LENGTH_BYTES = 4
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -132,91 +126,22 @@ class GrammarChecker:
             self._num_bytes -= oldest.num_bytes
 
 
-class _Compiler:
+class _Compiler(WorkerProcess):
     """The process, from the side of the one thread that talks to it; `kill` may be called from any."""
 
     def __init__(self, timeout_s: float) -> None:
+        super().__init__("router.grammar_worker")
         self._timeout_s = timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_closed = False
 
     def compile(self, kind: GrammarKind, text: str) -> _Outcome:
         """Raises OSError if the process cannot be started."""
-        process = self._process or self._start()
+        self.start()
         try:
-            _send(process, orjson.dumps([kind, text]))
-            reply = orjson.loads(_receive(process, self._timeout_s))
+            reply = orjson.loads(self.exchange(orjson.dumps([kind, text]), self._timeout_s))
         except TimeoutError:
             logger.warning("a grammar of %d characters took more than %g s to compile", len(text), self._timeout_s)
-            self.end()
             return _Outcome(None, f"it takes more than {self._timeout_s:g} s to compile")
         except OSError:
             logger.warning("a grammar of %d characters ended the process that compiles it", len(text))
-            self.end()
             return _Outcome(None, "it takes too much memory or time to compile")
         return _Outcome(reply.get("grammar"), reply.get("fault", ""))
-
-    def kill(self) -> None:
-        """The thread finds out by itself; there will be no other process."""
-        self._is_closed = True
-        if (process := self._process) is not None:
-            process.kill()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        if self._is_closed:
-            raise ConnectionAbortedError("the server is stopping")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "router.grammar_worker"],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        self._process = process
-        try:
-            if self._is_closed:  # while it was being started
-                process.kill()
-            _receive(process, _START_TIMEOUT_S)
-        except OSError:
-            self.end()
-            raise
-        return process
-
-    def end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        process.stdout.close()
-
-
-def _send(process: subprocess.Popen[bytes], data: bytes) -> None:
-    assert process.stdin is not None
-    rest = memoryview(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
-    while rest:
-        rest = rest[process.stdin.write(rest) :]
-
-
-def _receive(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """Raises TimeoutError, and ConnectionError if the process has ended."""
-    deadline = time.monotonic() + timeout_s
-    length = int.from_bytes(_receive_exactly(process, _LENGTH_BYTES, deadline), "big")
-    return _receive_exactly(process, length, deadline)
-
-
-def _receive_exactly(process: subprocess.Popen[bytes], count: int, deadline: float) -> bytes:
-    assert process.stdout is not None
-    data = b""
-    poll = select.poll()  # select() itself is limited to the first 1024 descriptors
-    poll.register(process.stdout, select.POLLIN)
-    while len(data) < count:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise TimeoutError
-        piece = os.read(process.stdout.fileno(), count - len(data))
-        if not piece:
-            raise ConnectionResetError("the process has ended")
-        data += piece
-    return data

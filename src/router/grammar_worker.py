@@ -1,29 +1,22 @@
 """The process that compiles grammars on behalf of the router: `python -m router.grammar_worker`.
 
 A grammar may be built to take all memory or to run for ever; here it takes 512 MiB at most, and the router kills the
-process when it takes too long. Frames on standard input and output: 4 bytes of length, then JSON. Knows nothing of
-requests.
+process when it takes too long. Frames hold JSON. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 import re
-import resource
-import signal
-import sys
-import time
-from typing import BinaryIO
 
 import orjson
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from router.closed_schema import close_objects
+from router.worker_main import serve
 from wire.grammar import GrammarKind, compile_grammar
 
 MEMORY_LIMIT = 512 << 20
-# If the router is gone and cannot kill this process any more.
 _CPU_LIMIT_S = 10
-_LENGTH_BYTES = 4
 _STEPS = 4
 _LONGEST_FAULT = 300
 _REGEX_FAULT = re.compile(r"^error: (.*)$", re.MULTILINE)
@@ -72,44 +65,15 @@ def _walk(matcher: LLMatcher) -> None:
         matcher.consume_token((mask & -mask).bit_length() - 1)
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """None at the end of the stream."""
-    head = stream.read(_LENGTH_BYTES)
-    if len(head) < _LENGTH_BYTES:
-        return None
-    length = int.from_bytes(head, "big")
-    data = stream.read(length)
-    return data if len(data) == length else None
-
-
-def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
-
-
 def main() -> None:
     """Serve until the router closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the router's
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    answer = b""  # "ready"
-    while True:
-        replies.write(frame(answer))
-        replies.flush()
-        asked = read_frame(requests)
-        if asked is None:
-            return
-        _allow_cpu_time()
+
+    def answer(asked: bytes) -> bytes:
         kind, text = orjson.loads(asked)
-        answer = orjson.dumps(check(kind, text, tokenizer))
+        return orjson.dumps(check(kind, text, tokenizer))
 
-
-def _allow_cpu_time() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    allowed = int(time.process_time()) + _CPU_LIMIT_S
-    if hard == resource.RLIM_INFINITY or allowed < hard:
-        resource.setrlimit(resource.RLIMIT_CPU, (allowed, hard))
+    serve(answer, memory_limit=MEMORY_LIMIT, cpu_limit_s=_CPU_LIMIT_S)
 
 
 def _sentence(said: str) -> str:

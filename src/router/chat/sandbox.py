@@ -1,16 +1,14 @@
-"""The environment that chat templates run in: transformers' own set-up, plus bounds on time and memory.
+"""The environment that chat templates run in: transformers' own set-up, plus bounds on the size of values.
 
 A template comes from the model or the operator, what it renders comes from clients. Jinja's sandbox keeps it away from
-Python; it does not keep it from `'a' * 10**9` or from endless loops. The bounds change no result below them.
+Python; it does not keep it from `'a' * 10**9`. The bounds here give such a template a clear error and change no result
+below them; what they do not see is held by the process that this runs in (`router.chat.render_worker`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
-import threading
-import time
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from string import Formatter
@@ -30,10 +28,6 @@ _SIZED = (str, list, tuple, bytes)
 _WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0-9._^]*?(\d{5}|\*)")
 # String methods whose result is as long as an argument says.
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-
-
-class TemplateTimeoutError(BaseException):
-    """Raised inside of a template that runs too long. Not an Exception, so that no `except` there can keep it."""
 
 
 def _concat(pieces: Iterable[str]) -> str:
@@ -106,50 +100,6 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         if wrapped is not None and _has_wide_braces(str(value.__self__)):
             raise SecurityError("the format is too wide")
         return wrapped
-
-
-class BoundedRun:
-    """One rendering on a worker thread, which `interrupt` may end from another thread.
-
-    The interruption arrives between two byte codes of the template, which is why single operations are bounded above.
-    """
-
-    def __init__(self, render: Callable[[], str]) -> None:
-        self._render = render
-        self._lock = threading.Lock()
-        self._thread_id: int | None = None  # while the template runs
-        self._started_at: float | None = None
-        self._late = False
-
-    def __call__(self) -> str:
-        """Raises SecurityError when it was interrupted."""
-        try:
-            try:
-                with self._lock:
-                    if self._late:
-                        raise TemplateTimeoutError
-                    self._started_at = time.monotonic()
-                    self._thread_id = threading.get_ident()
-                return self._render()
-            finally:
-                with self._lock:
-                    self._thread_id = None
-                for _ in range(3):  # a pending interruption arrives at a jump backwards, here at the latest
-                    pass
-        except TemplateTimeoutError:
-            raise SecurityError("the template runs for too long") from None
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since a worker took it; 0 while it waits for one."""
-        return 0.0 if self._started_at is None else time.monotonic() - self._started_at
-
-    def interrupt(self) -> None:
-        with self._lock:
-            self._late = True
-            if self._thread_id is not None:
-                set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
-                set_exception(ctypes.c_ulong(self._thread_id), ctypes.py_object(TemplateTimeoutError))
 
 
 class _GenerationTag(Extension):

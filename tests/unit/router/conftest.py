@@ -9,6 +9,8 @@ import pytest
 from router_fakes import Router
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from router.chat.renderer import Renderer
+
 _TEXT = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps, the fox runs away again and again.",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 日本語の文章もある。",
@@ -33,12 +35,20 @@ def tokenizer() -> Tokenizer:
     return tokenizer
 
 
+@pytest.fixture(scope="session")
+def renderer() -> Iterator[Renderer]:
+    """One process that renders the templates of all tests."""
+    one = Renderer()
+    yield one
+    one.close()
+
+
 @pytest.fixture
-def make_router(tokenizer: Tokenizer) -> Iterator[Callable[..., Router]]:
+def make_router(tokenizer: Tokenizer, renderer: Renderer) -> Iterator[Callable[..., Router]]:
     made: list[Router] = []
 
     def make(*arguments: Any, **options: Any) -> Router:
-        made.append(Router(tokenizer, *arguments, **options))
+        made.append(Router(tokenizer, *arguments, renderer=renderer, **options))
         return made[-1]
 
     yield make

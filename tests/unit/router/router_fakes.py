@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from router.api.connection import Bounds, Connection
 from router.api.served import Served
 from router.app import create_app
+from router.chat.renderer import Renderer
 from router.chat.template import ChatTemplate
 from router.config import RouterConfig
 from router.events import Event, Failed, Finished, FinishReason, Token, TokenGenerated
@@ -163,6 +164,7 @@ class Router:
         config: RouterConfig | None = None,
         templates: dict[str, str] | None = None,
         tracing: Tracing | None = None,
+        renderer: Renderer | None = None,
     ) -> None:
         config = config or RouterConfig(tokenizer_name="some/model")
         self.scheduler = FakeScheduler(script)
@@ -175,7 +177,9 @@ class Router:
         self.inference = Inference(
             scheduler=self.scheduler, validator=validator, tokenizer=self.tokenizer, limits=limits, metrics=self.metrics
         )
-        self.chat_template = ChatTemplate({"default": CHAT_TEMPLATE} if templates is None else templates, {})
+        self.chat_template = ChatTemplate(
+            {"default": CHAT_TEMPLATE} if templates is None else templates, {}, renderer=renderer
+        )
         served = Served(
             config=config,
             info=info,

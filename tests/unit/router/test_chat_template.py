@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -12,6 +10,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from router.chat.messages import Turn
+from router.chat.renderer import Renderer
 from router.chat.template import ChatTemplate
 from router.errors import StartupError, TemplateError
 
@@ -124,16 +123,12 @@ def dictionary(turn: Turn, source: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def templates() -> Iterator[Any]:
-    made: list[ChatTemplate] = []
-
+def templates(renderer: Renderer) -> Any:
     def make(source: str | dict[str, str]) -> ChatTemplate:
-        made.append(ChatTemplate({"default": source} if isinstance(source, str) else source, VARIABLES))
-        return made[-1]
+        named = {"default": source} if isinstance(source, str) else source
+        return ChatTemplate(named, VARIABLES, renderer=renderer)
 
-    yield make
-    for template in made:
-        template.close()
+    return make
 
 
 @pytest.mark.parametrize(
@@ -211,78 +206,6 @@ async def test_a_text_that_occurs_again_behind_the_turn(templates: Any) -> None:
 async def test_a_turn_the_template_changes_is_left_as_it_is(templates: Any) -> None:
     turns = [Turn(role="assistant", parts="abc")]
     assert await templates("{{ messages[0].content | upper }}!").render(turns) == "ABC!"
-
-
-ATTACKS = [
-    "{{ ''.__class__.__mro__ }}",
-    "{{ messages.__class__.__init__.__globals__ }}",
-    "{% set _ = messages.append(1) %}",
-    "{{ namespace(_x=1) }}",
-    "{{ 'a' * 10**9 }}",
-    "{{ 10**9 * 'a' }}",
-    "{{ [1] * 10**9 }}",
-    "{{ 'a'.center(10**9) }}",
-    "{{ 'a'.ljust(10**9) }}",
-    "{{ 'a' | center(1000000000) }}",
-    "{{ 'a' | indent(1000000000) }}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ '%1000000000d' | format(1) }}",
-    "{{ '{:1000000000}'.format(1) }}",
-    "{{ strftime_now('%1000000000Y') }}",
-    "{{ [1] | tojson(indent=1000000000) }}",
-    "{{ 2 ** (10 ** 9) }}",
-    "{{ '{:{}}'.format(1, 10**9) }}",
-    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}",
-    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x | length }}",
-    "{% set n = namespace(x='a') %}{% for i in range(60) %}"
-    "{% set b %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = b %}{% endfor %}",
-    "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x | replace('a', 'aaaa') %}{% endfor %}",
-    "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x.replace('a', 'aaaa') %}{% endfor %}",
-    "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] | join(n.x) %}{% endfor %}",
-    "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x.join([n.x, n.x]) %}{% endfor %}",
-    "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
-    "{{ range(10**9) | list }}",
-    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ 1 / 0 }}",
-    "{{ messages[0].content.nothing.at_all }}",
-    "{{ messages[7].role }}",
-    "{{ 1 + 'a' }}",
-]
-
-
-@pytest.mark.parametrize("source", ATTACKS)
-async def test_attacks_end_as_template_errors(templates: Any, source: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(TemplateError):
-        await templates(source).render([USER])
-    assert time.monotonic() - started < 3
-
-
-async def test_an_endless_template_is_interrupted_and_the_worker_lives_on(
-    templates: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("router.chat.template.RENDER_TIMEOUT_S", 0.2)
-    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    source = "{% if messages[0].content == 'loop' %}" + loops + "{% endif %}ok"
-    template = templates(source)
-    for _ in range(3):
-        started = time.monotonic()
-        with pytest.raises(TemplateError, match="too long"):
-            await template.render([Turn(role="user", parts="loop")])
-        assert time.monotonic() - started < 2
-        assert await template.render([Turn(role="user", parts="x")]) == "ok"
-
-
-async def test_a_caller_who_leaves_takes_the_rendering_along(templates: Any) -> None:
-    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    template = templates("{% if messages[0].content == 'loop' %}" + loops + "{% endif %}ok")
-    rendering = asyncio.create_task(template.render([Turn(role="user", parts="loop")]))
-    await asyncio.sleep(0.05)
-    rendering.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await rendering
-    # There is one worker for all; the timer that would have ended the rendering is gone.
-    assert await asyncio.wait_for(template.render([Turn(role="user", parts="x")]), 5) == "ok"
 
 
 async def test_messages_are_data_not_templates(templates: Any) -> None:

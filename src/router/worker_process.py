@@ -1,0 +1,125 @@
+"""A process of our own that does what may explode, from the side of the router: frames over pipes, and an end.
+
+Frames on its standard input and output: 4 bytes of length, then data. An empty one says that it is ready; then each
+frame is answered by one. The process itself sets its bounds on memory.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+
+_START_TIMEOUT_S = 30.0
+_LENGTH_BYTES = 4
+_PIPE_BYTES = 1 << 20
+
+
+class WorkerProcess:
+    """`python -m MODULE`, started when first needed and again when it was lost. For one thread, except for `kill`."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """While it runs."""
+        process = self._process
+        return process.pid if process is not None else None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Returns when it is ready. Raises OSError."""
+        return self._process or self._start()
+
+    def exchange(self, data: bytes, timeout_s: float) -> bytes:
+        """The answer to one frame. Whatever is raised has ended the process.
+
+        Raises TimeoutError, and OSError if the process has died or cannot be started.
+        """
+        process = self.start()
+        deadline = time.monotonic() + timeout_s
+        try:
+            _send(process, data, deadline)
+            return _receive(process, deadline)
+        except OSError:  # TimeoutError too
+            self.end()
+            raise
+
+    def kill(self) -> None:
+        """The thread finds out by itself; there will be no other process."""
+        self._is_closed = True
+        if (process := self._process) is not None:
+            process.kill()
+
+    def end(self) -> None:
+        """Without a trace; the next exchange starts another one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._is_closed:
+            raise ConnectionAbortedError("the server is stopping")
+        process = subprocess.Popen(
+            [sys.executable, "-m", self._module],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._process = process
+        try:
+            if self._is_closed:  # while it was being started
+                process.kill()
+            assert process.stdin is not None
+            os.set_blocking(process.stdin.fileno(), False)
+            _receive(process, time.monotonic() + _START_TIMEOUT_S)
+        except OSError:
+            self.end()
+            raise
+        return process
+
+
+def _send(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> None:
+    """Raises TimeoutError, and BrokenPipeError if the process has ended."""
+    assert process.stdin is not None
+    descriptor = process.stdin.fileno()
+    rest = memoryview(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+    while rest:
+        _wait(descriptor, select.POLLOUT, deadline)
+        rest = rest[os.write(descriptor, rest[:_PIPE_BYTES]) :]
+
+
+def _receive(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    """Raises TimeoutError, and ConnectionError if the process has ended."""
+    length = int.from_bytes(_receive_exactly(process, _LENGTH_BYTES, deadline), "big")
+    return _receive_exactly(process, length, deadline)
+
+
+def _receive_exactly(process: subprocess.Popen[bytes], count: int, deadline: float) -> bytes:
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    data = bytearray()
+    while len(data) < count:
+        _wait(descriptor, select.POLLIN, deadline)
+        piece = os.read(descriptor, min(count - len(data), _PIPE_BYTES))
+        if not piece:
+            raise ConnectionResetError("the process has ended")
+        data += piece
+    return bytes(data)
+
+
+def _wait(descriptor: int, event: int, deadline: float) -> None:
+    poll = select.poll()  # select() itself is limited to the first 1024 descriptors
+    poll.register(descriptor, event)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
