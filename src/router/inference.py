@@ -6,13 +6,14 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from router.errors import OverloadedError, RouterError, TemplateError, ToolError, UnhealthyError, ValidationError
 from router.limits import ServingLimits
 from router.metrics import Metrics
 from router.request import ValidRequest
-from router.running import Admission, Entry, Generation, Permits, Running, collect, collect_all
+from router.running import Admission, Entry, Generation, Permits, Running, collect, collect_all, start_all
 from router.tokenizer import PromptTokenizer
 from router.tracing import entered
 from router.validation import GenerateRequest, Validator
@@ -84,15 +85,7 @@ class Inference:
 
     async def start_many(self, requests: Sequence[GenerateRequest], admission: Admission) -> list[Running]:
         """Queues all or none."""
-        running: list[Running] = []
-        try:
-            for request in requests:
-                running.append(await self.start(request, admission))
-        except BaseException:
-            for one in running:
-                one.close()
-            raise
-        return running
+        return await start_all(partial(self.start, request, admission) for request in requests)
 
     async def generate_many(self, requests: Sequence[GenerateRequest], admission: Admission) -> list[Generation]:
         """Several generations side by side, in the order of the requests; the first failure ends them all."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from router.errors import GenerationError, IncompleteError, RouterError
 from router.events import Event, Failed, Finished, FinishReason, Prefilled, Token, TokenGenerated
@@ -233,6 +233,22 @@ class Run(Protocol):
     def timings(self) -> Timings | None: ...
     async def next_event(self) -> Item: ...
     def close(self) -> None: ...
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+async def start_all(starts: Iterable[Callable[[], Awaitable[AnyRun]]]) -> list[AnyRun]:
+    """Queues all or none, one after the other."""
+    running: list[AnyRun] = []
+    try:
+        for start in starts:
+            running.append(await start())
+    except BaseException:
+        for one in running:
+            one.close()
+        raise
+    return running
 
 
 async def collect(running: Run) -> Generation:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fastapi import Request
 
 from router.api.disconnect import unless_left
 from router.api.served import Served, request_id_of
 from router.errors import BatchSizeError
-from router.inference import mean_logprob
-from router.running import Generation
+from router.inference import Inference, mean_logprob
+from router.running import Admission, Generation, Run, collect_all, start_all
 from router.validation import GenerateRequest
 
 
@@ -21,6 +22,7 @@ class Job:
 
     request: GenerateRequest
     text_of: Callable[[Generation], str]
+    start: Callable[[Admission], Awaitable[Run]] | None = None  # None: as a generation of `request`
 
     @property
     def number(self) -> int:
@@ -36,6 +38,14 @@ async def texts_of(request: Request, served: Served, jobs: Sequence[Job]) -> lis
     if number > limit:
         raise inference.refused(BatchSizeError(f"the server runs up to {limit} generations at once. Given: {number}"))
     with inference.admit(number, request_id=request_id_of(request)) as admission:
-        requests = [job.request for job in jobs for _ in range(job.number)]
-        generations = iter(await unless_left(request.receive, inference.generate_many(requests, admission)))
+        generations = iter(await unless_left(request.receive, _generate(inference, jobs, admission)))
     return [job.text_of(max((next(generations) for _ in range(job.number)), key=mean_logprob)) for job in jobs]
+
+
+async def _generate(inference: Inference, jobs: Sequence[Job], admission: Admission) -> list[Generation]:
+    """All generations of all jobs, in order; queues all or none."""
+
+    def start(job: Job) -> Awaitable[Run]:
+        return job.start(admission) if job.start else inference.start(job.request, admission)
+
+    return await collect_all(await start_all(partial(start, job) for job in jobs for _ in range(job.number)))

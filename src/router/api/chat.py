@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -28,7 +29,7 @@ from router.config import TGI_VERSION
 from router.errors import RouterError, ValidationError
 from router.events import Finished, Prefilled
 from router.grammar import AskedGrammar
-from router.running import Admission, Generation, Run, Running, collect_all, interleaved
+from router.running import Admission, Generation, Run, Running, collect_all, interleaved, start_all
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from router.validation import GenerateRequest
 
@@ -45,7 +46,7 @@ async def chat_completions(request: Request) -> Response:
 async def answer(request: Request, served: Served, body: ChatBody) -> Response:
     """The answer to a chat body, whichever route it came by."""
     served.inference.metrics.count("tgi_request_count")
-    chat = _Chat(served, body)
+    chat = Chat(served, body)
     head = ChatHead(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
@@ -63,11 +64,11 @@ async def answer(request: Request, served: Served, body: ChatBody) -> Response:
 
 async def first_request(served: Served, body: ChatBody) -> GenerateRequest:
     """The generation of one choice; its `inputs` are the rendered chat. With tools it is the call of one."""
-    return await _Chat(served, body).request()
+    return await Chat(served, body).request()
 
 
-class _Chat:
-    """A chat body on its way to its generations. Raises RouterError for what no generation is needed to refuse."""
+class Chat:
+    """A chat body on its way to its generations. Raises RouterError for what can be refused before there are any."""
 
     def __init__(self, served: Served, body: ChatBody) -> None:
         self._inference = served.inference
@@ -87,21 +88,16 @@ class _Chat:
     async def start(self, admission: Admission) -> list[Run]:
         """Queues the generations of all choices, or none."""
         requests = choices_of(await self.request(), self.number)
-        running: list[Run] = []
-        try:
-            for index, request in enumerate(requests):
-                running.append(await self._start(request, index, admission))
-        except BaseException:
-            for one in running:
-                one.close()
-            raise
-        return running
+        return await start_all(
+            partial(self.start_choice, request, index, admission) for index, request in enumerate(requests)
+        )
 
     async def generate(self, admission: Admission) -> list[Generation]:
         """The generations of all choices, to their ends."""
         return await collect_all(await self.start(admission))
 
-    async def _start(self, request: GenerateRequest, index: int, admission: Admission) -> Run:
+    async def start_choice(self, request: GenerateRequest, index: int, admission: Admission) -> Run:
+        """Queues one choice; it takes one permit, also where it comes in two passes."""
         if self.tools is None or not self.tools.or_none:
             return await self._inference.start(request, admission)
 
@@ -135,7 +131,7 @@ def _number_of_choices(served: Served, body: ChatBody) -> int:
     return number
 
 
-def _stream(chat: _Chat, head: ChatHead, running: Sequence[Run]) -> Response:
+def _stream(chat: Chat, head: ChatHead, running: Sequence[Run]) -> Response:
     def close() -> None:
         for one in running:
             one.close()
@@ -148,7 +144,7 @@ def _stream(chat: _Chat, head: ChatHead, running: Sequence[Run]) -> Response:
     )
 
 
-async def _events(chat: _Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGenerator[bytes, None]:
+async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGenerator[bytes, None]:
     choices: dict[int, ChoiceStream | CallStream] = {}
     num_unfinished, num_tokens = len(running), 0
     try:
@@ -172,7 +168,7 @@ async def _events(chat: _Chat, head: ChatHead, running: Sequence[Run]) -> AsyncG
         yield sse.frame(openai_event_body(said_to_client(error, running[0].request_id))) + sse.DONE
 
 
-def _choice(chat: _Chat, head: ChatHead, index: int, running: Run) -> ChoiceStream | CallStream:
+def _choice(chat: Chat, head: ChatHead, index: int, running: Run) -> ChoiceStream | CallStream:
     """What its first event turns out to belong to: text or a call."""
     stops, logprobs = running.request.stopping.stop_sequences, chat.body.logprobs
     if chat.tools is not None and is_call(running.request):

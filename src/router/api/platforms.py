@@ -67,8 +67,11 @@ def _text_job(instance: GenerateBody) -> Job:
 async def _chat_job(served: Served, instance: ChatBody) -> Job:
     if instance.n is not None and instance.n != 1:
         raise served.inference.refused(ValidationError("`n` other than 1 is not supported in an instance"))
-    return Job(await chat.first_request(served, instance), _chat_text)
+    one = chat.Chat(served, instance)
+    request = await one.request()
+    return Job(request, _chat_text, lambda admission: one.start_choice(request, 0, admission))
 
 
 def _chat_text(generation: Generation) -> str:
+    """A tool call comes as the model has written it, as in TGI."""
     return without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)

@@ -379,3 +379,11 @@ async def test_variables_of_the_template(make_router: MakeRouter) -> None:
     assert router.scheduler.last.inputs == "FalseHello"
     await router.post(PATH, body(tools=None, reasoning_effort="low"))
     assert router.scheduler.last.inputs == "lowHello"
+
+
+async def test_vertex_gets_the_call_as_text_and_words_as_words(make_router: MakeRouter) -> None:
+    router = make_router(script(CALL, NO_TOOL, ["Hi", "</s>"]))
+    answer = await router.post("/vertex", {"instances": [body(tool_choice="required")]})
+    assert json.loads(answer.json()["predictions"][0]) == {"function": {"_name": "get_weather"} | json.loads(ARGUMENTS)}
+    assert (await router.post("/vertex", {"instances": [body()]})).json() == {"predictions": ["Hi"]}
+    router.assert_idle()
