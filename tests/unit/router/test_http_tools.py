@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -387,3 +388,73 @@ async def test_vertex_gets_the_call_as_text_and_words_as_words(make_router: Make
     assert json.loads(answer.json()["predictions"][0]) == {"function": {"_name": "get_weather"} | json.loads(ARGUMENTS)}
     assert (await router.post("/vertex", {"instances": [body()]})).json() == {"predictions": ["Hi"]}
     router.assert_idle()
+
+
+_WRONG = [
+    None,
+    True,
+    3,
+    -1.5,
+    "",
+    "x",
+    "required",
+    [],
+    ["x"],
+    {},
+    {"a": 1},
+    {"type": "object"},
+    {"$ref": "#"},
+    [[]],
+    2**63,
+]
+
+
+def mutated(source: random.Random, node: Any) -> Any:
+    """A copy with one place changed, removed or moved."""
+    if isinstance(node, dict) and node and source.random() < 0.85:
+        key = source.choice(list(node))
+        kind = source.randrange(8)
+        if kind == 0:
+            return {name: value for name, value in node.items() if name != key}
+        if kind == 1:
+            return {**node, source.choice(["$ref", "anyOf", "properties", "_name", "name", "type"]): node[key]}
+        return {**node, key: mutated(source, node[key])}
+    if isinstance(node, list) and node and source.random() < 0.85:
+        index = source.randrange(len(node))
+        if source.randrange(6) == 0:
+            return node + node[index : index + 1]
+        return [mutated(source, one) if place == index else one for place, one in enumerate(node)]
+    return source.choice(_WRONG)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_tool_body_gives_a_server_error(make_router: MakeRouter, seed: int) -> None:
+    source = random.Random(seed)
+    router = make_router(lambda request: says(*source.choice([CALL, NO_TOOL, ["x", "</s>"], CALL[:6]]),
+                         reason="eos_token", last_special=True))  # fmt: skip
+    history = [
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}], "reasoning_content": "b",
+         "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "tool_call_id": "1", "content": "4", "name": "f"},
+    ]  # fmt: skip
+    parameters = {**PARAMETERS, "required": ["n"], "$defs": {"X": {"type": "integer"}},
+                  "anyOf": [{"required": ["n"]}, {"$ref": "#/$defs/X"}]}  # fmt: skip
+    whole = body(
+        messages=[{"role": "user", "content": "Hello"}, *history],
+        tools=[TOOL, OTHER, tool(parameters=parameters, strict=True)],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        chat_template_kwargs={"a": 1}, parallel_tool_calls=False, tool_prompt="x", reasoning_effort="low",
+    )  # fmt: skip
+    statuses: dict[int, int] = {}
+    for _ in range(150):
+        asked = whole
+        for _ in range(source.randint(1, 3)):
+            asked = mutated(source, asked)
+        path = source.choice([PATH, PATH, "/invocations", "/chat_tokenize"])
+        if isinstance(asked, dict) and source.random() < 0.3:
+            asked = asked | {"stream": True}
+        answer = await router.post(path, asked)
+        statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+        assert answer.status_code in (200, 422), (path, asked, answer.text)
+        router.assert_idle()
+    assert min(statuses[200], statuses[422]) > 10, "the bodies reach every layer"
