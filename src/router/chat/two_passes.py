@@ -86,6 +86,6 @@ def turn(admission: Admission) -> Admission:
     """For one pass: the permit that counts is held until the last one has ended."""
     permits = Permits(1)
     permits.take(1)
-    one = Admission(permits, 1, admission.request_id)
+    one = Admission(permits, 1, admission.request_id, admission.request_span)
     one.arrived_at = admission.arrived_at
     return one

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from router_fakes import Router, data_of, failing, says
 
+from router.chat.two_passes import turn
 from router.errors import GenerationError
 from router.events import Event, Token
 from router.request import ValidRequest
+from router.running import Admission, Permits
 
 MakeRouter = Callable[..., Router]
 PATH = "/v1/chat/completions"
@@ -132,6 +134,17 @@ async def test_one_permit_lasts_for_both_passes(make_router: MakeRouter) -> None
     assert (await router.post(PATH, body())).status_code == 200
     assert taken == [3 + 1, 3 + 1] and permits.num_taken == 3
     permits.give_back(3)
+
+
+def test_a_pass_belongs_to_the_request_that_it_is_for() -> None:
+    permits = Permits(1)
+    assert permits.take(1)
+    span: Any = object()
+    admission = Admission(permits, 1, "id", span)
+    one = turn(admission)
+    assert (one.request_id, one.request_span, one.arrived_at) == ("id", span, admission.arrived_at)
+    one.hand_over().give_back(1)
+    assert permits.num_taken == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
