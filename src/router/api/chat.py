@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -22,6 +24,7 @@ from router.api.served import Served, request_id_of, served_of
 from router.chat.answer import completion, prompt_tokens_of
 from router.chat.calls import CallStream, is_call
 from router.chat.chunks import ChatHead, ChoiceStream, usage_chunk
+from router.chat.messages import Turn
 from router.chat.prompt import choices_of, model_name, request_of, turns_of, variables_of
 from router.chat.tools import OfferedTools, offered_tools
 from router.chat.two_passes import TwoPasses, turn
@@ -34,6 +37,8 @@ from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from router.validation import GenerateRequest
 
 routes = APIRouter(tags=["Chat"])
+
+_MANY_MESSAGES = 500
 
 
 @routes.post("/v1/chat/completions", **documented(ChatBody, ChatCompletion, event=ChatChunk))
@@ -111,17 +116,27 @@ class Chat:
     async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
         body = self.body
         try:
-            if tools is not None:
-                grammar: AskedGrammar | None = tools.grammar()
+            # Schemas and long chats may take a tenth of a second to go through.
+            if tools is not None or len(body.messages) > _MANY_MESSAGES:
+                turns, listed, grammar = await asyncio.to_thread(_prepared, body, tools)
             else:
-                grammar = None if body.response_format is None else body.response_format.asked
-            listed = None if tools is None else tools.for_template()
+                turns, listed, grammar = _prepared(body, tools)
             prompt = await self._template.render(
-                turns_of(body), listed, tool_prompt=body.tool_prompt, variables=variables_of(body)
+                turns, listed, tool_prompt=body.tool_prompt, variables=variables_of(body)
             )
         except RouterError as error:
             raise self._inference.refused(error) from None
         return request_of(body, prompt, grammar)
+
+
+def _prepared(
+    body: ChatBody, tools: OfferedTools | None
+) -> tuple[list[Turn], list[dict[str, Any]] | None, AskedGrammar | None]:
+    """What goes into the template, and the grammar of the answer."""
+    turns = turns_of(body)
+    if tools is not None:
+        return turns, tools.for_template(), tools.grammar()
+    return turns, None, None if body.response_format is None else body.response_format.asked
 
 
 def _number_of_choices(served: Served, body: ChatBody) -> int:
