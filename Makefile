@@ -7,7 +7,7 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test lint bench stubs clean
+.PHONY: run test lint bench bench-router stubs clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -23,6 +23,10 @@ lint: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.demo
+
+# SHORT=--short takes less than a minute.
+bench-router: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.router $(SHORT)
 
 # The oldest supported generator, in an environment of its own: its stubs load on every newer runtime.
 stubs:

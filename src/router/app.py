@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hmac
 import logging
+import random
 import re
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api import chat, completions, elsewhere, generate, kserve, openapi, platforms, service, tokenize
+from router.api.direct import Application, endpoints_of
 from router.api.errors import InternalError, UnauthorizedError, error_response, framework_response
 from router.api.served import Served
 from router.config import RouterConfig
@@ -40,7 +41,7 @@ def create_app(
     tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application; without `served` only its OpenAPI document is of use."""
-    app = FastAPI(
+    app = Application(
         title="Text Generation Inference", docs_url="/docs", redoc_url=None, openapi_url="/api-doc/openapi.json",
         redirect_slashes=False, telemetry=_NO_TELEMETRY,
     )  # fmt: skip
@@ -52,6 +53,10 @@ def create_app(
         elsewhere.routes,
     ):  # fmt: skip
         app.include_router(routes)
+    app.direct = endpoints_of(
+        (generate.routes, chat.routes, completions.routes, tokenize.routes),
+        without=() if served is None else (served.config.aip_predict_route, served.config.aip_health_route),
+    )
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     app.add_exception_handler(RouterError, _router_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -94,7 +99,7 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send)
             return
         given = _header(scope, b"x-request-id")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        request_id = given if _REQUEST_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
         scope["request_id"] = request_id.decode()
         span = RequestSpan(scope, self._tracing, _header(scope, b"traceparent").decode("latin-1"))
         enter(span)

@@ -12,7 +12,7 @@ from typing import Literal
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that costs more than the rest of making one
 class Token:
     """One token. `logprob` may be NaN or infinite; the HTTP door writes such a value as null."""
 
@@ -29,7 +29,7 @@ class Prefilled:
     tokens: tuple[Token, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that costs more than the rest of making one
 class TokenGenerated:
     """One generated token that is not the last."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router.errors import ValidationError
 from router.grammar import AskedGrammar, GrammarChecker, read_grammar
@@ -109,7 +109,7 @@ class Validator:
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=None,
-            sampling=replace(self._sampling(request), grammar_kind=kind, grammar=grammar),
+            sampling=self._sampling(request, kind, grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
                 stop_sequences=tuple(filter(None, request.stop)),
@@ -205,7 +205,7 @@ class Validator:
             )
         return granted
 
-    def _sampling(self, request: GenerateRequest) -> SamplingParameters:
+    def _sampling(self, request: GenerateRequest, kind: GrammarKind, grammar: str) -> SamplingParameters:
         relative, absolute = request.frequency_penalty, request.absolute_frequency_penalty
         if "openai_penalties" not in self._extensions:
             # A stock TGI shard: TGI's formula is what its clients get today.
@@ -224,6 +224,8 @@ class Validator:
             absolute_frequency_penalty=absolute or 0.0,
             logit_bias=request.logit_bias,
             watermark=request.watermark,
+            grammar=grammar,
+            grammar_kind=kind,
         )
 
     async def _grammar(self, request: GenerateRequest) -> tuple[GrammarKind, str]:

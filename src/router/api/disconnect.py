@@ -20,15 +20,24 @@ async def left(receive: Receive) -> None:
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client leaves first. Raises ClientDisconnect in that case."""
-    task = asyncio.ensure_future(work)
+    me = asyncio.current_task()
+    assert me is not None
+    is_over = has_left = False
+
+    def client_left(gone: asyncio.Future[None]) -> None:
+        nonlocal has_left
+        if not is_over:  # so this task waits for `work`, and that is what is cancelled
+            has_left = True
+            me.cancel()
+
     gone = asyncio.ensure_future(left(receive))
+    gone.add_done_callback(client_left)
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientDisconnect
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if has_left and me.uncancel() == 0:
+            raise ClientDisconnect from None
+        raise
     finally:
+        is_over = True
         gone.cancel()
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))

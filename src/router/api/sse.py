@@ -14,6 +14,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from router.api.direct import SEND_BODY
 from router.api.disconnect import left
 from router.api.json_out import dumps
 
@@ -62,7 +63,7 @@ class EventStream(Response):
         self._comment: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = asyncio.ensure_future(self._write(send))
+        writer = asyncio.ensure_future(self._write(send, scope.get(SEND_BODY, send)))
         gone = asyncio.ensure_future(left(receive))
         self._watch(writer, send)
         try:
@@ -72,12 +73,12 @@ class EventStream(Response):
         if not writer.cancelled() and (failure := writer.exception()) is not None:
             raise failure
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, send_body: Send) -> None:
         self._wrote_at = time.monotonic()
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for piece in self._events:
             self._writing_since = time.monotonic()
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send_body({"type": "http.response.body", "body": piece, "more_body": True})
             self._wrote_at, self._writing_since = self._writing_since, None
         self._is_complete = True
         await send({"type": "http.response.body", "body": b"", "more_body": False})

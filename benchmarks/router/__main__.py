@@ -1,0 +1,83 @@
+"""`python -m benchmarks.router [--short]`: what the router itself costs; see the package's first lines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.router import plan
+from benchmarks.router.bench import Bench
+from benchmarks.router.report import markdown
+
+OUT = Path(__file__).parent.parent / "results" / "router.json"
+_MAX_CONCURRENT = 16_384
+
+
+def measure(folder: Path, effort: plan.Effort) -> dict[str, Any]:
+    """All figures; three routers are started one after another."""
+
+    def on(num_blocks: int, max_batch_size: int, work: Callable[[Bench], dict[str, Any]]) -> dict[str, Any]:
+        bench = Bench(folder, num_blocks=num_blocks, max_batch_size=max_batch_size, max_concurrent=_MAX_CONCURRENT)
+        try:
+            return work(bench)
+        finally:
+            bench.stop()
+
+    report: dict[str, Any] = {"limits": plan.machine_limits(folder, effort), "queue": {}}
+    report |= on(
+        plan.FEW_BLOCKS,
+        plan.ROWS,
+        lambda bench: {
+            "streams": plan.streams(bench, effort),
+            "latency": plan.latencies(bench, effort),
+            "requests": plan.requests(bench, effort),
+        },
+    )
+    report["queue"]["1"] = on(plan.FEW_BLOCKS, 1, lambda bench: plan.behind_a_queue(bench, effort, rows=1))
+    report["queue"]["64"] = on(
+        plan.FEW_BLOCKS, plan.ROWS, lambda bench: plan.behind_a_queue(bench, effort, rows=plan.ROWS)
+    )
+    report["many_blocks"] = on(
+        plan.MANY_BLOCKS,
+        plan.ROWS,
+        lambda bench: {
+            "streams": plan.streams_of_many(bench, effort),
+            "churn": bench.closed_loop(plan.ROWS, effort.num_requests, 16, is_stream=True),
+        },
+    )
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="under a minute, fewer repeats, 1,000 queued only")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    effort = plan.SHORT if options.short else plan.FULL
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tercet-bench-") as folder:
+        report = measure(Path(folder), effort)
+    report["machine"] = {
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("grpcio", "uvicorn", "uvloop", "httptools", "protobuf")},
+    }
+    report["effort"] = asdict(effort) | {"seconds": time.monotonic() - started}
+    print(markdown(report))
+    print(f"\n{report['effort']['seconds']:.0f} s; written to {options.out}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

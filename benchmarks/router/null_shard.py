@@ -1,0 +1,307 @@
+"""A shard whose forward costs nothing, or takes an exact time: the true protocol of `generate.v3`, and no model.
+
+Steps are executed one after another in the router's order. A step that takes time is slept through on one thread, as a
+device would work: a call that has arrived before the step ahead of it ends leaves no gap, whatever the sleep overshot.
+Speaks to our own router only (numbered calls, columns).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from benchmarks.router.child import Handler, run_child
+from wire.v3 import generate_pb2 as pb
+
+SERVICE = "generate.v3.TextGenerationService"
+EXTENSIONS = (
+    "run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias", "token_ids", "grow",
+)  # fmt: skip
+BLOCK_SIZE = 16
+_MAX_TRACED = 200_000
+_PR_SET_TIMERSLACK = 29
+
+
+@dataclass
+class Batch:
+    """Rows of one batch: request id → the step after which it has all its tokens."""
+
+    batch_id: int
+    step: int = 0
+    ends: dict[int, int] = field(default_factory=dict)
+    next_end: int = 0
+    answer: bytes = b""  # of every step until the next row ends
+
+    def changed(self) -> None:
+        self.next_end = min(self.ends.values(), default=0)
+        self.answer = b""
+
+
+class Rows:
+    """The batches; every method returns an answer in bytes."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, Batch] = {}
+
+    def prefill(self, request: pb.PrefillRequest) -> bytes:
+        new = Batch(request.batch.id)
+        new.ends = {r.id: r.stopping_parameters.max_new_tokens - len(r.resume_ids) for r in request.batch.requests}
+        new.changed()
+        self.batches[new.batch_id] = new
+        if request.HasField("cached_batch"):
+            return self._step(self._merged([request.cached_batch.id, new.batch_id]))
+        return self._step(new)
+
+    def decode(self, request: pb.DecodeRequest) -> bytes:
+        return self._step(self._merged([batch.id for batch in request.batches]))
+
+    def filter(self, request: pb.FilterBatchRequest) -> bytes:
+        batch = self.batches.get(request.batch_id)
+        if batch is None:
+            return b""
+        kept = set(request.request_ids)
+        batch.ends = {request_id: end for request_id, end in batch.ends.items() if request_id in kept}
+        batch.changed()
+        if not batch.ends:
+            del self.batches[batch.batch_id]
+            return b""
+        return bytes(pb.FilterBatchResponse(batch=_kept(batch)).SerializeToString())
+
+    def clear(self, request: pb.ClearCacheRequest) -> bytes:
+        if request.HasField("id"):
+            self.batches.pop(request.id, None)
+        else:
+            self.batches.clear()
+        return b""
+
+    def _merged(self, ids: list[int]) -> Batch | None:
+        found = [batch for batch_id in ids if (batch := self.batches.get(batch_id)) is not None]
+        if not found:
+            return None
+        first, *others = found
+        for other in others:
+            first.ends.update({row: end - other.step + first.step for row, end in other.ends.items()})
+            del self.batches[other.batch_id]
+        if others:
+            first.changed()
+        return first
+
+    def _step(self, batch: Batch | None) -> bytes:
+        if batch is None:
+            return b""
+        batch.step += 1
+        if batch.step < batch.next_end:
+            if not batch.answer:
+                batch.answer = _answer(batch, [])
+            return batch.answer
+        ended = [row for row, end in batch.ends.items() if end <= batch.step]
+        for row in ended:
+            del batch.ends[row]
+        batch.changed()
+        answer = _answer(batch, ended)
+        if not batch.ends:
+            del self.batches[batch.batch_id]
+        return answer
+
+
+def _answer(batch: Batch, ended: list[int]) -> bytes:
+    rows = list(batch.ends)
+    ids = [1000 + row % 1000 for row in rows]
+    response = pb.DecodeResponse(forward_ns=1_000_000, decode_ns=100_000, total_ns=1_100_000)
+    if rows:
+        response.columns.request_ids.extend(rows)
+        response.columns.ids.extend(ids)
+        response.columns.logprobs.extend([-1.2345678] * len(rows))
+        response.columns.texts.extend([" token"] * len(rows))
+        response.columns.is_special.extend([False] * len(rows))
+        response.batch.CopyFrom(_kept(batch))
+    for row in ended:
+        response.generations.append(
+            pb.Generation(
+                request_id=row,
+                tokens=pb.Tokens(ids=[7], logprobs=[-0.5], texts=[" end"], is_special=[False]),
+                generated_text=pb.GeneratedText(
+                    text="the whole text", generated_tokens=batch.step, finish_reason=pb.FINISH_REASON_LENGTH
+                ),
+            )
+        )
+    return bytes(response.SerializeToString())
+
+
+def _kept(batch: Batch) -> pb.CachedBatch:
+    size = len(batch.ends)
+    return pb.CachedBatch(
+        id=batch.batch_id, request_ids=batch.ends, size=size, max_tokens=size * 256, current_tokens=size
+    )
+
+
+@dataclass
+class Job:
+    """One numbered call. `is_step`: it occupies the device."""
+
+    work: Callable[[], bytes]
+    is_step: bool
+    answer: asyncio.Future[bytes]
+    arrived_at: float = field(default_factory=time.monotonic)
+
+
+class Device:
+    """Executes jobs in the order in which it gets them; on the loop while steps cost nothing, else on a thread."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self.gate = threading.Event()
+        self.gate.set()
+        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._num_on_thread = 0
+        self._loop = asyncio.get_running_loop()
+        self._free_at = 0.0
+        self._trace: list[float] = []
+        self.reset()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def reset(self) -> None:
+        self._num_steps = 0
+        self._idle_s = 0.0
+        self._trace.clear()
+
+    def statistics(self) -> dict[str, Any]:
+        """Since the last reset: steps, seconds in which no step ran although a row was there, answer times."""
+        return {"num_steps": self._num_steps, "idle_s": self._idle_s, "answered_at": list(self._trace)}
+
+    def submit(self, job: Job) -> None:
+        if self.step_s or self._num_on_thread or not self.gate.is_set():
+            self._num_on_thread += 1
+            self._jobs.put(job)
+            return
+        self._count(job)
+        _resolve(job.answer, job.work)
+
+    def _work(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+        while True:
+            job = self._jobs.get()
+            self.gate.wait()
+            if job.is_step and self.step_s:
+                started_at = max(self._free_at, job.arrived_at)
+                if self._num_steps:
+                    self._idle_s += started_at - self._free_at
+                self._free_at = started_at + self.step_s
+                time.sleep(max(self._free_at - time.monotonic(), 0.0))
+            self._loop.call_soon_threadsafe(self._finish, job)
+
+    def _finish(self, job: Job) -> None:
+        self._num_on_thread -= 1
+        self._count(job)
+        _resolve(job.answer, job.work)
+
+    def _count(self, job: Job) -> None:
+        if job.is_step:
+            self._num_steps += 1
+            if len(self._trace) < _MAX_TRACED:
+                self._trace.append(time.monotonic())
+
+
+def _resolve(answer: asyncio.Future[bytes], work: Callable[[], bytes]) -> None:
+    result = work()
+    if not answer.done():
+        answer.set_result(result)
+
+
+class NullShard:
+    """The service: puts numbered calls into their order."""
+
+    def __init__(self, path: str, num_blocks: int) -> None:
+        self.device = Device()
+        self._path = path
+        self._num_blocks = num_blocks
+        self._rows = Rows()
+        self._waiting: dict[int, Job] = {}
+        self._next = 0
+
+    async def serve(self) -> None:
+        self._server = server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
+        server.add_insecure_port(f"unix:{self._path}")
+        await server.start()
+
+    def _handlers(self) -> dict[str, Any]:
+        rows = self._rows
+        return {
+            "Info": _plain(pb.InfoRequest, self._info),
+            "ServiceDiscovery": _plain(
+                pb.ServiceDiscoveryRequest, lambda _: pb.ServiceDiscoveryResponse(urls=[f"unix://{self._path}"])
+            ),
+            "Health": _plain(pb.HealthRequest, lambda _: pb.HealthResponse()),
+            "Warmup": self._numbered(pb.WarmupRequest, self._warm_up, is_step=False),
+            "Prefill": self._numbered(pb.PrefillRequest, rows.prefill, is_step=True),
+            "Decode": self._numbered(pb.DecodeRequest, rows.decode, is_step=True),
+            "FilterBatch": self._numbered(pb.FilterBatchRequest, rows.filter, is_step=False),
+            "ClearCache": self._numbered(pb.ClearCacheRequest, rows.clear, is_step=False),
+        }
+
+    def _numbered(self, request_type: Any, run: Callable[[Any], bytes], *, is_step: bool) -> Any:
+        async def handle(request: Any, context: Any) -> bytes:
+            answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            if request_type is pb.ClearCacheRequest and not request.HasField("id"):
+                self._next = request.sequence
+            self._waiting[request.sequence] = Job(lambda: run(request), is_step, answer)
+            while (job := self._waiting.pop(self._next, None)) is not None:
+                self._next += 1
+                self.device.submit(job)
+            return await answer
+
+        return grpc.unary_unary_rpc_method_handler(handle, request_deserializer=request_type.FromString)
+
+    def _info(self, request: pb.InfoRequest) -> pb.InfoResponse:
+        return pb.InfoResponse(
+            dtype="torch.float32", device_type="cpu", attention_impl="paged", block_size=BLOCK_SIZE,
+            use_prefix_caching=True, extensions=EXTENSIONS,
+        )  # fmt: skip
+
+    def _warm_up(self, request: pb.WarmupRequest) -> bytes:
+        response = pb.WarmupResponse(
+            max_supported_total_tokens=self._num_blocks * BLOCK_SIZE,
+            max_input_tokens=request.max_input_tokens,
+            max_total_tokens=request.max_total_tokens,
+        )
+        return bytes(response.SerializeToString())
+
+
+def _plain(request_type: Any, run: Callable[[Any], Any]) -> Any:
+    async def handle(request: Any, context: Any) -> bytes:
+        return bytes(run(request).SerializeToString())
+
+    return grpc.unary_unary_rpc_method_handler(handle, request_deserializer=request_type.FromString)
+
+
+async def setup() -> Mapping[str, Handler]:
+    path, num_blocks = sys.argv[1:]
+    shard = NullShard(path, int(num_blocks))
+    await shard.serve()
+    device = shard.device
+
+    def pace(step_s: float) -> None:
+        device.step_s = step_s
+
+    return {
+        "pace": pace,
+        "hold": device.gate.clear,
+        "release": device.gate.set,
+        "reset": device.reset,
+        "statistics": device.statistics,
+    }
+
+
+if __name__ == "__main__":
+    run_child(setup)
