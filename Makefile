@@ -7,13 +7,17 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test lint bench bench-router stubs clean
+.PHONY: run test test-clients lint bench bench-router stubs clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The real client libraries, each group in an environment of its own; SHORT=1 leaves out the long group.
+test-clients: $(VENV)/.installed-test
+	$(BIN)/python tests/clients/run.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -53,4 +57,4 @@ $(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) $(VENV)-stubs build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-stubs .venv-clients build dist src/*.egg-info

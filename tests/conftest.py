@@ -13,6 +13,10 @@ _OURS = (
 )  # fmt: skip
 
 
+# The real clients run in environments of their own: see tests/clients/run.py.
+collect_ignore = ["clients"]
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _OURS:

@@ -1,0 +1,152 @@
+"""The unmodified client libraries against one running server; `make test-clients`.
+
+Their pins exclude each other, so each group has a virtual environment of its own below `.venv-clients`, made of the
+exact versions in `requirements`. The tests of a group lie in the folder of the group's name and learn the servers'
+addresses from variables: TERCET_URL is a server with the demo model, TERCET_FAULTY_URL a router that demands a key and
+fails on demand (see `faulty_router`).
+
+With SHORT=1 the groups marked as long are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ENVIRONMENTS = ROOT / ".venv-clients"
+MAX_CONCURRENT = 6
+START_LIMIT_S = 60.0
+INSTALL_LIMIT_S = 900.0
+TEST_LIMIT_S = 600.0
+KEY = "a-key"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients that can be installed together."""
+
+    name: str
+    clients: str
+    is_long: bool = False
+
+
+GROUPS = (
+    Group("newest", "huggingface_hub 2, openai 3, langchain-openai"),
+    Group("older_hub", "text-generation, huggingface_hub 0.36, langchain-huggingface"),
+    Group("older_openai", "litellm, openai 2, huggingface_hub 1", is_long=True),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a group; times in seconds."""
+
+    group: Group
+    result: str
+    has_passed: bool
+    install_s: float
+    test_s: float
+
+
+def main() -> int:
+    """Returns 0 if every test of every group has passed. Arguments go to pytest."""
+    sys.path.insert(0, str(HERE.parent))
+    from support.running_server import running_server
+
+    is_short = os.environ.get("SHORT", "") not in ("", "0")
+    groups = [group for group in GROUPS if not (is_short and group.is_long)]
+    options = ("--max-concurrent-requests", str(MAX_CONCURRENT), "--enable-prefill-logprobs")
+    with running_server("demo", *options) as server, faulty_router() as faulty_url:
+        addresses = {"TERCET_URL": server.url, "TERCET_FAULTY_URL": faulty_url, "TERCET_KEY": KEY}
+        outcomes = [tried(group, addresses | {"TERCET_PERMITS": str(MAX_CONCURRENT)}, sys.argv[1:]) for group in groups]
+    print(table(outcomes))
+    return 0 if all(outcome.has_passed for outcome in outcomes) else 1
+
+
+@contextlib.contextmanager
+def faulty_router() -> Iterator[str]:
+    """The address of a `faulty_router` process."""
+    from support.running_server import free_port
+
+    port = free_port()
+    path = os.pathsep.join(filter(None, (str(HERE.parent / "unit" / "router"), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "faulty_router.py"), str(port), KEY], env=os.environ | {"PYTHONPATH": path}
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def tried(group: Group, addresses: dict[str, str], arguments: list[str]) -> Outcome:
+    """Installs the group's environment if that has not been done, and runs its tests."""
+    print(f"\n=== {group.name}: {group.clients}", flush=True)
+    began = time.monotonic()
+    try:
+        python = installed(group)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        return Outcome(group, f"not installed: {error}", False, time.monotonic() - began, 0.0)
+    ready = time.monotonic()
+    command = [str(python), "-m", "pytest", "-c", str(HERE / "pytest.ini"), "--rootdir", str(HERE), *arguments]
+    try:
+        status = subprocess.run(
+            [*command, str(HERE / group.name)], env=environment(addresses), cwd=HERE, timeout=TEST_LIMIT_S
+        ).returncode
+        result = "passed" if status == 0 else f"failed (pytest: {status})"
+    except subprocess.TimeoutExpired:
+        status, result = 1, f"not done after {TEST_LIMIT_S:g} s"
+    return Outcome(group, result, status == 0, ready - began, time.monotonic() - ready)
+
+
+def installed(group: Group) -> Path:
+    """The interpreter of the group's environment. Raises CalledProcessError or TimeoutExpired."""
+    requirements = HERE / "requirements" / f"{group.name}.txt"
+    folder = ENVIRONMENTS / group.name
+    mark = folder / ".installed"
+    wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
+    python = folder / "bin" / "python"
+    if mark.is_file() and mark.read_text() == wanted:
+        return python
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, timeout=INSTALL_LIMIT_S)
+    # The list is complete: what it does not name is not installed, torch least of all.
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*install, "-r", str(requirements)], check=True, timeout=INSTALL_LIMIT_S)
+    subprocess.run([str(python), "-m", "pip", "check", "--quiet"], check=True, timeout=INSTALL_LIMIT_S)
+    mark.write_text(wanted)
+    return python
+
+
+def environment(addresses: dict[str, str]) -> dict[str, str]:
+    """A user's environment: no offline mode, no token, no proxy, none of the project's paths."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "OPENAI_", "PYTHON"))}
+    quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
+    home = {"HF_HOME": str(ENVIRONMENTS / "hf-home"), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    return kept | quiet | home | addresses
+
+
+def table(outcomes: list[Outcome]) -> str:
+    lines = [f"{'group':<14}{'install':>9}{'tests':>9}  result", "-" * 60]
+    for one in outcomes:
+        lines.append(
+            f"{one.group.name:<14}{one.install_s:>7.0f} s{one.test_s:>7.0f} s  {one.result}: {one.group.clients}"
+        )
+    return "\n" + "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
