@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 PARIS: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 PRODUCT: Any = [{"role": "user", "content": "Calculate 23 * 45."}]
-HELLO: Any = [{"role": "user", "content": "Hello"}]
+WHO: Any = [{"role": "user", "content": "Who are you?"}]
 
 
 class GetWeather(BaseModel):
@@ -66,9 +66,9 @@ def test_named_tool(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("choice", ["auto", "none"])
 def test_answer_without_a_call(client: openai.OpenAI, choice: Any) -> None:
     answer = client.chat.completions.create(
-        model="tgi", messages=HELLO, tools=TOOLS, tool_choice=choice, temperature=0, max_tokens=40
+        model="tgi", messages=WHO, tools=TOOLS, tool_choice=choice, temperature=0, max_tokens=40
     )
-    assert answer.choices[0].message.content.startswith("Hello! How can I help")
+    assert answer.choices[0].message.content.startswith("I am the demo model of Tercet")
     assert answer.choices[0].message.tool_calls is None and answer.choices[0].finish_reason == "stop"
 
 
@@ -119,12 +119,12 @@ def test_round_trip(client: openai.OpenAI) -> None:
     history: Any = [
         *PARIS,
         message.model_dump(),
-        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": '{"temperature": 21}'},
+        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": '{"temperature": 21, "condition": "sunny"}'},
     ]
     second = client.chat.completions.create(
         model="tgi", messages=history, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=60
     )
-    assert second.choices[0].message.content and second.choices[0].finish_reason == "stop"
+    assert second.choices[0].message.content == "It is sunny and 21 degrees in Paris."
 
 
 def test_tools_and_a_format_exclude_each_other(client: openai.OpenAI) -> None:
