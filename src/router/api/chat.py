@@ -20,6 +20,7 @@ from router.api.errors import openai_event_body, said_to_client
 from router.api.headers import json_headers, stream_headers
 from router.api.json_out import JsonResponse
 from router.api.openapi import documented
+from router.api.openapi_answers import JSON_HEADERS
 from router.api.served import Served, request_id_of, served_of
 from router.chat.answer import completion, prompt_tokens_of
 from router.chat.calls import CallStream, is_call
@@ -37,11 +38,12 @@ from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 from router.validation import GenerateRequest
 
 routes = APIRouter(tags=["Chat"])
+_HEADERS = tuple(JSON_HEADERS)
 
 _MANY_MESSAGES = 500
 
 
-@routes.post("/v1/chat/completions", **documented(ChatBody, ChatCompletion, event=ChatChunk))
+@routes.post("/v1/chat/completions", **documented(ChatBody, ChatCompletion, event=ChatChunk, headers=_HEADERS))
 async def chat_completions(request: Request) -> Response:
     """Answer a chat; with `stream`, as server-sent events that end with `[DONE]`."""
     served = served_of(request)

@@ -17,6 +17,7 @@ from router.api.errors import openai_event_body, said_to_client
 from router.api.headers import stream_headers, summed_headers
 from router.api.json_out import JsonResponse
 from router.api.openapi import documented
+from router.api.openapi_answers import SUMMED_HEADERS
 from router.api.served import Served, request_id_of, served_of
 from router.chat.chunks import usage
 from router.completion.answer import ChoiceStream, CompletionHead, completion
@@ -31,7 +32,7 @@ from router.validation import GenerateRequest
 routes = APIRouter(tags=["Completions"])
 
 
-@routes.post("/v1/completions", **documented(CompletionBody, Completion, event=CompletionChunk))
+@routes.post("/v1/completions", **documented(CompletionBody, Completion, event=CompletionChunk, headers=SUMMED_HEADERS))
 async def completions(request: Request) -> Response:
     """Go on with one text or several; with `stream`, as server-sent events that end with `[DONE]`."""
     served = served_of(request)

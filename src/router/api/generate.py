@@ -15,6 +15,7 @@ from router.api.errors import native_event_body, said_to_client
 from router.api.headers import json_headers, stream_headers
 from router.api.json_out import JsonResponse
 from router.api.openapi import documented
+from router.api.openapi_answers import JSON_HEADERS
 from router.api.served import Served, request_id_of, served_of
 from router.events import Finished, Prefilled, Token, TokenGenerated
 from router.logprobs import float32
@@ -31,7 +32,7 @@ from router.validation import GenerateRequest
 routes = APIRouter(tags=["Text Generation"])
 
 
-@routes.post("/generate", **documented(GenerateBody, GenerateResponse))
+@routes.post("/generate", **documented(GenerateBody, GenerateResponse, headers=tuple(JSON_HEADERS)))
 async def generate(request: Request) -> Response:
     """Generate tokens; answer when the last one is there."""
     served = served_of(request)
@@ -51,7 +52,7 @@ async def generate_stream(request: Request) -> Response:
     return await _stream(request, served, body, full_text=bool(body.parameters.return_full_text))
 
 
-@routes.post("/", **documented(CompatBody, list[GenerateResponse]))
+@routes.post("/", **documented(CompatBody, list[GenerateResponse], event=StreamEvent, headers=tuple(JSON_HEADERS)))
 async def compat_generate(request: Request) -> Response:
     """As `/generate`, with the answer in a list; as `/generate_stream` with `stream`."""
     served = served_of(request)

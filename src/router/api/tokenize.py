@@ -11,6 +11,7 @@ from router.api.body import read_body
 from router.api.chat import first_request
 from router.api.json_out import JsonResponse
 from router.api.openapi import documented
+from router.api.openapi_answers import READS_ONLY
 from router.api.served import Served, served_of
 from router.errors import ValidationError
 from router.schemas.chat import ChatBody
@@ -19,7 +20,7 @@ from router.schemas.generate import ChatTokenizeResponse, TokenizeBody, TokenSpa
 routes = APIRouter(tags=["Tokenization"])
 
 
-@routes.post("/tokenize", **documented(TokenizeBody, list[TokenSpan]))
+@routes.post("/tokenize", **documented(TokenizeBody, list[TokenSpan], errors=READS_ONLY))
 async def tokenize(request: Request) -> Response:
     """The tokens of `inputs`, special tokens included, with byte offsets. The parameters are ignored."""
     served = served_of(request)
@@ -29,7 +30,7 @@ async def tokenize(request: Request) -> Response:
     return JsonResponse(await _spans(served, body.inputs, add_special_tokens=True))
 
 
-@routes.post("/chat_tokenize", **documented(ChatBody, ChatTokenizeResponse))
+@routes.post("/chat_tokenize", **documented(ChatBody, ChatTokenizeResponse, errors=READS_ONLY))
 async def chat_tokenize(request: Request) -> Response:
     """The chat as the template renders it, and its tokens. What only a generation needs is ignored."""
     served = served_of(request)

@@ -6,22 +6,48 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from router.schemas.base import Body, Float32, Int32, UInt32, UInt64
+from router.schemas.base import Body
 from router.schemas.grammar import Grammar
+from router.schemas.parameters import (
+    Choices,
+    FrequencyPenalty,
+    IgnoreEos,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    Model,
+    OpenAIStop,
+    OpenAITemperature,
+    PositiveInt,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Stream,
+    TopK,
+    TopN,
+    TopP,
+    TypicalP,
+)
 
 
 class TextPart(Body):
-    type: Literal["text"]
-    text: str
+    """A text."""
+
+    type: Literal["text"] = Field(description="The kind of part.", examples=["text"])
+    text: str = Field(description="Parts are joined as they are.", examples=["Hello"])
 
 
 class ImageUrl(Body):
-    url: str
+    """Where an image is."""
+
+    url: str = Field(description="An address or a data URL.", examples=["data:image/png;base64,iVBORw0KGgo="])
 
 
 class ImagePart(Body):
-    type: Literal["image_url"]
-    image_url: ImageUrl
+    """An image; a model that reads text only sees its address as Markdown."""
+
+    type: Literal["image_url"] = Field(description="The kind of part.", examples=["image_url"])
+    image_url: ImageUrl = Field(description="The image.", examples=[{"url": "data:image/png;base64,iVBORw0KGgo="}])
 
 
 ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
@@ -30,38 +56,63 @@ ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 class CalledFunction(Body):
     """`arguments` is JSON text (OpenAI) or an object; TGI's clients call it `parameters`."""
 
-    name: str
-    description: str | None = None
-    arguments: Any = None
-    parameters: Any = None
+    name: str = Field(description="The function that was called.", examples=["get_weather"])
+    description: str | None = Field(default=None, description="Without influence.", examples=["The weather"])
+    arguments: Any = Field(default=None, description="JSON text or an object.", examples=['{"location":"Paris"}'])
+    parameters: Any = Field(default=None, description="As `arguments`.", examples=[{"location": "Paris"}])
 
 
 class ToolCall(Body):
-    id: str | None = None
-    type: str = "function"
-    function: CalledFunction
+    """A call that an earlier turn of the assistant has made."""
+
+    id: str | None = Field(default=None, description="What the tool's answer refers to.", examples=["call_1"])
+    type: str = Field(default="function", description="The kind of tool.", examples=["function"])
+    function: CalledFunction = Field(
+        description="What was called.", examples=[{"name": "get_weather", "arguments": '{"location":"Paris"}'}]
+    )
 
 
 class Message(Body):
     """One turn. `content` may be absent, in an assistant's turn that calls tools and elsewhere."""
 
-    role: str = Field(min_length=1, max_length=64)
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-    reasoning_content: str | None = Field(default=None, description="For templates that show earlier reasoning.")
-    reasoning: str | None = None
+    role: str = Field(
+        min_length=1,
+        max_length=64,
+        description="`system`, `developer`, `user`, `assistant`, `tool`, or what else the chat template knows.",
+        examples=["user"],
+    )
+    content: str | list[ContentPart] | None = Field(
+        default=None, description="A text, or parts.", examples=["Hello", [{"type": "text", "text": "Hello"}]]
+    )
+    tool_calls: list[ToolCall] | None = Field(
+        default=None,
+        description="Calls that the assistant made in this turn.",
+        examples=[[{"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}]],
+    )
+    tool_call_id: str | None = Field(
+        default=None, description="The call that a tool's turn answers.", examples=["call_1"]
+    )
+    name: str | None = Field(default=None, description="Who speaks, for templates that tell.", examples=["Clara"])
+    reasoning_content: str | None = Field(
+        default=None, description="For templates that show earlier reasoning.", examples=["..."]
+    )
+    reasoning: str | None = Field(default=None, description="As `reasoning_content`.", examples=["..."])
 
 
 class FunctionDefinition(Body):
     """`parameters` is a JSON schema; TGI's clients call it `arguments`. `strict` changes nothing: calls always fit."""
 
-    name: str
-    description: str | None = None
-    parameters: Any = None
-    arguments: Any = None
-    strict: bool = False
+    name: str = Field(description="What calls name.", examples=["get_weather"])
+    description: str | None = Field(
+        default=None, description="What the model is told of it.", examples=["Get the current weather"]
+    )
+    parameters: Any = Field(
+        default=None,
+        description="JSON schema of the arguments, an object's. Absent: the function takes none.",
+        examples=[{"type": "object", "properties": {"location": {"type": "string"}}}],
+    )
+    arguments: Any = Field(default=None, description="As `parameters`.", examples=[{"type": "object"}])
+    strict: bool = Field(default=False, description="Calls fit the schema in any case.", examples=[True])
 
     @property
     def schema_of_parameters(self) -> Any:
@@ -70,49 +121,98 @@ class FunctionDefinition(Body):
 
 
 class Tool(Body):
-    type: str = "function"
-    function: FunctionDefinition
+    """Something that the model may call."""
+
+    type: str = Field(
+        default="function", description="The kind of tool; there are functions only.", examples=["function"]
+    )
+    function: FunctionDefinition = Field(description="The function.", examples=[{"name": "get_weather"}])
+
+
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Get the current weather",
+            "parameters": {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]},
+        },
+    }
+]
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: bool = Field(
+        default=False, description="End the stream with the numbers of tokens.", examples=[True]
+    )
 
 
 class ChatBody(Body):
     """An OpenAI chat request, with TGI's and common servers' additions. `user`, `store` and the like are ignored."""
 
-    messages: list[Message] = Field(max_length=10_000)
-    model: str | None = None
-    max_tokens: UInt32 | None = None
-    max_completion_tokens: UInt32 | None = Field(default=None, description="Wins over `max_tokens`.")
-    temperature: Float32 | None = None
-    top_p: Float32 | None = None
-    top_k: Int32 | None = None
-    typical_p: Float32 | None = None
-    min_p: Float32 | None = None
-    frequency_penalty: Float32 | None = None
-    presence_penalty: Float32 | None = None
-    repetition_penalty: Float32 | None = None
-    logit_bias: dict[str, Float32] | list[Float32] | None = None
-    seed: UInt64 | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool = False
-    logprobs: bool = False
-    top_logprobs: UInt32 | None = None
-    n: UInt32 | None = None
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    tools: list[Tool] | None = None
+    messages: list[Message] = Field(
+        max_length=10_000,
+        description="The turns so far.",
+        examples=[[{"role": "user", "content": "Hello! What is 2 plus 3?"}]],
+        json_schema_extra={"minItems": 1},
+    )
+    model: Model = None
+    max_tokens: MaxTokens = None
+    max_completion_tokens: PositiveInt | None = Field(
+        default=None, description="As `max_tokens`, over which it wins.", examples=[20]
+    )
+    temperature: OpenAITemperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    typical_p: TypicalP = None
+    min_p: MinP = None
+    frequency_penalty: FrequencyPenalty = None
+    presence_penalty: PresencePenalty = None
+    repetition_penalty: RepetitionPenalty = None
+    logit_bias: LogitBias = None
+    seed: Seed = None
+    stop: OpenAIStop = None
+    ignore_eos: IgnoreEos = False
+    logprobs: bool = Field(default=False, description="Report the logprob of each token.", examples=[True])
+    top_logprobs: TopN | None = Field(
+        default=None, description="With `logprobs`: as many of the likeliest tokens at each step.", examples=[2]
+    )
+    n: Choices = None
+    stream: Stream = False
+    stream_options: StreamOptions = Field(
+        default=StreamOptions(), description="What a stream tells beside the text.", examples=[{"include_usage": True}]
+    )
+    tools: list[Tool] | None = Field(
+        default=None, description="Functions that the model may call; not with `response_format`.", examples=[_TOOLS]
+    )
     tool_choice: str | dict[str, Any] | None = Field(
-        default=None, description="`auto`, `none`, `required`, a function's name, or OpenAI's object with one."
+        default=None,
+        description="`auto`, `none`, `required`, a function's name, or OpenAI's object with one.",
+        examples=["auto", "none"],
     )
-    parallel_tool_calls: bool = Field(default=True, description="An answer has one call at most, whatever this says.")
-    tool_prompt: str | None = None
+    parallel_tool_calls: bool = Field(
+        default=True, description="An answer has one call at most, whatever this says.", examples=[False]
+    )
+    tool_prompt: str | None = Field(
+        default=None,
+        description="Put behind the tools where the chat template does not place them itself.",
+        examples=["Call one of these functions."],
+    )
     chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="More variables for the chat template, for example `enable_thinking`."
+        default_factory=dict, description="More variables for the chat template.", examples=[{"enable_thinking": False}]
     )
-    reasoning_effort: str | None = Field(default=None, description="A variable of some chat templates.")
-    response_format: Grammar | None = None
+    reasoning_effort: str | None = Field(
+        default=None, description="A variable of some chat templates.", examples=["low"]
+    )
+    response_format: Grammar | None = Field(
+        default=None,
+        description="Constrains the answer to JSON or to a regular expression; not with `tools`.",
+        examples=[
+            {"type": "json_object"},
+            {"type": "text"},
+            {"type": "json_schema", "json_schema": {"name": "one", "schema": {"type": "object", "properties": {}}}},
+        ],
+    )
 
     @model_validator(mode="after")
     def _has_messages(self) -> ChatBody:

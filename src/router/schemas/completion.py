@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
-from router.schemas.base import Body, Float32, Int32, UInt32, UInt64
+from router.schemas.base import Body
 from router.schemas.chat import StreamOptions, Usage
+from router.schemas.parameters import (
+    Choices,
+    FrequencyPenalty,
+    IgnoreEos,
+    LogitBias,
+    MaxTokens,
+    MinP,
+    Model,
+    Number,
+    OpenAIStop,
+    OpenAITemperature,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Stream,
+    TopK,
+    TopN,
+    TopP,
+    TypicalP,
+)
 
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 _PROMPT_SCHEMA = {
@@ -42,28 +62,48 @@ def _are_ids(values: list[Any]) -> bool:
 class CompletionBody(Body):
     """An OpenAI completion request, with TGI's and common servers' additions. `user` and the like are ignored."""
 
-    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
-    model: str | None = None
-    max_tokens: UInt32 | None = None
-    temperature: Float32 | None = None
-    top_p: Float32 | None = None
-    top_k: Int32 | None = None
-    typical_p: Float32 | None = None
-    min_p: Float32 | None = None
-    frequency_penalty: Float32 | None = None
-    presence_penalty: Float32 | None = None
-    repetition_penalty: Float32 | None = None
-    logit_bias: dict[str, Float32] | list[Float32] | None = None
-    seed: UInt64 | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool = False
-    n: UInt32 | None = None
-    best_of: UInt32 | None = None
-    logprobs: UInt32 | None = None
-    echo: bool = False
-    suffix: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
+        examples=["The capital of France is"]
+    )
+    model: Model = None
+    max_tokens: MaxTokens = None
+    temperature: OpenAITemperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    typical_p: TypicalP = None
+    min_p: MinP = None
+    frequency_penalty: FrequencyPenalty = None
+    presence_penalty: PresencePenalty = None
+    repetition_penalty: RepetitionPenalty = None
+    logit_bias: LogitBias = None
+    seed: Seed = None
+    stop: OpenAIStop = None
+    ignore_eos: IgnoreEos = False
+    n: Choices = None
+    best_of: Number | None = Field(
+        default=None,
+        description="Generate so many choices per prompt and give the `n` likeliest. Must not be less than `n`; more "
+        "needs sampling, is limited by `max_best_of` of `/info`, and cannot be streamed. Absent: `n`.",
+        examples=[1],
+    )
+    logprobs: TopN | None = Field(
+        default=None, description="Report logprobs, and so many of the likeliest tokens at each step.", examples=[2]
+    )
+    echo: bool = Field(
+        default=False,
+        description="Put the prompt before the text. With `logprobs` the server must have been started with "
+        "`--enable-prefill-logprobs`, and the answer cannot be streamed.",
+        examples=[True],
+    )
+    suffix: Annotated[
+        str | None,
+        WithJsonSchema({"type": "null"}),
+        Field(description="Filling gaps is not supported: every text is refused.", examples=[None]),
+    ] = None
+    stream: Stream = False
+    stream_options: StreamOptions = Field(
+        default=StreamOptions(), description="What a stream tells beside the text.", examples=[{"include_usage": True}]
+    )
 
 
 class CompletionLogprobs(BaseModel):

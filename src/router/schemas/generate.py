@@ -2,38 +2,108 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, WithJsonSchema
 
-from router.schemas.base import Body, Float32, Int32, UInt32, UInt64
+from router.schemas.base import Body, UInt64
 from router.schemas.grammar import Grammar
+from router.schemas.parameters import (
+    IgnoreEos,
+    MaxTokens,
+    MinP,
+    PenaltyValue,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Stream,
+    Temperature,
+    TopK,
+    TopN,
+    TopP,
+    TypicalP,
+)
+
+_AS_PROMPT = {"maximum": "max_input_tokens"}
+
+Inputs = Annotated[
+    str,
+    WithJsonSchema({"type": "string", "minLength": 1}),
+    Field(
+        description="The prompt; not more than `max_input_tokens` of `/info`.", examples=["The capital of France is"]
+    ),
+]
 
 
 class GenerateParameters(Body):
     """Sampling, stopping and reporting options; what is absent has the default of the generation config of TGI."""
 
-    best_of: UInt64 | None = None
-    temperature: Float32 | None = None
-    repetition_penalty: Float32 | None = None
-    frequency_penalty: Float32 | None = None
-    top_k: Int32 | None = None
-    top_p: Float32 | None = None
-    typical_p: Float32 | None = None
-    min_p: Float32 | None = Field(default=None, description="Least probability relative to the likeliest token's.")
-    do_sample: bool = False
-    max_new_tokens: UInt32 | None = None
-    ignore_eos: bool = Field(default=False, description="Generate on after an end-of-sequence token.")
-    return_full_text: bool | None = None
-    stop: list[str] = Field(default_factory=list)
-    truncate: UInt64 | None = None
-    watermark: bool = False
-    details: bool = False
-    decoder_input_details: bool = False
-    seed: UInt64 | None = None
-    top_n_tokens: UInt32 | None = None
-    grammar: Grammar | None = None
-    adapter_id: str | None = None
+    best_of: Annotated[
+        Annotated[UInt64, WithJsonSchema({"type": "integer", "minimum": 0, "x-limits": {"maximum": "max_best_of"}})]
+        | None,
+        Field(
+            description="Generate so many answers and give the likeliest. More than 1 needs sampling and no `seed` and "
+            "counts as so many requests; a stream takes 1 only.",
+            examples=[1],
+        ),
+    ] = None
+    temperature: Temperature = None
+    repetition_penalty: RepetitionPenalty = None
+    frequency_penalty: Annotated[
+        PenaltyValue | None,
+        Field(description="TGI's formula, relative to the frequency in prompt and answer; 0 is none.", examples=[0.1]),
+    ] = None
+    top_k: TopK = None
+    top_p: TopP = None
+    typical_p: TypicalP = None
+    min_p: MinP = None
+    do_sample: bool = Field(
+        default=False,
+        description="Draw the tokens; otherwise the likeliest is taken, unless another parameter implies sampling. "
+        "True by default in a request without `parameters`.",
+        examples=[True],
+    )
+    max_new_tokens: MaxTokens = None
+    ignore_eos: IgnoreEos = False
+    return_full_text: bool | None = Field(
+        default=None,
+        description="Put the prompt before the generated text. Default: true for `POST /`, false elsewhere.",
+        examples=[False],
+    )
+    stop: Stop = Field(default_factory=list)
+    truncate: Annotated[
+        Annotated[UInt64, WithJsonSchema({"type": "integer", "minimum": 1, "x-limits": _AS_PROMPT})] | None,
+        Field(description="Keep only so many of the prompt's last tokens.", examples=[100]),
+    ] = None
+    watermark: Annotated[
+        bool,
+        WithJsonSchema({"type": "boolean", "enum": [False]}),
+        Field(description="Watermarks are not supported yet.", examples=[False]),
+    ] = False
+    details: bool = Field(default=False, description="Report the tokens and why the answer ended.", examples=[True])
+    decoder_input_details: bool = Field(
+        default=False,
+        description="Report the prompt's tokens too, with logprobs if the server was started with "
+        "`--enable-prefill-logprobs`; not with a stream.",
+        examples=[True],
+    )
+    seed: Seed = None
+    top_n_tokens: Annotated[
+        TopN | None, Field(description="Report so many of the likeliest tokens at each step.", examples=[2])
+    ] = None
+    grammar: Grammar | None = Field(
+        default=None,
+        description="Constrains the answer to a regular expression or to JSON of a schema.",
+        examples=[
+            {"type": "regex", "value": "[0-9]{3}"},
+            {"type": "json", "value": {"type": "object", "properties": {"age": {"type": "integer"}}}},
+        ],
+    )
+    adapter_id: Annotated[
+        str | None,
+        WithJsonSchema({"type": "null"}),
+        Field(description="Adapters are not served yet: every name is refused.", examples=[None]),
+    ] = None
 
 
 # TGI's trap, kept on purpose: without a `parameters` object a request samples, with an empty one it is greedy.
@@ -41,21 +111,29 @@ NO_PARAMETERS = GenerateParameters(do_sample=True)
 
 
 class GenerateBody(Body):
-    inputs: str
-    parameters: GenerateParameters = NO_PARAMETERS
+    """A prompt and what to do with it."""
+
+    inputs: Inputs
+    parameters: GenerateParameters = Field(
+        default=NO_PARAMETERS,
+        description="Absent: sampling with every default; an empty object is greedy.",
+        examples=[{"max_new_tokens": 20}],
+    )
 
 
 class CompatBody(GenerateBody):
     """The body of `POST /`."""
 
-    stream: bool = False
+    stream: Stream = False
 
 
 class TokenizeBody(Body):
     """Takes a generate body; the parameters have no influence on the answer."""
 
-    inputs: str
-    parameters: GenerateParameters | None = None
+    inputs: Inputs
+    parameters: GenerateParameters | None = Field(
+        default=None, description="Without influence on the answer.", examples=[{"max_new_tokens": 20}]
+    )
 
 
 class TokenModel(BaseModel):

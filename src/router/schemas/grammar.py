@@ -17,10 +17,23 @@ class Grammar(Body):
     `json_object` without one means any object. `json_schema`: an object with `schema`. `text`: no constraint.
     """
 
-    type: Literal["json", "json_object", "json_schema", "regex", "text"]
-    value: Any = None
-    json_schema: dict[str, Any] | None = None
-    schema_: Any = Field(default=None, alias="schema")
+    type: Literal["json", "json_object", "json_schema", "regex", "text"] = Field(
+        description="What the answer must be.", examples=["regex", "json_object"]
+    )
+    value: Any = Field(
+        default=None, description="A regular expression or a JSON schema, as `type` says.", examples=["[0-9]{3}"]
+    )
+    json_schema: dict[str, Any] | None = Field(
+        default=None,
+        description="OpenAI's form: an object with `schema`; for the type `json_schema`.",
+        examples=[{"name": "person", "schema": {"type": "object", "properties": {"age": {"type": "integer"}}}}],
+    )
+    schema_: Any = Field(
+        default=None,
+        alias="schema",
+        description="A JSON schema in the place of `value`.",
+        examples=[{"type": "object", "properties": {"age": {"type": "integer"}}}],
+    )
 
     @property
     def asked(self) -> AskedGrammar:

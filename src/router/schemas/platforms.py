@@ -25,7 +25,11 @@ Instance = Annotated[
 class VertexBody(Body):
     """A batch. A chat's `stream` and a text's `details` have no place in the answer and are ignored."""
 
-    instances: list[Instance]
+    instances: list[Instance] = Field(
+        description="Native bodies and chats, answered side by side; not more than the server takes requests.",
+        examples=[[{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}]],
+        json_schema_extra={"minItems": 1},
+    )
 
 
 class VertexResponse(BaseModel):
@@ -35,23 +39,34 @@ class VertexResponse(BaseModel):
 class InferInput(Body):
     """A text as the bytes of its UTF-8 form."""
 
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[Annotated[int, Field(ge=0, le=255)]]
+    name: str = Field(description="Without influence.", examples=["input"])
+    shape: list[int] = Field(description="Without influence.", examples=[[1]])
+    datatype: str = Field(description="Without influence; `data` are bytes.", examples=["BYTES"])
+    data: list[Annotated[int, Field(ge=0, le=255)]] = Field(
+        description="The bytes of the text in UTF-8.", examples=[[72, 101, 108, 108, 111]]
+    )
 
 
 class InferOutputName(Body):
-    name: str
+    """What an output is to be called."""
+
+    name: str = Field(description="The name.", examples=["output"])
 
 
 class InferBody(Body):
     """One generation for each input, named by the output at the same place."""
 
-    id: str
-    inputs: list[InferInput]
-    outputs: list[InferOutputName]
-    parameters: GenerateParameters = NO_PARAMETERS
+    id: str = Field(description="Comes back in the answer.", examples=["1"])
+    inputs: list[InferInput] = Field(
+        description="The prompts.",
+        examples=[[{"name": "input", "shape": [1], "datatype": "BYTES", "data": [72, 101, 108, 108, 111]}]],
+    )
+    outputs: list[InferOutputName] = Field(
+        description="As many names as there are inputs.", examples=[[{"name": "output"}]]
+    )
+    parameters: GenerateParameters = Field(
+        default=NO_PARAMETERS, description="Of every prompt.", examples=[{"max_new_tokens": 20}]
+    )
 
 
 class InferOutput(BaseModel):

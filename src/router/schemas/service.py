@@ -14,6 +14,22 @@ class ErrorBody(BaseModel):
     error_type: str
 
 
+class StreamErrorDetail(BaseModel):
+    """`code` and `http_status_code` are the status that the request would have had before the first event."""
+
+    message: str
+    http_status_code: int
+    type: str
+    code: int
+
+
+class StreamError(BaseModel):
+    """The event of an OpenAI stream that tells of an error."""
+
+    error: StreamErrorDetail
+    error_type: str
+
+
 class Info(BaseModel):
     model_id: str
     model_sha: str | None

@@ -119,7 +119,11 @@ def test_round_trip(client: openai.OpenAI) -> None:
     history: Any = [
         *PARIS,
         message.model_dump(),
-        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": '{"temperature": 21, "condition": "sunny"}'},
+        {
+            "role": "tool",
+            "tool_call_id": message.tool_calls[0].id,
+            "content": '{"temperature": 21, "condition": "sunny"}',
+        },
     ]
     second = client.chat.completions.create(
         model="tgi", messages=history, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=60

@@ -1,0 +1,88 @@
+"""What the OpenAPI document says of answers: refusals, headers, the key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def _header(description: str, kind: str = "integer") -> dict[str, Any]:
+    return {"description": description, "schema": {"type": kind}}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A status, the `error_type`s that it comes with and an example text of each."""
+
+    description: str
+    texts: dict[str, str]
+    headers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def examples(self) -> dict[str, Any]:
+        return {kind: {"value": {"error": text, "error_type": kind}} for kind, text in self.texts.items()}
+
+
+ERRORS: dict[int, Refusal] = {
+    400: Refusal("The body is not JSON", {"bad_request": "Failed to parse the request body as JSON: Expecting value"}),
+    401: Refusal(
+        "The server has a key, and the request has not",
+        {"unauthorized": "invalid or missing API key"},
+        {"www-authenticate": _header("`Bearer`", "string")},
+    ),
+    413: Refusal(
+        "The body is larger than `--payload-limit`",
+        {"payload_too_large": "The body must not exceed 2000000 bytes"},
+    ),
+    415: Refusal(
+        "The content type is not JSON",
+        {"unsupported_media_type": "Expected request with `Content-Type: application/json`"},
+    ),
+    422: Refusal(
+        "The request is at fault",
+        {
+            "validation": "Input validation error: `temperature` must be > 0",
+            "template_error": "Template error: template not found",
+            "tool_error": "Tool error: Grammar and tools are mutually exclusive",
+            "batch size exceeded": "Input validation error: `prompt` supports up to 4 prompts. Given: 5",
+            "suffix not supported": "Input validation error: `suffix` is not supported",
+        },
+    ),
+    424: Refusal("Generation failed", {"generation": "Request failed during generation: Server error: out of memory"}),
+    429: Refusal(
+        "As many requests as the server takes are being served",
+        {"overloaded": "Model is overloaded"},
+        {"retry-after": _header("Seconds after which a place is likely to be free")},
+    ),
+    500: Refusal("The generation ended without a last token", {"incomplete_generation": "Incomplete generation"}),
+    503: Refusal("Too many connections, or the server is stopping", {"healthcheck": "unhealthy"}),
+}
+READS_ONLY = (400, 401, 413, 415, 422, 503)
+"""Refusals of a route that generates nothing."""
+
+NOT_FOUND: dict[str, Any] = {
+    "description": "There is no such thing",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
+}
+REQUEST_ID = {"x-request-id": _header("As in the request, or a new one", "string")}
+STREAM_HEADERS = {
+    "x-compute-type": _header("What the answer was computed on", "string"),
+    "x-compute-characters": _header("Characters of the prompt"),
+}
+JSON_HEADERS = STREAM_HEADERS | {
+    "x-compute-time": _header("Seconds in all", "number"),
+    "x-total-time": _header("Milliseconds in all"),
+    "x-validation-time": _header("Milliseconds until the request was queued"),
+    "x-queue-time": _header("Milliseconds in the queue"),
+    "x-inference-time": _header("Milliseconds from the queue to the last token"),
+    "x-time-per-token": _header("Milliseconds of inference for each generated token"),
+    "x-prompt-tokens": _header("Tokens of the prompt"),
+    "x-generated-tokens": _header("Tokens generated"),
+}
+SUMMED_HEADERS = tuple(name for name in JSON_HEADERS if name != "x-compute-time")
+"""Of several prompts; as TGI's, without the time in seconds."""
+AUTHORIZATION = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "Demanded of every POST if the server was started with `--api-key`.",
+}

@@ -1,0 +1,129 @@
+"""Parameters that several bodies have: what the OpenAPI document says of them.
+
+Here only the type is checked. Bounds are enforced by `router.validation`, in TGI's order and words; the document names
+the same bounds, and a test holds one to the other. `x-limits` names bounds that the operator sets: the document of a
+running server has their values.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, WithJsonSchema
+
+from router.schemas.base import FLOAT32_MAX, Float32, Int32, UInt32, UInt64
+
+_INT32_MAX = 2**31 - 1
+_UINT32_MAX = 2**32 - 1
+_STOP_TEXTS = {"type": "array", "items": {"type": "string"}, "x-limits": {"maxItems": "max_stop_sequences"}}
+_BIASES = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": 1024,
+}
+
+PositiveFloat = Annotated[
+    Float32, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": FLOAT32_MAX})
+]  # fmt: skip
+NonNegativeFloat = Annotated[Float32, WithJsonSchema({"type": "number", "minimum": 0, "maximum": FLOAT32_MAX})]
+PenaltyValue = Annotated[Float32, WithJsonSchema({"type": "number", "minimum": -2, "maximum": 2})]
+PositiveInt = Annotated[UInt32, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _UINT32_MAX})]
+TopN = Annotated[
+    UInt32, WithJsonSchema({"type": "integer", "minimum": 0, "x-limits": {"maximum": "max_top_n_tokens"}})
+]  # fmt: skip
+Number = Annotated[
+    UInt32, WithJsonSchema({"type": "integer", "minimum": 1, "x-limits": {"maximum": "max_client_batch_size"}})
+]  # fmt: skip
+
+RepetitionPenalty = Annotated[
+    PositiveFloat | None,
+    Field(description="Divides the logits of tokens seen in prompt or answer; 1.0 is none.", examples=[1.03]),
+]
+FrequencyPenalty = Annotated[
+    PenaltyValue | None,
+    Field(
+        description="Taken from a token's logit for each time that it has been generated; 0 is none.", examples=[0.2]
+    ),
+]
+PresencePenalty = Annotated[
+    PenaltyValue | None,
+    Field(description="Taken from the logit of every token that has been generated; 0 is none.", examples=[0.2]),
+]
+TopK = Annotated[
+    Annotated[Int32, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _INT32_MAX})] | None,
+    Field(description="Sample among so many of the likeliest tokens only. Absent: among all.", examples=[10]),
+]
+TopP = Annotated[
+    Annotated[Float32, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})] | None,
+    Field(
+        description="Sample among the likeliest tokens that together have this probability; 1 is off.", examples=[0.95]
+    ),
+]
+TypicalP = Annotated[
+    Annotated[Float32, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1})] | None,
+    Field(
+        description="Sample among the most typical tokens that together have this probability. Absent: off.",
+        examples=[0.95],
+    ),
+]
+MinP = Annotated[
+    Annotated[Float32, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})] | None,
+    Field(description="Least probability of a token relative to the likeliest one's; 0 is off.", examples=[0.05]),
+]
+Temperature = Annotated[
+    PositiveFloat | None,
+    Field(
+        description="Divides the logits: below 1 the answer gets more predictable, above 1 less. Setting it samples.",
+        examples=[0.5],
+    ),
+]
+OpenAITemperature = Annotated[
+    NonNegativeFloat | None,
+    Field(description="0 is greedy: always the likeliest token. Everything else samples. Absent: 1.", examples=[0]),
+]
+Seed = Annotated[
+    UInt64 | None,
+    Field(description="The same seed gives the same tokens for the same request. Absent: by chance.", examples=[42]),
+]
+MaxTokens = Annotated[
+    PositiveInt | None,
+    Field(
+        description="Most tokens to generate. With the prompt they must fit `max_total_tokens` of `/info`, where not "
+        "more than 1024 are counted; what fits is generated. Absent: as many as fit.",
+        examples=[20],
+    ),
+]
+Stop = Annotated[
+    list[str],
+    WithJsonSchema(_STOP_TEXTS),
+    Field(
+        description="Texts at which the answer ends, wherever they come up in it; the text is kept. Not more than "
+        "4096 bytes in all.",
+        examples=[["\n\n"]],
+    ),
+]
+OpenAIStop = Annotated[
+    Annotated[str | list[str], WithJsonSchema({"anyOf": [{"type": "string"}, _STOP_TEXTS]})] | None,
+    Field(
+        description="A text or several at which the answer ends; the text itself is left out. Not more than 4096 bytes "
+        "in all.",
+        examples=[["\n\n"], "END"],
+    ),
+]
+LogitBias = Annotated[
+    Annotated[
+        dict[str, Float32] | list[Float32],
+        WithJsonSchema({"anyOf": [_BIASES, {"type": "array", "maxItems": 0}]}),
+    ]
+    | None,
+    Field(description="Added to the logits of tokens, by id; ids must be in the vocabulary.", examples=[{"17": -5}]),
+]
+IgnoreEos = Annotated[bool, Field(description="Generate on after an end-of-sequence token.", examples=[True])]
+Choices = Annotated[
+    Number | None, Field(description="Number of choices; they count as so many requests. Absent: 1.", examples=[1])
+]
+Model = Annotated[
+    str | None, Field(description="Any name: only one model is served. `tgi` means that one.", examples=["tgi"])
+]
+Stream = Annotated[bool, Field(description="Answer with server-sent events as tokens come.", examples=[False])]
