@@ -104,9 +104,9 @@ def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
                 answers["404"] = NOT_FOUND
-            content = answers.get("200", {}).get("content", {})
-            if "text/event-stream" in content and content.get("application/json") == {"schema": {}}:
-                del content["application/json"]  # FastAPI's default; there are events only
+            content = answers["200"].get("content", {})
+            if content.get("application/json") == {"schema": {}}:
+                del content["application/json"]  # FastAPI's default: there are events only, or nothing
             for answer in answers.values():
                 answer["headers"] = REQUEST_ID | answer.get("headers", {})
     finished = _limited(schema, limits)

@@ -20,6 +20,9 @@ from router.schemas.service import ErrorBody, Info, ModelCard, ModelList
 
 routes = APIRouter(tags=["Service"])
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not able to generate"}}
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -76,7 +79,7 @@ async def info(request: Request) -> Response:
     return JsonResponse(answer.model_dump())
 
 
-@get(routes, "/metrics", response_class=Response)
+@get(routes, "/metrics", response_class=Response, responses=_METRICS)
 async def render_metrics(request: Request) -> Response:
     """Counters and histograms in Prometheus' text format."""
     text = served_of(request).inference.metrics.render()

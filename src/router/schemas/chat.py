@@ -94,9 +94,9 @@ class Message(Body):
     )
     name: str | None = Field(default=None, description="Who speaks, for templates that tell.", examples=["Clara"])
     reasoning_content: str | None = Field(
-        default=None, description="For templates that show earlier reasoning.", examples=["..."]
+        default=None, description="For templates that show earlier reasoning.", examples=["2 + 3 = 5"]
     )
-    reasoning: str | None = Field(default=None, description="As `reasoning_content`.", examples=["..."])
+    reasoning: str | None = Field(default=None, description="As `reasoning_content`.", examples=["2 + 3 = 5"])
 
 
 class FunctionDefinition(Body):

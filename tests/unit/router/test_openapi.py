@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import openapi_spec_validator
 import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -330,6 +331,11 @@ def test_every_route_is_in_the_document(served_document: Schema) -> None:
         for operation in item.values():
             assert operation["description"]
             assert all("x-request-id" in answer["headers"] for answer in operation["responses"].values())
+
+
+def test_the_document_is_valid(document: Schema, served_document: Schema) -> None:
+    openapi_spec_validator.validate(document)
+    openapi_spec_validator.validate(served_document)
 
 
 def test_print_schema_prints_it(document: Schema) -> None:
