@@ -190,7 +190,8 @@ async def test_the_openapi_document_names_every_body(router: Router) -> None:
         "/vertex",
     ):  # fmt: skip
         (content,) = paths[path]["post"]["requestBody"]["content"].values()
-        name = content["schema"]["$ref"].rpartition("/")[2]
+        schema = content["schema"].get("allOf", [content["schema"]])[0]  # a stream takes less than the whole body
+        name = schema["$ref"].rpartition("/")[2]
         assert name in document["components"]["schemas"]
     (content,) = paths["/invocations"]["post"]["requestBody"]["content"].values()
     names = [one["$ref"].rpartition("/")[2] for one in content["schema"]["anyOf"]]
