@@ -79,6 +79,7 @@ class Driver:
             return
         if entry.batch is None:
             self._queue.caller_left()
+            self._metrics.queue_size(len(self._queue))  # with many it is swept
         else:
             self._left.append(entry)
 
