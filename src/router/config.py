@@ -47,6 +47,12 @@ class RouterConfig:
     max_image_fetch_size: int = option(
         1_073_741_824, panel=_LIMITS, help="Largest image in bytes that is fetched for a multimodal model."
     )
+    max_request_seconds: float | None = option(
+        None,
+        panel=_LIMITS,
+        help="A request that has not ended after so long is failed. Default: no limit.",
+        minimum=0.001,
+    )
     disable_grammar_support: bool = option(False, panel=_LIMITS, help="Refuse requests with a grammar.")
     request_logprobs: bool = option(
         False, panel=_LIMITS, help="The model server computes prompt logprobs; the launcher says so by the variable."
@@ -82,6 +88,12 @@ class RouterConfig:
     keep_alive_seconds: int = option(75, panel=_HTTP, help="Time that an idle connection is kept.", minimum=1)
     stalled_client_seconds: float = option(
         30.0, panel=_HTTP, help="A client that reads nothing for so long is given up.", minimum=0.1
+    )
+    max_unread_bytes: int = option(
+        1_048_576,
+        panel=_HTTP,
+        help="Bytes of tokens that may wait for a slow client; then its stream is ended.",
+        minimum=1,
     )
 
     kserve_api: bool = option(False, panel=_HTTP, help="Serve KServe's v2 routes below /v2 too.")

@@ -22,6 +22,7 @@ from router.tracing import RequestSpan, described
 logger = logging.getLogger(__name__)
 
 _MAX_SHOWN = 1000  # characters of an output, and those at level debug only
+_MAX_ARRIVED = 64
 
 
 class Entry(Protocol):
@@ -315,16 +316,17 @@ async def arrivals(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item | E
                 item = error
             yield 0, item
         return
-    arrived: asyncio.Queue[tuple[int, Item | Exception]] = asyncio.Queue()
+    # Bounded, so that a slow reader is seen by the entries: they bound what is unread.
+    arrived: asyncio.Queue[tuple[int, Item | Exception]] = asyncio.Queue(_MAX_ARRIVED)
 
     async def forward(index: int) -> None:
         event = None
         try:
             while not isinstance(event, Finished):
                 event = await running[index].next_event()
-                arrived.put_nowait((index, event))
+                await arrived.put((index, event))
         except Exception as error:
-            arrived.put_nowait((index, error))
+            await arrived.put((index, error))
 
     tasks = [asyncio.ensure_future(forward(index)) for index in range(len(running))]
     try:

@@ -38,6 +38,8 @@ _REPORT_EVERY_S = 5.0
 # New objects before a pass over them, and passes before one over the next older generation. A waiting request holds
 # about a hundred objects and a pass takes half a microsecond for each, while nothing else is done.
 _COLLECTOR_PACE = (20_000, 4, 20)
+# The kernel would let megabytes pile up for a client that does not read; so much is plenty for a stream of tokens.
+_SEND_BUFFER_BYTES = 128 * 1024
 
 
 async def serve(config: RouterConfig) -> int:
@@ -290,6 +292,7 @@ def bind(hostname: str, port: int) -> socket.socket:
         address = ipaddress.ip_address("0.0.0.0")
     listener = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # inherited by its connections
     try:
         listener.bind((str(address), port))
     except OSError as error:

@@ -58,6 +58,10 @@ class StartupOptions(Protocol):
     def max_batch_size(self) -> int | None: ...
     @property
     def max_step_seconds(self) -> float: ...
+    @property
+    def max_request_seconds(self) -> float | None: ...
+    @property
+    def max_unread_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,15 @@ async def connect_and_warm_up(
     if info.chunks:
         log.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
     seen: Shards = shards if tracing is None else TracedShards(shards, tracing)
-    scheduler = Scheduler(seen, info, limits, metrics, max_step_s=config.max_step_seconds)
+    scheduler = Scheduler(
+        seen,
+        info,
+        limits,
+        metrics,
+        max_step_s=config.max_step_seconds,
+        max_request_s=config.max_request_seconds,
+        max_unread_bytes=config.max_unread_bytes,
+    )
     return Started(info=info, limits=limits, scheduler=scheduler, shards=shards)
 
 

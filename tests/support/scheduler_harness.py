@@ -13,7 +13,7 @@ from support.fake_shard import FakeShard
 from support.fake_shard_server import FakeClient
 
 from router.events import Event, Failed, Finished, TokenGenerated
-from router.scheduling.entry import Entry
+from router.scheduling.entry import MAX_UNREAD_BYTES, Entry
 from router.scheduling.loop import Scheduler
 from router.shards.pool import ShardPool
 from router.shards.warm_up import WarmUpPlan
@@ -67,7 +67,12 @@ class Harness:
 
 @contextlib.asynccontextmanager
 async def running_scheduler(
-    *shards: FakeShard, stepwise: bool = True, max_step_s: float = 60.0, **limits: Any
+    *shards: FakeShard,
+    stepwise: bool = True,
+    max_step_s: float = 60.0,
+    max_request_s: float | None = None,
+    max_unread_bytes: int = MAX_UNREAD_BYTES,
+    **limits: Any,
 ) -> AsyncIterator[Harness]:
     """stepwise: calls after the start are executed only as `Harness.step` says."""
     pool = ShardPool([FakeClient(shard) for shard in shards])
@@ -76,7 +81,15 @@ async def running_scheduler(
     plan = WarmUpPlan(max_input_tokens=None, max_prefill_tokens=16, max_total_tokens=None, max_batch_size=None)
     await pool.warm_up(plan)
     metrics = RecordingMetrics()
-    scheduler = Scheduler(pool, info, make_limits(**limits), metrics, max_step_s=max_step_s)
+    scheduler = Scheduler(
+        pool,
+        info,
+        make_limits(**limits),
+        metrics,
+        max_step_s=max_step_s,
+        max_request_s=max_request_s,
+        max_unread_bytes=max_unread_bytes,
+    )
     for shard in shards:
         shard.trace.clear()
         shard.permits = 0 if stepwise else None

@@ -35,6 +35,18 @@ class Bounds:
     stalled_s: float = 30.0  # for a client to read anything of what is written
 
 
+class _Answering:
+    """The transport as an answer sees it: closing is the connection's business."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        self._connection.close_after_answer()
+
+
 class Connection(HttpToolsProtocol):
     """Answers 408, 431 or 503 and closes where a bound is passed; hangs up on a client that reads nothing."""
 
@@ -102,6 +114,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._start_timer(self._bounds.body_s)
         super().on_headers_complete()
+        self.cycle.transport = _Answering(self)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self._stop_timer()
@@ -109,6 +122,13 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
+
+    def close_after_answer(self) -> None:
+        """The last answer is written. Its request may still be arriving: a body that was too large, for one."""
+        if self.cycle.more_body and not self.transport.is_closing():
+            self._linger()
+        else:
+            self.transport.close()
 
     def _start_timer(self, seconds: float) -> None:
         self._stop_timer()
@@ -141,12 +161,12 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         if self._is_refused or self.transport.is_closing():
             return
-        self._is_refused = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
             if cycle.response_started:
+                self._is_refused = True
                 self.transport.close()
                 return
         reason, error_type, message = _ANSWERS[status]
@@ -156,6 +176,12 @@ class Connection(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        # Closing at once, with input unread, would reset the connection and take the answer with it.
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closing at once, with input unread, would reset the connection and take the answer with it."""
+        self._is_refused = True
+        self.flow.resume_reading()
         self.transport.write_eof()
+        self._stop_timer()
         self._timer = self.loop.call_later(_LINGER_S, self.transport.close)

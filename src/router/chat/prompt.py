@@ -83,6 +83,8 @@ def model_name(asked: str | None, served: str) -> str:
 
 def _turn(message: Message) -> Turn:
     content = message.content
+    if isinstance(content, list) and any(part.type == "image_url" for part in content):
+        raise ValidationError("`image_url` is not supported: the model reads text only")
     parts = content if content is None or isinstance(content, str) else [part.model_dump() for part in content]
     return Turn(
         role=message.role,

@@ -7,17 +7,26 @@ object per token: a deque and at most one future, because a busy server delivers
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from router.events import Event, Failed, Finished
+from router.errors import GenerationError, RouterError
+from router.events import Event, Failed, Finished, TokenGenerated
 from router.request import ValidRequest
 
 if TYPE_CHECKING:
     from router.scheduling.batch import RunningBatch
     from router.scheduling.blocks import Allocation
+
+log = logging.getLogger(__name__)
+
+MAX_UNREAD_BYTES = 1 << 20
+# What one token occupies besides its text, roughly: two objects, two numbers, the heads of its strings.
+_TOKEN_BYTES = 256
+_LOOK_EVERY = 64
 
 
 class Entry:
@@ -26,10 +35,14 @@ class Entry:
     Reader's contract: `next_event` yields events.py's sequence, ending with exactly one `Finished` or `Failed`, after
     which it must not be called again. `close` says that nobody reads any more: nothing is delivered from then on, and
     whatever the request holds is freed in due course. `close` is idempotent and harmless after the last event.
+
+    A reader that stops reading while tokens go on coming loses the request: what is unread is bounded in bytes.
     """
 
     __slots__ = (
+        "_deadline",
         "_events",
+        "_max_unread_bytes",
         "_on_close",
         "_waiter",
         "allocation",
@@ -47,7 +60,13 @@ class Entry:
         "started_at",
     )
 
-    def __init__(self, request: ValidRequest, on_close: Callable[[Entry], None] | None = None) -> None:
+    def __init__(
+        self,
+        request: ValidRequest,
+        on_close: Callable[[Entry], None] | None = None,
+        *,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+    ) -> None:
         self.request = request
         self.queued_at = time.monotonic()
         self.started_at: float | None = None  # when it was first taken into a batch
@@ -65,6 +84,8 @@ class Entry:
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._on_close = on_close
+        self._max_unread_bytes = max_unread_bytes
+        self._deadline: asyncio.TimerHandle | None = None
 
     async def next_event(self) -> Event:
         """The next event; waits for it. One reader at a time."""
@@ -85,17 +106,45 @@ class Entry:
         if isinstance(event, Finished | Failed):
             self.done = True
         self._events.append(event)
+        # A look costs as much as there is unread; a reader that keeps up has next to nothing, and pays nothing.
+        if len(self._events) % _LOOK_EVERY == 0 and not self.done and self._unread_bytes() > self._max_unread_bytes:
+            log.warning("request %d is ended: its client has %d tokens to read", self.request_id, len(self._events))
+            self.cut(GenerationError("the client reads too slowly"))
+            return
         self._wake()
 
     def close(self) -> None:
         """The caller has left."""
-        if self.closed:
-            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if not self.closed:
+            self._events.clear()
+            self._leave()
+
+    def cut(self, error: RouterError) -> None:
+        """End the request before its time: the reader gets what is unread and then `error`; the work is stopped."""
+        if not self.closed and not self.done:
+            self._events.append(Failed(error))
+            self._leave()
+
+    def end_after(self, seconds: float, error: Callable[[Entry], RouterError]) -> None:
+        """`cut` with what `error` makes of this entry, unless it has ended by then."""
+        self._deadline = asyncio.get_running_loop().call_later(seconds, lambda: self.cut(error(self)))
+
+    def _leave(self) -> None:
         self.closed = True
-        self._events.clear()
         self._wake()
         if self._on_close is not None:
             self._on_close(self)
+
+    def _unread_bytes(self) -> int:
+        """About what the generated tokens occupy that nobody has read."""
+        size = 0
+        for event in self._events:
+            if isinstance(event, TokenGenerated):
+                size += _TOKEN_BYTES + len(event.token.text)
+                size += sum(_TOKEN_BYTES + len(token.text) for token in event.top_tokens)
+        return size
 
     @property
     def num_tokens(self) -> int:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
-from router.errors import UnhealthyError, ValidationError
+from router.errors import GenerationError, OverloadedError, RouterError, UnhealthyError, ValidationError
 from router.limits import ServingLimits, ShardInfo
 from router.request import ValidRequest
 from router.scheduling.blocks import BlockAllocator, FreeList
 from router.scheduling.driver import Driver
-from router.scheduling.entry import Entry
+from router.scheduling.entry import MAX_UNREAD_BYTES, Entry
 from router.scheduling.growth import Growing
 from router.scheduling.health import HealthCheck
 from router.scheduling.pipeline import Pipeline
@@ -46,14 +47,21 @@ class Scheduler:
         metrics: Metrics,
         *,
         max_step_s: float = DEFAULT_MAX_STEP_S,
+        max_request_s: float | None = None,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
-        """max_step_s: with work in flight, no answer for so long means that the shards are stuck for good."""
+        """max_step_s: with work in flight, no answer for so long means that the shards are stuck for good.
+
+        max_request_s: a request that has not ended after so long is failed. max_unread_bytes: see `Entry`.
+        """
         self.failure: Exception | None = None
         can = _abilities(info)
         grows = can.run_ahead and can.chunking and "grow" in info.extensions
         self.allocator = _allocator(info, limits, can)
         self._limits = limits
         self._max_step_s = max_step_s
+        self._max_request_s = max_request_s
+        self._max_unread_bytes = max_unread_bytes
         self._metrics = StepMetrics(metrics)
         self._queue = RequestQueue(
             block_size=info.block_size,
@@ -89,7 +97,9 @@ class Scheduler:
             raise UnhealthyError
         if not self.can_ever_fit(request.input_length, request.stopping.max_new_tokens):
             raise ValidationError("the request does not fit the server's cache or prefill budget")
-        entry = Entry(request, self._driver.caller_left)
+        entry = Entry(request, self._driver.caller_left, max_unread_bytes=self._max_unread_bytes)
+        if self._max_request_s is not None:
+            entry.end_after(self._max_request_s, self._too_late)
         self._queue.append(entry)
         self._metrics.queue_size(len(self._queue))
         self._wakeup.set()
@@ -155,6 +165,12 @@ class Scheduler:
             self._give_up(error)
         else:
             self._give_up(None)
+
+    def _too_late(self, entry: Entry) -> RouterError:
+        """What a request hears whose time is over: try again if it was never begun."""
+        if entry.started_at is None:
+            return OverloadedError(max(1, math.ceil(self.estimated_wait_s)))
+        return GenerationError(f"not finished after {self._max_request_s:g} s")
 
     async def _serve(self) -> None:
         driver, pipeline = self._driver, self._pipeline

@@ -17,6 +17,8 @@ MakeRouter = Callable[..., Router]
 PATH = "/v1/chat/completions"
 USER = {"role": "user", "content": "Hello"}
 
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
+
 
 def body(**fields: Any) -> dict[str, Any]:
     return {"messages": [USER]} | fields
@@ -208,6 +210,7 @@ async def test_a_stock_shard_gets_tgis_frequency_penalty_and_no_other_extension(
         ({"response_format": {"type": "json_schema"}}, "validation", "grammar"),
         ({"response_format": {"type": "regex", "value": "a(?=b)"}}, "validation", "grammar"),
         ({"tool_choice": "required"}, "tool_error", "tool_choice"),
+        ({"messages": IMAGE}, "validation", "image_url"),
         ({"n": 0}, "validation", "`n`"),
         ({"n": 5}, "validation", "`n`"),
         ({"top_logprobs": 6}, "validation", "top_n_tokens"),

@@ -134,6 +134,16 @@ async def test_the_answer_to_a_body_over_the_limit_arrives(make_router: MakeRout
         assert answer.startswith(b"HTTP/1.1 413 ") and b"HTTP/1.1 200 OK" in answer
 
 
+async def test_the_last_answer_arrives_while_its_body_is_still_being_sent(make_router: MakeRouter) -> None:
+    router = make_router(config=RouterConfig(payload_limit=1000))
+    async with router.listening() as port:
+        for head in (HEAD.replace(b"1.1", b"1.0"), HEAD.replace(b"host: x", b"host: x\r\nconnection: close")):
+            sent = [head + b"content-length: 3000000\r\n\r\n", *[b" " * 100_000] * 3]
+            assert (await talk(port, *sent, pause_s=0.05)).startswith(b"HTTP/1.1 413 ")
+        await until(lambda: router.num_connections == 0)
+    router.assert_idle()
+
+
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 async def test_a_client_that_reads_nothing_loses_its_connection(make_router: MakeRouter, path: str) -> None:
     router = make_router(lambda request: says(*["x" * 100_000] * 200))

@@ -31,6 +31,8 @@ class Options:
     max_waiting_tokens: int = 20
     max_batch_size: int | None = None
     max_step_seconds: float = 60.0
+    max_request_seconds: float | None = None
+    max_unread_bytes: int = 1 << 20
 
 
 def limits(

@@ -1,0 +1,82 @@
+"""Requests that take too long, and readers that stop: the work ends and everybody hears why."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.fake_shard import FakeShard
+from support.scheduler_harness import Harness, collect, running_scheduler, settle
+
+from router.errors import GenerationError, OverloadedError
+from router.events import Event, Failed, Finished
+from router.scheduling.entry import Entry
+
+
+def error_of(events: list[Event]) -> Exception:
+    last = events[-1]
+    assert isinstance(last, Failed)
+    return last.error
+
+
+async def expired(entry: Entry) -> None:
+    """Waits until the entry's time is over, without reading it."""
+    async with asyncio.timeout(5):
+        while not entry.closed:  # noqa: ASYNC110 - a timer closes it
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+async def test_a_request_that_runs_too_long_fails_and_gives_its_blocks_back(ours):
+    async with running_scheduler(FakeShard(ours=ours), max_request_s=0.05) as h:
+        entry = h.submit("a", 3, 20)
+        await h.step(3)
+        await expired(entry)
+        await h.step(2)
+        events = await collect(entry)
+        assert len(events) >= 3
+        error = error_of(events)
+        assert isinstance(error, GenerationError) and "not finished after 0.05 s" in str(error)
+        await h.finish()
+        assert h.shard.batches == {}
+        assert h.metrics.counts["tgi_request_failure{dropped}"] == 1
+
+
+async def test_a_request_that_waits_too_long_may_try_again():
+    async with running_scheduler(FakeShard(), max_request_s=0.05, max_batch_size=1) as h:
+        running, waiting = h.submit("a", 3, 20), h.submit("b", 3, 20)
+        await h.step(2)
+        await expired(waiting)
+        [event] = await collect(waiting)
+        assert isinstance(event, Failed) and isinstance(event.error, OverloadedError)
+        assert event.error.retry_after_s >= 1
+        assert isinstance(error_of(await collect(running)), GenerationError)
+        await h.finish()
+        assert all("b" not in call for call in h.trace), "it was never begun"
+
+
+async def test_a_request_in_time_is_left_alone():
+    async with running_scheduler(FakeShard(), stepwise=False, max_request_s=30.0) as h:
+        events = await collect(h.submit("a", 3, 5))
+        assert isinstance(events[-1], Finished)
+
+
+async def test_a_reader_that_stops_ends_its_request_and_no_other():
+    async with running_scheduler(FakeShard(), stepwise=False, max_unread_bytes=20_000) as h:
+        stopped, healthy = h.submit("a", 3, 1000), h.submit("b", 3, 1000)
+        event: Event | None = None
+        num_read = 0
+        async with asyncio.timeout(60):
+            while not isinstance(event, Finished | Failed):
+                event = await healthy.next_event()
+                num_read += 1
+        assert isinstance(event, Finished) and num_read == 1000
+        assert stopped.num_unread <= 20_000 / 256 + 64
+        assert "too slowly" in str(error_of(await collect(stopped)))
+        await ended(h)
+        assert h.metrics.counts["tgi_request_failure{dropped}"] == 1
+
+
+async def ended(h: Harness) -> None:
+    while h.scheduler.num_running:
+        await settle()
