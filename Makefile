@@ -7,7 +7,7 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-clients lint bench bench-router stubs clean
+.PHONY: run test test-clients lint bench bench-router soak stubs clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -31,6 +31,10 @@ bench: $(VENV)/.installed-test
 # SHORT=--short takes less than a minute.
 bench-router: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.router $(SHORT)
+
+# Ten thousand clients that leave early, random bodies, overload; a quarter of an hour.
+soak: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python -m soak
 
 # The oldest supported generator, in an environment of its own: its stubs load on every newer runtime.
 stubs:

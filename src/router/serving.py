@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router import model_files
+from router import descriptors, model_files
 from router.api.connection import Bounds, Connection
 from router.api.served import Served
 from router.app import create_app
@@ -253,7 +253,7 @@ class _Server(uvicorn.Server):
 
 def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int) -> uvicorn.Config:
     bounds = Bounds(
-        max_connections=config.max_connections,
+        max_connections=descriptors.allow(config.max_connections),
         head_s=config.head_timeout_seconds,
         body_s=config.body_timeout_seconds,
         stalled_s=config.stalled_client_seconds,

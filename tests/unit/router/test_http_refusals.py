@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import LIMITS, Router, data_of
+from router_fakes import LIMITS, Router, data_of, failing
 
 from router.config import RouterConfig
+from router.errors import OverloadedError
 
 MakeRouter = Callable[..., Router]
 
@@ -343,6 +344,16 @@ async def test_overload(make_router: MakeRouter) -> None:
     assert b'tgi_request_failure{err="overloaded"} 7' in router.metrics.render()
     router.inference.permits.give_back(1)
     assert (await router.post("/generate", {"inputs": "x"})).status_code == 200
+
+
+async def test_a_request_whose_time_is_over_before_it_was_begun(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: failing(error=OverloadedError(7)))
+    answer = await router.post("/generate", {"inputs": "x"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "7")
+    assert answer.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
+    stream = await router.post("/generate_stream", {"inputs": "x"})
+    assert stream.status_code == 200 and data_of(stream.content) == [answer.json()]
+    router.assert_idle()
 
 
 async def test_a_draining_server_refuses_and_is_not_ready(router: Router) -> None:

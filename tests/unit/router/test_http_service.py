@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +124,39 @@ async def test_the_api_key_guards_every_post(make_router: MakeRouter) -> None:
         assert (await router.post("/generate", {"inputs": "x"}, authorization=f"{scheme} Sesame")).status_code == 200
     for path in ("/", "/health", "/ping", "/info", "/metrics", "/v1/models", "/docs"):
         assert (await router.get(path)).status_code == 200
+
+
+async def test_no_route_that_takes_a_body_is_open(make_router: MakeRouter) -> None:
+    config = RouterConfig(
+        api_key="Sesame", kserve_api=True, aip_predict_route="/custom/predict", aip_health_route="/custom/health"
+    )
+    router = make_router(config=config)
+    checked = 0
+    for route in router.app.routes:
+        path = re.sub(r"{.*?}", "x", getattr(route, "path", ""))
+        for method in getattr(route, "methods", None) or ():
+            if method not in ("GET", "HEAD"):
+                checked += 1
+                answer = await router.request(method, path, json={"inputs": "x"})
+                assert answer.status_code == 401, (method, path)
+    assert checked > 10
+    for path in ("/debug", "/debug/pprof", "/profile", "/start_profile", "/shutdown", "/v1/load_lora_adapter"):
+        assert (await router.get(path)).status_code == 404
+        assert (await router.post(path, {}, authorization="Bearer Sesame")).status_code == 404
+
+
+async def test_the_key_is_compared_in_constant_time(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, key: bytes) -> bool:
+        compared.append((given, key))
+        return given == key
+
+    monkeypatch.setattr("router.app.hmac.compare_digest", compare)
+    router = make_router(config=RouterConfig(api_key="Sesame"))
+    for given in ("Bearer x", "Bearer Sesam", "Basic Sesame", "Bearer Sesame ", "Bearer  Sesame", ""):
+        assert (await router.post("/generate", {"inputs": "x"}, authorization=given)).status_code == 401
+    assert len(compared) == 6, "always, and whole"
 
 
 async def preflight(router: Router, origin: str) -> Any:
