@@ -132,13 +132,16 @@ async def test_no_route_that_takes_a_body_is_open(make_router: MakeRouter) -> No
     )
     router = make_router(config=config)
     checked = 0
-    for route in router.app.routes:
+    routes = list(router.app.routes)
+    for route in routes:
+        if (included := getattr(route, "original_router", None)) is not None:
+            routes.extend(included.routes)
         path = re.sub(r"{.*?}", "x", getattr(route, "path", ""))
         for method in getattr(route, "methods", None) or ():
             if method not in ("GET", "HEAD"):
                 checked += 1
                 answer = await router.request(method, path, json={"inputs": "x"})
-                assert answer.status_code == 401, (method, path)
+                assert answer.status_code == (401 if method == "POST" else 404), (method, path)
     assert checked > 10
     for path in ("/debug", "/debug/pprof", "/profile", "/start_profile", "/shutdown", "/v1/load_lora_adapter"):
         assert (await router.get(path)).status_code == 404

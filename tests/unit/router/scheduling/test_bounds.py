@@ -80,3 +80,21 @@ async def test_a_reader_that_stops_ends_its_request_and_no_other():
 async def ended(h: Harness) -> None:
     while h.scheduler.num_running:
         await settle()
+
+
+async def test_a_huge_prompt_delays_nobody_by_more_than_a_chunk_and_comes_to_its_turn():
+    """Whoever runs gets a token in every step, and no step computes more than the budget."""
+    shard = FakeShard(chunking=True, max_prefill_tokens=16)
+    limits = {"max_batch_prefill_tokens": 16, "max_batch_total_tokens": 1000}
+    async with running_scheduler(shard, **limits) as h:
+        short = [h.submit(name, 2, 40) for name in ("a", "b")]
+        await h.step(2)
+        huge = h.submit("h", 300, 2)
+        unread = [entry.num_unread for entry in short]
+        for _ in range(30):
+            await h.step(1)
+            now = [entry.num_unread for entry in short]
+            assert [new - old for new, old in zip(now, unread, strict=True)] == [1, 1]
+            unread = now
+        assert huge.num_unread or huge.done, "300 tokens at 14 a step"
+        assert isinstance((await collect(huge))[-1], Finished) if huge.done else True

@@ -1,0 +1,81 @@
+"""A bug in the work for one row, wherever and whenever it shows: that request fails, and no other one notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.engine_shard import EngineShard, generations_of, tokens_of
+
+from model_server.batch.sequence import Sequence
+from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
+from model_server.tokenizer import Tokenizer
+
+STEPS = 8
+
+
+def _broken(*arguments: Any, **options: Any) -> Any:
+    raise KeyError("a bug")
+
+
+def _stop_check(sequence: Sequence) -> None:
+    sequence.stopping.check = _broken  # type: ignore[method-assign]
+
+
+def _text(sequence: Sequence) -> None:
+    assert sequence.detokenizer is not None
+    sequence.detokenizer.append = _broken  # type: ignore[method-assign]
+
+
+def _final_text(sequence: Sequence) -> None:
+    assert sequence.detokenizer is not None
+    sequence.detokenizer.final_text = _broken  # type: ignore[method-assign]
+
+
+def _cut(sequence: Sequence) -> None:
+    sequence.stopping.cut = _broken  # type: ignore[method-assign]
+
+
+def _grammar(sequence: Sequence) -> None:
+    assert sequence.row.grammar is not None
+    sequence.row.grammar.advance = _broken  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("hook", [_stop_check, _text, _final_text, _cut, _grammar])
+@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize("budget", [None, 16])
+def test_only_the_request_at_fault_fails(
+    tiny_tokenizer: Tokenizer, hook: Callable[[Sequence], None], step: int, budget: int | None
+) -> None:
+    with torch.inference_mode():
+        shard = EngineShard(tiny_tokenizer, budget=budget)
+        grammar = SamplingParameters(grammar=Grammar("regex", "[0-9]{20}"))
+        stopping = StoppingParameters(max_new_tokens=STEPS, ignore_eos_token=True, stop_sequences=("\n\n\n",))
+        before, after = shard.request([1, 2], STEPS), shard.request([7, 8, 9], STEPS)
+        faulty = shard.request([5, 6], STEPS, sampling=grammar, stopping=stopping)
+        results = [shard.prefill(0, before, faulty, after)]
+        results += [shard.decode(0) for _ in range(step)]
+        batch = shard.engine._store.get(0)
+        hook(next(sequence for sequence in batch.sequences if sequence.id == faulty.id))
+        while results[-1].batch is not None:
+            results.append(shard.decode(0))
+        said = generations_of(*results)
+        errors = [generation.error for generation in said.pop(faulty.id) if generation.error is not None]
+        assert len(errors) == 1 and "a bug" in errors[0], errors
+        got = {id_: [i for g in generations for i in g.tokens.ids] for id_, generations in said.items() if generations}
+        assert got == {request.id: shard.expected(request) for request in (before, after)}
+        again = shard.request([1, 2], STEPS)
+        assert tokens_of(*shard.run_out(shard.prefill(1, again), 1)) == {again.id: shard.expected(again)}
+
+
+def test_top_tokens_that_have_no_text(tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode():
+        shard = EngineShard(tiny_tokenizer)
+        plain, faulty = shard.request([1, 2], STEPS), shard.request([3], STEPS, top_n_tokens=2)
+        first = shard.prefill(0, plain, faulty)
+        monkeypatch.setattr(shard.engine._answers, "_top_tokens", _broken)
+        said = generations_of(*shard.run_out(first, 0))
+        assert said[faulty.id][-1].error is not None
+        assert [i for g in said[plain.id] if g.tokens for i in g.tokens.ids] == shard.expected(plain)
