@@ -40,7 +40,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    cache = ("--max-batch-total-tokens", "3072", "--max-batch-prefill-tokens", "2048", "--max-total-tokens", "1536")
+    cache = ("--max-batch-total-tokens", "2048", "--max-batch-prefill-tokens", "2048", "--max-total-tokens", "1536")
     with running_server("demo", "--max-concurrent-requests", str(CONCURRENT), *cache, environ=SETTINGS) as running:
         yield running
 
@@ -66,6 +66,10 @@ async def client(server: RunningServer) -> AsyncIterator[httpx.AsyncClient]:
 async def ids(client: httpx.AsyncClient, tokens: int, inputs: str = "Once upon a time", **parameters: Any) -> list[int]:
     answer = await client.post("/generate", json=generation(tokens, inputs, **parameters))
     assert answer.status_code == 200, answer.text
+    return ids_of(answer)
+
+
+def ids_of(answer: httpx.Response) -> list[int]:
     return [token["id"] for token in answer.json()["details"]["tokens"]]
 
 
@@ -75,7 +79,7 @@ async def counted(client: httpx.AsyncClient, name: str) -> float:
 
 async def test_two_hundred_at_once(client: httpx.AsyncClient) -> None:
     answers = await asyncio.gather(*(client.post("/generate", json=generation(100)) for _ in range(200)))
-    served = [a.json()["details"]["tokens"] for a in answers if a.status_code == 200]
+    served = [ids_of(a) for a in answers if a.status_code == 200]
     refused = [a for a in answers if a.status_code == 429]
     assert len(served) + len(refused) == 200 and len(served) >= CONCURRENT and refused
     assert all(tokens == served[0] for tokens in served)
@@ -91,17 +95,17 @@ async def test_clients_that_leave_at_random_moments(server: RunningServer, seed:
 
 
 async def test_readers_that_never_read(server: RunningServer, client: httpx.AsyncClient) -> None:
-    alone = await ids(client, 100)
+    alone = await ids(client, 60)
     dropped = await counted(client, 'tgi_request_failure{err="dropped"}')
-    bodies = [post("/generate_stream", generation(1200, top_n_tokens=5))] * 3
+    bodies = [post("/generate_stream", generation(1200, top_n_tokens=5))] * 2
     chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 5}
     bodies.append(post("/v1/chat/completions", chat | {"max_tokens": 1000, "n": 3, "stream": True}))
     deaf = [await asyncio.to_thread(deaf_client, server.port, body) for body in bodies]
     try:
-        healthy = await asyncio.gather(*(ids(client, 100) for _ in range(16)))
+        healthy = await asyncio.gather(*(ids(client, 60) for _ in range(16)))
         assert all(tokens == alone for tokens in healthy)
         async with asyncio.timeout(60):
-            while await counted(client, 'tgi_request_failure{err="dropped"}') < dropped + 3:  # noqa: ASYNC110
+            while await counted(client, 'tgi_request_failure{err="dropped"}') < dropped + 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         assert "tokens to read" in server.log()
     finally:
@@ -206,13 +210,13 @@ async def test_one_connection_many_manners(server: RunningServer) -> None:
 
 
 async def test_more_tokens_than_the_cache_holds(client: httpx.AsyncClient) -> None:
-    """Eight answers of which five fit: the others wait, and get what they get alone."""
+    """Six answers of which five fit: one waits, and all get what they get alone."""
     info = (await client.get("/info")).json()
     tokens = info["max_batch_total_tokens"] // 6
     prompts = [f"Story number {index}" for index in range(2)]
     alone = {prompt: await ids(client, tokens, prompt) for prompt in prompts}
-    answers = await asyncio.gather(*(ids(client, tokens, prompt) for prompt in prompts * 4))
-    assert [answer == alone[prompt] for answer, prompt in zip(answers, prompts * 4, strict=True)] == [True] * 8
+    answers = await asyncio.gather(*(ids(client, tokens, prompt) for prompt in prompts * 3))
+    assert [answer == alone[prompt] for answer, prompt in zip(answers, prompts * 3, strict=True)] == [True] * 6
 
 
 BOMBS: list[dict[str, Any]] = [
