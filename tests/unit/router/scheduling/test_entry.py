@@ -114,6 +114,12 @@ async def test_a_cut_request_hears_why_and_nothing_more():
     assert told == [entry] and entry.num_unread == 0
 
 
+async def test_a_deadline_cuts():
+    entry = Entry(make_request())
+    entry.end_after(0.01, lambda entry: UnhealthyError())
+    assert isinstance(await asyncio.wait_for(entry.next_event(), 20), Failed) and entry.closed
+
+
 async def test_the_deadline_is_forgotten_with_its_request():
     entry, ended = Entry(make_request()), Entry(make_request())
     for one in (entry, ended):
