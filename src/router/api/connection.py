@@ -9,13 +9,14 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.api.errors import error_body
 from router.api.json_out import dumps
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 256
+MAX_PIPELINED = 64
 _LINGER_S = 1.0
 _ANSWERS = {
     400: ("Bad Request", "bad_request", "invalid HTTP request"),
@@ -54,7 +55,10 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._bounds = bounds
         self._in_head = True
+        self._in_message = False
+        self._num_begun = 0  # messages, in the read that is being parsed
         self._head_bytes = 0
+        self._open: list[RequestResponseCycle] = []  # not answered yet; all but the first wait for their turn
         self._refusal = 400
         self._timer: asyncio.TimerHandle | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
@@ -71,6 +75,7 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         self._stop_reading_timer()
         super().connection_lost(exc)
+        self._disconnect()  # uvicorn tells the last request only, which may not be the one that runs
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -89,16 +94,20 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
+        was_in_message, self._num_begun = self._in_message, 0
         super().data_received(data)
-        # Only what the parser still keeps to itself: complete fields are counted in on_header.
-        if self._in_head and not self._is_refused:
+        # Only what the parser still keeps to itself: complete fields are counted in on_header. Where other messages
+        # came in the same read it is not known what belongs to this one; what follows is counted.
+        is_alone = self._num_begun == 0 or (self._num_begun == 1 and not was_in_message)
+        if self._in_head and is_alone and not self._is_refused:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(431)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
+        self._in_head = self._in_message = True
+        self._num_begun += 1
         self._head_bytes = 0
         if self._timer is None:
             self._start_timer(self._bounds.head_s)
@@ -112,16 +121,28 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # each takes some kilobytes, and one read holds thousands
         self._start_timer(self._bounds.body_s)
         super().on_headers_complete()
         self.cycle.transport = _Answering(self)  # type: ignore[assignment]
+        self._open = [cycle for cycle in self._open if not cycle.response_complete]
+        self._open.append(self.cycle)
 
     def on_message_complete(self) -> None:
+        self._in_message = False
         self._stop_timer()
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._refusal)
+
+    def _disconnect(self) -> None:
+        """Whoever works on an answer hears that nobody waits for it."""
+        for cycle in self._open:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     def close_after_answer(self) -> None:
         """The last answer is written. Its request may still be arriving: a body that was too large, for one."""
@@ -161,14 +182,12 @@ class Connection(HttpToolsProtocol):
         self._stop_timer()
         if self._is_refused or self.transport.is_closing():
             return
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if cycle.response_started:
-                self._is_refused = True
-                self.transport.close()
-                return
+        has_begun = any(cycle.response_started and not cycle.response_complete for cycle in self._open)
+        self._disconnect()
+        if has_begun:
+            self._is_refused = True
+            self.transport.close()
+            return
         reason, error_type, message = _ANSWERS[status]
         body = dumps(error_body(message, error_type))
         head = (

@@ -104,6 +104,41 @@ async def test_pipelined_and_kept_alive_requests(router: Router) -> None:
     router.assert_idle()
 
 
+async def test_many_requests_in_one_read_are_no_large_head(router: Router) -> None:
+    large = b"x-filler: " + b"a" * 3000 + b"\r\n"
+    one = b"GET /info HTTP/1.1\r\nhost: x\r\n" + large + b"\r\n"
+    async with router.listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(one * 40 + one[:-4])
+        await asyncio.sleep(0.2)
+        writer.write(one[-4:])
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        assert b"431" not in answer and answer.count(b"HTTP/1.1 200") >= 1
+
+
+async def test_a_flood_of_requests_on_one_connection_is_refused(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: [None])
+    async with router.listening() as port:
+        answer = await talk(port, GOOD + b"GET /info HTTP/1.1\r\nhost: x\r\n\r\n" * 2000)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        await until(lambda: not router.scheduler.open)
+    router.assert_idle()
+
+
+async def test_a_client_that_leaves_takes_its_pipelined_requests_along(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: [None])
+    async with router.listening() as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GOOD * 3)
+        await until(lambda: bool(router.scheduler.open))
+        writer.close()
+        await until(lambda: not router.scheduler.open)
+        assert len(router.scheduler.submitted) == 1
+    router.assert_idle()
+
+
 async def test_http_1_0_and_expect(router: Router) -> None:
     async with router.listening() as port:
         assert b" 200 OK" in await talk(port, GOOD.replace(b"HTTP/1.1", b"HTTP/1.0"))
