@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from router_fakes import LIMITS, Router, data_of
+from tokenizers import Tokenizer
 
 from router.config import RouterConfig
 
@@ -165,10 +167,42 @@ async def test_odd_but_valid_bodies_are_served(router: Router, raw: bytes) -> No
     assert (await router.post("/generate", raw=raw)).status_code == 200
 
 
-async def test_a_megabyte_without_a_space(make_router: MakeRouter) -> None:
-    router = make_router()
+async def test_a_megabyte_without_a_space(router: Router) -> None:
     answer = await router.post("/generate", {"inputs": "x" * 1_000_000})
-    assert answer.status_code == 422 and "1000001 `inputs` tokens" in answer.json()["error"]
+    assert answer.status_code == 422 and "or more `inputs` tokens" in answer.json()["error"]
+    answer = await router.post("/generate", {"inputs": "x" * 1_000_000, "parameters": {"truncate": 7}})
+    assert answer.status_code == 200 and router.scheduler.last.input_length == 7
+
+
+async def test_a_prompt_whose_bytes_cannot_fit_is_not_cut(
+    router: Router, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(map(len, tokenizer.get_vocab()))
+    fits, too_long = "x" * (2000 * longest), "x" * (2000 * longest + 1)
+    cut: list[int] = []
+    encode = router.tokenizer.encode
+
+    async def watched(text: str, **options: Any) -> list[int]:
+        cut.append(len(text))
+        return await encode(text, **options)
+
+    monkeypatch.setattr(router.tokenizer, "encode", watched)
+    chat_body = {"messages": [{"role": "user", "content": too_long}]}
+    for path, body in (
+        ("/generate", {"inputs": too_long, "parameters": {"max_new_tokens": 1}}),
+        ("/generate_stream", {"inputs": too_long, "parameters": {"max_new_tokens": 1}}),
+        ("/v1/completions", {"prompt": ["x", too_long], "max_tokens": 1}),
+        ("/v1/chat/completions", chat_body | {"max_tokens": 1}),
+    ):
+        answer = await router.post(path, body)
+        assert answer.status_code == 422 and answer.json()["error_type"] == "validation"
+        assert re.search("`inputs` must have less than 2000 tokens. Given: 200[1-9] or more$", answer.json()["error"])
+    assert all(length < 10 for length in cut)
+    answer = await router.post("/generate", {"inputs": too_long, "parameters": {"max_new_tokens": 100}})
+    words = "Given: 2001 or more `inputs` tokens and 100 `max_new_tokens`"
+    assert f"`inputs` tokens + `max_new_tokens` must be <= 2048. {words}" in answer.json()["error"]
+    answer = await router.post("/generate", {"inputs": fits})
+    assert answer.status_code == 422 and "or more" not in answer.json()["error"] and cut[-1] == len(fits)
 
 
 async def test_content_types(router: Router) -> None:
@@ -204,13 +238,25 @@ async def test_bodies_over_the_limit_with_and_without_a_length(make_router: Make
 
 async def test_unknown_paths_and_wrong_methods_answer_json(router: Router) -> None:
     for method, path, status in (
-        ("GET", "/nothing", 404), ("POST", "/v1", 404), ("POST", "/v1/responses", 404), ("GET", "/generate", 405),
+        ("GET", "/nothing", 404), ("POST", "/v1", 404), ("GET", "/generate", 405),
         ("DELETE", "/info", 405), ("PUT", "/v1/chat/completions", 405), ("POST", "/health", 405),
         ("POST", "/generate/", 404),
     ):  # fmt: skip
         answer = await router.request(method, path)
         assert answer.status_code == status, (method, path)
         assert list(answer.json()) == ["error", "error_type"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["responses", "responses/resp_1", "messages", "embeddings", "audio/speech", "images/generations", "moderations",
+     "assistants", "threads/1/messages", "files", "batches", "fine_tuning/jobs", "engines", "rerank", "edits"],
+)  # fmt: skip
+async def test_routes_of_other_servers_say_what_to_use(router: Router, path: str) -> None:
+    for method in ("GET", "POST", "DELETE"):
+        answer = await router.request(method, f"/v1/{path}")
+        assert answer.status_code == 404 and answer.json()["error_type"] == "not_found"
+        assert "not served" in answer.json()["error"]
 
 
 RULES: list[tuple[dict[str, Any], str]] = [
@@ -233,7 +279,6 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "`inputs` tokens + `max_new_tokens` must be <= 2048. Given: {n} `inputs` tokens and 1024 `max_new_tokens`",
     ),
     ({"inputs": "ab " * 1000, "max_new_tokens": 1}, "`inputs` must have less than 2000 tokens. Given: {n}"),
-    ({"watermark": True}, "`watermark` is not supported yet"),
     ({"adapter_id": "x/y"}, "`adapter_id` x/y is not known to this server"),
     ({"grammar": {"type": "regex", "value": "x("}}, "grammar is not valid: unclosed group"),
 ]
@@ -343,6 +388,27 @@ async def test_overload(make_router: MakeRouter) -> None:
     assert b'tgi_request_failure{err="overloaded"} 7' in router.metrics.render()
     router.inference.permits.give_back(1)
     assert (await router.post("/generate", {"inputs": "x"})).status_code == 200
+
+
+async def test_more_generations_than_there_are_permits_are_refused_for_good(make_router: MakeRouter) -> None:
+    router = make_router(limits=replace(LIMITS, max_concurrent_requests=2, max_best_of=3))
+    messages = [{"role": "user", "content": "x"}]
+    instances = [{"inputs": "x"}] * 3
+    for path, body in (
+        ("/generate", {"inputs": "x", "parameters": {"best_of": 3, "do_sample": True}}),
+        ("/v1/chat/completions", {"messages": messages, "n": 3}),
+        ("/v1/chat/completions", {"messages": messages, "n": 3, "stream": True}),
+        ("/v1/completions", {"prompt": ["x"] * 3}),
+        ("/v1/completions", {"prompt": "x", "n": 3, "stream": True}),
+        ("/v1/completions", {"prompt": "x", "n": 1, "best_of": 3}),
+        ("/vertex", {"instances": instances}),
+    ):
+        answer = await router.post(path, body)
+        assert answer.status_code == 422, (path, answer.text)
+        assert "up to 2 generations at once. Given: 3" in answer.json()["error"]
+    assert b'tgi_request_failure{err="overloaded"}' not in router.metrics.render()
+    assert (await router.post("/v1/completions", {"prompt": ["x"] * 2})).status_code == 200
+    router.assert_idle()
 
 
 async def test_a_draining_server_refuses_and_is_not_ready(router: Router) -> None:
