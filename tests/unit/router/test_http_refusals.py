@@ -247,18 +247,6 @@ async def test_unknown_paths_and_wrong_methods_answer_json(router: Router) -> No
         assert list(answer.json()) == ["error", "error_type"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["responses", "responses/resp_1", "messages", "embeddings", "audio/speech", "images/generations", "moderations",
-     "assistants", "threads/1/messages", "files", "batches", "fine_tuning/jobs", "engines", "rerank", "edits"],
-)  # fmt: skip
-async def test_routes_of_other_servers_say_what_to_use(router: Router, path: str) -> None:
-    for method in ("GET", "POST", "DELETE"):
-        answer = await router.request(method, f"/v1/{path}")
-        assert answer.status_code == 404 and answer.json()["error_type"] == "not_found"
-        assert "not served" in answer.json()["error"]
-
-
 RULES: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2}, "`best_of` > 1 requires sampling"),
     ({"temperature": 0.0}, "`temperature` must be > 0"),
