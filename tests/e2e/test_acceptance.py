@@ -306,6 +306,23 @@ def test_a_prompt_of_the_tokens_of_a_text(client: httpx.Client) -> None:
     refused(client.post("/v1/completions", json={"prompt": [ids[0], 10**6]} | asked), 422, "validation", "1000000")
 
 
+def test_a_prompt_of_tokens_that_no_text_has(client: httpx.Client) -> None:
+    def ids_of(text: str) -> list[int]:
+        return [span["id"] for span in ok(client.post("/tokenize", json={"inputs": text}))]
+
+    whole = ids_of("The quick")
+    ids = [whole[0], *(ids_of(letter)[-1] for letter in "The quick")]
+    assert len(ids) > len(whole)
+    asked = {"prompt": ids, "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 0, "ignore_eos": True}
+    answer = ok(client.post("/v1/completions", json=asked))
+    (choice,) = answer["choices"]
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+    assert choice["text"].startswith("<s>The quick")
+    assert choice["logprobs"]["tokens"][: len(ids)] == ["<s>", *"The quick"], "just these, and not those of their text"
+    assert choice["logprobs"]["text_offset"][: len(ids)] == [0, *range(3, 12)]
+    assert choice["logprobs"]["token_logprobs"][0] is None
+
+
 def test_stops(client: httpx.Client) -> None:
     asked = {"prompt": "The quick", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     text = ok(client.post("/v1/completions", json=asked))["choices"][0]["text"]

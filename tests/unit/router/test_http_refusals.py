@@ -394,7 +394,7 @@ async def test_more_generations_than_there_are_permits_are_refused_for_good(make
         answer = await router.post(path, body)
         assert answer.status_code == 422, (path, answer.text)
         assert "up to 2 generations at once. Given: 3" in answer.json()["error"]
-    assert b'tgi_request_failure{err="overloaded"}' not in router.metrics.render()
+    assert not re.search(rb'tgi_request_failure{err="overloaded"} [1-9]', router.metrics.render())
     assert (await router.post("/v1/completions", {"prompt": ["x"] * 2})).status_code == 200
     router.assert_idle()
 
