@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from support.answers import events_of, ok, refused
 from support.running_server import RunningServer, running_server
 from support.tiny_models import tiny_checkpoint
 
@@ -44,19 +45,6 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
         yield opened
 
 
-def ok(answer: httpx.Response) -> Any:
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def refused(answer: httpx.Response, status: int, error_type: str, words: str = "") -> str:
-    assert answer.status_code == status, answer.text
-    body = answer.json()
-    assert list(body) == ["error", "error_type"] and body["error_type"] == error_type, body
-    assert words in body["error"], body
-    return str(body["error"])
-
-
 def generate(client: httpx.Client, inputs: str = "Hello", **parameters: Any) -> httpx.Response:
     return client.post("/generate", json={"inputs": inputs, "parameters": parameters})
 
@@ -64,21 +52,6 @@ def generate(client: httpx.Client, inputs: str = "Hello", **parameters: Any) -> 
 def chat(client: httpx.Client, *messages: dict[str, Any], **fields: Any) -> httpx.Response:
     asked = list(messages) or [{"role": "user", "content": "Hello"}]
     return client.post("/v1/chat/completions", json={"messages": asked, "max_tokens": 5} | fields)
-
-
-def events_of(client: httpx.Client, path: str, body: dict[str, Any]) -> tuple[list[Any], str]:
-    """The events of a stream, checked for their framing, and the last line."""
-    with client.stream("POST", path, json=body) as answer:
-        raw = answer.read().decode()
-        assert answer.status_code == 200, raw
-        assert answer.headers["content-type"] == "text/event-stream"
-        assert answer.headers["cache-control"] == "no-cache" and answer.headers["x-accel-buffering"] == "no"
-        assert {"x-compute-type", "x-compute-characters", "x-request-id"} <= answer.headers.keys()
-        assert not {"x-compute-time", "x-total-time", "x-generated-tokens"} & answer.headers.keys()
-    assert raw.endswith("\n\n")
-    lines = raw.removesuffix("\n\n").split("\n\n")
-    assert all(re.match(r"data: \S", line) and "\n" not in line for line in lines)
-    return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"], lines[-1]
 
 
 def text_of(client: httpx.Client, num_tokens: int) -> str:
