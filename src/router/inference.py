@@ -9,7 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from router.errors import OverloadedError, RouterError, TemplateError, ToolError, UnhealthyError, ValidationError
+from router.errors import (
+    BatchSizeError,
+    OverloadedError,
+    RouterError,
+    TemplateError,
+    ToolError,
+    UnhealthyError,
+    ValidationError,
+)
 from router.limits import ServingLimits
 from router.metrics import Metrics
 from router.request import ValidRequest
@@ -56,10 +64,15 @@ class Inference:
     def admit(self, number: int = 1, *, request_id: str = "") -> Admission:
         """Permits for `number` generations, at once or not at all.
 
-        Raises OverloadedError, and UnhealthyError while the server drains.
+        Raises OverloadedError, BatchSizeError for more than there ever are, and UnhealthyError while the server drains.
         """
         if self.is_draining:
             raise UnhealthyError
+        if number > self.permits.limit:
+            # Waiting would not help: no 429.
+            raise self.refused(
+                BatchSizeError(f"the server runs up to {self.permits.limit} generations at once. Given: {number}")
+            )
         if not self.permits.take(number):
             wait_s = self._scheduler.estimated_wait_s
             raise self.refused(OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S))))

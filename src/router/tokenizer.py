@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -16,10 +17,13 @@ from pathlib import Path
 from tokenizers import Encoding, Tokenizer
 
 from router.errors import StartupError
+from router.token_bound import token_bound
 
 # Up to this length encoding costs the loop about as much (1 us a character) as a hop to a thread and back (60-90 us of
 # the loop's time), and saves the wait for the thread.
 _INLINE_CHARACTERS = 100
+# A character whose tokens do not complete it waits for this many more of them before it is shown as it is.
+_MOST_UNFINISHED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,11 @@ class PromptTokenizer:
         self._source = tokenizer.to_str()
         self._per_thread = threading.local()
         self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="tokenizer", initializer=self._start_worker)
-        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        # Ids run from 0 to vocab_size - 1, with gaps in some vocabularies.
+        ids = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = max(ids, default=-1) + 1
+        self._ids_with_gaps = None if len(ids) == self.vocab_size else ids
+        self._bound = token_bound(tokenizer)
 
     @classmethod
     def from_file(cls, path: Path, *, num_workers: int) -> PromptTokenizer:
@@ -60,6 +68,16 @@ class PromptTokenizer:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._workers, self._encode_in_worker, text, add_special_tokens, truncate)
 
+    def fewest_tokens(self, text: str) -> int:
+        """A text has at least this many tokens; 0 where that cannot be known without cutting it."""
+        return self._bound.fewest_tokens(text) if self._bound is not None else 0
+
+    def first_unknown(self, ids: Sequence[int]) -> int | None:
+        """The first id that no token of the vocabulary has."""
+        if self._ids_with_gaps is None:
+            return next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        return next((i for i in ids if i not in self._ids_with_gaps), None)
+
     async def spans(self, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
         """Every token of a text with its place."""
         loop = asyncio.get_running_loop()
@@ -70,10 +88,15 @@ class PromptTokenizer:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._workers, self._offsets_in_worker, text, add_special_tokens)
 
-    async def text_of(self, ids: list[int]) -> str | None:
-        """The text that has exactly these tokens, no special ones added; None if there is none."""
+    async def text_of(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """The text of ids, special tokens included, and whether it has exactly these tokens when it is cut again."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._text_in_worker, ids)
+        return await loop.run_in_executor(self._workers, self._text_in_worker, list(ids))
+
+    async def offsets_of_ids(self, ids: Sequence[int]) -> list[int]:
+        """Where each of the tokens begins in `text_of(ids)`, in characters."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._offsets_of_ids_in_worker, list(ids))
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -92,10 +115,25 @@ class PromptTokenizer:
         (encoding,) = self._per_thread.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return [start for start, _ in encoding.offsets]
 
-    def _text_in_worker(self, ids: list[int]) -> str | None:
+    def _text_in_worker(self, ids: list[int]) -> tuple[str, bool]:
+        text = self._decode(ids)
+        return text, _ids(self._per_thread.tokenizer, text, add_special_tokens=False, truncate=None) == ids
+
+    def _offsets_of_ids_in_worker(self, ids: list[int]) -> list[int]:
+        """By decoding a few tokens at a time: what a token adds to a text depends on those before it."""
+        offsets: list[int] = []
+        position = first = shown = 0
+        for number in range(1, len(ids) + 1):
+            offsets.append(position)
+            before, after = self._decode(ids[first:shown]), self._decode(ids[first:number])
+            if (len(after) > len(before) and not after.endswith("\ufffd")) or number - shown > _MOST_UNFINISHED:
+                position += max(len(after) - len(before), 0)
+                first, shown = shown, number
+        return offsets
+
+    def _decode(self, ids: list[int]) -> str:
         (text,) = self._per_thread.tokenizer.decode_batch([ids], skip_special_tokens=False)
-        again = _ids(self._per_thread.tokenizer, text, add_special_tokens=False, truncate=None)
-        return str(text) if again == ids else None
+        return str(text)
 
 
 def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool, truncate: int | None) -> list[int]:

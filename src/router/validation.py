@@ -23,9 +23,13 @@ _MAX_BIAS = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateRequest:
-    """A generation as asked for, in the words of the native API; None is "not given"."""
+    """A generation as asked for, in the words of the native API; None is "not given".
 
-    inputs: str
+    `input_ids`: the prompt in the place of `inputs`, which is then empty. `truncate` does not go with it.
+    """
+
+    inputs: str = ""
+    input_ids: tuple[int, ...] | None = None
     add_special_tokens: bool = True
     best_of: int | None = None
     temperature: float | None = None
@@ -92,20 +96,26 @@ class Validator:
         self._check_parameters(request)
         self._check_extensions(request)
         limits = self._limits
-        if not request.inputs:
+        if not (request.inputs if request.input_ids is None else request.input_ids):
             raise ValidationError("`inputs` cannot be empty")
         if request.truncate is not None and not 1 <= request.truncate <= limits.max_input_tokens:
             raise ValidationError(f"`truncate` must be in 1..={limits.max_input_tokens}. Given: {request.truncate}")
-        input_ids = await self._encode(request)
+        inputs, input_ids = request.inputs, request.input_ids
+        if input_ids is None:
+            self._check_fewest_tokens(request)
+            input_ids = await self._encode(request)
         max_new_tokens = self._max_new_tokens(len(input_ids), request.max_new_tokens)
-        self._check_unsupported(request)
+        if request.input_ids is not None:
+            inputs = await self._text_of(request.input_ids)
+        if request.adapter_id is not None:
+            raise ValidationError(f"`adapter_id` {request.adapter_id[:100]} is not known to this server")
         kind, grammar = await self._grammar(request)
         return ValidRequest(
-            inputs=request.inputs,
-            input_ids=tuple(input_ids),
+            inputs=inputs,
+            input_ids=input_ids,
             input_length=len(input_ids),
             truncate=request.truncate or limits.max_input_tokens,
-            add_special_tokens=request.add_special_tokens,
+            add_special_tokens=request.add_special_tokens and request.input_ids is None,
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=None,
@@ -172,7 +182,15 @@ class Validator:
             if not -_MAX_BIAS <= bias <= _MAX_BIAS:
                 raise ValidationError(f"`logit_bias` values must be in [-100, 100]. Given: {bias}")
 
-    async def _encode(self, request: GenerateRequest) -> list[int]:
+    def _check_fewest_tokens(self, request: GenerateRequest) -> None:
+        """Refuses a prompt that is too long by its bytes alone, before it is cut: cutting megabytes takes seconds."""
+        if request.truncate is not None:
+            return  # what is kept depends on how all of it is cut
+        fewest = self._tokenizer.fewest_tokens(request.inputs)
+        if fewest > self._limits.max_input_tokens:
+            self._max_new_tokens(fewest, request.max_new_tokens, or_more=" or more")
+
+    async def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
         try:
             input_ids = await self._tokenizer.encode(
                 request.inputs, add_special_tokens=request.add_special_tokens, truncate=request.truncate
@@ -181,21 +199,36 @@ class Validator:
             raise ValidationError(f"tokenizer error: {error}") from None
         if not input_ids:
             raise ValidationError("`inputs` cannot be empty")
-        return input_ids
+        return tuple(input_ids)
 
-    def _max_new_tokens(self, input_length: int, asked: int | None) -> int:
-        """The exact number of tokens that the request may generate."""
+    async def _text_of(self, input_ids: tuple[int, ...]) -> str:
+        """The text of ids that the shards can be given: as they are, or, stock TGI, as a text that has just them."""
+        unknown = self._tokenizer.first_unknown(input_ids)
+        if unknown is not None:
+            raise ValidationError(f"the token ids name token {unknown}, which is not in the vocabulary")
+        try:
+            text, is_exact = await self._tokenizer.text_of(input_ids)
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise ValidationError(f"tokenizer error: {error}") from None
+        if not is_exact and "token_ids" not in self._extensions:
+            raise ValidationError(
+                "the token ids are not the tokenizer's own for their text, and the model server in use takes texts only"
+            )
+        return text
+
+    def _max_new_tokens(self, input_length: int, asked: int | None, *, or_more: str = "") -> int:
+        """The exact number of tokens that the request may generate. `or_more` qualifies a length in what is said."""
         limits = self._limits
         room = max(limits.max_total_tokens - input_length, 0)
         checked = min(room if asked is None else asked, _CHECKED_NEW_TOKENS)
         if input_length + checked > limits.max_total_tokens:
             raise ValidationError(
                 f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_total_tokens}. "
-                f"Given: {input_length} `inputs` tokens and {checked} `max_new_tokens`"
+                f"Given: {input_length}{or_more} `inputs` tokens and {checked} `max_new_tokens`"
             )
         if input_length > limits.max_input_tokens:
             raise ValidationError(
-                f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {input_length}"
+                f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {input_length}{or_more}"
             )
         granted = room if asked is None else min(asked, room)
         if not self._can_ever_fit(input_length, granted):
@@ -239,13 +272,6 @@ class Validator:
             # A stock TGI shard enforces regular expressions only.
             raise ValidationError("a JSON grammar is not supported by the model server in use")
         return kind, await self._grammars.check(kind, text)
-
-    def _check_unsupported(self, request: GenerateRequest) -> None:
-        """Parameters that change the result and are not served yet."""
-        if request.watermark:
-            raise ValidationError("`watermark` is not supported yet")
-        if request.adapter_id is not None:
-            raise ValidationError(f"`adapter_id` {request.adapter_id[:100]} is not known to this server")
 
 
 def _samples(request: GenerateRequest) -> bool:

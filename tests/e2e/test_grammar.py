@@ -52,7 +52,8 @@ def _generate(client: httpx.Client, inputs: str = "Hello", **parameters: Any) ->
 @pytest.mark.parametrize(
     "draw",
     [{}, {"do_sample": True, "temperature": 2.0, "seed": 3}, {"top_k": 2, "seed": 1}, {"top_p": 0.2, "seed": 2},
-     {"typical_p": 0.3, "seed": 5}, {"repetition_penalty": 2.0}],
+     {"typical_p": 0.3, "seed": 5}, {"repetition_penalty": 2.0}, {"watermark": True, "min_p": 0.3, "seed": 6},
+     {"frequency_penalty": -2.0, "ignore_eos": True}],
 )  # fmt: skip
 def test_native(client: httpx.Client, draw: dict[str, Any]) -> None:
     value = json.loads(_generate(client, grammar={"type": "json", "value": SCHEMA}, **draw))

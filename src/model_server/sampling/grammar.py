@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as Backend
@@ -29,6 +30,10 @@ _MOST_CHARACTERS = 4 << 20
 _MOST_THREADS = 8
 _WORD_BITS = 32
 _LONGEST_REASON = 300
+# The highest values that the tokens of one byte of a mask may have: what is allowed is not bounded.
+_BOUNDS: npt.NDArray[np.float32] = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.inf, -np.inf
+).astype(np.float32)
 _MADE_UP_EOS = "<|made up for grammars: the end|>"
 
 
@@ -145,36 +150,49 @@ class GrammarMasks:
 
     def apply(self, logits: Tensor) -> None:
         """In place, on float32 [num_rows, vocab]. A row whose automaton fails loses all its candidates."""
-        blocked = self._blocked(logits.shape[1], logits.device)
+        allowed = self._allowed()
+        if logits.device.type == "cpu":
+            self._mask_on_host(logits, allowed.view(np.uint8))
+            return
+        blocked = self._blocked(allowed, logits)
         if isinstance(self._rows, slice):
             logits[self._rows].masked_fill_(blocked, -torch.inf)
         else:
             logits[self._rows] = logits[self._rows].masked_fill_(blocked, -torch.inf)
 
-    def _blocked(self, vocab_size: int, device: torch.device) -> Tensor:
-        """What may not follow: [n, vocab_size] bool on the device."""
-        words = torch.zeros(len(self._states), self._states[0].num_words, dtype=torch.int32)
-        row_bytes = words.shape[1] * words.element_size()
+    def _allowed(self) -> npt.NDArray[np.uint32]:
+        """What may follow: [n, num_words], one bit per token, the lowest first."""
+        words = np.zeros((len(self._states), self._states[0].num_words), np.uint32)
+        row_bytes = words.shape[1] * words.itemsize
         if len(self._states) == 1:
-            self._states[0].matcher.unsafe_compute_mask_ptr(words.data_ptr(), row_bytes)
+            self._states[0].matcher.unsafe_compute_mask_ptr(words.ctypes.data, row_bytes)
         else:
             self._states[0].executor.unsafe_compute_mask_ptr(
-                self._matchers, words.data_ptr(), row_bytes, len(self._states)
+                self._matchers, words.ctypes.data, row_bytes, len(self._states)
             )
         for matcher, place in self._matchers:
             if matcher.is_error():
                 words[place] = 0
-        packed = words.bitwise_not_().view(torch.uint8)
-        if device.type == "cpu":
-            # Many times as fast as torch's way.
-            bits = torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=vocab_size, bitorder="little"))
-            blocked = bits.view(torch.bool)
-        else:
-            blocked = (upload(packed, device)[:, :, None] & self._bits).flatten(1)[:, :vocab_size].bool()
         made_up = self._states[0].made_up_eos
         if made_up is not None:
-            blocked[:, made_up : made_up + 1] = True
-        return blocked
+            word, bit = divmod(made_up, _WORD_BITS)
+            words[:, word] &= ~np.uint32(1 << bit)
+        return words
+
+    def _mask_on_host(self, logits: Tensor, allowed: npt.NDArray[np.uint8]) -> None:
+        """Row by row against a bound of its own, which stays in the CPU's cache: twenty times as fast as torch's masked
+        fill, whose time goes into branches. A logit that is not a number stays one, and its row fails."""
+        rows = range(*self._rows.indices(len(logits))) if isinstance(self._rows, slice) else self._rows.tolist()
+        bound = np.empty((allowed.shape[1], 8), np.float32)
+        highest = torch.from_numpy(bound).flatten()[: logits.shape[1]]
+        for row, bits in zip(rows, allowed, strict=True):
+            np.take(_BOUNDS, bits, axis=0, out=bound, mode="clip")
+            torch.minimum(logits[row], highest, out=logits[row])
+
+    def _blocked(self, allowed: npt.NDArray[np.uint32], logits: Tensor) -> Tensor:
+        """What may not follow: [n, vocab_size] bool on the device."""
+        packed = upload(torch.from_numpy((~allowed).view(np.uint8)), logits.device)
+        return (packed[:, :, None] & self._bits).flatten(1)[:, : logits.shape[1]].bool()
 
 
 def _with_made_up_eos(tokenizer_json: str) -> tuple[str, int]:

@@ -10,7 +10,6 @@ from fastapi import Request
 
 from router.api.disconnect import unless_left
 from router.api.served import Served, request_id_of
-from router.errors import BatchSizeError
 from router.inference import Inference, mean_logprob
 from router.running import Admission, Generation, Run, collect_all, start_all
 from router.validation import GenerateRequest
@@ -34,10 +33,7 @@ async def texts_of(request: Request, served: Served, jobs: Sequence[Job]) -> lis
     inference = served.inference
     for job in jobs:
         inference.check_best_of(job.number)
-    number, limit = sum(job.number for job in jobs), inference.limits.max_concurrent_requests
-    if number > limit:
-        raise inference.refused(BatchSizeError(f"the server runs up to {limit} generations at once. Given: {number}"))
-    with inference.admit(number, request_id=request_id_of(request)) as admission:
+    with inference.admit(sum(job.number for job in jobs), request_id=request_id_of(request)) as admission:
         generations = iter(await unless_left(request.receive, _generate(inference, jobs, admission)))
     return [job.text_of(max((next(generations) for _ in range(job.number)), key=mean_logprob)) for job in jobs]
 

@@ -73,9 +73,9 @@ def _counts(served: Served, body: CompletionBody) -> Counts:
     return counts
 
 
-async def _requests(served: Served, body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
+def _requests(served: Served, body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
     try:
-        return await requests_of(body, counts, served.inference.tokenizer)
+        return requests_of(body, counts)
     except ValidationError as error:
         raise served.inference.refused(error) from None
 
@@ -84,20 +84,22 @@ async def _generate(
     served: Served, body: CompletionBody, counts: Counts, admission: Admission
 ) -> tuple[list[list[Generation]], list[list[int]]]:
     """The generations of each prompt, and where its tokens begin if they are to be told."""
-    requests = await _requests(served, body, counts)
-    generations = await served.inference.generate_many(requests, admission)
+    generations = await served.inference.generate_many(_requests(served, body, counts), admission)
     groups = [generations[i : i + counts.best_of] for i in range(0, len(generations), counts.best_of)]
     if not body.echo or body.logprobs is None:
         return groups, []
     tokenizer = served.inference.tokenizer
-    prompts = [group[0].request for group in groups]
-    return groups, [
-        await tokenizer.offsets(prompt.inputs, add_special_tokens=prompt.add_special_tokens) for prompt in prompts
-    ]
+    offsets: list[list[int]] = []
+    for prompt, group in zip(body.prompt, groups, strict=True):
+        if isinstance(prompt, str):
+            offsets.append(await tokenizer.offsets(prompt, add_special_tokens=True))
+        else:
+            offsets.append(await tokenizer.offsets_of_ids(group[0].request.input_ids))
+    return groups, offsets
 
 
 async def _start(served: Served, body: CompletionBody, counts: Counts, admission: Admission) -> list[Running]:
-    return await served.inference.start_many(await _requests(served, body, counts), admission)
+    return await served.inference.start_many(_requests(served, body, counts), admission)
 
 
 def _stream(

@@ -50,9 +50,14 @@ def _overlap(text: str, stop: str) -> int:
     return 0
 
 
+def ended_by_stop(text: str, stops: Sequence[str], reason: FinishReason) -> bool:
+    """Whether a stop ended a finished text; one that the last allowed token completed is reported as `length`."""
+    return reason == "stop_sequence" or (reason == "length" and text.endswith(tuple(stops)))
+
+
 def without_stop(text: str, stops: Sequence[str], reason: FinishReason) -> str:
     """A finished text without the stop that ended it; the text was cut right after the match."""
-    if reason != "stop_sequence":
+    if not ended_by_stop(text, stops, reason):
         return text
     matches = [stop for stop in stops if stop and text.endswith(stop)]
     return text.removesuffix(max(matches, key=len)) if matches else text
@@ -91,6 +96,7 @@ class ChoiceStream:
     def __init__(self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: bool) -> None:
         self._head = head.fields("chat.completion.chunk")
         self._index = index
+        self._stops = stops
         self._hold_back = StopHoldBack(stops)
         self._logprobs = logprobs
         self._is_first = True
@@ -102,7 +108,7 @@ class ChoiceStream:
         reason = None
         if isinstance(event, Finished):
             reason = FINISH_REASONS[event.finish_reason]
-            text = self._hold_back.finish(text, stopped=event.finish_reason == "stop_sequence")
+            text = self._hold_back.finish(text, stopped=ended_by_stop(event.text, self._stops, event.finish_reason))
         else:
             text = self._hold_back.push(text)
         delta = {"role": "assistant", "content": text} if self._is_first else {"content": text}

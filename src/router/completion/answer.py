@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.chat.chunks import StopHoldBack, usage, without_stop
+from router.chat.chunks import StopHoldBack, ended_by_stop, usage, without_stop
 from router.errors import GenerationError
 from router.events import Finished, FinishReason, Token, TokenGenerated
 from router.inference import mean_logprob
@@ -161,7 +161,8 @@ class ChoiceStream:
         reason: str | None = None
         if isinstance(event, Finished):
             reason = _FINISH_REASONS[event.finish_reason]
-            text = self._hold_back.finish(piece, stopped=event.finish_reason == "stop_sequence")
+            stops = self._request.stopping.stop_sequences
+            text = self._hold_back.finish(piece, stopped=ended_by_stop(event.text, stops, event.finish_reason))
         else:
             text = self._hold_back.push(piece)
         text, self._unsaid = self._unsaid + text, ""

@@ -8,7 +8,6 @@ from router.chat.prompt import choices_of, logit_bias_of, stops_of
 from router.errors import BatchSizeError, SuffixError, ValidationError
 from router.limits import ServingLimits
 from router.schemas.completion import CompletionBody
-from router.tokenizer import PromptTokenizer
 from router.validation import GenerateRequest
 
 
@@ -62,20 +61,17 @@ def check_served(body: CompletionBody, counts: Counts, limits: ServingLimits, *,
             raise ValidationError("`echo` with `logprobs` needs a server started with `--enable-prefill-logprobs`")
 
 
-async def requests_of(body: CompletionBody, counts: Counts, tokenizer: PromptTokenizer) -> list[GenerateRequest]:
-    """`best_of` requests for each prompt, in the order of the prompts."""
-    requests: list[GenerateRequest] = []
-    for prompt in body.prompt:
-        requests += choices_of(await _request_of(body, prompt, tokenizer), counts.best_of)
-    return requests
+def requests_of(body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
+    """`best_of` requests for each prompt, in the order of the prompts. Raises ValidationError."""
+    return [request for prompt in body.prompt for request in choices_of(_request_of(body, prompt), counts.best_of)]
 
 
-async def _request_of(body: CompletionBody, prompt: str | list[int], tokenizer: PromptTokenizer) -> GenerateRequest:
+def _request_of(body: CompletionBody, prompt: str | list[int]) -> GenerateRequest:
     """Temperature 0 is greedy, everything else samples, as in TGI."""
     greedy = body.temperature == 0
     return GenerateRequest(
-        inputs=prompt if isinstance(prompt, str) else await _text_of(prompt, tokenizer),
-        add_special_tokens=isinstance(prompt, str),
+        inputs=prompt if isinstance(prompt, str) else "",
+        input_ids=None if isinstance(prompt, str) else tuple(prompt),
         temperature=None if greedy else body.temperature,
         do_sample=not greedy,
         repetition_penalty=body.repetition_penalty,
@@ -93,16 +89,3 @@ async def _request_of(body: CompletionBody, prompt: str | list[int], tokenizer: 
         seed=body.seed,
         top_n_tokens=body.logprobs,
     )
-
-
-async def _text_of(ids: list[int], tokenizer: PromptTokenizer) -> str:
-    """The wire carries text, so ids are served if their text has exactly these tokens."""
-    try:
-        text = await tokenizer.text_of(ids)
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise ValidationError(f"tokenizer error: {error}") from None
-    if text is None:
-        raise ValidationError(
-            "`prompt` holds token ids that are not the tokenizer's own for their text; send the text instead"
-        )
-    return text

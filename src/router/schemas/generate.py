@@ -75,11 +75,9 @@ class GenerateParameters(Body):
         Annotated[UInt64, WithJsonSchema({"type": "integer", "minimum": 1, "x-limits": _AS_PROMPT})] | None,
         Field(description="Keep only so many of the prompt's last tokens.", examples=[100]),
     ] = None
-    watermark: Annotated[
-        bool,
-        WithJsonSchema({"type": "boolean", "enum": [False]}),
-        Field(description="Watermarks are not supported yet.", examples=[False]),
-    ] = False
+    watermark: bool = Field(
+        default=False, description="Prefer tokens by which the text can be told as generated.", examples=[True]
+    )
     details: bool = Field(default=False, description="Report the tokens and why the answer ended.", examples=[True])
     decoder_input_details: bool = Field(
         default=False,

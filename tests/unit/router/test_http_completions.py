@@ -172,6 +172,30 @@ async def test_a_stop_is_dropped_and_never_streamed_in_part(
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("pieces", [("Hello", "END"), ("Hello", "E", "ND"), ("Hello", "ENDing")])
+async def test_a_stop_in_the_last_allowed_token(make_router: MakeRouter, pieces: tuple[str, ...]) -> None:
+    """It is reported as `length`, as everywhere in TGI, and dropped like any other stop."""
+    router = make_router(lambda request: says(*pieces, reason="length", text="HelloEND"))
+    choice = (await router.post(PATH, body(stop=["END", "ZZ"]))).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello", "length")
+    events = data_of((await router.post(PATH, body(stop=["END", "ZZ"], stream=True))).content)
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello"
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    messages = {"messages": [{"role": "user", "content": "x"}], "stop": "END"}
+    choice = (await router.post("/v1/chat/completions", messages)).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hello", "length")
+    events = data_of((await router.post("/v1/chat/completions", messages | {"stream": True})).content)
+    assert "".join(event["choices"][0]["delta"]["content"] for event in events[:-1]) == "Hello"
+    answer = await router.post("/generate", {"inputs": "x", "parameters": {"stop": ["END"]}})
+    assert answer.json()["generated_text"] == "HelloEND"
+
+
+async def test_a_beginning_of_a_stop_at_the_limit_is_said(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: says("Hello", "EN", reason="length"))
+    events = data_of((await router.post(PATH, body(stop="END", stream=True))).content)
+    assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "HelloEN"
+
+
 async def test_a_json_answer_lacks_the_stop(make_router: MakeRouter) -> None:
     router = make_router(lambda request: says("Hello", "END", reason="stop_sequence"))
     choice = (await router.post(PATH, body(stop="END"))).json()["choices"][0]
@@ -240,28 +264,6 @@ async def test_echo_with_logprobs_of_the_prompt(make_router: MakeRouter) -> None
 async def test_echo_with_logprobs_needs_a_server_that_has_them(router: Router) -> None:
     answer = await router.post(PATH, body(echo=True, logprobs=0))
     assert answer.status_code == 422 and "--enable-prefill-logprobs" in answer.json()["error"]
-
-
-async def test_token_ids_whose_text_has_just_these_tokens(router: Router) -> None:
-    ids = await router.tokenizer.encode("The dog über 日本", add_special_tokens=True, truncate=None)
-    for asked, number in ((ids, 1), ([ids, ids[1:]], 2)):
-        assert len(await texts(router, body(asked))) == number
-        sent = router.scheduler.submitted[-number:]
-        assert list(sent[0].input_ids) == ids and not sent[0].add_special_tokens
-        assert list(sent[-1].input_ids) == (ids if number == 1 else ids[1:])
-    assert sent[0].inputs == "<s>The dog über 日本"
-
-
-async def test_token_ids_that_no_text_has_are_refused(router: Router) -> None:
-    whole = await router.tokenizer.encode("dog", add_special_tokens=False, truncate=None)
-    pieces = [
-        i for letter in "dog" for i in await router.tokenizer.encode(letter, add_special_tokens=False, truncate=9)
-    ]
-    assert whole != pieces
-    for ids in (pieces, [99_999], [2**32 - 1, 1]):
-        answer = await router.post(PATH, body(ids))
-        assert answer.status_code == 422 and "token ids" in answer.json()["error"], ids
-    router.assert_idle()
 
 
 async def test_best_of_answers_with_the_likeliest(make_router: MakeRouter) -> None:

@@ -273,6 +273,13 @@ async def test_kserve_is_off_unless_asked_for_and_asks_for_the_key(make_router: 
         ("/v1/embeddings", "/v1/completions"),
         ("/v1/audio/speech", "/v1/chat/completions"),
         ("/v1/images/generations", "/v1/chat/completions"),
+        *(
+            (f"/v1/{path}", "/v1/chat/completions")
+            for path in ("messages", "assistants", "threads/1/messages", "edits")
+        ),
+        *((f"/v1/{path}", "/v1/chat/completions") for path in ("files", "batches", "moderations")),
+        *((f"/v1/{path}", "/v1/completions") for path in ("engines", "engines/x/completions", "rerank")),
+        ("/v1/fine_tuning/jobs", "not served"),
     ],
 )
 async def test_what_is_not_served_says_what_is(router: Router, path: str, instead: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.tiny_models import write_tokenizer
 from tokenizers import Tokenizer as Backend
 
@@ -72,6 +75,63 @@ DRAWS = [
 ]
 
 
+def any_draw() -> st.SearchStrategy[SamplingParameters]:
+    """Parameters of every kind, also such as fight the grammar."""
+    penalties = st.sampled_from([0.0, -2.0, 2.0])
+    return st.builds(
+        SamplingParameters,
+        do_sample=st.booleans(),
+        temperature=st.sampled_from([0.01, 0.7, 1.0, 2.0, 100.0]),
+        top_k=st.sampled_from([0, 1, 3, 600]),
+        top_p=st.sampled_from([1.0, 0.01, 0.5]),
+        typical_p=st.sampled_from([1.0, 0.01, 0.9]),
+        min_p=st.sampled_from([0.0, 0.5, 1.0]),
+        repetition_penalty=st.sampled_from([1.0, 0.5, 3.0]),
+        frequency_penalty=penalties,
+        presence_penalty=penalties,
+        absolute_frequency_penalty=penalties,
+        logit_bias=st.lists(st.tuples(st.integers(0, 500), st.sampled_from([-100.0, 100.0])), max_size=20).map(tuple),
+        watermark=st.booleans(),
+    )
+
+
+def any_schema() -> st.SearchStrategy[Any]:
+    """Schemas with keywords that can be enforced, and that some value satisfies."""
+    sizes = st.tuples(st.integers(0, 3), st.integers(0, 3)).map(lambda pair: (pair[0], sum(pair)))
+    keys = st.text(st.sampled_from('ab_ -"\\\n/é日🙂$'), min_size=1, max_size=4)
+    leaves = st.one_of(
+        st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": ["integer", "null"]}]),
+        st.tuples(st.integers(-50, 50), st.integers(0, 50)).map(
+            lambda pair: {"type": "integer", "minimum": pair[0], "maximum": sum(pair)}
+        ),
+        st.sampled_from([{"type": "number", "exclusiveMinimum": 0, "maximum": 1}, {"type": "string", "maxLength": 0}]),
+        sizes.map(lambda pair: {"type": "string", "minLength": pair[0], "maxLength": pair[1]}),
+        st.sampled_from([{"type": "string", "format": name} for name in ("date", "ipv4", "uuid")]),
+        st.sampled_from([{"type": "string", "pattern": text} for text in ("^[A-Z][0-9]?$", "^(x|yy)$")]),
+        st.lists(st.one_of(keys, st.integers(), st.none(), st.floats(-9, 9)), min_size=1, max_size=4).map(
+            lambda values: {"enum": values}
+        ),
+        keys.map(lambda value: {"const": {value: [value, 1]}}),
+    )
+
+    def of_others(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        objects = st.dictionaries(keys, inner, min_size=1, max_size=3)
+        return st.one_of(
+            st.tuples(inner, sizes).map(
+                lambda pair: {"type": "array", "items": pair[0], "minItems": pair[1][0], "maxItems": pair[1][1]}
+            ),
+            st.lists(inner, min_size=1, max_size=3).map(lambda schemas: {"anyOf": schemas}),
+            st.tuples(objects, st.integers(0, 3), st.booleans()).map(
+                lambda made: {
+                    "type": "object", "properties": made[0], "required": list(made[0])[: made[1]],
+                    **({"additionalProperties": False} if made[2] else {}),
+                }
+            ),
+        )  # fmt: skip
+
+    return st.recursive(leaves, of_others, max_leaves=5)
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -116,7 +176,7 @@ class Rows:
             assert not any(host.failed)
             going = []
             for i, token_id, logprob, top in zip(alive, host.ids, host.logprobs, host.top, strict=True):
-                assert logprob <= 0.0 and all(value > -1000 for _, value in top)
+                assert logprob <= 1e-6 and all(math.isfinite(value) for _, value in top), (logprob, top)
                 state = self.rows[i].grammar
                 if state is not None:
                     assert token_id < self.tokenizer.vocab_size
@@ -165,6 +225,18 @@ def test_answers_validate(tokenizer: Tokenizer, schema: dict[str, Any]) -> None:
 def test_answers_match(tokenizer: Tokenizer, pattern: str) -> None:
     for text in Rows(tokenizer, _asked("regex", pattern)).texts():
         assert re.fullmatch(pattern, text), text
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(any_schema(), any_draw()), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_every_answer_is_valid_whatever_the_sampling_parameters_are(
+    demo: Tokenizer, asked: list[tuple[Any, SamplingParameters]], seed: int
+) -> None:
+    grammars = [Grammar("json", json.dumps(schema)) for schema, _ in asked]
+    rows = Rows(demo, [(seed + i, _with(draw, grammars[i], seed + i)) for i, (_, draw) in enumerate(asked)])
+    for (schema, _), text, ids in zip(asked, rows.texts(), rows.ids, strict=True):
+        if len(ids) < 200:  # not cut by the length limit
+            jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
 
 
 def test_neighbours_keep_their_tokens(tiny: Tokenizer) -> None:
@@ -253,3 +325,28 @@ def test_no_model_library_is_loaded_for_it() -> None:
 
     code = "import sys, model_server.sampling.sampler; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("rows", [slice(1, 3), torch.tensor([0, 3])])
+def test_masks_on_the_host_and_on_a_device_are_the_same(tiny: Tokenizer, rows: Any) -> None:
+    grammars = Grammars(tiny, tiny.vocab_size)
+    states = [grammars.start(Grammar("regex", pattern)) for pattern in ("[0-9]{3}", "(yes|no)")]
+    masks = GrammarMasks(rows, states, CPU)
+    width = 509  # neither whole words nor whole bytes
+    logits = torch.randn(4, width, generator=torch.Generator().manual_seed(0))
+    logits[:, 7] = torch.inf
+    expected = logits.clone()
+    masks.apply(logits)
+    blocked = masks._blocked(masks._allowed(), expected)
+    expected[rows] = expected[rows].masked_fill(blocked, -torch.inf)
+    assert torch.equal(logits, expected)
+    others = [row for row in range(4) if row not in torch.arange(4)[rows].tolist()]
+    assert logits[others].isfinite().sum() == len(others) * (width - 1)
+
+
+def test_a_score_that_is_no_number_is_not_masked_away(tiny: Tokenizer) -> None:
+    masks = GrammarMasks(slice(0, 1), [Grammars(tiny, tiny.vocab_size).start(Grammar("regex", "[0-9]{3}"))], CPU)
+    logits = torch.zeros(1, 512)
+    logits[0, 5] = torch.nan
+    masks.apply(logits)
+    assert logits[0, 5].isnan(), "the sampler fails the row"
