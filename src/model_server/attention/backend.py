@@ -15,20 +15,40 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.kv_cache import KvCache
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Alibi:
+    """Biases of scores by distance: slope * (key position - query position), one slope per query head of this rank.
+
+    bfloat16_scale: None, or Falcon's arithmetic: slope * key position is rounded to bfloat16, then multiplied by this.
+    """
+
+    slopes: Tensor  # [num_heads] float32
+    bfloat16_scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionLayer:
     """The constants of one layer's attention on this rank.
 
     A query at position p sees the keys at positions in (p - window, p]; window None: all up to p. This is
     transformers' rule (a token and the window - 1 before it); TGI shows one token more (model_server.md 1.3).
+    With `chunk`, positions are cut into runs of that many, and a query sees those of its own run up to itself.
+
+    Score of a query and a key: softcap * tanh(scale * q k / softcap), without softcap scale * q k; then ALiBi is added.
+    A sink is one more score of its head in the softmax, which takes its share of the weight and gives nothing.
     """
 
     index: int
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
+    value_dim: int
     scale: float
-    window: int | None
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    alibi: Alibi | None = None
+    sinks: Tensor | None = None  # [num_heads] float32
 
 
 class AttentionStep(Protocol):
@@ -37,9 +57,9 @@ class AttentionStep(Protocol):
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Attention of all tokens of the step, already written to the cache.
 
-        query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim], the step's own.
-        Returns [num_tokens, num_heads * head_dim] in the dtype of the query. Query head h reads KV head
-        h // (num_heads // num_kv_heads).
+        query: [num_tokens, num_heads, head_dim]; key: [num_tokens, num_kv_heads, head_dim] and value:
+        [num_tokens, num_kv_heads, value_dim], the step's own. Returns [num_tokens, num_heads * value_dim] in the dtype
+        of the query. Query head h reads KV head h // (num_heads // num_kv_heads).
         """
 
 

@@ -3,7 +3,8 @@
 A query that stands alone (decode) is batched with its like: their K/V rows are gathered by slot, padded to a common
 length and masked. A run of queries of one sequence (prefill) is computed on its own, in pieces of bounded size.
 Every gathered slot belongs to the sequence itself and has been written (padding repeats the last one), so that no
-other sequence's numbers, not even its NaNs, can reach a result. Scores and softmax are float32 inside torch's kernel.
+other sequence's numbers, not even its NaNs, can reach a result. Scores and softmax are float32 inside torch's kernel,
+and so they are for layers that the kernel does not know (softcap, sinks).
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.attention.backend import AttentionLayer
+from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
 from model_server.kv_cache import KvCache
 
 # Most K and V gathered at once in decode: bounds memory and keeps the gathered rows in a core's cache, from which
 # they are read again at once (measured: 1 to 2 MiB best, 8 MiB takes twice as long).
 DECODE_CHUNK_BYTES = 2 * 2**20
-# Queries per piece of a prefill that has a cached prefix or a window: bounds the mask, skips keys out of reach.
+# Queries per piece of a prefill that needs a mask: bounds the mask and the scores, skips keys out of reach.
 PREFILL_CHUNK_TOKENS = 256
 
 
@@ -40,13 +41,42 @@ class ReferenceBackend:
 
 
 @dataclass(frozen=True, slots=True)
+class _Reach:
+    """Which keys a query sees, and how the plan has to say it. Layers of the same reach share a plan."""
+
+    window: int | None
+    chunk: int | None
+    biased: bool  # masks are made even where all keys are seen, and distances beside them
+    unfused: bool  # scores are written out: pieces must be small
+
+    def first(self, position: int) -> int:
+        """The first key that a query at `position` sees."""
+        if self.window is not None:
+            return max(0, position + 1 - self.window)
+        return 0 if self.chunk is None else position - position % self.chunk
+
+    def visible(self, kv_length: int) -> int:
+        """How many keys the last of `kv_length` positions sees."""
+        return kv_length - self.first(kv_length - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What beyond plain causality decides about keys. Both [num_queries or num_rows, num_keys]."""
+
+    mask: Tensor | None  # 0 or -inf, in the dtype of the cache
+    positions: Tensor | None  # int64, if the layer is biased
+    distances: Tensor | None  # key position - query position, -inf where hidden; float32, if the layer is biased
+
+
+@dataclass(frozen=True, slots=True)
 class _DecodeChunk:
     """Some single queries, their keys padded to a common length."""
 
     tokens: slice | Tensor  # rows of the flattened batch: a slice, or [num_rows] int64
     num_rows: int
     slots: Tensor  # [num_rows * length] int64
-    mask: Tensor | None  # [num_rows, 1, 1, length], 0 or -inf, in the dtype of the cache; None: all have `length` keys
+    keys: _Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +84,34 @@ class _PrefillPiece:
     """Consecutive queries of one sequence and the keys they can see."""
 
     tokens: slice  # rows of the flattened batch
-    slots: Tensor | None  # [num_keys] int64; None: the keys are those of the step at `keys`
-    keys: slice  # rows of the flattened batch, if slots is None
-    mask: Tensor | None  # [num_queries, num_keys], 0 or -inf; None: plain causal
+    slots: Tensor | None  # [num_keys] int64; None: the keys are those of the step at `at`
+    at: slice  # rows of the flattened batch, if slots is None
+    keys: _Keys  # without a mask: plain causal
+
+
+_Plan = tuple[list[_DecodeChunk], list[_PrefillPiece]]
 
 
 class ReferenceStep:
-    """One forward. Plans are made once per distinct window and shared by the layers."""
+    """One forward. Plans are made once per distinct reach and shared by the layers."""
 
     def __init__(self, metadata: AttentionMetadata, cache: KvCache) -> None:
         self._metadata = metadata
         self._cache = cache
-        self._plans: dict[int | None, tuple[list[_DecodeChunk], list[_PrefillPiece]]] = {}
+        self._plans: dict[tuple[int | None, int | None, bool, bool], _Plan] = {}
+        self._biases: dict[tuple[int, int], Tensor] = {}  # by the ids of keys and slopes, which outlive the step
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `AttentionStep`."""
-        plan = self._plans.get(layer.window)
+        unfused = layer.softcap is not None or layer.sinks is not None
+        reach = (layer.window, layer.chunk, layer.alibi is not None, unfused)
+        plan = self._plans.get(reach)
         if plan is None:
-            plan = self._plans[layer.window] = self._plan(layer.window, query.dtype)
+            plan = self._plans[reach] = self._plan(_Reach(*reach), query.dtype)
         chunks, pieces = plan
         if len(chunks) == 1 and not pieces and type(chunks[0].tokens) is slice:
             return self._decode(layer, chunks[0], query)
-        output = query.new_empty(query.shape[0], layer.num_heads * layer.head_dim)
+        output = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
         for chunk in chunks:
             output[chunk.tokens] = self._decode(layer, chunk, query[chunk.tokens])
         for piece in pieces:
@@ -83,32 +119,69 @@ class ReferenceStep:
         return output
 
     def _decode(self, layer: AttentionLayer, chunk: _DecodeChunk, query: Tensor) -> Tensor:
-        """query: [num_rows, num_heads, head_dim] of the chunk -> [num_rows, num_heads * head_dim].
+        """query: [num_rows, num_heads, head_dim] of the chunk -> [num_rows, num_heads * value_dim].
 
         The query heads that share a KV head stand where a kernel expects several queries: no repeats are made.
         """
         heads, groups = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
         key, value = self._gather(layer, chunk.slots, chunk.num_rows)
         query = query.view(chunk.num_rows, heads, groups, layer.head_dim)
-        output = F.scaled_dot_product_attention(query, key, value, attn_mask=chunk.mask, scale=layer.scale)
-        return output.reshape(chunk.num_rows, layer.num_heads * layer.head_dim)
+        mask = chunk.keys.mask
+        if layer.alibi is not None:
+            mask = self._bias(layer.alibi, chunk.keys, query.dtype, (1, heads, groups, 1))
+        elif mask is not None:
+            mask = mask[:, None, None, :]
+        if layer.softcap is not None or layer.sinks is not None:
+            sinks = None if layer.sinks is None else layer.sinks.view(1, heads, groups, 1)
+            output = _attend_written_out(layer, query, key, value, mask, sinks)
+        else:
+            output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.scale)
+        return output.reshape(chunk.num_rows, layer.num_heads * layer.value_dim)
 
     def _prefill(
         self, layer: AttentionLayer, piece: _PrefillPiece, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """query, key, value of the whole step -> [num_queries, num_heads * head_dim] of the piece."""
+        """query, key, value of the whole step -> [num_queries, num_heads * value_dim] of the piece."""
         heads, groups = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
         if piece.slots is None:
-            keys, values = (t[piece.keys].transpose(0, 1).unsqueeze(0) for t in (key, value))
+            keys, values = (t[piece.at].transpose(0, 1).unsqueeze(0) for t in (key, value))
         else:
             keys, values = self._gather(layer, piece.slots, 1)
         # [n, num_heads, head_dim] -> [num_kv_heads, groups, n, head_dim]; keys are expanded, not copied.
         queries = query[piece.tokens].view(-1, heads, groups, layer.head_dim).permute(1, 2, 0, 3)
         keys, values = (t.transpose(0, 1).expand(heads, groups, -1, -1) for t in (keys, values))
-        output = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=piece.mask, is_causal=piece.mask is None, scale=layer.scale
-        )
+        mask = piece.keys.mask
+        if layer.alibi is not None:
+            mask = self._bias(layer.alibi, piece.keys, query.dtype, (heads, groups, 1, 1))
+        if layer.softcap is not None or layer.sinks is not None:
+            sinks = None if layer.sinks is None else layer.sinks.view(heads, groups, 1, 1)
+            output = _attend_written_out(layer, queries, keys, values, mask, sinks)
+        else:
+            output = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale
+            )
         return output.flatten(0, 1).transpose(0, 1).flatten(1)
+
+    def _bias(self, alibi: Alibi, keys: _Keys, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Tensor:
+        """ALiBi and mask in one, computed once per step: the layers have the same slopes.
+
+        shape: of the slopes beside the scores, [1, num_kv_heads, groups, 1] or [num_kv_heads, groups, 1, 1].
+        """
+        index = (id(keys), id(alibi.slopes))
+        bias = self._biases.get(index)
+        if bias is None:
+            assert keys.distances is not None
+            assert keys.positions is not None
+            slopes = alibi.slopes.view(shape)
+            rows = keys.positions.dim() == 2  # single queries, each with keys of its own
+            distances, positions = (t[:, None, None, :] if rows else t for t in (keys.distances, keys.positions))
+            if alibi.bfloat16_scale is None:
+                bias = slopes * distances
+            else:
+                rounded = (slopes.bfloat16() * positions).float() * alibi.bfloat16_scale
+                bias = rounded.masked_fill(distances == -math.inf, -math.inf)
+            bias = self._biases[index] = bias.to(dtype)
+        return bias
 
     def _gather(self, layer: AttentionLayer, slots: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         """K and V at `slots` [num_rows * length] as [num_rows, num_kv_heads, length, dim]."""
@@ -119,10 +192,10 @@ class ReferenceStep:
         value = rows[:, key_width:].view(num_rows, -1, shape.num_kv_heads, shape.value_dim)
         return key.transpose(1, 2), value.transpose(1, 2)
 
-    def _plan(self, window: int | None, dtype: torch.dtype) -> tuple[list[_DecodeChunk], list[_PrefillPiece]]:
+    def _plan(self, reach: _Reach, dtype: torch.dtype) -> _Plan:
         metadata = self._metadata
         if metadata.is_decode:
-            return self._decode_chunks(range(len(metadata.kv_lengths_host)), None, window, dtype), []
+            return self._decode_chunks(range(len(metadata.kv_lengths_host)), None, reach, dtype), []
         singles: list[int] = []
         single_tokens: list[int] = []
         pieces: list[_PrefillPiece] = []
@@ -132,12 +205,12 @@ class ReferenceStep:
                 singles.append(sequence)
                 single_tokens.append(start)
             else:
-                pieces.extend(self._prefill_pieces(sequence, start, window, dtype))
+                pieces.extend(self._prefill_pieces(sequence, start, reach, dtype))
             start += length
-        return self._decode_chunks(singles, single_tokens, window, dtype), pieces
+        return self._decode_chunks(singles, single_tokens, reach, dtype), pieces
 
     def _decode_chunks(
-        self, sequences: Sequence[int], tokens: Sequence[int] | None, window: int | None, dtype: torch.dtype
+        self, sequences: Sequence[int], tokens: Sequence[int] | None, reach: _Reach, dtype: torch.dtype
     ) -> list[_DecodeChunk]:
         """Chunks of `sequences`, of similar length each. `tokens`: where their queries stand; None: at the same index.
 
@@ -145,7 +218,7 @@ class ReferenceStep:
         """
         if not sequences:
             return []
-        visible = {s: _visible(self._metadata.kv_lengths_host[s], window) for s in sequences}
+        visible = {s: reach.visible(self._metadata.kv_lengths_host[s]) for s in sequences}
         order = sequences
         longest = max(visible.values())
         sort = longest * len(sequences) > max(1.25 * sum(visible.values()), 2048)
@@ -160,14 +233,15 @@ class ReferenceStep:
                 places = slice(rows[0], rows[-1] + 1)
             else:
                 places = self._index([s if token_of is None else token_of[s] for s in rows])
-            chunks.append(self._decode_chunk(rows, places, window, dtype))
+            chunks.append(self._decode_chunk(rows, places, reach, dtype))
         return chunks
 
     def _decode_chunk(
-        self, rows: Sequence[int], places: slice | Tensor, window: int | None, dtype: torch.dtype
+        self, rows: Sequence[int], places: slice | Tensor, reach: _Reach, dtype: torch.dtype
     ) -> _DecodeChunk:
         lengths_host = [self._metadata.kv_lengths_host[s] for s in rows]
-        length = max(_visible(n, window) for n in lengths_host)
+        counts = [reach.visible(n) for n in lengths_host]
+        length = max(counts)
         whole = isinstance(places, slice) and len(rows) == len(self._metadata.kv_lengths_host)
         index = None if whole else self._index(rows)
         tables = self._metadata.block_tables if index is None else self._metadata.block_tables.index_select(0, index)
@@ -175,39 +249,57 @@ class ReferenceStep:
         offsets = self._arange[:length]
         if len(set(lengths_host)) == 1:  # includes a batch of one
             first = lengths_host[0] - length
-            slots = self._slots(tables, offsets + first if first else offsets)
-            return _DecodeChunk(places, len(rows), slots.flatten(), None)
+            positions = offsets + first if first else offsets
+            keys = _Keys(None, None, None)
+            if reach.biased:
+                at = positions.unsqueeze(0)
+                keys = _Keys(None, at, (at - (lengths_host[0] - 1)).float())
+            return _DecodeChunk(places, len(rows), self._slots(tables, positions).flatten(), keys)
         lengths = lengths.unsqueeze(1).long()
-        positions = (lengths - length).clamp_(min=0) + offsets  # [num_rows, length]
+        # Each row's keys stand at its end; what a shorter row has too much is hidden on the side where it is padded.
+        firsts = lengths - self._index(counts).unsqueeze(1)
+        positions = firsts + offsets  # [num_rows, length]
         beyond = positions >= lengths
         slots = self._slots(tables, torch.minimum(positions, lengths - 1))
-        mask = torch.zeros(slots.shape, dtype=dtype, device=slots.device).masked_fill_(beyond, -math.inf)
-        return _DecodeChunk(places, len(rows), slots.flatten(), mask[:, None, None, :])
+        return _DecodeChunk(
+            places, len(rows), slots.flatten(), self._keys(beyond, positions, lengths - 1, reach, dtype)
+        )
 
-    def _prefill_pieces(self, sequence: int, start: int, window: int | None, dtype: torch.dtype) -> list[_PrefillPiece]:
+    def _prefill_pieces(self, sequence: int, start: int, reach: _Reach, dtype: torch.dtype) -> list[_PrefillPiece]:
         queries = self._metadata.query_lengths_host[sequence]
         prefix = self._metadata.kv_lengths_host[sequence] - queries
-        if prefix == 0 and (window is None or queries <= window):
+        if prefix == 0 and not reach.biased and reach.first(queries - 1) == 0 and not reach.unfused:
             tokens = slice(start, start + queries)
-            return [_PrefillPiece(tokens, None, tokens, None)]
+            return [_PrefillPiece(tokens, None, tokens, _Keys(None, None, None))]
         pieces = []
         for offset in range(0, queries, PREFILL_CHUNK_TOKENS):
             count = min(PREFILL_CHUNK_TOKENS, queries - offset)
             last = prefix + offset + count  # one past the last key in reach
-            first = 0 if window is None else max(0, prefix + offset + 1 - window)
-            keys = self._arange[first:last]
+            first = reach.first(prefix + offset)
+            positions = self._arange[first:last]
             at = self._arange[prefix + offset : last].unsqueeze(1)
-            hidden = keys > at
-            if window is not None:
-                hidden |= keys <= at - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
+            hidden = positions > at
+            if reach.window is not None:
+                hidden |= positions <= at - reach.window
+            elif reach.chunk is not None:
+                hidden |= positions < at - at % reach.chunk
+            keys = self._keys(hidden, positions, at, reach, dtype)
             tokens = slice(start + offset, start + offset + count)
             if prefix:
-                slots = self._slots(self._metadata.block_tables[sequence : sequence + 1], keys).flatten()
-                pieces.append(_PrefillPiece(tokens, slots, slice(0), mask))
+                slots = self._slots(self._metadata.block_tables[sequence : sequence + 1], positions).flatten()
+                pieces.append(_PrefillPiece(tokens, slots, slice(0), keys))
             else:
-                pieces.append(_PrefillPiece(tokens, None, slice(start + first, start + last), mask))
+                pieces.append(_PrefillPiece(tokens, None, slice(start + first, start + last), keys))
         return pieces
+
+    def _keys(self, hidden: Tensor, positions: Tensor, at: Tensor, reach: _Reach, dtype: torch.dtype) -> _Keys:
+        """hidden: [n, num_keys] bool; positions of the keys; `at`: those of the queries [n, 1]."""
+        if reach.biased:
+            distances = (positions - at).float().masked_fill_(hidden, -math.inf)
+            return _Keys(None, positions, distances)
+        return _Keys(
+            torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf), None, None
+        )
 
     def _slots(self, tables: Tensor, positions: Tensor) -> Tensor:
         """Slots [num_rows, n] of `positions` ([n] for all rows, or [num_rows, n]) under block tables [num_rows, m]."""
@@ -226,9 +318,23 @@ class ReferenceStep:
         return torch.arange(self._metadata.max_kv_length, device=self._metadata.slots.device)
 
 
-def _visible(kv_length: int, window: int | None) -> int:
-    """How many keys the last position sees."""
-    return kv_length if window is None else min(kv_length, window)
+def _attend_written_out(
+    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
+) -> Tensor:
+    """Attention with softcap or sinks, which torch's kernel does not know; scores and softmax in float32.
+
+    query, key, value: [a, b, n, dim] each with its n; mask, sinks: broadcast over the scores [a, b, queries, keys].
+    """
+    scores = torch.matmul(query.float(), key.float().transpose(-1, -2)).mul_(layer.scale)
+    if layer.softcap is not None:
+        scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
+    if mask is not None:
+        scores.add_(mask)
+    if sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        weights = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1).softmax(dim=-1)[..., :-1]
+    return torch.matmul(weights.to(value.dtype), value)
 
 
 def _split(rows: Sequence[int], visible: dict[int, int], max_keys: int) -> list[Sequence[int]]:

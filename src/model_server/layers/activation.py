@@ -1,25 +1,58 @@
-"""Activations of gated MLPs."""
+"""Activations of MLPs, under the names that configs use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.errors import StartupError
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu}
+Activation = Callable[[Tensor], Tensor]
+
+_gelu_tanh: Activation = partial(F.gelu, approximate="tanh")
 
 
-def gated(name: str) -> Callable[[Tensor], Tensor]:
-    """A function from [..., 2 * n] (gate, then up) to [..., n]: activation(gate) * up."""
-    activation = ACTIVATIONS.get(name)
-    if activation is None:
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square_()
+
+
+# Every function gives a new tensor. transformers has several words for the approximation of GELU by tanh.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": F.gelu,
+    "gelu_fast": _gelu_tanh,
+    "gelu_new": _gelu_tanh,
+    "gelu_python": F.gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "relu": F.relu,
+    "relu2": _relu_squared,
+    "silu": F.silu,
+    "swish": F.silu,
+}
+
+
+def activation(name: str) -> Activation:
+    """The activation of that name. Raises StartupError if it is not served."""
+    function = ACTIVATIONS.get(name)
+    if function is None:
         raise StartupError(f"config.json: hidden_act {name!r} is not served; served: {', '.join(ACTIVATIONS)}")
+    return function
+
+
+def gated(name: str) -> Activation:
+    """A function from [..., 2 * n] (gate, then up) to [..., n]: activation(gate) * up."""
+    function = activation(name)
 
     def apply(gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return activation(gate).mul_(up)
+        return function(gate).mul_(up)
 
     return apply

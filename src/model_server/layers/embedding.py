@@ -1,4 +1,4 @@
-"""Token embedding and output head, sharded over the vocabulary (model_server.md 4)."""
+"""The ends of a decoder: token embedding and output head, sharded over the vocabulary (model_server.md 4)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from model_server.distributed import ProcessGroup
 from model_server.layers.linear import Linear
+from model_server.layers.norm import Norm
 
 
 def vocab_range(vocab_size: int, group: ProcessGroup) -> tuple[int, int]:
@@ -33,6 +34,10 @@ class Embedding:
         self._zero_row = weight.shape[0]
         self._weight = weight if group.size == 1 else torch.cat((weight, weight.new_zeros(1, weight.shape[1])))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._weight.dtype
+
     def __call__(self, ids: Tensor) -> Tensor:
         if self._group.size == 1:
             return F.embedding(ids, self._weight)
@@ -41,21 +46,74 @@ class Embedding:
         return self._group.all_reduce(F.embedding(local, self._weight))
 
 
+class Stem:
+    """From token ids and positions to what the first block reads: scaled embedding, learned positions, norm, widening.
+
+    position_table: row p + position_offset is added for position p. projection: where embeddings are narrower.
+    """
+
+    __slots__ = ("_embedding", "_multiplier", "_norm", "_offset", "_positions", "_projection")
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        *,
+        multiplier: Tensor | None = None,
+        projection: Linear | None = None,
+        position_table: Tensor | None = None,
+        position_offset: int = 0,
+        norm: Norm | None = None,
+    ) -> None:
+        self._embedding = embedding
+        self._multiplier = multiplier
+        self._projection = projection
+        self._positions = position_table
+        self._offset = position_offset
+        self._norm = norm
+
+    def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """ids, positions: [n] int64 -> [n, hidden]."""
+        hidden = self._embedding(ids)
+        if self._multiplier is not None:
+            hidden.mul_(self._multiplier)
+        if self._projection is not None:
+            hidden = self._projection(hidden)
+        if self._positions is not None:
+            hidden = hidden + F.embedding(positions + self._offset if self._offset else positions, self._positions)
+        return hidden if self._norm is None else self._norm(hidden)
+
+
 class Head:
     """Logits [n, vocab] float32 of hidden states [n, hidden], the same on every rank.
 
     sharded: the linear holds V / size rows and the parts are gathered; else every rank holds the whole head.
+    Logits are multiplied by `multiplier`, then bent by softcap * tanh(logits / softcap), where these are given.
     """
 
-    __slots__ = ("_group", "_linear", "_sharded")
+    __slots__ = ("_group", "_linear", "_multiplier", "_sharded", "_softcap")
 
-    def __init__(self, linear: Linear, group: ProcessGroup, *, sharded: bool) -> None:
+    def __init__(
+        self,
+        linear: Linear,
+        group: ProcessGroup,
+        *,
+        sharded: bool,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+    ) -> None:
         self._linear = linear
         self._group = group
         self._sharded = sharded
+        self._multiplier = multiplier
+        self._softcap = softcap
 
     def __call__(self, hidden: Tensor) -> Tensor:
         logits = self._linear(hidden)
         if self._sharded:
             logits = self._group.all_gather_last(logits)
-        return logits.float()
+        logits = logits.float()
+        if self._multiplier != 1.0:
+            logits.mul_(self._multiplier)
+        if self._softcap is not None:
+            logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits

@@ -1,4 +1,4 @@
-"""Matrix products. Column-parallel layers are plain `Linear`s of this rank's rows; row-parallel ones reduce.
+"""Matrix products. A rank holds some rows of a matrix, or some columns: then its product is a summand of the whole.
 
 On a CPU a matrix is packed once into oneDNN's own layout, which makes products of few rows 1.3 to 3 times faster. The
 operators that do it are private to torch: `device.weight_packer` looks for them, and without them all is as before.
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.device import weight_packer
-from model_server.distributed import ProcessGroup
 
 # Measured on two cores with AVX-512: smaller matrices gain nothing by packing, and one row in float32 is multiplied
 # faster by the unpacked matrix up to the second size (oneDNN's call alone costs 10 to 15 us).
@@ -36,16 +35,3 @@ class Linear:
         if self._packed is None or (self._weight is not None and x.shape[0] == 1):
             return F.linear(x, self._weight, self._bias)  # type: ignore[arg-type]  # one of the two is there
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")  # type: ignore[no-any-return]
-
-
-class RowParallelLinear:
-    """A Linear over this rank's columns, summed over the ranks. The bias, if any, is given on rank 0 alone."""
-
-    __slots__ = ("_group", "_linear")
-
-    def __init__(self, linear: Linear, group: ProcessGroup) -> None:
-        self._linear = linear
-        self._group = group
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce(self._linear(x))

@@ -1,11 +1,18 @@
-"""Root-mean-square normalisation over the last dimension."""
+"""Normalisation over the last dimension."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from model_server.distributed import ProcessGroup
+
+# [..., n] -> the same shape and dtype, never in place.
+Norm = Callable[[Tensor], Tensor]
 
 
 class RmsNorm:
@@ -28,3 +35,50 @@ class RmsNorm:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         result = torch.div(x, torch.hypot(length, self._floor)).mul_(self._weight)
         return result if result.dtype == x.dtype else result.to(x.dtype)
+
+
+class LayerNorm:
+    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`; weight and bias as for RmsNorm, bias may be None."""
+
+    __slots__ = ("_bias", "_eps", "_shape", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self._weight = weight
+        self._bias = bias
+        self._eps = eps
+        self._shape = (weight.shape[-1],)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._weight.dim() == 1:
+            return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+        result = F.layer_norm(x, self._shape, None, None, self._eps).mul_(self._weight)
+        return result if self._bias is None else result.add_(self._bias)
+
+
+class WideRmsNorm:
+    """RMS norms of a token's whole query and of its whole key, each over all heads of all ranks.
+
+    weight: [num_heads + num_kv_heads, head_dim] of this rank; x: [n, num_heads + num_kv_heads, head_dim].
+    """
+
+    __slots__ = ("_counts", "_eps", "_group", "_num_heads", "_sizes", "_weight")
+
+    def __init__(self, weight: Tensor, num_heads: int, eps: float, group: ProcessGroup) -> None:
+        count, head_dim = weight.shape
+        num_kv_heads = count - num_heads
+        self._weight = weight.float()
+        self._num_heads = num_heads
+        self._sizes = weight.new_tensor(
+            [num_heads * head_dim * group.size, num_kv_heads * head_dim * group.size], dtype=torch.float32
+        )
+        self._eps = eps
+        self._group = group
+        self._counts = torch.tensor([num_heads, num_kv_heads], device=weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # A key head that several ranks hold is counted by each of them, in the sum as in the size.
+        squares = x.float().square().sum(dim=-1)
+        sums = torch.stack((squares[:, : self._num_heads].sum(1), squares[:, self._num_heads :].sum(1)), dim=1)
+        factors = self._group.all_reduce(sums).div_(self._sizes).add_(self._eps).rsqrt_()
+        per_head = factors.repeat_interleave(self._counts, dim=1, output_size=self._weight.shape[0])
+        return (x.float() * per_head.unsqueeze(-1)).mul_(self._weight).to(x.dtype)

@@ -100,6 +100,45 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
     return plain * keep + plain / factor * (1 - keep), scale
 
 
+def _longrope(rope: Rope) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv 2402.13753) within the original length; for what lies beyond see `long_frequencies`."""
+    original = _original_length(rope)
+    factor = rope.number("factor", rope.max_positions / original)
+    if rope.parameters.get("attention_factor") is not None:
+        scale = rope.number("attention_factor")
+    else:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return _plain(rope) / _factors(rope, "short_factor"), scale
+
+
+def long_frequencies(rope: Rope) -> tuple[Tensor, int] | None:
+    """LongRoPE's other frequencies [dim / 2] and the position from which they hold, None for the other kinds.
+
+    As in TGI the position decides, never the length of the sequence: keys in the cache keep their rotation when a
+    sequence grows, and neighbours in a batch change nothing.
+    """
+    if rope.kind not in ("longrope", "su"):
+        return None
+    return _plain(rope) / _factors(rope, "long_factor"), _original_length(rope)
+
+
+def _original_length(rope: Rope) -> int:
+    return int(rope.number("original_max_position_embeddings", rope.max_positions))
+
+
+def _factors(rope: Rope, name: str) -> Tensor:
+    values = rope.parameters.get(name)
+    if (
+        not isinstance(values, list)
+        or len(values) != rope.dim // 2
+        or not all(type(v) in (int, float) and 0 < v < math.inf for v in values)
+    ):
+        raise StartupError(
+            f"config.json: rope scaling {rope.kind!r} needs {rope.dim // 2} positive numbers in `{name}`"
+        )
+    return torch.tensor(values, dtype=torch.float32)
+
+
 def _plain(rope: Rope) -> Tensor:
     return 1.0 / (rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim))
 
@@ -109,6 +148,8 @@ _KINDS: dict[str, Callable[[Rope], tuple[Tensor, float]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
 }
 
 
@@ -118,6 +159,7 @@ class Rotary:
     def __init__(self, rope: Rope, device: torch.device) -> None:
         frequencies, self._scale = inverse_frequencies(rope)
         self._frequencies = frequencies.to(device)
+        self._long = long_frequencies(rope)
         self._table = self._rotations(min(rope.max_positions, INITIAL_POSITIONS))
 
     def rotations(self, positions: Tensor, max_length: int) -> Tensor:
@@ -129,6 +171,9 @@ class Rotary:
     def _rotations(self, num_positions: int) -> Tensor:
         positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
         angles = torch.outer(positions, self._frequencies)
+        if self._long is not None:
+            frequencies, first = self._long
+            angles[first:] = torch.outer(positions[first:], frequencies.to(positions.device))
         return torch.polar(torch.full_like(angles, self._scale), angles)
 
 
@@ -140,7 +185,12 @@ def rotate_(heads: Tensor, rotations: Tensor) -> None:
         heads.copy_(wide)
 
 
-def interleave_rows(weight: Tensor, head_dim: int) -> Tensor:
-    """Reorder the rows of each head of `weight` [num_heads * head_dim, ...] from halves to pairs side by side."""
-    heads = weight.view(-1, 2, head_dim // 2, *weight.shape[1:])
-    return heads.transpose(1, 2).reshape(weight.shape)
+def interleave_rows(weight: Tensor, head_dim: int, rotary_dim: int | None = None) -> Tensor:
+    """Reorder the rows of each head of `weight` [num_heads * head_dim, ...] from halves to pairs side by side.
+
+    rotary_dim: how many rows of a head rotate (None: all); those behind them stay in their places.
+    """
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    heads = weight.view(-1, head_dim, *weight.shape[1:])
+    halves = heads[:, :rotary_dim].reshape(len(heads), 2, rotary_dim // 2, *weight.shape[1:])
+    return torch.cat((halves.transpose(1, 2).flatten(1, 2), heads[:, rotary_dim:]), dim=1).view(weight.shape)

@@ -83,17 +83,48 @@ class ModelConfig:
             raise StartupError(f"config.json: `{name}` must be a string, got {value!r}")
         return value
 
-    def rope(self, dim: int, max_positions: int) -> Rope:
-        """Rotary parameters: all in `rope_parameters` since transformers 5, before in `rope_theta`, `rope_scaling`."""
+    def optional_number(self, name: str) -> float | None:
+        """A positive finite number, or None where the file has none."""
+        return None if self._fields.get(name) is None else self.number(name, 1.0)
+
+    def renamed(self, names: Mapping[str, str | tuple[str, ...]], **added: Any) -> ModelConfig:
+        """The same file with some fields under other names: {ours: theirs, or several of theirs, the first wins}.
+
+        `added` are fields that hold unless the file has them.
+        """
+        fields = added | dict(self._fields)
+        for ours, theirs in names.items():
+            for name in (theirs,) if isinstance(theirs, str) else theirs:
+                if self._fields.get(name) is not None:
+                    fields[ours] = self._fields[name]
+                    break
+        return ModelConfig(fields)
+
+    def rope_block(self) -> Mapping[str, Any]:
+        """`rope_parameters` of transformers 5, or the older `rope_scaling`; empty if the file has neither."""
         block = self._fields.get("rope_parameters") or self._fields.get("rope_scaling") or {}
         if not isinstance(block, Mapping):
             raise StartupError(f"config.json: the rope parameters must be an object, got {block!r}")
+        return block
+
+    def rope(
+        self, dim: int, max_positions: int, *, theta: float = 10000.0, block: Mapping[str, Any] | None = None
+    ) -> Rope:
+        """Rotary parameters: all in `rope_parameters` since transformers 5, before in `rope_theta`, `rope_scaling`.
+
+        theta: the family's default. block: the parameters of one kind of layer, where these differ.
+        """
+        block = self.rope_block() if block is None else block
         kind = block.get("rope_type") or block.get("type") or "default"
-        theta = ModelConfig({"rope_theta": block.get("rope_theta") or self._fields.get("rope_theta")})
+        found = ModelConfig({"rope_theta": block.get("rope_theta") or self._fields.get("rope_theta")})
+        parameters = dict(block)
+        original = self._fields.get("original_max_position_embeddings")
+        if original is not None:  # Phi 3 keeps it outside
+            parameters.setdefault("original_max_position_embeddings", original)
         return Rope(
             kind=str(kind),
-            theta=theta.number("rope_theta", 10000.0),
+            theta=found.number("rope_theta", theta),
             dim=dim,
             max_positions=max_positions,
-            parameters=dict(block),
+            parameters=parameters,
         )

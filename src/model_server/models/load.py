@@ -39,7 +39,8 @@ def load_runner(
     config = ModelConfig.read(model_dir)
     spec = spec_of(config)
     files = weight_files(model_dir)
-    with SafetensorsReader(files, dtype=dtype, device=device) as reader, torch.inference_mode():
+    reading = SafetensorsReader(files, dtype=dtype, device=device, base_prefix=spec.names.base)
+    with reading as reader, torch.inference_mode():
         runner = build(spec, reader, device=device, group=group, attention=attention, progress=progress)
     logger.info(
         "Loaded %s: %d layers, %.1f MiB of weights in %.2f s",

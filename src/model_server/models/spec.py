@@ -1,30 +1,109 @@
 """What a decoder is made of, as data. A family is a function from its config to a Spec; one decoder interprets it.
 
-What the checkpoint itself tells is not repeated here: a bias, a per-head norm or an own head is there if its tensor is.
+What the checkpoint itself tells is not repeated here: a bias, a norm of q and k or an own head is there if its tensor
+is. A family whose attention or MLP is of another kind altogether (latent attention, experts) gives plans to load them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from model_server.layers.rotary import Rope
+from model_server.models.loader import Loader, NormKind
+from model_server.models.parts import AttentionPart, Mlp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """How a checkpoint calls its tensors, without `.weight` and `.bias`. None: the family has no such tensor.
+
+    Several names in `qkv` or `up` are matrices of their own; a single one holds them all.
+    """
+
+    base: str = "model."  # public files may lack it
+    embedding: str = "model.embed_tokens"
+    embedding_projection: str | None = None
+    positions: str | None = None
+    embedding_norm: str | None = None
+    layers: str = "model.layers"  # what follows is relative to a layer
+    attention_norm: str | None = "input_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    output: str = "self_attn.o_proj"
+    attention_post_norm: str | None = None  # on what attention gives, before it is added
+    mlp_norm: str | None = "post_attention_layernorm"
+    up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    mlp_post_norm: str | None = None
+    norm: str | None = "model.norm"
+    output_projection: str | None = None
+    head: str = "lm_head"
+
+
+class AttentionPlan(Protocol):
+    """An attention of another kind than the fields of Spec describe."""
+
+    def load(self, loader: Loader, spec: Spec, index: int) -> AttentionPart:
+        """This rank's part of the attention of layer `index`."""
+
+
+class MlpPlan(Protocol):
+    """An MLP of another kind than the fields of Spec describe."""
+
+    def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
+        """This rank's part of the MLP of layer `index`."""
+
+
+# How a block joins its halves to the residual stream:
+# sequential: x += attention(norm(x)); x += mlp(norm(x));   parallel: x += attention(norm(x)) + mlp(norm(x));
+# post: x = norm(x + attention(x)); x = norm(x + mlp(x))
+BlockKind = Literal["sequential", "parallel", "post"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A pre-norm decoder of RMS norms, rotary grouped-query attention and gated MLPs."""
+    """A decoder of attention and MLP blocks. The defaults are Llama's."""
 
     hidden_size: int
     intermediate_size: int
     num_layers: int
+    vocab_size: int
+    max_positions: int
+    names: Names = Names()
+    transposed: bool = False  # matrices of the blocks are stored [in, out]
+
+    block: BlockKind = "sequential"
+    norm: NormKind = "rms"
+    norm_eps: float
+    norm_offset: float = 0.0  # added to the stored weight of every norm
+    residual_multiplier: float = 1.0  # on what a half gives, before it is added
+
+    embedding_size: int | None = None  # None: hidden_size
+    embedding_multiplier: float = 1.0
+    position_offset: int = 0
+    tied_head: bool  # the head is the embedding even if the file holds another
+    normalized_head: bool = False  # its rows have length 1
+    logits_multiplier: float = 1.0
+    logits_softcap: float | None = None
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    vocab_size: int
-    norm_eps: float
-    activation: str
-    rope: Rope
-    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None: all
+    # A single qkv matrix: all query heads, all key heads, all value heads; or for each key head: the query heads that
+    # read it, itself, its value head.
+    packing: Literal["stacked", "grouped"] = "stacked"
+    qkv_clip: float | None = None  # bound on the absolute values of q, k and v
     scale: float  # of the attention scores
-    tied_head: bool  # the head is the embedding even if the file holds another
-    max_positions: int
+    softcap: float | None = None
+    ropes: tuple[Rope | None, ...]  # per layer; None: no rotation
+    rope_pairs_adjacent: bool = False  # a stored head rotates (x0, x1), (x2, x3), ... instead of (x_i, x_(i + n/2))
+    windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None: all
+    alibi: tuple[float, ...] | None = None  # slope of every query head
+    alibi_bfloat16_scale: float | None = None  # see `attention.backend.Alibi`
+    attention: AttentionPlan | None = None  # instead of the fields since num_heads
+
+    activation: str
+    gated: bool = True
+    mlps: tuple[MlpPlan | None, ...] = ()  # per layer; None, and everywhere if empty: the MLP of the fields above

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -78,8 +79,17 @@ class Scene:
             torch.cat([t[n - q :] for t, (q, n) in zip(part, batch, strict=True)]) for part in (self.keys, self.values)
         )
 
-    def layer(self, window: int | None = None, scale: float = 0.25) -> AttentionLayer:
-        return AttentionLayer(0, self.query.shape[1], self.keys[0].shape[1], 16, scale, window)
+    def layer(self, window: int | None = None, scale: float = 0.25, **options: Any) -> AttentionLayer:
+        return AttentionLayer(
+            index=0,
+            num_heads=self.query.shape[1],
+            num_kv_heads=self.keys[0].shape[1],
+            head_dim=16,
+            value_dim=self.values[0].shape[2],
+            scale=scale,
+            window=window,
+            **options,
+        )
 
     def attend(self, layer: AttentionLayer) -> Tensor:
         step = ReferenceBackend().begin(self.metadata, self.cache)

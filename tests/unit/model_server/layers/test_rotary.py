@@ -51,9 +51,9 @@ def test_default_frequencies() -> None:
 
 def test_unknown_kind() -> None:
     with pytest.raises(
-        StartupError, match="rope scaling 'longrope' is not served; served: default, linear, llama3, yarn"
+        StartupError, match="rope scaling 'dynamic' is not served; served: default, linear, llama3, yarn, longrope"
     ):
-        inverse_frequencies(Rope("longrope", 1e4, 8, 16))
+        inverse_frequencies(Rope("dynamic", 1e4, 8, 16))
 
 
 @pytest.mark.parametrize("factor", [None, 0, -1.0, "8", True, float("nan")])

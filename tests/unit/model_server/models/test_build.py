@@ -14,7 +14,8 @@ from torch import Tensor
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
-from model_server.models.build import build, head_ranges
+from model_server.models.attention import head_ranges
+from model_server.models.build import build
 from model_server.models.config import ModelConfig
 from model_server.models.decoder import Decoder
 from model_server.models.families import spec_of

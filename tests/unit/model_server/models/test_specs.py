@@ -30,8 +30,14 @@ def test_defaults_of_a_bare_llama() -> None:
     bare = spec()
     assert (bare.num_kv_heads, bare.head_dim, bare.scale) == (4, 16, 0.25)
     assert (bare.norm_eps, bare.activation, bare.max_positions, bare.tied_head) == (1e-6, "silu", 2048, False)
+    assert bare.ropes[0] is not None
     assert bare.windows == (None,) * 4
-    assert (bare.rope.kind, bare.rope.theta, bare.rope.dim, bare.rope.max_positions) == ("default", 10000.0, 16, 2048)
+    assert (bare.ropes[0].kind, bare.ropes[0].theta, bare.ropes[0].dim, bare.ropes[0].max_positions) == (
+        "default",
+        10000.0,
+        16,
+        2048,
+    )
 
 
 @pytest.mark.parametrize(("model_type", "positions"), [("mistral", 131072), ("qwen2", 32768), ("qwen3", 32768)])
@@ -48,12 +54,14 @@ def test_default_positions(model_type: str, positions: int) -> None:
     ],
 )
 def test_rope_old_and_new(fields: dict[str, Any]) -> None:
-    rope = spec(**fields).rope
+    rope = spec(**fields).ropes[3]
+    assert rope is not None
     assert (rope.kind, rope.theta, rope.number("factor")) == ("linear", 5e5, 2.0)
 
 
 def test_rope_scaling_null() -> None:
-    assert spec(rope_scaling=None, rope_theta=1e6).rope.theta == 1e6
+    (rope,) = {r.theta for r in spec(rope_scaling=None, rope_theta=1e6).ropes if r}
+    assert rope == 1e6
 
 
 def test_mistral_windows() -> None:
@@ -78,7 +86,7 @@ def test_qwen_windows(model_type: str) -> None:
 
 def test_qwen3_heads_are_128_wide() -> None:
     assert spec("qwen3").head_dim == 128
-    assert spec("qwen3").rope.dim == 128
+    assert [r.dim for r in spec("qwen3").ropes if r] == [128] * 4
     assert spec("qwen3", head_dim=32).scale == pytest.approx(32**-0.5)
 
 
@@ -107,7 +115,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tie_word_embeddings": 1}, "`tie_word_embeddings` must be true or false"),
     ({"hidden_act": 3}, "`hidden_act` must be a string"),
     ({"num_key_value_heads": 3}, r"`num_attention_heads` \(4\) is not a multiple of `num_key_value_heads` \(3\)"),
-    ({"head_dim": 5}, "`head_dim` must be even, got 5"),
+    ({"head_dim": 5}, "the rotated part of `head_dim` must be even, got 5 of 5"),
 ]
 
 

@@ -1,0 +1,40 @@
+"""The families that the native decoder serves: model_type -> how its config becomes a Spec.
+
+To add one: a function beside its kin, an entry in FAMILIES, and a line in the parity test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.families import llama
+from model_server.models.spec import Spec
+
+FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
+    "llama": llama.llama,
+    "mistral": llama.mistral,
+    "qwen2": llama.qwen2,
+    "qwen3": llama.qwen3,
+}
+
+
+class UnknownFamilyError(StartupError):
+    """The native decoder does not know this model type. Another runner may."""
+
+
+def spec_of(config: ModelConfig) -> Spec:
+    """The Spec of a checkpoint.
+
+    Raises UnknownFamilyError for a type that is not in FAMILIES, naming those that are; StartupError for a config that
+    cannot be used.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise UnknownFamilyError(
+            f"Unsupported model type {config.model_type}; this version serves {', '.join(sorted(FAMILIES))}"
+        )
+    if config.quantization is not None:
+        raise StartupError(f"the checkpoint is quantized ({config.quantization}), which this version does not serve")
+    return family(config)

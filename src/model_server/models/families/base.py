@@ -1,0 +1,103 @@
+"""What the configs of most families spell alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from model_server.errors import StartupError
+from model_server.layers.rotary import Rope
+from model_server.models.config import ModelConfig
+from model_server.models.spec import Spec
+
+
+def base(
+    config: ModelConfig,
+    *,
+    default_head_dim: int | None = None,
+    default_kv_heads: int | None = None,
+    default_positions: int = 2048,
+    default_eps: float = 1e-6,
+    default_activation: str = "silu",
+    default_theta: float = 10000.0,
+    default_rotary_factor: float = 1.0,
+    tied: bool = False,
+    **differences: Any,
+) -> Spec:
+    """The fields that families share, with transformers' defaults as given; `differences` replace some of them.
+
+    tied: what a file without `tie_word_embeddings` means.
+    """
+    hidden_size = config.count("hidden_size")
+    num_heads = config.count("num_attention_heads")
+    num_layers = config.count("num_hidden_layers")
+    num_kv_heads = config.count("num_key_value_heads", default_kv_heads or num_heads)
+    head_dim = config.count("head_dim", default_head_dim or max(hidden_size // num_heads, 1))
+    max_positions = config.count("max_position_embeddings", default_positions)
+    if num_heads % num_kv_heads != 0:
+        raise StartupError(
+            f"config.json: `num_attention_heads` ({num_heads}) is not a multiple of "
+            f"`num_key_value_heads` ({num_kv_heads})"
+        )
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": config.count("vocab_size"),
+        "norm_eps": config.number("rms_norm_eps", default_eps),
+        "activation": config.text("hidden_act", default_activation),
+        "windows": (None,) * num_layers,
+        "scale": 1 / math.sqrt(head_dim),
+        "tied_head": config.flag("tie_word_embeddings", tied),
+        "max_positions": max_positions,
+    }
+    if "intermediate_size" not in differences:
+        fields["intermediate_size"] = config.count("intermediate_size")
+    if "ropes" not in differences:
+        dim = rotary_dim(config, head_dim, default_rotary_factor)
+        fields["ropes"] = (config.rope(dim, max_positions, theta=default_theta),) * num_layers
+    return Spec(**(fields | differences))
+
+
+def rotary_dim(
+    config: ModelConfig, head_dim: int, default_factor: float = 1.0, block: Mapping[str, Any] | None = None
+) -> int:
+    """How many numbers of a head rotate: a part of it where the config says so."""
+    block = config.rope_block() if block is None else block
+    factor = block.get("partial_rotary_factor")
+    factors = ModelConfig({"partial_rotary_factor": config.get("partial_rotary_factor") if factor is None else factor})
+    dim = int(head_dim * factors.number("partial_rotary_factor", default_factor))
+    if dim % 2 != 0 or not 0 < dim <= head_dim:
+        raise StartupError(f"config.json: the rotated part of `head_dim` must be even, got {dim} of {head_dim}")
+    return dim
+
+
+def layer_kinds(config: ModelConfig, default: list[str], served: tuple[str, ...] = ()) -> list[str]:
+    """`layer_types`, one per layer, or else `default`. Raises StartupError for a kind that is not served."""
+    kinds = served or ("full_attention", "sliding_attention")
+    types = config.get("layer_types")
+    types = default if types is None else types
+    num_layers = config.count("num_hidden_layers")
+    if not isinstance(types, list) or len(types) != num_layers or any(t not in kinds for t in types):
+        raise StartupError(f"config.json: `layer_types` must name {num_layers} times one of {', '.join(kinds)}")
+    return types
+
+
+def windows_of(kinds: list[str], window: int) -> tuple[int | None, ...]:
+    """`window` for the layers of kind sliding_attention."""
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def one_window(config: ModelConfig, default: int | None) -> tuple[int | None, ...]:
+    """The same window on all layers. A file without `sliding_window` means `default`; null means none."""
+    window = config.count("sliding_window") if config.get("sliding_window") is not None else None
+    if not config.has("sliding_window"):
+        window = default
+    return (window,) * config.count("num_hidden_layers")
+
+
+def every_layer(config: ModelConfig, rope: Rope | None) -> tuple[Rope | None, ...]:
+    return (rope,) * config.count("num_hidden_layers")
