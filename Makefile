@@ -7,13 +7,17 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-clients lint bench bench-router soak stubs clean
+.PHONY: run test parity test-clients lint bench bench-router soak stubs clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The model families that `make test` leaves out.
+parity: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m parity
 
 # The real client libraries, each group in an environment of its own; SHORT=1 leaves out the long group.
 test-clients: $(VENV)/.installed-test

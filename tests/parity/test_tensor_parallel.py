@@ -10,45 +10,72 @@ from typing import Any
 
 import pytest
 import torch
-from parity.cases import CASES, Case
+from parity.cases import CASES, REPRESENTATIVE, Cases, Key
 from parity.protocol import assert_equal_logits
 
 TESTS = Path(__file__).parents[1]
-# One variant per rule of sharding; what differs only in numbers (rope kinds) is left to the single rank.
-SHARDED = [
-    key for key in CASES if key[1] not in ("llama3", "yarn", "linear", "no_window") and key != ("qwen3", "windows")
-]
+# Variants that differ only in numbers (rope kinds) or in names are left to the single rank.
+_SINGLE = ("llama3", "yarn", "linear", "longrope", "no_window", "no_caps", "no_prefix")
+SHARDED = [key for key in CASES if key[1] not in _SINGLE and key != ("qwen3", "windows")]
+# Six heads on four ranks cannot be divided.
+WORLDS = [(size, key) for size in (2, 4) for key in SHARDED if size == 2 or "six_heads" not in key[1]]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(
-    request: pytest.FixtureRequest, cases: dict[tuple[str, str], Case], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[int, list[dict[str, Any]]]:
-    """The world size, and what each rank computed: all families in one set of processes, which cost seconds each."""
-    world_size = request.param
-    jobs_file = tmp_path_factory.mktemp(f"world{world_size}") / "jobs.pt"
-    torch.save({"-".join(k): (str(cases[k].path), cases[k].sequences) for k in SHARDED}, jobs_file)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "parity.tp_worker"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(world_size), str(port), str(jobs_file)],
-            cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in range(world_size)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
-    return world_size, [torch.load(jobs_file.with_name(f"rank{r}of{world_size}.pt")) for r in range(world_size)]
+class Worlds:
+    """What each rank computed, by world size: all families in one set of processes, which cost seconds each."""
+
+    def __init__(self, cases: Cases, keys: set[tuple[int, Key]], root: Path) -> None:
+        self._cases = cases
+        self._keys = keys
+        self._root = root
+        self._results: dict[int, list[dict[str, Any]]] = {}
+
+    def __getitem__(self, world_size: int) -> list[dict[str, Any]]:
+        if world_size not in self._results:
+            self._results[world_size] = self._run(world_size)
+        return self._results[world_size]
+
+    def _run(self, world_size: int) -> list[dict[str, Any]]:
+        jobs_file = self._root / f"jobs{world_size}.pt"
+        keys = [key for size, key in sorted(self._keys) if size == world_size]
+        torch.save({"-".join(k): (str(self._cases[k].path), self._cases[k].sequences) for k in keys}, jobs_file)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "parity.tp_worker"]
+        processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(world_size), str(port), str(jobs_file)],
+                cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for rank in range(world_size)
+        ]  # fmt: skip
+        outputs = [process.communicate(timeout=280)[0] for process in processes]
+        for process, output in zip(processes, outputs, strict=True):
+            assert process.returncode == 0, output
+        return [torch.load(jobs_file.with_name(f"rank{r}of{world_size}.pt")) for r in range(world_size)]
 
 
-@pytest.mark.parametrize("key", SHARDED, ids="-".join)
-def test_ranks_equal_transformers(
-    ranks: tuple[int, list[dict[str, Any]]], cases: dict[tuple[str, str], Case], key: tuple[str, str]
-) -> None:
-    _, results = ranks
+@pytest.fixture(scope="module")
+def worlds(request: pytest.FixtureRequest, cases: Cases, tmp_path_factory: pytest.TempPathFactory) -> Worlds:
+    """The jobs are those of the tests that were chosen, and what the tests of single facts ask for."""
+    chosen = {
+        (item.callspec.params["world_size"], item.callspec.params["key"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_ranks_equal_transformers"
+    }
+    facts = {(size, ("llama", variant)) for size in (2, 4) for variant in ("mha", "plain", "mqa")}
+    return Worlds(cases, chosen | facts, tmp_path_factory.mktemp("worlds"))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "key"),
+    [
+        pytest.param(size, key, id=f"{size}-{'-'.join(key)}", marks=() if key in REPRESENTATIVE else pytest.mark.parity)
+        for size, key in WORLDS
+    ],
+)
+def test_ranks_equal_transformers(worlds: Worlds, cases: Cases, world_size: int, key: Key) -> None:
+    results = worlds[world_size]
     first = results[0]["jobs"]["-".join(key)]["logits"]
     assert_equal_logits(first, cases[key].logits)
     for other in results[1:]:
@@ -56,23 +83,25 @@ def test_ranks_equal_transformers(
             assert torch.equal(a, b), "ranks must make the same choices"
 
 
-def test_kv_heads_are_divided_or_replicated(ranks: tuple[int, list[dict[str, Any]]]) -> None:
-    world_size, results = ranks
-    jobs = results[0]["jobs"]
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_kv_heads_are_divided_or_replicated(worlds: Worlds, world_size: int) -> None:
+    jobs = worlds[world_size][0]["jobs"]
     assert jobs["llama-mha"]["kv_heads"] == 4 // world_size
     assert jobs["llama-plain"]["kv_heads"] == max(2 // world_size, 1)
     assert jobs["llama-mqa"]["kv_heads"] == 1
 
 
-def test_collectives(ranks: tuple[int, list[dict[str, Any]]]) -> None:
-    world_size, results = ranks
-    for result in results:
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_collectives(worlds: Worlds, world_size: int) -> None:
+    for result in worlds[world_size]:
         assert result["smallest"] == 10 - (world_size - 1)
         assert result["half sum"] == [sum(1.5 + r for r in range(world_size))] * 3
         assert result["gathered"] == [[float(r) for r in range(world_size)]] * 2
 
 
-def test_a_lost_rank_is_fatal(ranks: tuple[int, list[dict[str, Any]]]) -> None:
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_lost_rank_is_fatal(worlds: Worlds, world_size: int) -> None:
     """Rank 0 goes on alone after the others have ended: an error at once, not a wait."""
-    assert ranks[1][0]["lost"].startswith("rank 0 lost another rank: ")
-    assert "\n" not in ranks[1][0]["lost"]
+    lost = worlds[world_size][0]["lost"]
+    assert lost.startswith("rank 0 lost another rank: ")
+    assert "\n" not in lost

@@ -33,6 +33,13 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0, 1.2, 1.4, 1.7, 2.0, 2.1, 2.5, 3.0],
+    "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+}
 
 # (model type, variant) -> config fields that differ from the common sizes. "plain" needs no entry.
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
@@ -49,6 +56,83 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("mistral", "no_window"): {"sliding_window": None},
     ("qwen2", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     ("qwen3", "plain"): {"head_dim": 32},
+    ("llama", "longrope"): {"rope_parameters": _LONGROPE, "max_position_embeddings": 128},
+    ("phi3", "longrope"): {"rope_parameters": _LONGROPE, "max_position_embeddings": 128},
+    ("phi3", "partial_window"): {"partial_rotary_factor": 0.5, "sliding_window": WINDOW, "tie_word_embeddings": True},
+    ("granite", "plain"): {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 4.0,
+    },
+    ("smollm3", "windows"): {
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "no_rope_layers": [1, 0, 0, 1],
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    },
+    ("gemma", "plain"): {"head_dim": 32, "tie_word_embeddings": True},
+    ("gemma2", "plain"): {
+        "head_dim": 32,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
+    ("gemma2", "no_caps"): {"head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ("gemma3_text", "plain"): {
+        "head_dim": 32,
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 24,
+        "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+        },
+    },
+    ("cohere", "qk_norm"): {"use_qk_norm": True},
+    ("cohere2", "plain"): {"sliding_window": WINDOW, "sliding_window_pattern": 2},
+    ("starcoder2", "plain"): {"sliding_window": WINDOW, "tie_word_embeddings": True},
+    ("stablelm", "plain"): {"use_qkv_bias": True},
+    ("stablelm", "parallel"): {"use_parallel_residual": True, "qk_layernorm": True},
+    ("phi", "qk_norm"): {"qk_layernorm": True, "num_key_value_heads": 4},
+    ("gpt2", "plain"): {"tie_word_embeddings": True},
+    ("gpt2", "scales"): {"scale_attn_by_inverse_layer_idx": True, "scale_attn_weights": False, "n_inner": 96},
+    ("gpt_bigcode", "plain"): {"tie_word_embeddings": True},
+    ("gpt_bigcode", "mha"): {"multi_query": False, "n_inner": 96},
+    ("gptj", "plain"): {"rotary_dim": 8},
+    ("gpt_neox", "sequential"): {"use_parallel_residual": False, "rotary_pct": 0.5},
+    ("bloom", "plain"): {"tie_word_embeddings": True},
+    ("bloom", "six_heads"): {"hidden_size": 96, "n_head": 6},
+    ("mpt", "plain"): {"attn_config": {"clip_qkv": 0.8}, "tie_word_embeddings": True},
+    ("mpt", "six_heads"): {"d_model": 96, "n_heads": 6, "attn_config": {"softmax_scale": 0.1, "alibi_bias_max": 4}},
+    ("falcon", "plain"): {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ("falcon", "one_norm"): {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ("falcon", "mqa"): {"multi_query": True, "tie_word_embeddings": True},
+    ("falcon", "alibi"): {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ("falcon", "alibi_six_heads"): {
+        "alibi": True,
+        "multi_query": False,
+        "parallel_attn": False,
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+    },
+    ("opt", "plain"): {"ffn_dim": 96, "tie_word_embeddings": True},
+    ("opt", "post_norm"): {
+        "ffn_dim": 96,
+        "do_layer_norm_before": False,
+        "word_embed_proj_dim": 32,
+        "tie_word_embeddings": True,
+    },
+    ("opt", "galactica"): {
+        "ffn_dim": 96,
+        "enable_bias": False,
+        "layer_norm_elementwise_affine": False,
+        "activation_function": "gelu",
+    },
+    ("olmo2", "mha"): {"num_key_value_heads": 4},
     ("qwen3", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
 }
 
@@ -88,7 +172,10 @@ def tiny_checkpoint(
 def random_model(
     model_type: str, *, variant: str = "plain", seed: int = 0, vocab_size: int = VOCAB_SIZE, **overrides: Any
 ) -> Any:
-    """The transformers model behind `tiny_checkpoint`, in float32 and evaluation mode, eager attention."""
+    """The transformers model behind `tiny_checkpoint`, in float32 and evaluation mode, eager attention.
+
+    Falcon with ALiBi: sdpa, because transformers' eager path adds the bias twice.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -96,7 +183,8 @@ def random_model(
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        attention = "sdpa" if model_type == "falcon" and config.alibi else "eager"
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():  # a tied tensor comes once
             noise = torch.randn(parameter.shape, generator=generator)
@@ -108,7 +196,10 @@ def random_model(
 
 
 def tiny_config(model_type: str, *, variant: str = "plain", vocab_size: int = VOCAB_SIZE, **overrides: Any) -> Any:
-    """A transformers config of the common tiny sizes, changed by the variant and then by `overrides`."""
+    """A transformers config of the common tiny sizes, changed by the variant and then by `overrides`.
+
+    Of the common fields those are set that the config class knows, under its own names.
+    """
     from transformers import AutoConfig
 
     if variant != "plain" and (model_type, variant) not in VARIANTS:
@@ -126,8 +217,10 @@ def tiny_config(model_type: str, *, variant: str = "plain", vocab_size: int = VO
         "eos_token_id": 1,
         "pad_token_id": None,
     }
-    fields |= VARIANTS.get((model_type, variant), {}) | overrides
-    return AutoConfig.for_model(model_type, **fields)
+    default = AutoConfig.for_model(model_type)
+    spelled = {default.attribute_map.get(name, name): value for name, value in fields.items()}
+    known = {name: value for name, value in spelled.items() if name in default.to_dict()}
+    return AutoConfig.for_model(model_type, **known | VARIANTS.get((model_type, variant), {}) | overrides)
 
 
 def write_tokenizer(path: Path, *, vocab_size: int = VOCAB_SIZE) -> None:

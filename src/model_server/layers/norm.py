@@ -38,20 +38,19 @@ class RmsNorm:
 
 
 class LayerNorm:
-    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`; weight and bias as for RmsNorm, bias may be None."""
+    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`; weight and bias as for RmsNorm, or None."""
 
-    __slots__ = ("_bias", "_eps", "_shape", "_weight")
+    __slots__ = ("_bias", "_eps", "_weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
         self._weight = weight
         self._bias = bias
         self._eps = eps
-        self._shape = (weight.shape[-1],)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._weight.dim() == 1:
-            return F.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
-        result = F.layer_norm(x, self._shape, None, None, self._eps).mul_(self._weight)
+        if self._weight is None or self._weight.dim() == 1:
+            return F.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
+        result = F.layer_norm(x, x.shape[-1:], None, None, self._eps).mul_(self._weight)
         return result if self._bias is None else result.add_(self._bias)
 
 

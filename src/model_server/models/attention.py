@@ -86,7 +86,7 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
         num_kv_heads=keys[1] - keys[0],
         head_dim=dim,
         value_dim=dim,
-        scale=spec.scale,
+        scale=spec.scale / (index + 1) if spec.scale_by_inverse_layer else spec.scale,
         window=spec.windows[index],
         softcap=spec.softcap,
         alibi=_alibi(loader, spec, queries),
@@ -119,6 +119,13 @@ def _qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: Head
             Part(names[0], (rows(*queries),), num_heads * dim, order),
             Part(names[1], (rows(*keys),), num_kv_heads * dim, order),
             Part(names[2], (rows(*keys),), num_kv_heads * dim),
+        ]
+    if len(names) == 2:
+        split, both = num_kv_heads, 2 * num_kv_heads * dim
+        return [
+            Part(names[0], (rows(*queries),), num_heads * dim, order),
+            Part(names[1], (rows(*keys),), both, order),
+            Part(names[1], (rows(split + keys[0], split + keys[1]),), both),
         ]
     (name,) = names
     total = (num_heads + 2 * num_kv_heads) * dim

@@ -35,7 +35,7 @@ def build(
 
     Raises StartupError if the model cannot be divided among the ranks or a tensor is missing or of the wrong size.
     """
-    loader = Loader(reader, device, group, spec.norm, spec.norm_eps, spec.norm_offset)
+    loader = Loader(reader, device, group, spec.norm, spec.norm_eps, spec.norm_offset, spec.norm_affine)
     stem, head = _vocabulary(loader, spec)
     names = spec.names
     norm = _norm(loader, spec, names.norm)

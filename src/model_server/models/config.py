@@ -83,22 +83,29 @@ class ModelConfig:
             raise StartupError(f"config.json: `{name}` must be a string, got {value!r}")
         return value
 
-    def optional_number(self, name: str) -> float | None:
-        """A positive finite number, or None where the file has none."""
-        return None if self._fields.get(name) is None else self.number(name, 1.0)
+    def optional_number(self, name: str, default: float | None = None) -> float | None:
+        """A positive finite number; None where the file says null, `default` where it is silent."""
+        if name not in self._fields:
+            return default
+        return None if self._fields[name] is None else self.number(name, 1.0)
 
     def renamed(self, names: Mapping[str, str | tuple[str, ...]], **added: Any) -> ModelConfig:
         """The same file with some fields under other names: {ours: theirs, or several of theirs, the first wins}.
 
-        `added` are fields that hold unless the file has them.
+        `added` are fields that hold where the file is silent or says null.
         """
-        fields = added | dict(self._fields)
+        fields = dict(self._fields)
+        fields |= {name: value for name, value in added.items() if fields.get(name) is None}
         for ours, theirs in names.items():
             for name in (theirs,) if isinstance(theirs, str) else theirs:
                 if self._fields.get(name) is not None:
                     fields[ours] = self._fields[name]
                     break
         return ModelConfig(fields)
+
+    def replaced(self, **fields: Any) -> ModelConfig:
+        """The same file with these fields, whatever it says."""
+        return ModelConfig({**self._fields, **fields})
 
     def rope_block(self) -> Mapping[str, Any]:
         """`rope_parameters` of transformers 5, or the older `rope_scaling`; empty if the file has neither."""

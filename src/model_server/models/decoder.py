@@ -36,7 +36,7 @@ class Decoder:
         rotaries: tuple[Rotary, ...],
         attention: AttentionBackend,
         vocab_size: int,
-        max_positions: int,
+        max_positions: int | None,
         weight_bytes: int,
     ) -> None:
         self._stem = stem

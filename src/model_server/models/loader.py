@@ -53,6 +53,7 @@ class Loader:
     norm_kind: NormKind = "rms"
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
+    norm_affine: bool = True  # False: layer norms without tensors
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
 
@@ -126,6 +127,8 @@ class Loader:
 
     def norm(self, name: str, size: int) -> Norm:
         """A norm over `size` numbers of every token, the same on every rank."""
+        if not self.norm_affine:
+            return LayerNorm(None, None, self.norm_eps)
         bias = self.rows(name + ".bias", [(0, size)]) if self.has(name + ".bias") else None
         return self.norm_of(self.rows(name + ".weight", [(0, size)]), bias)
 

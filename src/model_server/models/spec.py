@@ -70,7 +70,7 @@ class Spec:
     intermediate_size: int
     num_layers: int
     vocab_size: int
-    max_positions: int
+    max_positions: int | None  # None: unbounded
     names: Names = Names()
     transposed: bool = False  # matrices of the blocks are stored [in, out]
 
@@ -78,6 +78,7 @@ class Spec:
     norm: NormKind = "rms"
     norm_eps: float
     norm_offset: float = 0.0  # added to the stored weight of every norm
+    norm_affine: bool = True  # False: layer norms without tensors
     residual_multiplier: float = 1.0  # on what a half gives, before it is added
 
     embedding_size: int | None = None  # None: hidden_size
@@ -91,11 +92,12 @@ class Spec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    # A single qkv matrix: all query heads, all key heads, all value heads; or for each key head: the query heads that
-    # read it, itself, its value head.
+    # Two qkv matrices: q, and k and v stacked. A single one: all query heads, all key heads, all value heads; or for
+    # each key head: the query heads that read it, itself, its value head.
     packing: Literal["stacked", "grouped"] = "stacked"
     qkv_clip: float | None = None  # bound on the absolute values of q, k and v
     scale: float  # of the attention scores
+    scale_by_inverse_layer: bool = False  # layer i divides it by i + 1
     softcap: float | None = None
     ropes: tuple[Rope | None, ...]  # per layer; None: no rotation
     rope_pairs_adjacent: bool = False  # a stored head rotates (x0, x1), (x2, x3), ... instead of (x_i, x_(i + n/2))

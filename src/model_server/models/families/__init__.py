@@ -9,14 +9,37 @@ from collections.abc import Callable
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.families import llama
+from model_server.models.families import alibi, cohere, gemma, gpt, llama
 from model_server.models.spec import Spec
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
+    "RefinedWeb": alibi.falcon,
+    "RefinedWebModel": alibi.falcon,
+    "baichuan": llama.baichuan,
+    "bloom": alibi.bloom,
+    "cohere": cohere.cohere,
+    "cohere2": cohere.cohere2,
+    "falcon": alibi.falcon,
+    "gemma": gemma.gemma,
+    "gemma2": gemma.gemma2,
+    "gemma3_text": gemma.gemma3_text,
+    "gpt2": gpt.gpt2,
+    "gpt_bigcode": gpt.gpt_bigcode,
+    "gpt_neox": gpt.gpt_neox,
+    "gptj": gpt.gptj,
+    "granite": llama.granite,
     "llama": llama.llama,
     "mistral": llama.mistral,
+    "mpt": alibi.mpt,
+    "olmo2": llama.olmo2,
+    "opt": gpt.opt,
+    "phi": gpt.phi,
+    "phi3": llama.phi3,
     "qwen2": llama.qwen2,
     "qwen3": llama.qwen3,
+    "smollm3": llama.smollm3,
+    "stablelm": gpt.stablelm,
+    "starcoder2": gpt.starcoder2,
 }
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+from model_server.errors import StartupError
+from model_server.layers.alibi import bloom_slopes
 from model_server.models.config import ModelConfig
 from model_server.models.families.base import base, layer_kinds, one_window, windows_of
-from model_server.models.spec import Spec
+from model_server.models.spec import Names, Spec
+
+# What tells Baichuan 2, whose head is normalised, from Baichuan 1: its config has no other mark.
+BAICHUAN2_VOCAB = 125696
 
 
 def llama(config: ModelConfig) -> Spec:
@@ -35,3 +43,70 @@ def _qwen_windows(config: ModelConfig) -> tuple[int | None, ...]:
     first = 0 if config.get("max_window_layers") == 0 else config.count("max_window_layers", 28)
     default = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     return windows_of(layer_kinds(config, default), config.count("sliding_window", 4096))
+
+
+def granite(config: ModelConfig) -> Spec:
+    """Llama with four multipliers: on embeddings, residuals, attention scores, and one that divides the logits."""
+    return base(
+        config,
+        embedding_multiplier=config.number("embedding_multiplier", 1.0),
+        residual_multiplier=config.number("residual_multiplier", 1.0),
+        logits_multiplier=1 / config.number("logits_scaling", 1.0),
+        scale=config.number("attention_multiplier", 1.0),
+    )
+
+
+def phi3(config: ModelConfig) -> Spec:
+    """Packed qkv and gate_up; LongRoPE in the long variants, whose original length stands outside of the block."""
+    names = Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
+    return base(config, default_positions=4096, default_eps=1e-5, names=names, windows=one_window(config, None))
+
+
+def smollm3(config: ModelConfig) -> Spec:
+    """Some layers do not rotate: those with 0 in `no_rope_layers`, or else every fourth."""
+    num_layers = config.count("num_hidden_layers")
+    interval = config.count("no_rope_layer_interval", 4)
+    rotates = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
+    if not isinstance(rotates, list) or len(rotates) != num_layers:
+        raise StartupError(f"config.json: `no_rope_layers` must be a list of {num_layers} numbers")
+    plain = base(
+        config,
+        default_kv_heads=4,
+        default_positions=32768,
+        default_theta=2e6,
+        tied=True,
+        windows=_smollm3_windows(config, rotates),
+    )
+    return replace(plain, ropes=tuple(rope if on else None for rope, on in zip(plain.ropes, rotates, strict=True)))
+
+
+def _smollm3_windows(config: ModelConfig, rotates: list[int]) -> tuple[int | None, ...]:
+    if not config.flag("use_sliding_window", False) or config.get("sliding_window") is None:
+        return (None,) * len(rotates)
+    default = ["full_attention" if on else "sliding_attention" for on in rotates]
+    return windows_of(layer_kinds(config, default), config.count("sliding_window"))
+
+
+def baichuan(config: ModelConfig) -> Spec:
+    """Packed qkv; version 2 has a head of rows of length 1.
+
+    The 7B models rotate. The 13B models have ALiBi, and their own code knows no `max_position_embeddings`.
+    """
+    rotates = config.has("max_position_embeddings")
+    config = config.renamed({"max_position_embeddings": ("max_position_embeddings", "model_max_length")})
+    differences: dict[str, Any] = {"normalized_head": config.count("vocab_size") == BAICHUAN2_VOCAB}
+    if not rotates:
+        differences["ropes"] = (None,) * config.count("num_hidden_layers")
+        differences["alibi"] = bloom_slopes(config.count("num_attention_heads"))
+    return base(config, default_positions=4096, names=Names(qkv=("self_attn.W_pack",)), **differences)
+
+
+def olmo2(config: ModelConfig) -> Spec:
+    """No norms before the halves, but after them; the norms of q and k span all heads."""
+    names = Names(
+        attention_norm=None,
+        attention_post_norm="post_attention_layernorm",
+        mlp_norm=None,
+        mlp_post_norm="post_feedforward_layernorm",
+    )
+    return base(config, default_eps=1e-5, names=names)
