@@ -107,7 +107,7 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("bloom", "plain"): {"tie_word_embeddings": True},
     ("bloom", "six_heads"): {"hidden_size": 96, "n_head": 6},
     ("mpt", "plain"): {"attn_config": {"clip_qkv": 0.8}, "tie_word_embeddings": True},
-    ("mpt", "six_heads"): {"d_model": 96, "n_heads": 6, "attn_config": {"softmax_scale": 0.1, "alibi_bias_max": 4}},
+    ("mpt", "six_heads"): {"d_model": 96, "n_heads": 6, "attn_config": {"softmax_scale": 0.1}},
     ("falcon", "plain"): {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
     ("falcon", "one_norm"): {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
     ("falcon", "mqa"): {"multi_query": True, "tie_word_embeddings": True},

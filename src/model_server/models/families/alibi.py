@@ -109,7 +109,10 @@ def _falcon_names(parallel: bool, *, two_norms: bool) -> Names:
 
 
 def mpt(config: ModelConfig) -> Spec:
-    """No biases; bounds on q, k and v; slopes of its own; learned positions where ALiBi is off."""
+    """No biases; bounds on q, k and v; slopes of its own; learned positions where ALiBi is off.
+
+    `alibi_bias_max`, `alibi` and `logit_scale` count as in the models' own code; transformers' port passes over them.
+    """
     block = config.get("attn_config")
     attention = ModelConfig(block if isinstance(block, dict) else {})
     for name in ("qk_ln", "prefix_lm"):
