@@ -99,7 +99,7 @@ class ReferenceStep:
         self._metadata = metadata
         self._cache = cache
         self._plans: dict[tuple[int | None, int | None, bool, bool], _Plan] = {}
-        self._biases: dict[tuple[int, int], Tensor] = {}  # by the ids of keys and slopes, which outlive the step
+        self._biases: dict[tuple[int, int], tuple[Alibi, Tensor]] = {}  # by the ids of keys and slopes, kept alive
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `AttentionStep`."""
@@ -163,13 +163,13 @@ class ReferenceStep:
         return output.flatten(0, 1).transpose(0, 1).flatten(1)
 
     def _bias(self, alibi: Alibi, keys: _Keys, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Tensor:
-        """ALiBi and mask in one, computed once per step: the layers have the same slopes.
+        """ALiBi and mask in one, computed once per step where layers have the same slopes.
 
         shape: of the slopes beside the scores, [1, num_kv_heads, groups, 1] or [num_kv_heads, groups, 1, 1].
         """
-        index = (id(keys), id(alibi.slopes))
-        bias = self._biases.get(index)
-        if bias is None:
+        index = (id(keys), id(alibi))
+        found = self._biases.get(index)
+        if found is None:
             assert keys.distances is not None
             assert keys.positions is not None
             slopes = alibi.slopes.view(shape)
@@ -180,8 +180,8 @@ class ReferenceStep:
             else:
                 rounded = (slopes.bfloat16() * positions).float() * alibi.bfloat16_scale
                 bias = rounded.masked_fill(distances == -math.inf, -math.inf)
-            bias = self._biases[index] = bias.to(dtype)
-        return bias
+            found = self._biases[index] = (alibi, bias.to(dtype))
+        return found[1]
 
     def _gather(self, layer: AttentionLayer, slots: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         """K and V at `slots` [num_rows * length] as [num_rows, num_kv_heads, length, dim]."""

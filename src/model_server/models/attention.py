@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.attention.backend import Alibi, AttentionLayer
+from model_server.attention.backend import AttentionLayer
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
 from model_server.kv_cache import KvShape
@@ -88,12 +88,14 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
         value_dim=dim,
         scale=spec.scale / (index + 1) if spec.scale_by_inverse_layer else spec.scale,
         window=spec.windows[index],
+        chunk=spec.chunks[index] if spec.chunks else None,
         softcap=spec.softcap,
-        alibi=_alibi(loader, spec, queries),
+        alibi=None if spec.alibi is None else loader.alibi(spec.alibi[slice(*queries)], spec.alibi_bfloat16_scale),
+        sinks=_sinks(loader, spec, prefix, queries),
     )
     return Attention(
         qkv=loader.column_linear(
-            _qkv_parts(spec, prefix, queries, keys, order), spec.hidden_size, transposed=spec.transposed
+            qkv_parts(spec, prefix, queries, keys, order), spec.hidden_size, transposed=spec.transposed
         ),
         output=loader.row_linear(
             prefix + names.output, (queries[0] * dim, queries[1] * dim), spec.hidden_size, transposed=spec.transposed
@@ -101,12 +103,12 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
         layer=layer,
         rope=loader.rope_index(rope),
         rotary_dim=None if rope is None or rope.dim == dim else rope.dim,
-        qk_norm=_qk_norm(loader, spec, prefix, queries, keys, order),
+        qk_norm=qk_norm(loader, spec, prefix, queries, keys, order),
         clip=spec.qkv_clip,
     )
 
 
-def _qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None) -> list[Part]:
+def qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None) -> list[Part]:
     """Where this rank's query, key and value heads lie in the file."""
     names, dim = [prefix + n for n in spec.names.qkv], spec.head_dim
     num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
@@ -145,14 +147,14 @@ def _qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: Head
     ]
 
 
-def _alibi(loader: Loader, spec: Spec, queries: Range) -> Alibi | None:
-    if spec.alibi is None:
+def _sinks(loader: Loader, spec: Spec, prefix: str, queries: Range) -> Tensor | None:
+    name = spec.names.sinks
+    if name is None or not loader.has(prefix + name):
         return None
-    slopes = torch.tensor(spec.alibi[queries[0] : queries[1]], dtype=torch.float32, device=loader.device)
-    return Alibi(slopes, spec.alibi_bfloat16_scale)
+    return loader.rows(prefix + name, [queries]).float()
 
 
-def _qk_norm(
+def qk_norm(
     loader: Loader, spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None
 ) -> Norm | None:
     """The norm of query and key heads together, of the kind that the shape of its weight tells.

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from model_server.attention.backend import AttentionBackend
 from model_server.distributed import ProcessGroup
+from model_server.errors import StartupError
 from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
 from model_server.layers.linear import Linear
 from model_server.layers.norm import Norm
@@ -92,7 +93,14 @@ def _vocabulary(loader: Loader, spec: Spec) -> tuple[Stem, Head]:
 def _stem(loader: Loader, spec: Spec, embedding: Embedding) -> Stem:
     names = spec.names
     projection = multiplier = None
-    table = None if names.positions is None else loader.whole(names.positions + ".weight")
+    table = None
+    if names.positions is not None:
+        table = loader.whole(names.positions + ".weight")
+        if spec.max_positions is not None and len(table) < spec.max_positions + spec.position_offset:
+            raise StartupError(
+                f"weight {names.positions}.weight has {len(table)} rows; the config asks for "
+                f"{spec.max_positions + spec.position_offset}"
+            )
     if names.embedding_projection is not None and loader.has(names.embedding_projection + ".weight"):
         projection = Linear(loader.whole(names.embedding_projection + ".weight"))
     if spec.embedding_multiplier != 1.0:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from model_server.attention.backend import Alibi
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.linear import Linear
@@ -56,6 +57,7 @@ class Loader:
     norm_affine: bool = True  # False: layer norms without tensors
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
+    _alibis: dict[tuple[tuple[float, ...], float | None], Alibi] = field(default_factory=dict)
 
     def share(self, size: int) -> Range:
         """This rank's part of a dimension that must divide evenly."""
@@ -73,6 +75,14 @@ class Loader:
         if rope not in self.ropes:
             self.ropes.append(rope)
         return self.ropes.index(rope)
+
+    def alibi(self, slopes: tuple[float, ...], bfloat16_scale: float | None) -> Alibi:
+        """The same object for the same arguments: attention computes the biases of a step once for all its layers."""
+        key = (slopes, bfloat16_scale)
+        if key not in self._alibis:
+            tensor = torch.tensor(slopes, dtype=torch.float32, device=self.device)
+            self._alibis[key] = Alibi(tensor, bfloat16_scale)
+        return self._alibis[key]
 
     def has(self, name: str) -> bool:
         return self.reader.has(name)

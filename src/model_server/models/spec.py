@@ -31,6 +31,7 @@ class Names:
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str | None = None  # the tensor itself, one number per query head
     output: str = "self_attn.o_proj"
     attention_post_norm: str | None = None  # on what attention gives, before it is added
     mlp_norm: str | None = "post_attention_layernorm"
@@ -102,6 +103,7 @@ class Spec:
     ropes: tuple[Rope | None, ...]  # per layer; None: no rotation
     rope_pairs_adjacent: bool = False  # a stored head rotates (x0, x1), (x2, x3), ... instead of (x_i, x_(i + n/2))
     windows: tuple[int | None, ...]  # per layer: how many positions a token sees, itself included; None: all
+    chunks: tuple[int | None, ...] = ()  # per layer: see `AttentionLayer`; empty: none
     alibi: tuple[float, ...] | None = None  # slope of every query head
     alibi_bfloat16_scale: float | None = None  # see `attention.backend.Alibi`
     attention: AttentionPlan | None = None  # instead of the fields since num_heads

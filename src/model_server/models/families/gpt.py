@@ -55,7 +55,9 @@ def gpt_bigcode(config: ModelConfig) -> Spec:
 def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None) -> Spec:
     config = config.renamed(GPT2_FIELDS)
     plain = base(
-        config.renamed({}, intermediate_size=4 * config.count("hidden_size")).replaced(num_key_value_heads=num_kv_heads),
+        config.renamed({}, intermediate_size=4 * config.count("hidden_size")).replaced(
+            num_key_value_heads=num_kv_heads
+        ),
         default_eps=1e-5,
         default_positions=1024,
         default_activation="gelu_new",
