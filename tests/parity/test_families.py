@@ -32,8 +32,10 @@ def test_family_equals_transformers(cases: Cases, key: Key) -> None:
         assert_equal_logits(run_protocol(runner, case.sequences, block_size, steps=steps), case.logits)
 
 
-def test_logit_rows_picks_rows_in_order(cases: Cases) -> None:
-    case = cases["llama", "plain"]
+@pytest.mark.parametrize("key", marked([("llama", "plain"), ("gpt_neox", "plain"), ("opt", "post_norm")]))
+def test_logit_rows_picks_rows_in_order(cases: Cases, key: Key) -> None:
+    """In blocks of every kind: those tokens alone go on after the last attention."""
+    case = cases[key]
     batch = PagedBatch(load(case), case.sequences, block_size=4)
     rows = torch.tensor([43, 0, 18, 19])
     with torch.inference_mode():

@@ -55,6 +55,12 @@ class _Reach:
             return max(0, position + 1 - self.window)
         return 0 if self.chunk is None else position - position % self.chunk
 
+    def firsts(self, positions: Tensor) -> Tensor:
+        """`first` of many positions, without a word to the host."""
+        if self.window is not None:
+            return (positions + (1 - self.window)).clamp_(min=0)
+        return torch.zeros_like(positions) if self.chunk is None else positions - positions % self.chunk
+
     def visible(self, kv_length: int) -> int:
         """How many keys the last of `kv_length` positions sees."""
         return kv_length - self.first(kv_length - 1)
@@ -240,8 +246,7 @@ class ReferenceStep:
         self, rows: Sequence[int], places: slice | Tensor, reach: _Reach, dtype: torch.dtype
     ) -> _DecodeChunk:
         lengths_host = [self._metadata.kv_lengths_host[s] for s in rows]
-        counts = [reach.visible(n) for n in lengths_host]
-        length = max(counts)
+        length = max(reach.visible(n) for n in lengths_host)
         whole = isinstance(places, slice) and len(rows) == len(self._metadata.kv_lengths_host)
         index = None if whole else self._index(rows)
         tables = self._metadata.block_tables if index is None else self._metadata.block_tables.index_select(0, index)
@@ -256,9 +261,7 @@ class ReferenceStep:
                 keys = _Keys(None, at, (at - (lengths_host[0] - 1)).float())
             return _DecodeChunk(places, len(rows), self._slots(tables, positions).flatten(), keys)
         lengths = lengths.unsqueeze(1).long()
-        # Each row's keys stand at its end; what a shorter row has too much is hidden on the side where it is padded.
-        firsts = lengths - self._index(counts).unsqueeze(1)
-        positions = firsts + offsets  # [num_rows, length]
+        positions = reach.firsts(lengths - 1) + offsets  # [num_rows, length], padded behind the last key of a row
         beyond = positions >= lengths
         slots = self._slots(tables, torch.minimum(positions, lengths - 1))
         return _DecodeChunk(

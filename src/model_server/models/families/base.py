@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.layers.rotary import Rope
 from model_server.models.config import ModelConfig
 from model_server.models.spec import Spec
 
@@ -32,7 +31,8 @@ def base(
     hidden_size = config.count("hidden_size")
     num_heads = config.count("num_attention_heads")
     num_layers = config.count("num_hidden_layers")
-    num_kv_heads = config.count("num_key_value_heads", default_kv_heads or num_heads)
+    silent = not config.has("num_key_value_heads")  # null means one per query head
+    num_kv_heads = config.count("num_key_value_heads", default_kv_heads if silent and default_kv_heads else num_heads)
     head_dim = config.count("head_dim", default_head_dim or max(hidden_size // num_heads, 1))
     max_positions = config.count("max_position_embeddings", default_positions)
     if num_heads % num_kv_heads != 0:
@@ -97,7 +97,3 @@ def one_window(config: ModelConfig, default: int | None) -> tuple[int | None, ..
     if not config.has("sliding_window"):
         window = default
     return (window,) * config.count("num_hidden_layers")
-
-
-def every_layer(config: ModelConfig, rope: Rope | None) -> tuple[Rope | None, ...]:
-    return (rope,) * config.count("num_hidden_layers")

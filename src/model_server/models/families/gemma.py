@@ -28,6 +28,7 @@ def gemma2(config: ModelConfig) -> Spec:
     kinds = [("full_attention", "sliding_attention")[(i + 1) % 2] for i in range(config.count("num_hidden_layers"))]
     return _gemma(
         config,
+        default_kv_heads=4,
         names=SANDWICH,
         windows=_windows(config, layer_kinds(config, kinds)),
         scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
@@ -61,6 +62,7 @@ def gemma3_text(config: ModelConfig) -> Spec:
         }
     return _gemma(
         config,
+        default_kv_heads=4,
         default_positions=131072,
         names=SANDWICH,
         ropes=tuple(ropes[kind] for kind in kinds),

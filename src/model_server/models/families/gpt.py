@@ -48,11 +48,11 @@ def gpt2(config: ModelConfig) -> Spec:
 def gpt_bigcode(config: ModelConfig) -> Spec:
     """StarCoder, SantaCoder: one key head; without `multi_query` q, k and v are packed head by head."""
     multi_query = config.flag("multi_query", True)
-    plain = _gpt2(config, GPT2, num_kv_heads=1 if multi_query else None)
+    plain = _gpt2(config, GPT2, num_kv_heads=1 if multi_query else None, activation="gelu_pytorch_tanh")
     return replace(plain, packing="stacked" if multi_query else "grouped")
 
 
-def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None) -> Spec:
+def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None, activation: str = "gelu_new") -> Spec:
     config = config.renamed(GPT2_FIELDS)
     plain = base(
         config.renamed({}, intermediate_size=4 * config.count("hidden_size")).replaced(
@@ -60,7 +60,7 @@ def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None) -> Spec:
         ),
         default_eps=1e-5,
         default_positions=1024,
-        default_activation="gelu_new",
+        default_activation=activation,
         tied=True,
         names=names,
         norm="layer",

@@ -22,7 +22,7 @@ def llama(config: ModelConfig) -> Spec:
 
 def mistral(config: ModelConfig) -> Spec:
     """One window for all layers. A file without the field means 4096, as in transformers; null means none."""
-    return base(config, default_positions=131072, windows=one_window(config, 4096))
+    return base(config, default_kv_heads=8, default_positions=131072, windows=one_window(config, 4096))
 
 
 def qwen2(config: ModelConfig) -> Spec:

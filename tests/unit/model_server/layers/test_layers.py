@@ -9,10 +9,10 @@ from torch import Tensor
 
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
-from model_server.layers.activation import gated
-from model_server.layers.embedding import Embedding, Head, vocab_range
+from model_server.layers.activation import ACTIVATIONS, activation, gated
+from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
 from model_server.layers.linear import Linear
-from model_server.layers.norm import RmsNorm
+from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
 
 
 class Rank(ProcessGroup):
@@ -47,6 +47,59 @@ def test_rms_norm_per_head_in_bfloat16() -> None:
     wanted = F.rms_norm(x.double(), (8,), None, 1e-6) * weight.double()
     assert result.dtype == torch.bfloat16
     torch.testing.assert_close(result.double(), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_layer_norm() -> None:
+    x, weight, bias = torch.randn(5, 24), torch.randn(24), torch.randn(24)
+    for w, b in ((weight, bias), (weight, None), (None, None)):
+        assert torch.equal(LayerNorm(w, b, 1e-5)(x), F.layer_norm(x, (24,), w, b, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_per_head(dtype: torch.dtype) -> None:
+    x, weight, bias = (torch.randn(*shape, dtype=dtype) for shape in ((3, 2, 8), (2, 8), (2, 8)))
+    result = LayerNorm(weight, bias, 1e-5)(x)
+    wanted = F.layer_norm(x.double(), (8,), None, None, 1e-5) * weight.double() + bias.double()
+    assert result.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(result.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+class Summing(ProcessGroup):
+    """One of several ranks: adds what the others would send."""
+
+    def __init__(self, size: int, others: Tensor) -> None:
+        self.size, self._others = size, others
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor + self._others
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1], ids=["divided", "copied"])
+def test_wide_rms_norm_spans_all_ranks(kv_heads: int) -> None:
+    """Four query heads and one or two key heads on two ranks."""
+    query, key = torch.randn(3, 4, 8), torch.randn(3, kv_heads, 8)
+    query_weight, key_weight = torch.randn(4, 8), torch.randn(kv_heads, 8)
+    wanted_query, wanted_key = (
+        F.rms_norm(x.flatten(1), (x[0].numel(),), weight.flatten(), 1e-6).view(x.shape)
+        for x, weight in ((query, query_weight), (key, key_weight))
+    )
+    other_key = key[:, 1:] if kv_heads == 2 else key
+    others = torch.stack([t.square().sum((1, 2)) for t in (query[:, 2:], other_key)], 1)
+    norm = WideRmsNorm(torch.cat((query_weight[:2], key_weight[:1])), 2, 1e-6, Summing(2, others))
+    result = norm(torch.cat((query[:, :2], key[:, :1]), 1))
+    torch.testing.assert_close(result[:, :2], wanted_query[:, :2])
+    torch.testing.assert_close(result[:, 2:], wanted_key[:, :1])
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_activations_are_transformers(name: str) -> None:
+    from transformers.activations import ACT2FN
+
+    x = torch.randn(100) * 3
+    before = x.clone()
+    torch.testing.assert_close(activation(name)(x), ACT2FN[name](x), rtol=1e-5, atol=1e-6)
+    assert torch.equal(x, before)
 
 
 def test_gated_silu() -> None:
@@ -99,3 +152,22 @@ def test_head_gathers_only_when_sharded() -> None:
     whole = Head(Linear(weight.bfloat16()), group, sharded=False)(hidden.bfloat16())
     assert whole.shape == (2, 6)
     assert whole.dtype == torch.float32
+
+
+def test_head_multiplies_then_bends() -> None:
+    weight, bias, hidden = torch.randn(6, 4), torch.randn(6), torch.randn(2, 4)
+    head = Head(Linear(weight, bias), ProcessGroup(), sharded=False, multiplier=0.5, softcap=2.0)
+    torch.testing.assert_close(head(hidden), 2 * torch.tanh((hidden @ weight.T + bias) * 0.5 / 2))
+
+
+def test_stem() -> None:
+    table, positions, widening = torch.randn(10, 2), torch.randn(9, 4), torch.randn(4, 2)
+    ids, at = torch.tensor([3, 0, 3]), torch.tensor([0, 1, 6])
+    norm = RmsNorm(torch.randn(4), 1e-6)
+    stem = Stem(
+        Embedding(table, 0, ProcessGroup()), multiplier=torch.tensor(3.0), projection=Linear(widening),
+        position_table=positions, position_offset=2, norm=norm,
+    )  # fmt: skip
+    wanted = norm(3 * table[ids] @ widening.T + positions[at + 2])
+    torch.testing.assert_close(stem(ids, at), wanted)
+    assert torch.equal(Stem(Embedding(table, 0, ProcessGroup()))(ids, at), table[ids])

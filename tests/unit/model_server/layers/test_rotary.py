@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ from model_server.errors import StartupError
 from model_server.layers.rotary import Rope, Rotary, interleave_rows, inverse_frequencies, rotate_
 
 CPU = torch.device("cpu")
+FACTORS = {
+    "short_factor": [1 + i / 64 for i in range(64)],
+    "long_factor": [1 + i / 4 for i in range(64)],
+}
 KINDS: list[dict[str, Any]] = [
     {"rope_type": "linear", "factor": 4.0},
     {
@@ -23,6 +28,9 @@ KINDS: list[dict[str, Any]] = [
      "mscale_all_dim": 0.7},
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "attention_factor": 1.5},
     {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "truncate": False},
+    {"rope_type": "longrope", "original_max_position_embeddings": 4096, **FACTORS},
+    {"rope_type": "longrope", "original_max_position_embeddings": 4096, "factor": 4.0, **FACTORS},
+    {"rope_type": "longrope", "original_max_position_embeddings": 4096, "attention_factor": 1.3, **FACTORS},
 ]  # fmt: skip
 
 
@@ -96,3 +104,25 @@ def test_table_grows_and_keeps_its_values() -> None:
     large.rotations(positions, 5000)
     assert grown.shape == (3, 1, 8)
     assert torch.equal(grown, large.rotations(positions, 201))
+
+
+def test_longrope_goes_by_position() -> None:
+    """Within the original length the short factors, beyond it the long ones, in one table."""
+    parameters = {"original_max_position_embeddings": 8, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+    rope = Rope("longrope", 100.0, 4, 16, parameters)
+    scale = (1 + math.log(2) / math.log(8)) ** 0.5
+    table = Rotary(rope, CPU).rotations(torch.tensor([7, 8, 20]), 21)[:, 0]
+    torch.testing.assert_close(table.abs(), torch.full((3, 2), scale))
+    angles = torch.tensor([[7.0, 7 * 0.1 / 2], [8 / 3, 8 * 0.1 / 4], [20 / 3, 20 * 0.1 / 4]])
+    torch.testing.assert_close(table / scale, torch.polar(torch.ones(3, 2), angles))
+
+
+@pytest.mark.parametrize("factors", [None, [1.0], [1.0, 0.0], [1.0, "2"], 2.0])
+def test_unusable_factors(factors: Any) -> None:
+    parameters = {"original_max_position_embeddings": 8, "short_factor": factors, "long_factor": [3.0, 4.0]}
+    with pytest.raises(StartupError, match="needs 2 positive numbers in `short_factor`"):
+        inverse_frequencies(Rope("longrope", 100.0, 4, 16, parameters))
+
+
+def test_interleave_rows_of_a_part() -> None:
+    assert interleave_rows(torch.arange(12), 6, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]

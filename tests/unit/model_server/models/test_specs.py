@@ -23,7 +23,7 @@ SIZES: dict[str, Any] = {
 
 
 def spec(model_type: str = "llama", **fields: Any) -> Spec:
-    return spec_of(ModelConfig({"model_type": model_type, **SIZES, **fields}))
+    return spec_of(ModelConfig({"model_type": model_type, **SIZES, "num_key_value_heads": None, **fields}))
 
 
 def test_defaults_of_a_bare_llama() -> None:

@@ -1,0 +1,184 @@
+"""Configs of the families: what a silent file means, what fields were called before, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.families import FAMILIES, UnknownFamilyError, spec_of
+from model_server.models.spec import Spec
+
+# transformers has no config class for these.
+OWN = ("RefinedWeb", "RefinedWebModel", "baichuan")
+# Without these a file is refused.
+SIZES = {
+    "vocab_size", "hidden_size", "n_embd", "d_model", "num_hidden_layers", "n_layer", "n_layers", "num_attention_heads",
+    "n_head", "n_heads", "intermediate_size", "ffn_dim",
+}  # fmt: skip
+
+
+@cache
+def defaults(model_type: str) -> dict[str, Any]:
+    """transformers' default config of the type, as it would be saved."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(model_type).to_dict()
+
+
+def spec(model_type: str, without: tuple[str, ...] = (), **fields: Any) -> Spec:
+    known = {name: value for name, value in defaults(model_type).items() if name not in without}
+    return spec_of(ModelConfig({**known, **fields}))
+
+
+def numbers(made: Spec) -> dict[str, Any]:
+    """All fields; ropes without the block they came from."""
+    fields = {name: getattr(made, name) for name in made.__slots__}
+    fields["ropes"] = [r and (r.kind, r.theta, r.dim, r.max_positions) for r in made.ropes]
+    return fields
+
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - set(OWN)))
+def test_a_silent_file_means_what_it_means_to_transformers(model_type: str) -> None:
+    whole = numbers(spec(model_type))
+    for name in defaults(model_type):
+        if name == "model_type":
+            continue
+        if name in SIZES:
+            with pytest.raises(StartupError, match="must be a positive integer, got None"):
+                spec(model_type, without=(name,))
+        else:
+            assert numbers(spec(model_type, without=(name,))) == whole, name
+
+
+def test_unknown_types_are_told_from_unusable_ones() -> None:
+    with pytest.raises(UnknownFamilyError, match="Unsupported model type mamba"):
+        spec("mamba")
+    with pytest.raises(StartupError) as caught:
+        spec("llama", hidden_size=0)
+    assert not isinstance(caught.value, UnknownFamilyError)
+
+
+def test_falcon_under_its_old_names() -> None:
+    """config.json of tiiuae/falcon-40b, falcon-7b and falcon-rw-1b as first published, as far as it tells shapes."""
+    large = spec_of(
+        ModelConfig(
+            {
+                "model_type": "RefinedWeb", "hidden_size": 8192, "n_layer": 60, "n_head": 128, "n_head_kv": 8,
+                "vocab_size": 65024, "alibi": False, "bias": False, "parallel_attn": True, "layer_norm_epsilon": 1e-5,
+            }
+        )
+    )  # fmt: skip
+    assert (large.num_heads, large.num_kv_heads, large.head_dim, large.block) == (128, 8, 64, "parallel")
+    assert (large.names.attention_norm, large.names.mlp_norm, large.packing) == ("ln_attn", "ln_mlp", "grouped")
+    assert (large.intermediate_size, large.tied_head, large.alibi) == (32768, True, None)
+    small = {
+        "model_type": "RefinedWebModel", "hidden_size": 4544, "n_layer": 32, "n_head": 71, "vocab_size": 65024,
+        "alibi": False, "bias": False, "multi_query": True, "parallel_attn": True, "layer_norm_epsilon": 1e-5,
+    }  # fmt: skip
+    seven = spec_of(ModelConfig(small))
+    assert (seven.num_kv_heads, seven.block, seven.names.mlp_norm) == (1, "parallel", None)
+    assert seven.names.attention_norm == "input_layernorm"
+    sizes = {"hidden_size": 2048, "n_layer": 24, "n_head": 32}
+    rw = spec_of(ModelConfig({**small, **sizes, "alibi": True, "multi_query": False, "parallel_attn": False}))
+    assert (rw.num_kv_heads, rw.block, rw.names.mlp_norm) == (32, "sequential", "post_attention_layernorm")
+    assert rw.alibi is not None
+    assert rw.alibi_bfloat16_scale == 1 / 8
+    assert set(rw.ropes) == {None}
+
+
+BAICHUAN = {
+    "model_type": "baichuan", "hidden_size": 5120, "intermediate_size": 13696, "num_hidden_layers": 40,
+    "num_attention_heads": 40, "vocab_size": 125696, "model_max_length": 4096, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def test_baichuan() -> None:
+    large = spec_of(ModelConfig(BAICHUAN))
+    assert (large.max_positions, large.normalized_head, large.scale) == (4096, True, 1 / math.sqrt(128))
+    assert large.alibi is not None
+    assert set(large.ropes) == {None}
+    small = {**BAICHUAN, "hidden_size": 4096, "num_attention_heads": 32, "vocab_size": 64000}
+    seven = spec_of(ModelConfig({**small, "max_position_embeddings": 4096}))
+    assert (seven.alibi, seven.normalized_head) == (None, False)
+    assert seven.ropes[0] is not None
+
+
+def test_gemma_says_gelu_and_means_the_approximation() -> None:
+    assert spec("gemma", hidden_act="gelu", hidden_activation=None).activation == "gelu_pytorch_tanh"
+    assert spec("gemma", hidden_act="gelu", hidden_activation="gelu").activation == "gelu"
+
+
+def test_caps_of_gemma2() -> None:
+    assert (spec("gemma2").softcap, spec("gemma2").logits_softcap) == (50.0, 30.0)
+    off = spec("gemma2", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert (off.softcap, off.logits_softcap) == (None, None)
+
+
+def test_gemma3_in_both_spellings() -> None:
+    """rope_theta, rope_scaling and rope_local_base_freq before transformers 5."""
+    without = ("rope_parameters", "layer_types")
+    old = spec(
+        "gemma3_text", without, rope_theta=5e5, rope_local_base_freq=2e4, sliding_window_pattern=2,
+        rope_scaling={"rope_type": "linear", "factor": 8.0}, num_hidden_layers=4,
+    )  # fmt: skip
+    assert old.windows == (4096, None, 4096, None)
+    kinds = [(r.kind, r.theta, r.parameters.get("factor")) for r in old.ropes if r]
+    assert kinds == [("default", 2e4, None), ("linear", 5e5, 8.0)] * 2
+
+
+def test_partial_rotation_in_all_spellings() -> None:
+    for made in (
+        spec("gpt_neox", without=("rope_parameters",), rotary_pct=0.5, rotary_emb_base=500),
+        spec("gpt_neox", rope_parameters={"rope_theta": 500, "rope_type": "default", "partial_rotary_factor": 0.5}),
+    ):
+        (rope,) = {(r.dim, r.theta) for r in made.ropes if r}
+        assert rope == (48, 500.0)
+    phi2 = spec("phi", without=("rope_parameters",), partial_rotary_factor=0.4, hidden_size=2560)
+    assert {rope.dim for rope in phi2.ropes if rope} == {32}
+
+
+def test_layers_without_rotation() -> None:
+    rotates = [rope is not None for rope in spec("smollm3", without=("no_rope_layers",)).ropes]
+    assert rotates[:8] == [True, True, True, False] * 2
+    mixed = spec("cohere2", without=("layer_types",), num_hidden_layers=4, sliding_window=8, sliding_window_pattern=2)
+    assert mixed.windows == (8, None, 8, None)
+    assert [rope is not None for rope in mixed.ropes] == [True, False, True, False]
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "`apply_residual_connection_post_layernorm` is not"),
+    ("mpt", {"attn_config": {"qk_ln": True}}, "`qk_ln` is not served"),
+    ("mpt", {"attn_config": {"prefix_lm": True}}, "`prefix_lm` is not served"),
+    ("smollm3", {"no_rope_layers": [1]}, "`no_rope_layers` must be a list of 36 numbers"),
+    ("gemma3_text", {"layer_types": ["chunked_attention"] * 26}, "`layer_types` must name 26 times one of"),
+    (
+        "phi",
+        {"rope_parameters": {"partial_rotary_factor": 0.33}},
+        "the rotated part of `head_dim` must be even, got 21",
+    ),
+    ("gptj", {"n_head": 0}, "`num_attention_heads` must be a positive integer"),
+    ("mpt", {"logit_scale": "no number"}, "`logit_scale` must be a positive number"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "fields", "message"), REFUSED, ids=[next(iter(f)) for _, f, _ in REFUSED])
+def test_refused(model_type: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        spec(model_type, **fields)
+
+
+def test_mpt_follows_its_own_code() -> None:
+    """What transformers' port passes over: learned positions instead of ALiBi, the scale of logits, grouped heads."""
+    learned = spec("mpt", attn_config={"alibi": False}, learned_pos_emb=True)
+    assert (learned.alibi, learned.names.positions) == (None, "transformer.wpe")
+    assert spec("mpt", logit_scale="inv_sqrt_d_model").logits_multiplier == 1 / math.sqrt(2048)
+    assert spec("mpt", attn_config={"kv_n_heads": 4}).num_kv_heads == 4
+    assert spec("mpt", attn_config={"attn_type": "multiquery_attention"}).num_kv_heads == 1
+    steep = spec("mpt", attn_config={"alibi_bias_max": 16}).alibi
+    assert steep is not None
+    assert steep[-1] == 2.0**-16
