@@ -35,7 +35,7 @@ class Admission:
         self._grammars = Grammars(tokenizer, vocab_size)
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
-        """Token ids of the prompts. May run on any thread; compiles grammars too, so that no step waits for them."""
+        """Token ids of the prompts. May run on any thread; compiles grammars too, while the steps before it run."""
         for request in requests:
             if request.sampling.grammar is not None:
                 with contextlib.suppress(RequestError):  # reported for this request alone, when its turn comes

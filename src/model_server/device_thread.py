@@ -88,6 +88,8 @@ class DeviceThread:
                 return job.future
             if sequence is None:
                 self._unnumbered.append(job)
+            elif any(sequence == waiting for waiting, _, _ in self._numbered):
+                job.future.set_exception(RequestError(f"call number {sequence} came twice"))
             elif sequence < self._expected:
                 job.future.set_exception(
                     RequestError(f"call number {sequence} came late: {self._expected} is the next in order")

@@ -28,7 +28,7 @@ from model_server.batch.growth import Failure, Growth, grow, rows_without_room, 
 from model_server.batch.inputs import StepInputs, decode_inputs, ragged_inputs
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.batch.store import BatchStore
-from model_server.errors import OutOfMemoryError, RequestError
+from model_server.errors import FatalError, OutOfMemoryError, RequestError
 from model_server.generation import CachedBatch, Generation, StepResult
 from model_server.kv_cache import KvCache
 from model_server.runner import Runner
@@ -364,15 +364,15 @@ class Engine:
 
     @contextlib.contextmanager
     def _losing_on_error(self, batch: Batch) -> Iterator[None]:
-        """Whatever goes wrong in a step, its batch is gone: sequences and cache may disagree."""
+        """Whatever goes wrong in a step, its batch is gone: sequences and cache may disagree. One of several ranks that
+        runs out of memory leaves the others inside a collective, so it must end."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             self._store.lose(batch.id)
             torch.cuda.empty_cache()
-            raise OutOfMemoryError(
-                "out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size"
-            ) from error
+            kind = OutOfMemoryError if self.options.world_size == 1 else FatalError
+            raise kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size") from error
         except BaseException:
             self._store.lose(batch.id)
             raise

@@ -163,7 +163,8 @@ class FakeShard:
             given = [b for g in request.growth for b in g.blocks]
             if rpc == "Prefill":
                 given += [b for r in request.batch.requests for b in r.blocks if b not in self._shared_blocks(r)]
-            self._blocks.check_reuse(given, self._pending)
+            running = [n for n, call in self._pending.items() if call.rpc in ("Prefill", "Decode")]
+            self._blocks.check_reuse(given, running)
         self._pump()
         return answer
 
@@ -272,7 +273,7 @@ class FakeShard:
         for batch_id in ids:
             self._lost.discard(batch_id)
             for row in self.batches.pop(batch_id, []):
-                self._release(row)
+                self._release(row, filtered=True)
         return pb.ClearCacheResponse()
 
     def _filter(self, request: pb.FilterBatchRequest) -> pb.FilterBatchResponse:
@@ -341,7 +342,16 @@ class FakeShard:
 
     def _release(self, row: FakeRow, *, filtered: bool = False) -> None:
         """A row that ended may still be part of the calls in flight; one that was filtered away is not."""
-        self._blocks.release(row.request.id, row.blocks, () if filtered else self._pending)
+        self._blocks.release(row.request.id, row.blocks, () if filtered else self._may_write())
+
+    def _may_write(self) -> list[int]:
+        """Calls that may still write for a row that is in its batch now: those before the next change of members."""
+        calls: list[int] = []
+        for number in sorted(self._pending):
+            if self._pending[number].rpc in ("FilterBatch", "ClearCache"):
+                break
+            calls.append(number)
+        return calls
 
     def _shared_blocks(self, request: pb.Request) -> list[int]:
         """Blocks of a prompt's beginning that is in the cache; all of it but the last token counts as all of it."""
@@ -433,7 +443,7 @@ class FakeShard:
         finished = n >= stop.max_new_tokens or row.script.eos_after == n
         if failed or finished:
             row.ended = True
-            self._blocks.forbid(row.blocks, self._pending)
+            self._blocks.forbid(row.blocks, self._may_write())
             if self.ours:
                 self._release(row)
         if not owned:

@@ -6,7 +6,7 @@ Who owns a block:
 | 0                           | nobody; the health probe and padding rows write there                    |
 | of a queued entry           | none is held; allocation happens when the entry is taken into a batch    |
 | of a running entry          | the entry's `Allocation`                                                 |
-| of an entry that has ended  | `pipeline.Pipeline`, until every call that may still write it is answered |
+| of an entry that has ended  | `pipeline.Pipeline`, until every call in flight at its end is answered       |
 | all others                  | the allocator: free, or (`prefix_cache.PrefixCache`) cached for prompts   |
 
 A block of a running entry that has become shareable belongs to the prefix cache; the entry's `Allocation` holds it.
@@ -73,6 +73,11 @@ class BlockAllocator(Protocol):
     @property
     def num_free(self) -> int:
         """Blocks that an allocation could get now: free ones, and cached ones that nobody holds."""
+        ...
+
+    @property
+    def num_cached(self) -> int:
+        """Those of the free blocks that hold known KV."""
         ...
 
     @property
@@ -156,6 +161,10 @@ class FreeList:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return 0
 
     @property
     def num_usable(self) -> int:

@@ -133,6 +133,10 @@ class Driver:
         if call.kind == "prefill":
             batch.num_unanswered -= 1
             self._sender.waiting_tokens = 1
+            if batch.into is not None and batch.into.failed:
+                # It ran, but under the id of a batch that is being cleared.
+                self._sender.put_back(batch)
+                return
             batch = self._joined(batch)
         else:
             batch.num_decodes -= 1
@@ -151,12 +155,14 @@ class Driver:
         ):
             batch.dirty = True  # only one of several ranks knew of the failure: all keep the row until they are told
         readers = dict(entries) if batch.growing else entries  # some may have to yield
-        self.send_calls()
-        delivered_from = time.monotonic()
-        for columns in reply.columns:
-            deliver_columns(columns, readers)
-        for row, entry in rows:
-            deliver_row(row, entry)
+        try:
+            self.send_calls()
+        finally:  # who has ended is in no batch any more: this is the last that it hears
+            delivered_from = time.monotonic()
+            for columns in reply.columns:
+                deliver_columns(columns, readers)
+            for row, entry in rows:
+                deliver_row(row, entry)
         now = time.monotonic()
         self._metrics.answered(
             call.kind, reply, now - max(call.sent_at, self._pipeline.last_answer_at), now - delivered_from
@@ -233,10 +239,10 @@ class Driver:
         if call.kind == "prefill":
             self._sender.waiting_tokens = 1
             if batch.into is not None and batch.into.failed:
-                self._put_back(batch)
+                self._sender.put_back(batch)
                 return
         if batch.ended:
-            return  # behind a call that failed before, or nobody is left
+            return  # behind a call that failed before, or nobody is left; its counts are of no use any more
         log.error("%s failed: %s", call.kind, error.detail)
         if call.kind != "filter":
             self._metrics.failed(call.kind)
@@ -249,15 +255,6 @@ class Driver:
             failed.failed = True
             for entry in entries:
                 self._fail(entry, server_error(str(error)))
-
-    def _put_back(self, batch: RunningBatch) -> None:
-        """The step of these requests was lost with the batch that they were to join, through no fault of theirs."""
-        entries = list(batch.entries.values())
-        self._sender.end_batch(batch)
-        for entry in reversed(entries):
-            entry.batch = None
-            self._pipeline.retire(entry)
-            self._queue.put_first(entry)
 
     # Ends of requests.
 

@@ -203,7 +203,8 @@ class Scheduler:
 
     def _count_blocks(self) -> None:
         if self.allocator is not None:
-            self._metrics.kv_blocks(self.allocator.num_free, self.allocator.num_usable)
+            blocks = self.allocator
+            self._metrics.kv_blocks(blocks.num_free, blocks.num_cached, blocks.num_usable)
 
 
 def _abilities(info: ShardInfo) -> Abilities:

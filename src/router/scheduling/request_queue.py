@@ -97,6 +97,7 @@ class RequestQueue:
     def put_first(self, entry: Entry) -> None:
         """Back to the front, with its id and its age: it was admitted before everybody who waits."""
         self._entries.appendleft(entry)
+        self._num_left += entry.closed
 
     def caller_left(self) -> None:
         """One of the waiting entries was closed."""
@@ -205,6 +206,7 @@ class RequestQueue:
     def _fits_paged(
         self, entry: Entry, allocator: BlockAllocator, scan: _Scan, prefill_budget: int, spare_blocks: int
     ) -> bool:
+        entry.chunk_len = None  # it may have had one before it was preempted
         token_ids = entry.token_ids if self._may_share(entry.request) else None
         allocation = allocator.allocate(self._num_reserved(entry), token_ids)
         scan.has_blocks = False

@@ -24,7 +24,7 @@ from router.scheduling.pipeline import Call, Pipeline
 from router.scheduling.request_queue import RequestQueue
 from router.scheduling.step_metrics import StepMetrics
 from router.scheduling.steps import new_batch
-from router.shards.interface import PROBE_ID, NewBatch, Shards
+from router.shards.interface import PROBE_ID, NewBatch, Shards, UnsendableError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +154,23 @@ class Sender:
         self.joining = batch
         try:
             self._send_prefill(batch, new_batch(found))
-        except (ValueError, TypeError) as error:  # something in a request that cannot be put on the wire
-            self.end_batch(batch)
-            for entry in found.entries:
-                self._on_unsendable(entry, error)
+        except UnsendableError as error:
+            for request_id, reason in error.reasons.items():
+                entry = batch.entries[request_id]
+                batch.remove(entry)
+                self._on_unsendable(entry, reason)
+            self.put_back(batch)
             self._look_into_queue = True  # nothing was sent, so no answer would bring the next look
         return True
+
+    def put_back(self, batch: RunningBatch) -> None:
+        """To the front of the queue with requests that lost their Prefill through no fault of theirs."""
+        entries = list(batch.entries.values())
+        self.end_batch(batch)
+        for entry in reversed(entries):
+            entry.batch = None
+            self._pipeline.retire(entry)
+            self._queue.put_first(entry)
 
     def _send_prefill(self, batch: RunningBatch, new: NewBatch) -> None:
         running = batch.into

@@ -15,7 +15,7 @@ class StepMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._current = (-1, -1)
-        self._num_free = -1
+        self._blocks = (-1, -1)
 
     def queue_size(self, size: int) -> None:
         self._metrics.gauge("tgi_queue_size", size)
@@ -36,11 +36,14 @@ class StepMetrics:
         self._metrics.gauge("tgi_batch_current_size", size)
         self._metrics.gauge("tgi_batch_current_max_tokens", max_tokens)
 
-    def kv_blocks(self, num_free: int, num_usable: int) -> None:
-        if self._num_free != num_free:
-            self._num_free = num_free
-            self._metrics.gauge("tgi_kv_blocks_free", num_free)
-            self._metrics.gauge("tgi_kv_blocks_live", num_usable - num_free)
+    def kv_blocks(self, num_free: int, num_cached: int, num_usable: int) -> None:
+        """`num_free` counts the cached ones too."""
+        if self._blocks == (num_free, num_cached):
+            return
+        self._blocks = (num_free, num_cached)
+        self._metrics.gauge("tgi_kv_blocks_free", num_free)
+        self._metrics.gauge("tgi_kv_blocks_cached", num_cached)
+        self._metrics.gauge("tgi_kv_blocks_live", num_usable - num_free)
 
     def preempted(self) -> None:
         self._metrics.count("tgi_request_preempted")

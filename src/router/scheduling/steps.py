@@ -46,6 +46,6 @@ def keep_ids(reply: StepReply, entries: Mapping[int, Entry]) -> None:
 
 def first_tokens(reply: StepReply, prefilling: Mapping[int, Entry]) -> list[Entry]:
     """Those among `prefilling` that got a token."""
-    ids = [request_id for columns in reply.columns for request_id in columns.request_ids]
-    ids += [row.request_id for row in reply.rows if row.tokens]
+    ids = dict.fromkeys(request_id for columns in reply.columns for request_id in columns.request_ids)
+    ids |= dict.fromkeys(row.request_id for row in reply.rows if row.tokens)
     return [prefilling[request_id] for request_id in ids if request_id in prefilling]

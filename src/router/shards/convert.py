@@ -18,6 +18,7 @@ from router.shards.interface import (
     Row,
     StepReply,
     Timings,
+    UnsendableError,
 )
 from wire.v3 import generate_pb2 as pb
 
@@ -43,10 +44,19 @@ _NS = 1e-9
 
 
 def batch_to(batch: NewBatch, extensions: frozenset[str]) -> pb.Batch:
-    """Fields of an extension are set only if the shards announced it."""
+    """Fields of an extension are set only if the shards announced it. Raises `UnsendableError`."""
+    requests: list[pb.Request] = []
+    reasons: dict[int, Exception] = {}
+    for request in batch.requests:
+        try:
+            requests.append(_request_to(request, extensions))
+        except (ValueError, TypeError) as error:
+            reasons[request.request_id] = error
+    if reasons:
+        raise UnsendableError(reasons)
     return pb.Batch(
         id=batch.batch_id,
-        requests=[_request_to(r, extensions) for r in batch.requests],
+        requests=requests,
         size=len(batch.requests),
         max_tokens=batch.max_tokens,
         max_blocks=batch.max_blocks,

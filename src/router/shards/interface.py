@@ -28,6 +28,14 @@ class ShardError(Exception):
         self.detail = detail or message
 
 
+class UnsendableError(Exception):
+    """Requests that cannot be put on the wire: id -> why."""
+
+    def __init__(self, reasons: dict[int, Exception]) -> None:
+        super().__init__(f"{len(reasons)} requests cannot be put on the wire")
+        self.reasons = reasons
+
+
 @dataclass(frozen=True, slots=True)
 class NewRequest:
     """A request with its place in the KV cache. `blocks` and `slots` are empty in padded mode.
@@ -136,7 +144,10 @@ class Shards(Protocol):
     def prefill(
         self, batch: NewBatch, cached_id: int | None = None, growth: Sequence[Growth] = ()
     ) -> asyncio.Future[StepReply]:
-        """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins."""
+        """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins.
+
+        Raises `UnsendableError`, with nothing sent, if some of the requests cannot be put on the wire.
+        """
         ...
 
     def probe(self) -> asyncio.Future[StepReply]:

@@ -62,6 +62,16 @@ def test_a_gap_in_the_numbers_ends_the_thread(device: DeviceThread, fatal: list[
         device.submit(whole(lambda: None)).result(WAIT_S)
 
 
+def test_a_number_that_comes_twice_is_refused_and_holds_up_nobody(device: DeviceThread) -> None:
+    first = device.submit(whole(lambda: "first"), 1)
+    second = device.submit(whole(lambda: "second"), 1)
+    with pytest.raises(RequestError, match="twice"):
+        second.result(WAIT_S)
+    device.submit(whole(lambda: None), 0).result(WAIT_S)
+    assert first.result(WAIT_S) == "first"
+    assert device.submit(whole(lambda: "next"), 2).result(WAIT_S) == "next"
+
+
 def test_a_number_that_has_passed_is_refused(device: DeviceThread) -> None:
     device.submit(whole(lambda: None), 0).result(WAIT_S)
     with pytest.raises(RequestError, match="late"):

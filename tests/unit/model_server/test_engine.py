@@ -13,7 +13,7 @@ from support.engine_shard import NUM_BLOCKS, tokens_of
 from support.engine_shard import EngineShard as Shard
 from support.tiny_models import write_tokenizer
 
-from model_server.errors import BatchGoneError, OutOfMemoryError, RequestError, UnknownBatchError
+from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError, UnknownBatchError
 from model_server.generation import FinishReason, Generation, StepResult
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.tokenizer import Tokenizer
@@ -182,6 +182,14 @@ def test_running_out_of_memory_is_not_the_end(shard: Shard) -> None:
         shard.prefill(0, shard.request([1], 2))
     request = shard.request([1], 2)
     assert _run_out(shard, shard.prefill(1, request), 1) == {request.id: shard.expected(request)}
+
+
+def test_running_out_of_memory_ends_one_of_several_ranks(tokenizer: Tokenizer) -> None:
+    # The others wait for it inside a collective; whatever it computed next would be added to the wrong sum.
+    shard = Shard(tokenizer, world_size=2)
+    shard.runner.fail_on = {1: torch.OutOfMemoryError("no memory")}
+    with pytest.raises(FatalError, match="--max-batch-prefill-tokens"):
+        shard.prefill(0, shard.request([1], 2))
 
 
 def test_a_step_launched_before_the_last_is_finished_gives_the_same_tokens(shard: Shard) -> None:

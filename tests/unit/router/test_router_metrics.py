@@ -56,6 +56,7 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     ("tgi_request_inter_token_duration", "histogram", {}, DURATION),
     ("tgi_request_preempted", "counter", {}, ""),
     ("tgi_kv_blocks_free", "gauge", {}, ""),
+    ("tgi_kv_blocks_cached", "gauge", {}, ""),
     ("tgi_kv_blocks_live", "gauge", {}, ""),
 ]
 

@@ -174,6 +174,29 @@ async def test_newcomers_of_a_batch_that_failed_before_they_joined_are_prefilled
         assert h.metrics.counts["tgi_request_failure{generation}"] == 1
 
 
+async def test_newcomers_that_joined_a_batch_which_only_the_router_knows_failed_are_prefilled_again():
+    shards = [shard(rank=rank, world_size=2) for rank in range(2)]
+    decodes = 0
+
+    def disagree(rpc, response):
+        nonlocal decodes
+        decodes += rpc == "Decode"
+        if rpc == "Decode" and decodes == 2:
+            del response.batch.request_ids[:]
+        return response
+
+    shards[1].edit = disagree
+    async with running_scheduler(*shards) as h:
+        a = h.submit("a", 2, 9)
+        await h.step(1)
+        b = h.submit("b", 2, 5)
+        await h.step(1)  # its Prefill is on its way behind the Decode of which the ranks will disagree
+        await h.finish()
+        assert isinstance((await collect(a))[-1], Failed)
+        assert tokens_of(await collect(b)) == [f"b{i}" for i in range(1, 6)]
+        assert h.trace[2:6] == ["D(a)", "P(b+a)", "C(0)", "P(b)"]
+
+
 async def test_a_prompt_longer_than_the_budget_is_accepted_with_chunks_only():
     async with running_scheduler(shard(), max_batch_prefill_tokens=8) as h:
         assert h.scheduler.can_ever_fit(100, 10)

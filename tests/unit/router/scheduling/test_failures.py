@@ -11,6 +11,7 @@ from support.scheduler_harness import collect, running_scheduler, settle, tokens
 
 from router.errors import GenerationError, UnhealthyError
 from router.events import Failed, Finished
+from router.shards.pool import ShardPool
 
 MESSAGE = "Request failed during generation: Server error: out of luck"
 
@@ -183,10 +184,26 @@ async def test_a_prompt_that_cannot_be_sent_fails_alone():
     async with running_scheduler(FakeShard()) as h:
         a = h.submit("a", 3, 3)
         await h.step(1)
-        bad = h.submit("\ud800", 3, 3)
+        before, bad, behind = h.submit("b", 3, 3), h.submit("\ud800", 3, 3), h.submit("c", 3, 3)
         await h.finish()
         assert isinstance((await collect(bad))[-1], Failed)
-        assert isinstance((await collect(a))[-1], Finished)
+        for good in (a, before, behind):
+            assert isinstance((await collect(good))[-1], Finished)
+
+
+async def test_who_has_just_ended_hears_it_even_if_the_next_call_cannot_be_sent(monkeypatch):
+    async with running_scheduler(FakeShard(scripts={"a": Script(eos_after=2)})) as h:
+        a, b = h.submit("a", 3, 9), h.submit("b", 3, 9)
+        await h.step(1)
+
+        def broken(*_):
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(ShardPool, "decode", broken)
+        await h.step(1)
+        assert isinstance(h.scheduler.failure, RuntimeError)
+        assert tokens_of(await collect(a)) == ["a1", "a2"]
+        assert isinstance((await collect(b))[-1], Failed)
 
 
 class TestTwoRanks:

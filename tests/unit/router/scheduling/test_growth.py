@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from support.fake_shard import FakeShard, Script
 from support.scheduler_harness import Harness, collect, running_scheduler, tokens_of
@@ -119,3 +121,23 @@ async def test_stock_shards_reserve_everything():
         await h.step(1)
         allocator = h.scheduler.allocator
         assert allocator.num_usable - allocator.num_free == 34
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_a_split_prompt_that_had_to_yield_is_not_split_there_again(seed):
+    # Prompts with a common beginning, the last one split; it yields together with others, and finds more in the cache.
+    rng = random.Random(seed)
+    count, common = rng.randint(8, 14), rng.randint(6, 12)
+    budget = count * (common + 1) + common - rng.randint(0, 2)
+    capacity = (count + 1) * (common + 1 + rng.randint(2, 3)) + rng.randint(1, 6)
+    clever = shard(prefix_caching=True, max_prefill_tokens=budget)
+    limits = {"max_batch_prefill_tokens": budget, "max_batch_total_tokens": capacity}
+    async with running_scheduler(clever, stepwise=False, **limits) as h:
+        for i in range(count + 1):
+            new_tokens = rng.randint(5, 30)
+            if h.scheduler.can_ever_fit(common + 1, new_tokens):
+                h.submit(f"r{i}", common + 1, new_tokens, input_ids=(*range(common), 1000 + i))
+        await h.finish()
+        for rpc, message in h.shard.received:
+            if rpc == "Prefill":  # at most the last one is split
+                assert not any(r.HasField("chunk_len") for r in message.batch.requests[:-1])

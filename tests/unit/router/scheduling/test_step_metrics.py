@@ -55,7 +55,7 @@ def test_every_name_is_known_to_the_real_metrics():
         step.request_failed("generation")
         step.admitted(2, "backpressure")
         step.current_batch(1, 2)
-        step.kv_blocks(3, 5)
+        step.kv_blocks(3, 1, 5)
         for method in ("prefill", "decode"):
             step.sent(method)
             step.failed(method)
