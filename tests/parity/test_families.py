@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 import torch
 from parity.cases import CASES, Case, Cases, Key, marked
 from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits, run_protocol
+from safetensors.torch import load_file
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed import ProcessGroup
+from model_server.models.build import build
+from model_server.models.config import ModelConfig
 from model_server.models.decoder import Decoder
-from model_server.models.families import FAMILIES
+from model_server.models.families import FAMILIES, spec_of
 from model_server.models.load import load_runner
+from model_server.weights.reader import SafetensorsReader
 
 
 def load(case: Case, dtype: torch.dtype = torch.float32) -> Decoder:
@@ -54,6 +59,17 @@ def test_bfloat16_is_close(cases: Cases, key: Key) -> None:
     actual = run_protocol(load(case, torch.bfloat16), case.sequences, 4, torch.bfloat16)
     for got, want in zip(actual, case.logits, strict=True):
         assert float((got - want).abs().max() / want.abs().max()) < 5e-2
+
+
+def test_a_normalised_head_divides_each_logit_by_the_length_of_its_row(cases: Cases) -> None:
+    """Baichuan 2, known by a vocabulary too large for a tiny checkpoint."""
+    case = cases["llama", "plain"]
+    spec = dataclasses.replace(spec_of(ModelConfig.read(case.path)), normalized_head=True)
+    file = case.path / "model.safetensors"
+    with SafetensorsReader([file], dtype=torch.float32, device=CPU) as reader:
+        runner = build(spec, reader, device=CPU, group=ProcessGroup(), attention=ReferenceBackend())
+    lengths = load_file(file)["lm_head.weight"].norm(dim=1)
+    assert_equal_logits(run_protocol(runner, case.sequences, 4), [logits / lengths for logits in case.logits])
 
 
 def test_neighbours_change_nothing_but_rounding(cases: Cases) -> None:

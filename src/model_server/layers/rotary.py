@@ -101,25 +101,26 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
 
 
 def _longrope(rope: Rope) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753) within the original length; for what lies beyond see `long_frequencies`."""
+    """LongRoPE (arXiv 2402.13753) within the original length; for what lies beyond see `beyond_original_length`."""
     original = _original_length(rope)
     factor = rope.number("factor", rope.max_positions / original)
-    if rope.parameters.get("attention_factor") is not None:
-        scale = rope.number("attention_factor")
-    else:
-        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    scale = rope.number("short_mscale", rope.number("attention_factor", default))
     return _plain(rope) / _factors(rope, "short_factor"), scale
 
 
-def long_frequencies(rope: Rope) -> tuple[Tensor, int] | None:
-    """LongRoPE's other frequencies [dim / 2] and the position from which they hold, None for the other kinds.
+def beyond_original_length(rope: Rope) -> tuple[Tensor, float, int] | None:
+    """LongRoPE's other frequencies [dim / 2], their factor on cos and sin, and the position from which they hold.
+
+    None for the other kinds.
 
     As in TGI the position decides, never the length of the sequence: keys in the cache keep their rotation when a
     sequence grows, and neighbours in a batch change nothing.
     """
     if rope.kind not in ("longrope", "su"):
         return None
-    return _plain(rope) / _factors(rope, "long_factor"), _original_length(rope)
+    scale = rope.number("long_mscale", _longrope(rope)[1])
+    return _plain(rope) / _factors(rope, "long_factor"), scale, _original_length(rope)
 
 
 def _original_length(rope: Rope) -> int:
@@ -159,7 +160,7 @@ class Rotary:
     def __init__(self, rope: Rope, device: torch.device) -> None:
         frequencies, self._scale = inverse_frequencies(rope)
         self._frequencies = frequencies.to(device)
-        self._long = long_frequencies(rope)
+        self._beyond = beyond_original_length(rope)
         self._table = self._rotations(min(rope.max_positions, INITIAL_POSITIONS))
 
     def rotations(self, positions: Tensor, max_length: int) -> Tensor:
@@ -171,10 +172,12 @@ class Rotary:
     def _rotations(self, num_positions: int) -> Tensor:
         positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
         angles = torch.outer(positions, self._frequencies)
-        if self._long is not None:
-            frequencies, first = self._long
+        lengths = torch.full_like(angles, self._scale)
+        if self._beyond is not None:
+            frequencies, scale, first = self._beyond
             angles[first:] = torch.outer(positions[first:], frequencies.to(positions.device))
-        return torch.polar(torch.full_like(angles, self._scale), angles)
+            lengths[first:] = scale
+        return torch.polar(lengths, angles)
 
 
 def rotate_(heads: Tensor, rotations: Tensor) -> None:

@@ -117,6 +117,15 @@ def test_longrope_goes_by_position() -> None:
     torch.testing.assert_close(table / scale, torch.polar(torch.ones(3, 2), angles))
 
 
+def test_longrope_with_factors_of_its_own_on_either_side() -> None:
+    parameters = {
+        "original_max_position_embeddings": 8, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0],
+        "short_mscale": 1.25, "long_mscale": 1.5,
+    }  # fmt: skip
+    table = Rotary(Rope("longrope", 100.0, 4, 16, parameters), CPU).rotations(torch.tensor([0, 7, 8]), 9)[:, 0]
+    torch.testing.assert_close(table.abs(), torch.tensor([[1.25] * 2, [1.25] * 2, [1.5] * 2]))
+
+
 @pytest.mark.parametrize("factors", [None, [1.0], [1.0, 0.0], [1.0, "2"], 2.0])
 def test_unusable_factors(factors: Any) -> None:
     parameters = {"original_max_position_embeddings": 8, "short_factor": factors, "long_factor": [3.0, 4.0]}
