@@ -145,7 +145,7 @@ def _fuzzed(operation: Any, mode: GenerationMode) -> set[int]:
     """The statuses that seeded requests of one route were answered with."""
     statuses: set[int] = set()
     until = time.monotonic() + SECONDS_PER_ROUTE
-    number = 15 if operation.method == "post" else 2
+    number = 8 if operation.method == "post" else 2
 
     @hypothesis.seed(20)
     @hypothesis.settings(
