@@ -80,7 +80,7 @@ def edges(family: Metric) -> list[float]:
     return [float(sample.labels["le"]) for sample in samples]
 
 
-@pytest.mark.parametrize(("name", "kind", "labels", "buckets"), OF_TGI + OURS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("name", "kind", "labels", "buckets"), OF_TGI + OURS, ids=[row[0] for row in OF_TGI + OURS])
 def test_every_series(name: str, kind: str, labels: dict[str, set[str]], buckets: str) -> None:
     family = families(all_set())[name]
     assert family.type == kind
