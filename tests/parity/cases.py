@@ -42,6 +42,7 @@ REPRESENTATIVE: list[Key] = [
     ("mpt", "six_heads"),
     ("falcon", "plain"),
     ("baichuan", "alibi"),
+    ("mixtral", "plain"),
 ]
 # The rest runs under the marker `parity`.
 OTHERS: list[Key] = [
@@ -85,6 +86,7 @@ OTHERS: list[Key] = [
     ("RefinedWebModel", "plain"),
     ("RefinedWebModel", "alibi"),
     ("baichuan", "plain"),
+    ("mixtral", "windows"),
 ]
 CASES = REPRESENTATIVE + OTHERS
 

@@ -132,6 +132,8 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         "layer_norm_elementwise_affine": False,
         "activation_function": "gelu",
     },
+    ("mixtral", "plain"): {"num_local_experts": 4},
+    ("mixtral", "windows"): {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": WINDOW},
     ("olmo2", "mha"): {"num_key_value_heads": 4},
     ("qwen3", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
 }

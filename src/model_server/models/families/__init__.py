@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.families import alibi, cohere, gemma, gpt, llama
+from model_server.models.families import alibi, cohere, gemma, gpt, llama, moe
 from model_server.models.spec import Spec
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -30,6 +30,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "granite": llama.granite,
     "llama": llama.llama,
     "mistral": llama.mistral,
+    "mixtral": moe.mixtral,
     "mpt": alibi.mpt,
     "olmo2": llama.olmo2,
     "opt": gpt.opt,
