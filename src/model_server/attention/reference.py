@@ -20,7 +20,7 @@ from torch import Tensor
 
 from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kv_cache import KvCache
+from model_server.kv_cache import KvCache, split_rows
 
 # Most K and V gathered at once in decode: bounds memory and keeps the gathered rows in a core's cache, from which
 # they are read again at once (measured: 1 to 2 MiB best, 8 MiB takes twice as long).
@@ -191,11 +191,8 @@ class ReferenceStep:
 
     def _gather(self, layer: AttentionLayer, slots: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         """K and V at `slots` [num_rows * length] as [num_rows, num_kv_heads, length, dim]."""
-        shape = self._cache.shapes[layer.index]
         rows = self._cache.rows[layer.index].index_select(0, slots)
-        key_width = shape.num_kv_heads * shape.key_dim
-        key = rows[:, :key_width].view(num_rows, -1, shape.num_kv_heads, shape.key_dim)
-        value = rows[:, key_width:].view(num_rows, -1, shape.num_kv_heads, shape.value_dim)
+        key, value = split_rows(rows.view(num_rows, -1, rows.shape[1]), self._cache.shapes[layer.index])
         return key.transpose(1, 2), value.transpose(1, 2)
 
     def _plan(self, reach: _Reach, dtype: torch.dtype) -> _Plan:
