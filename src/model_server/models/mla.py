@@ -107,9 +107,10 @@ class Mla:
         """up_key [heads, plain_dim, latent_rank] and up_value [heads, latent_rank, value_dim]."""
         width = self.plain_dim + self.value_dim
         name = prefix + "kv_b_proj.weight"
-        if loader.reader.shape(name)[0] != num_heads * width:
+        shape = loader.reader.shape(name)
+        if shape[0] != num_heads * width:
             raise StartupError(
-                f"weight {name} has shape {list(loader.reader.shape(name))}; the config asks for {num_heads * width} rows"
+                f"weight {name} has shape {list(shape)}; the config asks for {num_heads * width} at dimension 0"
             )
         both = loader.rows(name, [(heads[0] * width, heads[1] * width)], self.latent_rank)
         both = both.view(-1, width, self.latent_rank)
@@ -166,9 +167,8 @@ class LatentAttention:
         """[num_tokens, heads, latent_rank + rotated_dim]."""
         heads, plain_dim, _ = self.up_key.shape
         query = self.query(hidden)
-        plain, rotated = (
-            part.unflatten(1, (heads, -1)) for part in (query[:, : heads * plain_dim], query[:, heads * plain_dim :])
-        )
+        plain = query[:, : heads * plain_dim].view(-1, heads, plain_dim)
+        rotated = query[:, heads * plain_dim :].view(query.shape[0], heads, -1)
         rotate_(rotated, rotations)
         absorbed = torch.bmm(plain.transpose(0, 1), self.up_key).transpose(0, 1)
         return torch.cat((absorbed, rotated), dim=-1)

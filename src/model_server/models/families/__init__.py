@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, moe
+from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.spec import Spec
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -33,6 +33,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "gptj": gpt.gptj,
     "granite": llama.granite,
     "llama": llama.llama,
+    "llama4_text": llama4.llama4_text,
     "mistral": llama.mistral,
     "mixtral": moe.mixtral,
     "mpt": alibi.mpt,

@@ -67,7 +67,7 @@ def mixtral(config: ModelConfig) -> Spec:
 
 
 def phimoe(config: ModelConfig) -> Spec:
-    """Phi 3.5 MoE: two of sixteen experts by a sparse mixer, LayerNorms with biases, LongRoPE with scales of its own."""
+    """Phi 3.5 MoE: two of sixteen experts by a sparse mixer, biased LayerNorms, LongRoPE with scales of its own."""
     num_experts = config.count("num_local_experts", 16)
     jitter = 0.0 if config.get("router_jitter_noise") == 0 else config.number("router_jitter_noise", 0.01)
     if top_k(config, num_experts, 2) != 2:
