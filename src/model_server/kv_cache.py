@@ -55,7 +55,12 @@ class KvCache:
             # Zeros, not empty: a kernel may read a block's unwritten tail and mask it, and 0 * NaN would be NaN.
             rows = torch.zeros(num_blocks * block_size, shape.row_width, dtype=dtype, device=device)
             blocks = rows.view(num_blocks, block_size, shape.row_width)
-            keys, values = split_rows(blocks, shape)
+            key_width = shape.num_kv_heads * shape.key_dim
+            keys = blocks[..., :key_width].view(num_blocks, block_size, shape.num_kv_heads, shape.key_dim)
+            if shape.value_in_key:
+                values = keys[..., : shape.value_dim]
+            else:
+                values = blocks[..., key_width:].view(num_blocks, block_size, shape.num_kv_heads, shape.value_dim)
             self.rows.append(rows)
             self.keys.append(keys)
             self.values.append(values)
@@ -70,12 +75,3 @@ class KvCache:
     def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store `rows` [num_tokens, row_width], keys then values of each token, at `slots` [num_tokens] int64."""
         self.rows[layer].index_copy_(0, slots, rows)
-
-
-def split_rows(rows: Tensor, shape: KvShape) -> tuple[Tensor, Tensor]:
-    """Views of `rows` [..., row_width]: keys [..., num_kv_heads, key_dim] and values [..., num_kv_heads, value_dim]."""
-    key_width = shape.num_kv_heads * shape.key_dim
-    keys = rows[..., :key_width].view(*rows.shape[:-1], shape.num_kv_heads, shape.key_dim)
-    if shape.value_in_key:
-        return keys, keys[..., : shape.value_dim]
-    return keys, rows[..., key_width:].view(*rows.shape[:-1], shape.num_kv_heads, shape.value_dim)

@@ -72,6 +72,17 @@ def test_a_normalised_head_divides_each_logit_by_the_length_of_its_row(cases: Ca
     assert_equal_logits(run_protocol(runner, case.sequences, 4), [logits / lengths for logits in case.logits])
 
 
+@pytest.mark.parametrize(
+    "key", marked([("mixtral", "plain"), ("gpt_oss", "plain"), ("deepseek_v2", "plain"), ("deepseek_v3", "plain")])
+)
+def test_bfloat16_with_experts_is_close_for_most_tokens(cases: Cases, key: Key) -> None:
+    """A near tie between two experts may fall the other way."""
+    case = cases[key]
+    actual = run_protocol(load(case, torch.bfloat16), case.sequences, 4, torch.bfloat16)
+    errors = [(got - want).abs().amax(-1) / want.abs().max() for got, want in zip(actual, case.logits, strict=True)]
+    assert float((torch.cat(errors) < 5e-2).float().mean()) > 0.85
+
+
 def test_neighbours_change_nothing_but_rounding(cases: Cases) -> None:
     """Alone or beside others, decode gives the same logits and tokens."""
     case = cases["llama", "plain"]

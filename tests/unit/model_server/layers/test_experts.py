@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from model_server.layers.activation import clamped_swiglu, gated
 from model_server.layers.experts import ExpertWeights, GroupedExperts, VisitedExperts
 from model_server.layers.routing import Router, Routing
+from model_server.layers.temperature import QueryTemperature
 
 EXPERTS, TOP_K, HIDDEN, SIZE = 6, 2, 16, 8
 
@@ -110,3 +113,23 @@ def test_clamped_swiglu() -> None:
     expected = torch.stack([g.clamp(max=7) * torch.sigmoid(1.5 * g.clamp(max=7)) * (u + 1) for g, u in
                             zip(gate, up.clamp(-7, 7), strict=True)])  # fmt: skip
     torch.testing.assert_close(clamped_swiglu(1.5, 7.0)(torch.cat((gate, up))), expected)
+
+
+@pytest.mark.parametrize("jitter", [0.01, 0.5])
+def test_sparse_mixer_is_that_of_transformers(jitter: float) -> None:
+    from transformers.models.phimoe.modeling_phimoe import sparsemixer
+
+    logits = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    routing = Routing(num_experts=8, top_k=2, score="sparse_mixer", jitter=jitter)
+    weights, chosen = Router(routing, torch.eye(8), None, None)(logits)
+    expected_weights, expected = sparsemixer(logits, jitter_eps=jitter, training=False)
+    assert torch.equal(chosen, expected)
+    torch.testing.assert_close(weights, expected_weights)
+
+
+def test_query_temperature() -> None:
+    """Positions 0 to 2 are below the first interval, position 3 begins it."""
+    factors = QueryTemperature(strength=0.1, interval=4)(torch.tensor([0, 2, 3, 7, 8]))
+    assert factors.shape == (5, 1, 1)
+    expected = [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3), 1 + 0.1 * math.log(3)]
+    assert factors.flatten().tolist() == pytest.approx(expected)
