@@ -94,6 +94,7 @@ OTHERS: list[Key] = [
     ("RefinedWebModel", "alibi"),
     ("baichuan", "plain"),
     ("mixtral", "windows"),
+    ("granitemoe", "plain"),
     ("qwen2_moe", "windows"),
     ("qwen3_moe", "plain"),
     ("qwen3_moe", "window"),

@@ -145,6 +145,13 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("mixtral", "plain"): {"num_local_experts": 4},
     ("mixtral", "windows"): {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": WINDOW},
+    ("granitemoe", "plain"): {
+        "num_local_experts": 4,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 4.0,
+    },
     ("qwen2_moe", "plain"): {
         "num_experts": 6,
         "num_experts_per_tok": 3,

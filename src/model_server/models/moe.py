@@ -142,14 +142,16 @@ class FlatExperts:
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """One tensor [experts, hidden, 2 * intermediate], another [experts, intermediate, hidden], and maybe their biases.
+    """One tensor of all experts' gate and up, one of their downs, and maybe their biases.
 
-    interleaved: gate and up alternate in the last dimension, else they stand one behind the other.
+    They are [experts, in, out], or [experts, out, in] if `rows_first`. interleaved: gate and up alternate, else they
+    stand one behind the other.
     """
 
     up: str
     down: str
     interleaved: bool = False
+    rows_first: bool = False
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         """See `ExpertStore`."""
@@ -162,17 +164,21 @@ class StackedExperts:
                 "use a checkpoint whose experts are stored in bfloat16"
             )
         both: list[Range] = [(2 * start, 2 * stop)] if self.interleaved else [share, (size + start, size + stop)]
-        up = torch.cat([loader.stacked(up_name, expert, (0, hidden_size), columns) for columns in both], dim=1)
+        up = torch.cat([self._matrix(loader, up_name, expert, rows, (0, hidden_size)) for rows in both])
         up_bias = down_bias = None
         if loader.has(up_name + "_bias"):
             bias = loader.rows(up_name + "_bias", [(expert, expert + 1)], 2 * size)[0]
-            up_bias = torch.cat([bias[a:b] for a, b in both])
+            up_bias = self._ordered(torch.cat([bias[a:b] for a, b in both]))
         if loader.has(down_name + "_bias") and loader.group.rank == 0:  # summed over the ranks it must count once
             down_bias = loader.rows(down_name + "_bias", [(expert, expert + 1)], hidden_size)[0]
-        down = loader.stacked(down_name, expert, share, (0, hidden_size))
-        return ExpertWeights(
-            self._ordered(up.t()), down.t().contiguous(), None if up_bias is None else self._ordered(up_bias), down_bias
-        )
+        down = self._matrix(loader, down_name, expert, (0, hidden_size), share).contiguous()
+        return ExpertWeights(self._ordered(up), down, up_bias, down_bias)
+
+    def _matrix(self, loader: Loader, name: str, expert: int, rows: Range, columns: Range) -> Tensor:
+        """A part of one expert's matrix [out, in]."""
+        if self.rows_first:
+            return loader.stacked(name, expert, rows, columns)
+        return loader.stacked(name, expert, columns, rows).t()
 
     def _ordered(self, rows: Tensor) -> Tensor:
         """Rows with gate first."""

@@ -32,6 +32,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "gpt_oss": moe.gpt_oss,
     "gptj": gpt.gptj,
     "granite": llama.granite,
+    "granitemoe": moe.granitemoe,
     "llama": llama.llama,
     "llama4_text": llama4.llama4_text,
     "mistral": llama.mistral,

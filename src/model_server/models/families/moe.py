@@ -1,4 +1,4 @@
-"""Attention as elsewhere, experts instead of the MLP: Mixtral, Qwen 2 and 3 MoE, Phi 3.5 MoE, DBRX, GPT-OSS."""
+"""Attention as elsewhere, experts instead of the MLP: Mixtral and the like, DBRX, GPT-OSS."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from model_server.errors import StartupError
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
 from model_server.models.families.base import base, layer_kinds, one_window, windows_of
+from model_server.models.families.llama import granite
 from model_server.models.moe import FlatExperts, Moe, SeparateExperts, StackedExperts
 from model_server.models.spec import Names, Spec
 
@@ -90,6 +91,20 @@ def phimoe(config: ModelConfig) -> Spec:
             windows=one_window(config, None),
         ),
     )
+
+
+def granitemoe(config: ModelConfig) -> Spec:
+    """Granite with experts in stacked matrices, their weights made to sum to 1."""
+    num_experts = config.count("num_local_experts", 8)
+    plan = Moe(
+        routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 2), norm=1.0),
+        intermediate_size=config.count("intermediate_size"),
+        router="block_sparse_moe.router.layer",
+        store=StackedExperts(
+            "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight", rows_first=True
+        ),
+    )
+    return _everywhere(plan, granite(config))
 
 
 def qwen2_moe(config: ModelConfig) -> Spec:

@@ -86,6 +86,7 @@ STORES: list[tuple[ExpertStore, dict[str, Tensor]]] = [
     (FlatExperts("w1", "v1", "w2"), flat()),
     (StackedExperts("up", "down"), stacked(False)),
     (StackedExperts("up", "down", interleaved=True), stacked(True)),
+    (StackedExperts("up", "down", rows_first=True), {"up": torch.cat((GATE, UP), dim=1), "down": DOWN}),
 ]
 
 
