@@ -74,7 +74,7 @@ class Router:
 
 def _within_groups(scores: Tensor, routing: Routing) -> Tensor:
     """`scores` [n, num_experts], -inf outside of the best groups."""
-    grouped = scores.view(scores.shape[0], routing.num_groups, -1)
+    grouped = scores.view(-1, routing.num_groups, routing.num_experts // routing.num_groups)
     best = grouped.amax(dim=-1) if routing.group_score == "max" else grouped.topk(2, dim=-1).values.sum(dim=-1)
     groups = best.topk(routing.top_groups, dim=-1, sorted=False).indices
     closed = torch.ones_like(best, dtype=torch.bool).scatter_(1, groups, False)

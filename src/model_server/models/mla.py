@@ -151,7 +151,7 @@ class LatentAttention:
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """[num_tokens, hidden] -> weighted sums of latents [num_tokens, heads * latent_rank]."""
         layer, rotations = self.layer, step.rotations[self.rope]
-        num_tokens, rank = hidden.shape[0], layer.value_dim
+        rank = layer.value_dim
         down = self.down(hidden)
         if self.query_rank is not None:
             assert self.query_norm is not None
@@ -161,14 +161,14 @@ class LatentAttention:
         rotate_(row[:, rank:].unsqueeze(1), rotations)
         step.cache.write_rows(layer.index, step.slots, row)
         key = row.unsqueeze(1)
-        return step.attention.attend(layer, self._queries(hidden, rotations), key, key[..., :rank]).view(num_tokens, -1)
+        return step.attention.attend(layer, self._queries(hidden, rotations), key, key[..., :rank])
 
     def _queries(self, hidden: Tensor, rotations: Tensor) -> Tensor:
         """[num_tokens, heads, latent_rank + rotated_dim]."""
         heads, plain_dim, _ = self.up_key.shape
         query = self.query(hidden)
         plain = query[:, : heads * plain_dim].view(-1, heads, plain_dim)
-        rotated = query[:, heads * plain_dim :].view(query.shape[0], heads, -1)
+        rotated = query[:, heads * plain_dim :].view(-1, heads, self.layer.head_dim - self.layer.value_dim)
         rotate_(rotated, rotations)
         absorbed = torch.bmm(plain.transpose(0, 1), self.up_key).transpose(0, 1)
         return torch.cat((absorbed, rotated), dim=-1)

@@ -17,10 +17,9 @@ from model_server.models.spec import Spec
 
 
 def deepseek_v2(config: ModelConfig) -> Spec:
-    """Softmax; of groups of experts the best by their best expert; weights as they are, scaled.
-
-    Like transformers it passes over `norm_topk_prob`, which no checkpoint sets.
-    """
+    """Softmax; of groups of experts the best by their best expert; weights as they are, scaled."""
+    _expect(config, "scoring_func", "softmax")
+    _expect(config, "norm_topk_prob", False)  # published code and transformers differ in what true means
     num_experts = config.count("n_routed_experts", 64)
     method = config.text("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -40,6 +39,8 @@ def deepseek_v2(config: ModelConfig) -> Spec:
 
 def deepseek_v3(config: ModelConfig) -> Spec:
     """Sigmoids; chosen by score and correction, of groups the best by their best two; weights sum to the scaling."""
+    _expect(config, "scoring_func", "sigmoid")
+    _expect(config, "topk_method", "noaux_tc")
     num_experts = config.count("n_routed_experts", 256)
     routing = Routing(
         num_experts=num_experts,
@@ -57,8 +58,16 @@ def deepseek_v3(config: ModelConfig) -> Spec:
     return _deepseek(config, plan, default_positions=4096, first_dense=3, adjacent=adjacent)
 
 
+def _expect(config: ModelConfig, name: str, served: object) -> None:
+    """A field that may be absent, but has one value that is served."""
+    value = config.get(name)
+    if value is not None and value != served:
+        raise StartupError(f"config.json: `{name}` is served for {config.model_type} as {served!r} only, got {value!r}")
+
+
 def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -> Moe:
     """`size` and the number of `shared` experts are those of a silent file. Shared experts are stored as one MLP."""
+    _expect(config, "moe_layer_freq", 1)
     if routing.num_experts % routing.num_groups != 0:
         raise StartupError(
             f"config.json: `n_routed_experts` ({routing.num_experts}) is not a multiple of `n_group` "

@@ -53,7 +53,8 @@ def llama4_text(config: ModelConfig) -> Spec:
     )
     chunk = config.optional_number("attention_chunk_size", 8192)
     temperature = None
-    if config.flag("attn_temperature_tuning", True):
+    tuning = config.get("attn_temperature_tuning")  # a number in the first files
+    if tuning is None or tuning:
         temperature = QueryTemperature(config.number("attn_scale", 0.1), config.number("floor_scale", 8192))
     qk_norm = config.flag("use_qk_norm", True)
     plain = base(

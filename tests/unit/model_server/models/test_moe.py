@@ -148,6 +148,9 @@ def test_deepseek_v3_as_published() -> None:
         ({"topk_group": 9}, "`topk_group` is 9, but there are 8 groups"),
         ({"num_experts_per_tok": 257}, "`num_experts_per_tok` is 257, but there are 256 experts"),
         ({"first_k_dense_replace": -1}, "`first_k_dense_replace` must be a number of layers, got -1"),
+        ({"scoring_func": "softmax"}, "`scoring_func` is served for deepseek_v3 as 'sigmoid' only, got 'softmax'"),
+        ({"moe_layer_freq": 2}, "`moe_layer_freq` is served for deepseek_v3 as 1 only, got 2"),
+        ({"model_type": "deepseek_v2", "norm_topk_prob": True}, "`norm_topk_prob` is served for deepseek_v2 as False"),
         (
             {"model_type": "deepseek_v2", "num_experts_per_tok": 6, "topk_method": "noaux_tc"},
             "'noaux_tc' is not served",
