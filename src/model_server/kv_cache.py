@@ -14,15 +14,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """What one layer stores for one token on this rank."""
+    """What one layer stores for one token on this rank.
+
+    value_in_key: nothing is stored for values; a value is the first `value_dim` numbers of its key (latent attention).
+    """
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
+    value_in_key: bool = False
 
     @property
     def row_width(self) -> int:
         """Numbers stored per token: all key heads, then all value heads."""
+        if self.value_in_key:
+            return self.num_kv_heads * self.key_dim
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
@@ -50,14 +56,20 @@ class KvCache:
             rows = torch.zeros(num_blocks * block_size, shape.row_width, dtype=dtype, device=device)
             blocks = rows.view(num_blocks, block_size, shape.row_width)
             key_width = shape.num_kv_heads * shape.key_dim
+            keys = blocks[..., :key_width].view(num_blocks, block_size, shape.num_kv_heads, shape.key_dim)
+            if shape.value_in_key:
+                values = keys[..., : shape.value_dim]
+            else:
+                values = blocks[..., key_width:].view(num_blocks, block_size, shape.num_kv_heads, shape.value_dim)
             self.rows.append(rows)
-            self.keys.append(blocks[..., :key_width].view(num_blocks, block_size, shape.num_kv_heads, shape.key_dim))
-            self.values.append(
-                blocks[..., key_width:].view(num_blocks, block_size, shape.num_kv_heads, shape.value_dim)
-            )
+            self.keys.append(keys)
+            self.values.append(values)
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store key and value [num_tokens, num_kv_heads, dim] of one layer at `slots` [num_tokens] int64."""
+        """Store key and value [num_tokens, num_kv_heads, dim] of one layer at `slots` [num_tokens] int64.
+
+        Not for shapes with `value_in_key`, whose rows are the keys.
+        """
         self.write_rows(layer, slots, torch.cat((key.flatten(1), value.flatten(1)), dim=1))
 
     def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:

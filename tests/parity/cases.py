@@ -42,6 +42,14 @@ REPRESENTATIVE: list[Key] = [
     ("mpt", "six_heads"),
     ("falcon", "plain"),
     ("baichuan", "alibi"),
+    ("mixtral", "plain"),
+    ("qwen2_moe", "plain"),
+    ("phimoe", "longrope"),
+    ("dbrx", "plain"),
+    ("gpt_oss", "plain"),
+    ("deepseek_v2", "plain"),
+    ("deepseek_v3", "plain"),
+    ("llama4_text", "plain"),
 ]
 # The rest runs under the marker `parity`.
 OTHERS: list[Key] = [
@@ -85,6 +93,16 @@ OTHERS: list[Key] = [
     ("RefinedWebModel", "plain"),
     ("RefinedWebModel", "alibi"),
     ("baichuan", "plain"),
+    ("mixtral", "windows"),
+    ("granitemoe", "plain"),
+    ("qwen2_moe", "windows"),
+    ("qwen3_moe", "plain"),
+    ("qwen3_moe", "window"),
+    ("phimoe", "plain"),
+    ("dbrx", "unscaled"),
+    ("deepseek_v2", "greedy"),
+    ("deepseek_v3", "halves"),
+    ("llama4_text", "top_two"),
 ]
 CASES = REPRESENTATIVE + OTHERS
 

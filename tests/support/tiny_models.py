@@ -41,6 +41,17 @@ _LONGROPE = {
     "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
 }
 
+_MLA = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+
 # (model type, variant) -> config fields that differ from the common sizes. "plain" needs no entry.
 VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
     ("llama", "biases_tied"): {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -132,6 +143,128 @@ VARIANTS: dict[tuple[str, str], dict[str, Any]] = {
         "layer_norm_elementwise_affine": False,
         "activation_function": "gelu",
     },
+    ("mixtral", "plain"): {"num_local_experts": 4},
+    ("mixtral", "windows"): {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": WINDOW},
+    ("granitemoe", "plain"): {
+        "num_local_experts": 4,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 4.0,
+    },
+    ("qwen2_moe", "plain"): {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [1],
+    },
+    ("qwen2_moe", "windows"): {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 2,
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+        "max_window_layers": 3,
+    },
+    ("qwen3_moe", "plain"): {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "head_dim": 32,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+    },
+    ("qwen3_moe", "window"): {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+    },
+    ("phimoe", "plain"): {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True},
+    ("phimoe", "longrope"): {
+        "num_local_experts": 6,
+        # Many gates come close to the best one.
+        "router_jitter_noise": 0.4,
+        "rope_parameters": _LONGROPE | {"short_mscale": 1.2, "long_mscale": 1.3},
+        "max_position_embeddings": 128,
+    },
+    ("dbrx", "plain"): {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    ("dbrx", "unscaled"): {
+        "attn_config": {"kv_n_heads": 4, "clip_qkv": 100.0, "rope_theta": 10000.0},
+        "ffn_config": {
+            "ffn_hidden_size": 48,
+            "moe_num_experts": 6,
+            "moe_top_k": 3,
+            "moe_normalize_expert_weights": None,
+            "ffn_act_fn": {"name": "gelu"},
+        },
+    },
+    ("gpt_oss", "plain"): {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 32,
+        "sliding_window": WINDOW,
+        "swiglu_limit": 1.0,
+        "max_position_embeddings": 131072,
+    },
+    ("deepseek_v2", "plain"): _MLA
+    | {
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "q_lora_rank": None,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.9},
+        "max_position_embeddings": 128,
+    },
+    ("deepseek_v2", "greedy"): _MLA | {"q_lora_rank": 24, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    ("deepseek_v3", "plain"): _MLA
+    | {
+        "q_lora_rank": 24,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "attention_bias": True,
+        "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        "max_position_embeddings": 128,
+    },
+    ("deepseek_v3", "halves"): _MLA
+    | {
+        "q_lora_rank": None,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "rope_interleave": False,
+    },
+    ("llama4_text", "plain"): {
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 80,
+        "head_dim": 32,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": WINDOW,
+        "floor_scale": 4,
+    },
+    ("llama4_text", "top_two"): {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 16,
+        "use_qk_norm": False,
+        "attn_temperature_tuning": False,
+        "attention_chunk_size": WINDOW,
+        "rope_parameters": _LLAMA3,
+    },
     ("olmo2", "mha"): {"num_key_value_heads": 4},
     ("qwen3", "windows"): {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
 }
@@ -192,6 +325,9 @@ def random_model(
                 parameter.copy_(noise * 0.15)
             else:
                 parameter.add_(noise * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
     return model.eval()
 
 

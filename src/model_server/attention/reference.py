@@ -142,6 +142,8 @@ class ReferenceStep:
             output = _attend_written_out(layer, query, key, value, mask, sinks)
         else:
             output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.scale)
+        if layer.value_dim != layer.head_dim:
+            output = output[..., : layer.value_dim]
         return output.reshape(chunk.num_rows, layer.num_heads * layer.value_dim)
 
     def _prefill(
@@ -150,6 +152,8 @@ class ReferenceStep:
         """query, key, value of the whole step -> [num_queries, num_heads * value_dim] of the piece."""
         heads, groups = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
         if piece.slots is None:
+            if self._cache.shapes[layer.index].value_in_key:
+                value = key
             keys, values = (t[piece.at].transpose(0, 1).unsqueeze(0) for t in (key, value))
         else:
             keys, values = self._gather(layer, piece.slots, 1)
@@ -166,6 +170,8 @@ class ReferenceStep:
             output = F.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale
             )
+        if layer.value_dim != layer.head_dim:
+            output = output[..., : layer.value_dim]
         return output.flatten(0, 1).transpose(0, 1).flatten(1)
 
     def _bias(self, alibi: Alibi, keys: _Keys, dtype: torch.dtype, shape: tuple[int, int, int, int]) -> Tensor:
@@ -190,13 +196,19 @@ class ReferenceStep:
         return found[1]
 
     def _gather(self, layer: AttentionLayer, slots: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """K and V at `slots` [num_rows * length] as [num_rows, num_kv_heads, length, dim]."""
+        """K and V at `slots` [num_rows * length] as [num_rows, num_kv_heads, length, dim].
+
+        Values inside of keys come with the rest of the key: torch's kernel wants both of one width, or it writes all
+        scores out. What they have too much is cut off the result.
+        """
         shape = self._cache.shapes[layer.index]
         rows = self._cache.rows[layer.index].index_select(0, slots)
         key_width = shape.num_kv_heads * shape.key_dim
-        key = rows[:, :key_width].view(num_rows, -1, shape.num_kv_heads, shape.key_dim)
+        key = rows[:, :key_width].view(num_rows, -1, shape.num_kv_heads, shape.key_dim).transpose(1, 2)
+        if shape.value_in_key:
+            return key, key
         value = rows[:, key_width:].view(num_rows, -1, shape.num_kv_heads, shape.value_dim)
-        return key.transpose(1, 2), value.transpose(1, 2)
+        return key, value.transpose(1, 2)
 
     def _plan(self, reach: _Reach, dtype: torch.dtype) -> _Plan:
         metadata = self._metadata

@@ -56,3 +56,17 @@ def gated(name: str) -> Activation:
         return function(gate).mul_(up)
 
     return apply
+
+
+def clamped_swiglu(alpha: float, limit: float) -> Activation:
+    """GPT-OSS: from [..., 2 * n] (gate, then up) to [..., n]: gate * sigmoid(alpha * gate) * (up + 1), both bounded.
+
+    gate is at most `limit`, up between -`limit` and `limit`.
+    """
+
+    def apply(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        gate = gate.clamp(max=limit)
+        return up.clamp(-limit, limit).add_(1).mul_(gate.mul(torch.sigmoid(alpha * gate)))
+
+    return apply

@@ -14,6 +14,7 @@ from model_server.kv_cache import KvShape
 from model_server.layers.linear import Linear
 from model_server.layers.norm import Norm, WideRmsNorm
 from model_server.layers.rotary import rotate_
+from model_server.layers.temperature import QueryTemperature
 from model_server.models.loader import HeadOrder, Loader, Part
 from model_server.models.parts import Step
 from model_server.models.spec import Spec
@@ -31,6 +32,7 @@ class Attention:
     rotary_dim: int | None = None  # how much of a head rotates; None: all
     qk_norm: Norm | None = None  # over [num_tokens, num_heads + num_kv_heads, head_dim]
     clip: float | None = None
+    temperature: QueryTemperature | None = None
 
     @property
     def kv_shape(self) -> KvShape:
@@ -51,6 +53,8 @@ class Attention:
             heads.copy_(self.qk_norm(heads))
         if self.rope is not None:
             rotate_(heads if self.rotary_dim is None else heads[..., : self.rotary_dim], step.rotations[self.rope])
+        if self.temperature is not None:
+            heads[:, : layer.num_heads].mul_(self.temperature(step.positions))
         step.cache.write_rows(layer.index, step.slots, qkv[:, query_width:])
         value = qkv[:, rotated_width:].view(num_tokens, layer.num_kv_heads, layer.head_dim)
         return step.attention.attend(layer, heads[:, : layer.num_heads], heads[:, layer.num_heads :], value)

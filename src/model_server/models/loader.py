@@ -96,6 +96,14 @@ class Loader:
     def columns(self, name: str, start: int, stop: int) -> Tensor:
         return self._count(self.reader.columns(name, start, stop))
 
+    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
+        """A part of matrix `index` of the tensor `name` [n, num_rows, num_columns], which must not be smaller."""
+        return self._count(self.reader.stacked(name, index, rows, columns))
+
+    def exact(self, name: str, ranges: Sequence[Range]) -> Tensor:
+        """Rows in float32, whatever the type of the model: for numbers that are compared or exponentiated."""
+        return self._count(self.reader.rows(name, ranges, torch.float32))
+
     def whole(self, name: str) -> Tensor:
         """All of a tensor."""
         return self.rows(name, [(0, self.reader.shape(name)[0])])

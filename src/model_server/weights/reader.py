@@ -29,11 +29,14 @@ class WeightReader(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """The full shape of `name`."""
 
-    def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
-        """The rows [start, stop) of each range, one after the other."""
+    def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
+        """The rows [start, stop) of each range, one after the other; `dtype` instead of the model's."""
 
     def columns(self, name: str, start: int, stop: int) -> Tensor:
         """Columns [start, stop) of a matrix."""
+
+    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
+        """Some rows and columns of matrix `index` of a tensor [n, num_rows, num_columns]."""
 
 
 class SafetensorsReader:
@@ -80,20 +83,26 @@ class SafetensorsReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
-    def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
+    def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
         available = self.shape(name)
         stop = max(stop for _, stop in ranges)
         if not available or available[0] < stop:
             raise StartupError(f"weight {name} has shape {list(available)}; the config asks for {stop} rows")
         view = self._slice(name)
         parts = [view[start:stop] for start, stop in ranges]
-        return self._convert(name, parts[0] if len(parts) == 1 else torch.cat(parts))
+        return self._convert(name, parts[0] if len(parts) == 1 else torch.cat(parts), dtype)
 
     def columns(self, name: str, start: int, stop: int) -> Tensor:
         available = self.shape(name)
         if len(available) != 2 or available[1] < stop:
             raise StartupError(f"weight {name} has shape {list(available)}; the config asks for {stop} columns")
         return self._convert(name, self._slice(name)[:, start:stop])
+
+    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
+        available, asked = self.shape(name), (index + 1, rows[1], columns[1])
+        if len(available) != 3 or any(a < b for a, b in zip(available, asked, strict=True)):
+            raise StartupError(f"weight {name} has shape {list(available)}; the config asks for {list(asked)} at least")
+        return self._convert(name, self._slice(name)[index, slice(*rows), slice(*columns)])
 
     def _find(self, name: str) -> str | None:
         """`name` as this checkpoint spells it."""
@@ -113,13 +122,13 @@ class SafetensorsReader:
         except SafetensorError as error:
             raise StartupError(f"{path} is damaged: {_first_line(error)}") from error
 
-    def _convert(self, name: str, tensor: Tensor) -> Tensor:
+    def _convert(self, name: str, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
             raise StartupError(
                 f"weight {name} is stored as {tensor.dtype}; quantized checkpoints are not served by this version"
             )
         # A copy in any case: what safetensors returns may share the file's memory map.
-        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+        return tensor.to(device=self._device, dtype=dtype or self._dtype, copy=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -46,3 +46,14 @@ def test_write_rows_is_write() -> None:
     b.write_rows(0, slots, torch.cat((key.flatten(1), value.flatten(1)), 1))
     assert torch.equal(a.rows[0], b.rows[0])
     assert torch.equal(a.keys[0], b.keys[0])
+
+
+def test_values_inside_of_keys_take_no_room() -> None:
+    shape = KvShape(1, 5, 3, value_in_key=True)
+    assert shape.row_width == 5
+    cache = make(shape)
+    assert cache.rows[0].shape == (8, 5)
+    rows = torch.randn(2, 5)
+    cache.write_rows(0, torch.tensor([6, 1]), rows)
+    assert torch.equal(cache.keys[0][3, 0, 0], rows[0])
+    assert torch.equal(cache.values[0][0, 1, 0], rows[1, :3])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.families import alibi, cohere, gemma, gpt, llama
+from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, llama4, moe
 from model_server.models.spec import Spec
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
@@ -19,6 +19,9 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "bloom": alibi.bloom,
     "cohere": cohere.cohere,
     "cohere2": cohere.cohere2,
+    "dbrx": moe.dbrx,
+    "deepseek_v2": deepseek.deepseek_v2,
+    "deepseek_v3": deepseek.deepseek_v3,
     "falcon": alibi.falcon,
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
@@ -26,17 +29,24 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "gpt2": gpt.gpt2,
     "gpt_bigcode": gpt.gpt_bigcode,
     "gpt_neox": gpt.gpt_neox,
+    "gpt_oss": moe.gpt_oss,
     "gptj": gpt.gptj,
     "granite": llama.granite,
+    "granitemoe": moe.granitemoe,
     "llama": llama.llama,
+    "llama4_text": llama4.llama4_text,
     "mistral": llama.mistral,
+    "mixtral": moe.mixtral,
     "mpt": alibi.mpt,
     "olmo2": llama.olmo2,
     "opt": gpt.opt,
     "phi": gpt.phi,
     "phi3": llama.phi3,
+    "phimoe": moe.phimoe,
     "qwen2": llama.qwen2,
+    "qwen2_moe": moe.qwen2_moe,
     "qwen3": llama.qwen3,
+    "qwen3_moe": moe.qwen3_moe,
     "smollm3": llama.smollm3,
     "stablelm": gpt.stablelm,
     "starcoder2": gpt.starcoder2,

@@ -244,3 +244,19 @@ def test_keys_out_of_reach_are_not_read(options: dict[str, Any]) -> None:
             reach = first + 1 - 8 if "window" in options else first - first % 8
             scene.cache.rows[0].view(-1, 4, 64)[scene.metadata.block_tables[row, : reach // 4].long()] = math.nan
         assert torch.equal(scene.attend(layer), clean)
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES.keys())
+def test_values_inside_of_keys(batch: list[tuple[int, int]]) -> None:
+    """Latent attention: a value is the beginning of its key, and nothing else is stored."""
+    scene = Scene(batch, 4, 1, block_size=4)
+    key_rows = [rows.clone() for rows in scene.cache.rows]
+    shape = KvShape(1, 16, 12, value_in_key=True)
+    scene.cache = KvCache((shape,), scene.cache.num_blocks, 4, torch.float32, CPU)
+    scene.cache.rows[0].copy_(key_rows[0][:, :16])
+    scene.values = tuple(key[..., :12] for key in scene.keys)
+    layer = scene.layer()
+    step = ReferenceBackend().begin(scene.metadata, scene.cache)
+    actual = step.attend(layer, scene.query, scene.new_key, scene.new_key[..., :12])
+    expected = naive(layer, scene.query, scene.keys, scene.values, batch)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-5)

@@ -118,3 +118,17 @@ def test_damaged_file(tmp_path: Path, files: tuple[Path, Path], damage: object) 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="is damaged or incomplete: No such file"):
         reader(tmp_path / "absent.safetensors")
+
+
+def test_parts_of_a_stack_of_matrices(tmp_path: Path) -> None:
+    stack = torch.arange(24, dtype=torch.float32).view(2, 3, 4)
+    save_file({"stack": stack}, tmp_path / "a.safetensors")
+    with reader(tmp_path / "a.safetensors") as r:
+        assert torch.equal(r.stacked("stack", 1, (1, 3), (2, 4)), stack[1, 1:3, 2:4])
+        with pytest.raises(StartupError, match=r"^weight stack has shape \[2, 3, 4\]; the config asks for \[3, 3, 4\]"):
+            r.stacked("stack", 2, (0, 3), (0, 4))
+
+
+def test_rows_of_another_type(files: tuple[Path, Path]) -> None:
+    with reader(*files, dtype=torch.bfloat16) as r:
+        assert r.rows("model.matrix", [(0, 1)], torch.float32).dtype == torch.float32

@@ -1,0 +1,94 @@
+"""Which experts a token goes to, and with which weights: the rules of all families as data, and one router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# DeepSeek V3's guard against a sum of zero.
+_TINY = 1e-20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """From a router's logits to `top_k` of `num_experts` experts and their weights.
+
+    score: softmax over all experts; sigmoid of each; or sparse mixer (Phi 3.5 MoE): the experts are chosen one after
+    the other, each weighted by a softmax over those that come within `jitter` of it.
+    group_score: of a group of experts, where only the best `top_groups` of `num_groups` groups are open to a token.
+    norm: None, or p: the chosen weights are divided by their p-norm. scaling: on the weights at the end.
+    on_input: the weights multiply what an expert reads instead of what it gives.
+    wide: the router's product is taken in float32 whatever the type of the model.
+    """
+
+    num_experts: int
+    top_k: int
+    score: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    jitter: float = 0.01
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "best_two"] = "max"
+    norm: float | None = None
+    scaling: float = 1.0
+    on_input: bool = False
+    wide: bool = False
+
+
+class Router:
+    """[n, hidden] -> weights [n, top_k] float32 and the experts they belong to, [n, top_k] int64.
+
+    weight: [num_experts, hidden]; bias: on the logits; correction: [num_experts] float32, added to the scores by which
+    experts are chosen, but not to the weights.
+    """
+
+    __slots__ = ("_bias", "_correction", "_routing", "_weight")
+
+    def __init__(self, routing: Routing, weight: Tensor, bias: Tensor | None, correction: Tensor | None) -> None:
+        self._routing = routing
+        self._weight = weight.float() if routing.wide else weight
+        self._bias = bias.float() if routing.wide and bias is not None else bias
+        self._correction = correction
+
+    def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        routing = self._routing
+        logits = F.linear(hidden.float() if routing.wide else hidden, self._weight, self._bias).float()
+        if routing.score == "sparse_mixer":
+            return _sparse_mixer(logits, routing.top_k, routing.jitter)
+        scores = logits.softmax(dim=-1) if routing.score == "softmax" else logits.sigmoid()
+        # A sigmoid of a large logit is 1, whatever the logit: without a correction the logits themselves decide.
+        choice = logits if self._correction is None else scores + self._correction
+        if routing.top_groups < routing.num_groups:
+            choice = _within_groups(scores if self._correction is None else choice, routing)
+        chosen = choice.topk(routing.top_k, dim=-1, sorted=False).indices
+        weights = scores.gather(-1, chosen)
+        if routing.norm is not None:
+            weights = weights / torch.linalg.vector_norm(weights, ord=routing.norm, dim=-1, keepdim=True).add_(_TINY)
+        if routing.scaling != 1.0:
+            weights = weights * routing.scaling
+        return weights, chosen
+
+
+def _within_groups(scores: Tensor, routing: Routing) -> Tensor:
+    """`scores` [n, num_experts], -inf outside of the best groups."""
+    grouped = scores.view(-1, routing.num_groups, routing.num_experts // routing.num_groups)
+    best = grouped.amax(dim=-1) if routing.group_score == "max" else grouped.topk(2, dim=-1).values.sum(dim=-1)
+    groups = best.topk(routing.top_groups, dim=-1, sorted=False).indices
+    closed = torch.ones_like(best, dtype=torch.bool).scatter_(1, groups, False)
+    return grouped.masked_fill(closed.unsqueeze(-1), -torch.inf).view_as(scores)
+
+
+def _sparse_mixer(logits: Tensor, top_k: int, jitter: float) -> tuple[Tensor, Tensor]:
+    """SparseMixer-v2 as at inference (arXiv 2409.12136): no sampling, the best of what is left each time."""
+    weights, chosen = [], []
+    left = logits
+    for _ in range(top_k):
+        best, index = left.max(dim=-1, keepdim=True)
+        far = (best - logits) / logits.abs().clamp(min=best) > 2 * jitter
+        weights.append(left.masked_fill(far, -torch.inf).softmax(dim=-1).gather(-1, index))
+        chosen.append(index)
+        left = left.scatter(-1, index, -torch.inf)
+    return torch.cat(weights, dim=-1), torch.cat(chosen, dim=-1)

@@ -1,0 +1,21 @@
+"""Scores that grow sharper with the position of the query (arXiv 2501.19399), for layers without rotation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTemperature:
+    """Queries at position p are multiplied by 1 + strength * log(1 + floor((p + 1) / interval))."""
+
+    strength: float
+    interval: float
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """Positions [n] -> factors [n, 1, 1] float32."""
+        steps = torch.floor((positions.float() + 1) / self.interval)
+        return torch.log1p(steps).mul_(self.strength).add_(1).view(-1, 1, 1)
