@@ -27,11 +27,20 @@ class Place:
 class Admission:
     """Makes sequences for one model on one rank."""
 
-    def __init__(self, tokenizer: Tokenizer, sampler: Sampler, vocab_size: int, prompt_logprobs_allowed: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampler: Sampler,
+        vocab_size: int,
+        prompt_logprobs_allowed: bool,
+        decoder_prefix: tuple[int, ...] | None = None,
+    ) -> None:
+        """decoder_prefix: what stands before the first generated token where that is not the prompt."""
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._prompt_logprobs_allowed = prompt_logprobs_allowed
+        self._decoder_prefix = decoder_prefix
         self._grammars = Grammars(tokenizer, vocab_size)
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
@@ -57,6 +66,7 @@ class Admission:
             raise RequestError(f"request {request.id}: token {max(ids)} is outside the model's {self._vocab_size}")
         if request.resume_ids and request.prefill_logprobs:
             raise RequestError(f"request {request.id}: its prompt logprobs were delivered before it was preempted")
+        before = prompt if self._decoder_prefix is None else list(self._decoder_prefix)
         grammar = request.sampling.grammar
         follows_text = owned or bool(request.stopping.stop_sequences)
         sequence = Sequence(
@@ -64,7 +74,7 @@ class Admission:
             prompt,
             row=self._sampler.new_row(
                 request.sampling,
-                ids,
+                [*before, *request.resume_ids],
                 request.stopping.max_new_tokens,
                 request.top_n_tokens,
                 num_generated=len(request.resume_ids),
@@ -72,7 +82,7 @@ class Admission:
             ),
             stopping=StoppingState(request.stopping, self._tokenizer.eos_token_ids),
             # All ranks go through the text of an earlier life, so that if this fails, it fails alike.
-            detokenizer=Detokenizer(self._tokenizer, prompt) if follows_text or request.resume_ids else None,
+            detokenizer=Detokenizer(self._tokenizer, before) if follows_text or request.resume_ids else None,
             owned=owned,
             prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
         )

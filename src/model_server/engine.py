@@ -31,7 +31,7 @@ from model_server.batch.store import BatchStore
 from model_server.errors import FatalError, OutOfMemoryError, RequestError
 from model_server.generation import CachedBatch, Generation, StepResult
 from model_server.kv_cache import KvCache
-from model_server.runner import Runner
+from model_server.runner import KeepsState, Runner
 from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import HostSampled, Sampled, Sampler
 from model_server.tokenizer import Tokenizer
@@ -70,7 +70,8 @@ class Engine:
 
     `stock_router` is True until a router says at warm-up that it knows our extensions: then a request that ended stays
     listed in its batch until it is filtered, and an error in one row fails its whole step, as in TGI. `grows` is True
-    where the router gives requests their blocks as they need them. `max_prefill_tokens` bounds the tokens of a step
+    where the router gives requests their blocks as they need them. `keeps_state` is True where the runner holds a state
+    for each request instead of paged KV memory. `max_prefill_tokens` bounds the tokens of a step
     with chunks of prompts.
     """
 
@@ -82,7 +83,9 @@ class Engine:
         self.grows = False
         self.max_prefill_tokens = _UNBOUNDED
         self._sampler = sampler
-        self._admission = Admission(tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed)
+        self.keeps_state = isinstance(runner, KeepsState)
+        prefix = runner.decoder_prefix if isinstance(runner, KeepsState) else None
+        self._admission = Admission(tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, prefix)
         self._answers = Answers(tokenizer)
         self._store = BatchStore()
         self._cache: KvCache | None = None

@@ -19,6 +19,7 @@ from model_server.distributed import ProcessGroup
 from model_server.engine import Engine
 from model_server.errors import OutOfMemoryError, StartupError
 from model_server.kv_cache import KvCache
+from model_server.runner import KeepsState
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,10 @@ def _try_step(
 
 
 def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
-    return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in engine.runner.kv_shapes)
+    runner = engine.runner
+    if isinstance(runner, KeepsState):
+        return runner.state_bytes
+    return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in runner.kv_shapes)
 
 
 def _free_blocks(engine: Engine, plan: MemoryPlan) -> int:

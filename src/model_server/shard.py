@@ -22,6 +22,7 @@ from model_server.models.load import load_runner
 from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
+from model_server.runner import KeepsState
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
 from model_server.weights.locate import resolve, weight_file_bytes
@@ -55,8 +56,9 @@ def run_shard(config: ServeConfig) -> None:
             device_type=device.type,
             attention_impl=attention.tgi_name,
             block_size=attention.block_size,
-            chunking=config.prefill_chunking,
-            prefix_caching=config.prefix_caching,
+            chunking=engine.options.chunking,
+            prefix_caching=config.prefix_caching and not engine.keeps_state,
+            grows=not engine.keeps_state,
             urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(world_size)),
         )
         plan = MemoryPlan(
@@ -89,7 +91,15 @@ def _load_engine(
     attention: AttentionBackend,
     device: torch.device,
 ) -> Engine:
-    runner = load_runner(model_dir, device=device, dtype=dtype, group=group, attention=attention, progress=_Progress())
+    runner = load_runner(
+        model_dir,
+        device=device,
+        dtype=dtype,
+        group=group,
+        attention=attention,
+        trust_remote_code=config.trust_remote_code,
+        progress=_Progress(),
+    )
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
@@ -99,7 +109,7 @@ def _load_engine(
         world_size=group.size,
         block_size=attention.block_size,
         prompt_logprobs_allowed=config.request_logprobs,
-        chunking=config.prefill_chunking,
+        chunking=config.prefill_chunking and not isinstance(runner, KeepsState),
     )
     return Engine(runner, Tokenizer.load(model_dir), sampler, options)
 

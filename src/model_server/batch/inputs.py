@@ -62,7 +62,11 @@ def decode_inputs(
         kv_lengths_host=tuple(kv_lengths.tolist()),
     )
     inputs = ModelInputs(
-        input_ids=drawn_ids, positions=_to_device(positions, device), attention=metadata, logit_rows=None
+        input_ids=drawn_ids,
+        positions=_to_device(positions, device),
+        attention=metadata,
+        logit_rows=None,
+        states=tuple([s.state for s in sequences]),
     )
     return StepInputs(inputs)
 
@@ -93,6 +97,7 @@ def ragged_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32]
         positions=_to_device(positions, device),
         attention=metadata,
         logit_rows=_to_device(logit_rows, device),
+        states=tuple([s.state for s in sequences]),
     )
     return StepInputs(inputs, None if drawn_rows is None else _to_device(drawn_rows, device), scored)
 

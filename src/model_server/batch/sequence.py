@@ -13,6 +13,7 @@ from torch import Tensor
 from model_server.detokenizer import Detokenizer
 from model_server.errors import RequestError
 from model_server.generation import FinishReason, GeneratedText
+from model_server.runner import RequestState
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.plan import SamplingRow
 from model_server.sampling.stopping import StoppingState
@@ -52,7 +53,7 @@ class Sequence:
     __slots__ = (
         "blocks", "cache_length", "detokenizer", "finished", "id", "ids", "input_length", "max_new_tokens",
         "num_sampled", "owned", "prefill_length", "prefill_logprobs", "prompt_length", "prompt_logprobs", "row",
-        "seed", "slots", "stopping", "top_n_tokens",
+        "seed", "slots", "state", "stopping", "top_n_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +72,7 @@ class Sequence:
         self.ids = [*prompt_ids, *request.resume_ids]
         self.prompt_length = len(prompt_ids)
         self.prefill_length = len(self.ids)
+        self.state = RequestState(self.prompt_length)
         self.blocks = request.blocks
         self.slots = request.slots
         self.cache_length = request.cache_len

@@ -1,4 +1,7 @@
-"""From a directory to a Runner. Never imports transformers, which alone would cost seconds of start-up."""
+"""From a directory to a Runner: the native decoder for the families it knows, else transformers' own modelling.
+
+transformers, which alone costs seconds of start-up, is imported only for models that need it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from model_server.attention.backend import AttentionBackend
 from model_server.distributed import ProcessGroup
 from model_server.models.build import build
 from model_server.models.config import ModelConfig
-from model_server.models.decoder import Decoder
-from model_server.models.families import spec_of
+from model_server.models.families import FAMILIES, spec_of
+from model_server.runner import Runner
 from model_server.weights.locate import weight_files
 from model_server.weights.reader import SafetensorsReader
 
@@ -28,15 +31,24 @@ def load_runner(
     dtype: torch.dtype,
     group: ProcessGroup,
     attention: AttentionBackend,
+    trust_remote_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Decoder:
+) -> Runner:
     """Load this rank's part of the model in `model_dir`; `progress(layers_done, layers)` follows the reading.
 
+    trust_remote_code: code from the model's folder may be run, where a type is not known without.
+
     Raises StartupError, one line: unknown model type, unusable config, missing, damaged or quantized weights, sizes
-    that cannot be divided among the ranks.
+    that cannot be divided among the ranks, a model that fails its self-check.
     """
     started = time.perf_counter()
     config = ModelConfig.read(model_dir)
+    if config.model_type not in FAMILIES:
+        from model_server.models.pretrained import choice, loading
+
+        checkpoint = loading.open_checkpoint(model_dir, config, trust_remote_code=trust_remote_code)
+        with torch.inference_mode():
+            return choice.load_runner(checkpoint, device=device, dtype=dtype, group=group, backend=attention)
     spec = spec_of(config)
     files = weight_files(model_dir)
     reading = SafetensorsReader(files, dtype=dtype, device=device, base_prefix=spec.names.base)

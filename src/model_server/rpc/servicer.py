@@ -43,6 +43,7 @@ class ShardFacts:
     block_size: int
     chunking: bool
     prefix_caching: bool
+    grows: bool
     urls: tuple[str, ...]
 
 
@@ -74,7 +75,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             use_prefix_caching=self._facts.prefix_caching,
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
-            extensions=EXTENSIONS,
+            extensions=[e for e in EXTENSIONS if e != "grow" or self._facts.grows],
         )
 
     @answering_errors

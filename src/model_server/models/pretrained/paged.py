@@ -1,0 +1,198 @@
+"""transformers' own modelling over our paged cache: one flattened batch, our attention registered under a name.
+
+What the attention needs of the step travels in a context variable: not every model passes unknown keyword arguments on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from model_server.attention.backend import AttentionBackend, AttentionLayer, AttentionStep
+from model_server.errors import ModelServerError
+from model_server.kv_cache import KvCache, KvShape
+from model_server.models.pretrained.positions import StaticRotary, known_length
+from model_server.runner import ModelInputs
+
+ATTENTION_NAME = "tercet_paged"
+
+
+class UnsuitableError(ModelServerError):
+    """This model cannot run over the paged cache, and why."""
+
+
+class _Call(Protocol):
+    """Answers the attention calls of one forward."""
+
+    def attend(self, module: Any, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query, key, value [num_tokens, heads, dim] -> [num_tokens, num_heads * value_dim]."""
+
+
+_call: ContextVar[_Call] = ContextVar("paged_attention_call")
+
+
+def register() -> None:
+    """Make our attention known to transformers. It builds no mask for a name that it does not know."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+def paged_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query, key, value [1, heads, num_tokens, dim] -> [1, num_tokens, heads, dim].
+
+    attention_mask stays None for a name without masks, and dropout 0 outside training. Raises UnsuitableError for what
+    the paged cache cannot express.
+    """
+    if attention_mask is not None or position_bias is not None:
+        raise UnsuitableError("its attention adds a mask or a bias of its own to the scores")
+    if query.shape[2] != key.shape[2] or query.shape[0] != 1:
+        raise UnsuitableError("its keys are not those of the step's own tokens")
+    layer = AttentionLayer(
+        index=module.layer_idx,
+        num_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        head_dim=query.shape[3],
+        scale=query.shape[3] ** -0.5 if scaling is None else float(scaling),
+        window=sliding_window,
+        chunk=_chunk(module),
+        softcap=softcap,
+        sinks=s_aux,
+        value_dim=value.shape[3],
+    )
+    attended = _call.get().attend(
+        module, layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    )
+    return attended.view(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def _chunk(module: Any) -> int | None:
+    """llama4 tells of its chunks by its mask alone, which is not built here."""
+    config = getattr(module, "config", None)
+    types = getattr(config, "layer_types", None)
+    if config is None or types is None or types[module.layer_idx] != "chunked_attention":
+        return None
+    return int(config.attention_chunk_size)
+
+
+class _Probe:
+    """Takes down what is asked of attention in one forward, and answers with zeros."""
+
+    def __init__(self) -> None:
+        self.layers: list[AttentionLayer] = []
+
+    def attend(self, module: Any, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if getattr(module, "is_causal", True) is False:
+            raise UnsuitableError("its attention is not causal")
+        self.layers.append(layer)
+        return query.new_zeros(query.shape[0], layer.output_width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One forward over the paged cache."""
+
+    slots: Tensor
+    cache: KvCache
+    attention: AttentionStep
+
+    def attend(self, module: Any, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        dtype = self.cache.rows[layer.index].dtype
+        if key.dtype != dtype:
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        self.cache.write(layer.index, self.slots, key, value)
+        return self.attention.attend(layer, query, key, value)
+
+
+class TransformersRunner:
+    """A transformers model as a `runner.Runner`. The caller enters `torch.inference_mode`."""
+
+    def __init__(
+        self,
+        model: Any,
+        backend: AttentionBackend,
+        device: torch.device,
+        max_positions: int | None,
+        rotaries: list[StaticRotary],
+    ) -> None:
+        """Runs the model once on two tokens. rotaries: those of its modules that must be told of a step's length.
+
+        Raises UnsuitableError.
+        """
+        self.model = model
+        self._rotaries = rotaries
+        self._backend = backend
+        self._max_positions = max_positions
+        accepted = inspect.signature(model.forward).parameters
+        if "position_ids" not in accepted:
+            raise UnsuitableError("it takes no positions")
+        self._picks_rows = "logits_to_keep" in accepted
+        probe = _Probe()
+        tokens = torch.zeros(2, dtype=torch.int64, device=device)
+        logits = self._run(probe, tokens, torch.arange(2, device=device), None)
+        if [layer.index for layer in probe.layers] != list(range(len(probe.layers))) or not probe.layers:
+            raise UnsuitableError("not every layer calls attention exactly once, in order")
+        self._vocab_size = logits.shape[-1]
+        self._kv_shapes = tuple(
+            KvShape(layer.num_kv_heads, layer.head_dim, layer.value_dim or layer.head_dim) for layer in probe.layers
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def max_positions(self) -> int | None:
+        return self._max_positions
+
+    @property
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        return self._kv_shapes
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that attend."""
+        return len(self._kv_shapes)
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
+        """See `Runner.forward`."""
+        metadata = inputs.attention
+        step = _Step(metadata.slots, cache, self._backend.begin(metadata, cache))
+        with known_length(self._rotaries, metadata.max_kv_length):
+            return self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)
+
+    def _run(self, call: _Call, ids: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
+        picked = {"logits_to_keep": rows} if rows is not None and self._picks_rows else {}
+        token = _call.set(call)
+        try:
+            output = self.model(
+                input_ids=ids.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                return_dict=True,
+                **picked,
+            )
+        finally:
+            _call.reset(token)
+        logits = output.logits[0]
+        if rows is not None and not picked:
+            logits = logits.index_select(0, rows)
+        return logits.float()  # type: ignore[no-any-return]
