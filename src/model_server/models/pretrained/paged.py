@@ -75,7 +75,7 @@ def paged_attention(
         window=sliding_window,
         chunk=_chunk(module),
         softcap=softcap,
-        sinks=s_aux,
+        sinks=None if s_aux is None else s_aux.float(),
         value_dim=value.shape[3],
     )
     attended = _call.get().attend(
@@ -97,13 +97,15 @@ class _Probe:
     """Takes down what is asked of attention in one forward, and answers with zeros."""
 
     def __init__(self) -> None:
-        self.layers: list[AttentionLayer] = []
+        self.indices: list[int] = []
+        self.shapes: list[KvShape] = []
 
     def attend(self, module: Any, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if getattr(module, "is_causal", True) is False:
             raise UnsuitableError("its attention is not causal")
-        self.layers.append(layer)
-        return query.new_zeros(query.shape[0], layer.output_width)
+        self.indices.append(layer.index)
+        self.shapes.append(KvShape(layer.num_kv_heads, layer.head_dim, value.shape[2]))
+        return query.new_zeros(query.shape[0], layer.num_heads * value.shape[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +150,10 @@ class TransformersRunner:
         probe = _Probe()
         tokens = torch.zeros(2, dtype=torch.int64, device=device)
         logits = self._run(probe, tokens, torch.arange(2, device=device), None)
-        if [layer.index for layer in probe.layers] != list(range(len(probe.layers))) or not probe.layers:
+        if probe.indices != list(range(len(probe.indices))) or not probe.indices:
             raise UnsuitableError("not every layer calls attention exactly once, in order")
         self._vocab_size = logits.shape[-1]
-        self._kv_shapes = tuple(
-            KvShape(layer.num_kv_heads, layer.head_dim, layer.value_dim or layer.head_dim) for layer in probe.layers
-        )
+        self._kv_shapes = tuple(probe.shapes)
 
     @property
     def vocab_size(self) -> int:
