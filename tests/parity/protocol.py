@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.kv_cache import KvCache
-from model_server.runner import ModelInputs, Runner
+from model_server.runner import ModelInputs, RequestState, Runner
 
 CPU = torch.device("cpu")
 LENGTHS = (19, 11, 14)
@@ -20,6 +20,9 @@ LENGTHS = (19, 11, 14)
 STEPS = ((9, 5, 12), (5, 1, 0), *((1, 1, 1),) * 2, *((1, 1, 0),) * 3)
 # The same with prompts in chunks, of one token too: first chunks beside later ones beside decode rows.
 CHUNKS = ((3, 0, 0), (4, 2, 0), (1, 1, 6), (5, 1, 1), (1, 6, 3), (5, 1, 4))
+
+# Prompts whole, as a runner with a state per request wants them; members come and go.
+WHOLE = ((9, 0, 0), (1, 5, 0), (1, 1, 12), *((1, 1, 1),) * 2, *((1, 1, 0),) * 3, *((1, 0, 0),) * 3)
 
 
 def prompts(vocab_size: int, lengths: Sequence[int] = LENGTHS, seed: int = 0) -> list[Tensor]:
@@ -40,6 +43,7 @@ class PagedBatch:
     cache: KvCache = field(init=False)
     tables: list[list[int]] = field(init=False)
     done: list[int] = field(init=False)
+    states: list[RequestState] = field(init=False)
 
     def __post_init__(self) -> None:
         counts = [-(-len(s) // self.block_size) for s in self.sequences]
@@ -54,11 +58,15 @@ class PagedBatch:
         for rows in self.cache.rows:
             rows.fill_(float("nan"))
         self.done = [0] * len(self.sequences)
+        self.states = [RequestState(0) for _ in self.sequences]
 
     def inputs(self, counts: Sequence[int], logit_rows: Tensor | None = None) -> ModelInputs:
         """A forward over the next counts[i] tokens of each sequence; those with 0 take no part."""
         taking = [i for i, n in enumerate(counts) if n]
         spans = [(self.done[i], self.done[i] + counts[i]) for i in taking]
+        for i in taking:
+            if self.done[i] == 0:
+                self.states[i] = RequestState(counts[i])
         metadata = attention_metadata([self.tables[i] for i in taking], spans, self.block_size, self.device)
         return ModelInputs(
             input_ids=torch.cat([self.sequences[i][a:b] for i, (a, b) in zip(taking, spans, strict=True)]).to(
@@ -67,6 +75,7 @@ class PagedBatch:
             positions=torch.cat([torch.arange(a, b) for a, b in spans]).to(self.device),
             attention=metadata,
             logit_rows=logit_rows,
+            states=tuple(self.states[i] for i in taking),
         )
 
     def step(self, counts: Sequence[int]) -> list[Tensor]:

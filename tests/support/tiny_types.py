@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 2),
     "n_shared_experts": 1,
+    **dict.fromkeys(("n_group", "topk_group"), 1),
     "sliding_window": WINDOW,
     "attention_chunk_size": WINDOW,
     "rotary_dim": 8,
@@ -49,11 +50,23 @@ SIZES: dict[str, Any] = {
     "dropout": 0.0,
 }
 
+_MIXED = ["sliding_attention", "full_attention"] * 2
+
 # What the common sizes do not fit.
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 2.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "gemma3n_text": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_state": 16},
+    "llama4_text": {"floor_scale": 4},
+    "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 1, "head_dim": 16},
+    "phimoe": {"sliding_window": None},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "t5": {"decoder_start_token_id": 0},
-    "deepseek_v2": {"num_key_value_heads": 4},
-    "deepseek_v3": {"num_key_value_heads": 4},
 }
 
 
@@ -64,6 +77,11 @@ def type_config(model_type: str, **overrides: Any) -> Any:
     config_class = CONFIG_MAPPING[model_type]
     known = _field_names(config_class)
     fields = {name: value for name, value in SIZES.items() if name in known}
+    if (
+        "qk_rope_head_dim" in known
+    ):  # latent attention: its head_dim is that of the rotated part, and all heads have keys
+        fields.pop("head_dim", None)
+        fields["num_key_value_heads"] = 4
     return config_class(**(fields | OVERRIDES.get(model_type, {}) | overrides))
 
 

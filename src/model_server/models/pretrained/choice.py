@@ -111,6 +111,7 @@ def _paged(
 ) -> tuple[TransformersRunner, float]:
     """Raises UnsuitableError, on all ranks alike."""
     failure = None
+    runner = None
     try:
         runner = TransformersRunner(model, backend, device, max_positions(checkpoint.text_config), make_static(model))
         verdict = check_paged(runner, dtype, device)
@@ -122,7 +123,9 @@ def _paged(
         failure = str(error)
     except Exception as error:
         failure = f"it does not run over the paged cache: {one_line(error)}"
-    if not group.all_reduce_min(0 if failure else 1):
+    if not group.all_reduce_min(0 if failure else 1) or runner is None:
+        if runner is not None:
+            runner.give_back()
         raise UnsuitableError(failure or "it fails the self-check on another rank")
     return runner, verdict.error
 

@@ -5,7 +5,9 @@ What the attention needs of the step travels in a context variable: not every mo
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -99,11 +101,13 @@ class _Probe:
     def __init__(self) -> None:
         self.indices: list[int] = []
         self.shapes: list[KvShape] = []
+        self.windows: list[int | None] = []
 
     def attend(self, module: Any, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if getattr(module, "is_causal", True) is False:
             raise UnsuitableError("its attention is not causal")
         self.indices.append(layer.index)
+        self.windows.append(layer.window)
         self.shapes.append(KvShape(layer.num_kv_heads, layer.head_dim, value.shape[2]))
         return query.new_zeros(query.shape[0], layer.num_heads * value.shape[2])
 
@@ -115,13 +119,50 @@ class _Step:
     slots: Tensor
     cache: KvCache
     attention: AttentionStep
+    positions: Tensor  # [num_tokens] int64
+    temperatures: dict[int, tuple[float, float]]
 
     def attend(self, module: Any, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if layer.index in self.temperatures:
+            length, weight = self.temperatures[layer.index]
+            factors = torch.log1p(torch.floor((self.positions.float() + 1) / length)) * weight + 1
+            query = (query * factors.view(-1, 1, 1)).to(query.dtype)
         dtype = self.cache.rows[layer.index].dtype
         if key.dtype != dtype:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         self.cache.write(layer.index, self.slots, key, value)
         return self.attention.attend(layer, query, key, value)
+
+
+def _temperatures(model: Any) -> dict[int, tuple[float, float]]:
+    """For layer index: (floor_scale, attn_scale) of llama4's layers without rotary positions.
+
+    Their queries grow with the position, which the modelling takes from the place in the flattened batch, as if that
+    were one sequence. Within floor_scale the factor is 1 for all; beyond, we make up for the difference, and the
+    modelling must not do it too.
+    """
+    found = {}
+    for module in model.modules():
+        if getattr(module, "attn_temperature_tuning", None) and getattr(module, "use_rope", True) in (False, 0):
+            module.attn_temperature_tuning = False
+            found[module.layer_idx] = (float(module.floor_scale), float(module.attn_scale))
+    return found
+
+
+def _check_windows(config: Any, windows: list[int | None], max_positions: int | None) -> None:
+    """A window that only the mask knows of would be lost, and show only in sequences longer than it."""
+    window = getattr(config, "sliding_window", None)
+    if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
+        return
+    if max_positions is not None and window >= max_positions:
+        return
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        lost = not any(windows)
+    else:
+        lost = any(t == "sliding_attention" and not w for t, w in zip(types, windows, strict=False))
+    if lost:
+        raise UnsuitableError("its sliding window does not reach the attention")
 
 
 class TransformersRunner:
@@ -147,11 +188,13 @@ class TransformersRunner:
         if "position_ids" not in accepted:
             raise UnsuitableError("it takes no positions")
         self._picks_rows = "logits_to_keep" in accepted
+        self._temperatures = _temperatures(model)
         probe = _Probe()
         tokens = torch.zeros(2, dtype=torch.int64, device=device)
         logits = self._run(probe, tokens, torch.arange(2, device=device), None)
         if probe.indices != list(range(len(probe.indices))) or not probe.indices:
             raise UnsuitableError("not every layer calls attention exactly once, in order")
+        _check_windows(model.config.get_text_config(decoder=True), probe.windows, max_positions)
         self._vocab_size = logits.shape[-1]
         self._kv_shapes = tuple(probe.shapes)
 
@@ -167,15 +210,34 @@ class TransformersRunner:
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return self._kv_shapes
 
-    @property
-    def num_layers(self) -> int:
-        """Layers that attend."""
-        return len(self._kv_shapes)
+    @contextlib.contextmanager
+    def given_back(self) -> Iterator[Any]:
+        """Inside, the model is as transformers has it, with eager attention and eager experts."""
+        model = self.model
+        experts = model.get_experts_implementation() if hasattr(model, "get_experts_implementation") else None
+        model.set_attn_implementation("eager")
+        self.give_back()
+        try:
+            if experts is not None:
+                model.set_experts_implementation("eager")
+            yield model
+        finally:
+            model.set_attn_implementation(ATTENTION_NAME)
+            self._temperatures = _temperatures(model)
+            if experts is not None:
+                model.set_experts_implementation(experts)
+
+    def give_back(self) -> None:
+        """Undo what was changed in the model for this runner."""
+        for module in self.model.modules():
+            if getattr(module, "layer_idx", None) in self._temperatures and hasattr(module, "attn_temperature_tuning"):
+                module.attn_temperature_tuning = True
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """See `Runner.forward`."""
         metadata = inputs.attention
-        step = _Step(metadata.slots, cache, self._backend.begin(metadata, cache))
+        attention = self._backend.begin(metadata, cache)
+        step = _Step(metadata.slots, cache, attention, inputs.positions, self._temperatures)
         with known_length(self._rotaries, metadata.max_kv_length):
             return self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.kv_cache import KvCache
-from model_server.models.pretrained.paged import ATTENTION_NAME, TransformersRunner
+from model_server.models.pretrained.paged import TransformersRunner
 from model_server.models.pretrained.stateful import StatefulRunner
 from model_server.runner import ModelInputs, RequestState, Runner
 
@@ -37,17 +37,8 @@ def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.de
     """Compare with transformers' eager attention and eager experts on the same weights."""
     sequences = _sequences(runner.vocab_size, device)
     served = run(runner, sequences, dtype, device)
-    model = runner.model
-    experts = model.get_experts_implementation() if hasattr(model, "get_experts_implementation") else None
-    model.set_attn_implementation("eager")
-    try:
-        if experts is not None:
-            model.set_experts_implementation("eager")
+    with runner.given_back() as model:
         expected = [alone(model, s) for s in sequences]
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
-        if experts is not None:
-            model.set_experts_implementation(experts)
     return compare(served, expected, 1e-4, dtype)
 
 

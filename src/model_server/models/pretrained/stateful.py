@@ -52,6 +52,8 @@ class StatefulRunner:
             raise StartupError(f"{type(model).__name__} keeps nothing between two steps: it cannot be served")
         self._picks_rows = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
+        # What `generate` asks, too: some models insist on a cache class of their own.
+        self._takes_dynamic_cache = getattr(type(model), "_supports_default_dynamic_cache", lambda: True)()
         self._prefix = _decoder_prefix(model) if model.config.is_encoder_decoder else None
         self._vocab_size, self._state_bytes = self._measure(block_size)
 
@@ -160,11 +162,11 @@ class StatefulRunner:
 
     def _new_cache(self) -> Any:
         """An empty cache that fits the model's layers; None: the model makes its own."""
-        if self._cache_name != "past_key_values":
+        if self._cache_name != "past_key_values" or not self._takes_dynamic_cache:
             return None
         from transformers import DynamicCache
 
-        return DynamicCache(config=self.model.config)
+        return DynamicCache(config=self.model.config.get_text_config(decoder=True))
 
     def _measure(self, num_tokens: int) -> tuple[int, int]:
         """Width of the logits, and bytes that a request of `num_tokens` tokens (a block's worth) keeps.

@@ -1,0 +1,190 @@
+"""Model types that transformers' own modelling serves, as the study found them, and how a test loads one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from parity.protocol import CPU, WHOLE, prompts, run_protocol
+from support.tiny_types import type_checkpoint
+from torch import Tensor
+
+from model_server.attention.reference import ReferenceBackend
+from model_server.distributed import ProcessGroup
+from model_server.models.config import ModelConfig
+from model_server.models.pretrained import choice, loading
+from model_server.models.pretrained.self_check import alone, translated
+from model_server.models.pretrained.stateful import StatefulRunner
+from model_server.runner import Runner
+
+# Over the paged cache.
+PAGED = tuple(
+    [
+        "afmoe",
+        "apertus",
+        "arcee",
+        "aria_text",
+        "axk1",
+        "beam",
+        "bitnet",
+        "cohere",
+        "cohere2",
+        "cohere2_moe",
+        "ctrl",
+        "cwm",
+        "dbrx",
+        "deepseek_v2",
+        "deepseek_v3",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone4",
+        "exaone_moe",
+        "flex_olmo",
+        "flint",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "gemma3n_text",
+        "gemma4_text",
+        "gemma4_unified_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "gpt-sw3",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "granite_swa",
+        "granitemoe",
+        "granitemoe_swa",
+        "granitemoeshared",
+        "helium",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "hy_v3",
+        "hyperclovax",
+        "internlm3",
+        "iquestcoder",
+        "jais2",
+        "jetmoe",
+        "kolibri1",
+        "laguna",
+        "llama",
+        "llama4_text",
+        "mellum",
+        "mimo_v2_flash",
+        "minicpm3",
+        "minimax_m2",
+        "minimax_m3_vl_text",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "mixtral",
+        "modernbert-decoder",
+        "moshi",
+        "nanochat",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "opt",
+        "persimmon",
+        "phi",
+        "phi3",
+        "phimoe",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "solar_open",
+        "starcoder2",
+        "vaultgemma",
+        "youtu",
+    ]
+)
+# With a state per request.
+STATEFUL = tuple(
+    [
+        "mamba",
+        "mamba2",
+        "falcon_mamba",
+        "rwkv",
+        "falcon_h1",
+        "jamba",
+        "qwen3_next",
+        "qwen3_5_text",
+        "lfm2",
+        "minimax",
+        "granitemoehybrid",
+        "olmo_hybrid",
+        "nemotron_h",
+        "deepseek_v4",
+        "bloom",
+        "mpt",
+        "falcon",
+        "gptj",
+        "codegen",
+        "gpt_neo",
+        "xglm",
+        "biogpt",
+        "stablelm",
+        "diffllama",
+        "doge",
+        "hrm_text",
+        "t5",
+        "bart",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class LibraryCase:
+    """A checkpoint, and what transformers gives for each sequence alone: logits [length, vocab] float32.
+
+    prompt_lengths: of an encoder-decoder, whose rows before the last of the prompt are not compared; else zeros.
+    """
+
+    path: Path
+    model: Any
+    sequences: list[Tensor]
+    logits: list[Tensor]
+
+
+def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: Any) -> LibraryCase:
+    """Write a tiny checkpoint of the type and compute the reference with `eager` attention, or what the model takes."""
+    model = type_checkpoint(model_type, path, eager=eager, **overrides)
+    sequences = prompts(model.config.get_text_config(decoder=True).vocab_size)
+    with torch.inference_mode():
+        if getattr(model.config, "is_encoder_decoder", False):
+            prefix = (model.config.decoder_start_token_id,)
+            lengths = [next(step[i] for step in WHOLE if step[i]) for i in range(len(sequences))]
+            logits = [translated(model, s[:n], prefix, s[n:]) for s, n in zip(sequences, lengths, strict=True)]
+        else:
+            logits = [alone(model, s) for s in sequences]
+    return LibraryCase(path, model, sequences, logits)
+
+
+def load(path: Path, group: ProcessGroup | None = None, *, trust_remote_code: bool = False) -> Runner:
+    """The runner that the choice comes to, in float32 on the CPU; the native decoder is not asked."""
+    checkpoint = loading.open_checkpoint(path, ModelConfig.read(path), trust_remote_code=trust_remote_code)
+    with torch.inference_mode():
+        return choice.load_runner(
+            checkpoint, device=CPU, dtype=torch.float32, group=group or ProcessGroup(), backend=ReferenceBackend()
+        )
+
+
+def run_whole(runner: Runner, sequences: Sequence[Tensor]) -> list[Tensor]:
+    """The protocol with whole prompts; of an encoder-decoder only the rows that its decoder has."""
+    logits = run_protocol(runner, list(sequences), 4, steps=WHOLE)
+    if isinstance(runner, StatefulRunner) and runner.decoder_prefix is not None:
+        return [rows[~rows.isnan().any(-1)] for rows in logits]
+    return logits

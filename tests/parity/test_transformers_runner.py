@@ -1,0 +1,77 @@
+"""transformers' modelling over the paged cache equals transformers alone, type by type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.library import PAGED, load, make_case
+from parity.protocol import CHUNKS, PagedBatch, assert_equal_logits, run_protocol
+
+from model_server.models.pretrained.paged import TransformersRunner
+from model_server.models.pretrained.self_check import alone
+
+# One for each thing that reaches our attention its own way: nothing special, windows with capped scores, sinks,
+# chunks, keys wider than values, packed experts, keyword arguments that get lost, layers that share keys.
+REPRESENTATIVE = ("olmo", "gemma2", "gpt_oss", "llama4_text", "minicpm3", "granitemoe", "nemotron", "gemma3n_text")
+
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0, 1.2, 1.4, 1.7, 2.0, 2.1, 2.5, 3.0],
+    "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+
+
+def check(model_type: str, path: Path, **overrides: Any) -> None:
+    case = make_case(model_type, path, **overrides)
+    runner = load(path)
+    assert isinstance(runner, TransformersRunner)
+    for block_size, steps in ((4, None), (16, CHUNKS)):
+        options = {} if steps is None else {"steps": steps}
+        assert_equal_logits(run_protocol(runner, case.sequences, block_size, **options), case.logits)
+
+
+@pytest.mark.parametrize("model_type", REPRESENTATIVE)
+def test_type_equals_transformers(model_type: str, tmp_path: Path) -> None:
+    check(model_type, tmp_path)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("model_type", [t for t in PAGED if t not in REPRESENTATIVE])
+def test_every_type_equals_transformers(model_type: str, tmp_path: Path) -> None:
+    check(model_type, tmp_path)
+
+
+def test_logit_rows_picks_rows_in_order(tmp_path: Path) -> None:
+    case = make_case("olmo", tmp_path)
+    batch = PagedBatch(load(tmp_path), case.sequences, block_size=4)
+    rows = torch.tensor([43, 0, 18, 19])
+    with torch.inference_mode():
+        logits = batch.runner.forward(batch.inputs([19, 11, 14], rows), batch.cache)
+    assert logits.dtype == torch.float32
+    assert_equal_logits([logits], [torch.cat(case.logits)[rows]])
+
+
+@pytest.mark.parametrize("rope", [_LONGROPE, _DYNAMIC], ids=lambda r: r["rope_type"])
+def test_positions_beyond_the_original_length_do_not_touch_the_neighbours(rope: dict[str, Any], tmp_path: Path) -> None:
+    """One sequence grows past the length where transformers would change the frequencies of the whole batch."""
+    case = make_case("llama", tmp_path, rope_parameters=rope, max_position_embeddings=32)
+    runner = load(tmp_path)
+    short = case.sequences[0]
+    generator = torch.Generator().manual_seed(5)
+    long = torch.randint(0, 256, (48,), generator=generator)
+    batch = PagedBatch(runner, [short, long], block_size=4)
+    parts: list[list[torch.Tensor]] = [[], []]
+    for counts in ((6, 40), (13, 1), *((0, 1),) * 7):
+        for kept, logits in zip(parts, batch.step(counts), strict=True):
+            kept.append(logits)
+    assert_equal_logits([torch.cat(parts[0])], [case.logits[0]])
+    # Within the original length the long one is as transformers has it; beyond, chunks and steps agree.
+    assert_equal_logits([torch.cat(parts[1])[:32]], [alone(case.model, long[:32]).detach()])
+    again = PagedBatch(runner, [long], block_size=16)
+    assert_equal_logits([torch.cat([again.step([n])[0] for n in (30, 18)])], [torch.cat(parts[1])], tolerance=1e-5)
