@@ -1,0 +1,138 @@
+"""Which runner a checkpoint gets, what is refused before anything is loaded, and whose code is run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.tiny_models import tiny_checkpoint
+from support.tiny_types import type_checkpoint, type_model
+
+from model_server.attention.reference import ReferenceBackend
+from model_server.distributed import ProcessGroup
+from model_server.errors import StartupError
+from model_server.models.load import load_runner
+from model_server.models.pretrained.paged import TransformersRunner
+from model_server.models.pretrained.stateful import StatefulRunner
+from model_server.runner import KeepsState, Runner
+
+# Leaves a mark where it is imported.
+BOOBY_TRAP = """
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+Path(__file__).with_name("mark").touch()
+Path({mark!r}).touch()
+
+class TrapConfig(LlamaConfig):
+    model_type = "trap"
+
+class TrapModel(LlamaForCausalLM):
+    config_class = TrapConfig
+"""
+
+
+def load(path: Path, *, trust_remote_code: bool = False) -> Runner:
+    return load_runner(
+        path,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        group=ProcessGroup(),
+        attention=ReferenceBackend(),
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def change_config(path: Path, **fields: object) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize(("model_type", "runner"), [("olmo", TransformersRunner), ("mamba", StatefulRunner)])
+def test_the_choice_and_its_log_line(
+    model_type: str, runner: type, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    type_checkpoint(model_type, tmp_path)
+    with caplog.at_level("INFO", "model_server"):
+        loaded = load(tmp_path)
+    assert type(loaded) is runner
+    assert isinstance(loaded, KeepsState) == (runner is StatefulRunner)
+    [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Runner ")]
+    assert f"serves {model_type}, checked in" in line
+
+
+def test_a_native_family_does_not_import_transformers(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path, with_tokenizer=False)
+    script = (
+        "import sys, torch; from pathlib import Path\n"
+        "from model_server.attention.reference import ReferenceBackend\n"
+        "from model_server.distributed import ProcessGroup\n"
+        "from model_server.models.load import load_runner\n"
+        "load_runner(Path(sys.argv[1]), device=torch.device('cpu'), dtype=torch.float32, group=ProcessGroup(),\n"
+        "            attention=ReferenceBackend())\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
+
+
+def test_the_repository_s_code_runs_only_when_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, mark = tmp_path / "model", tmp_path / "mark"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    type_checkpoint("llama", folder)
+    (folder / "trap.py").write_text(BOOBY_TRAP.format(mark=str(mark)))
+    change_config(
+        folder,
+        model_type="trap",
+        auto_map={"AutoConfig": "trap.TrapConfig", "AutoModelForCausalLM": "trap.TrapModel"},
+    )
+    with pytest.raises(StartupError, match="model type trap needs code from its repository.*--trust-remote-code"):
+        load(folder)
+    assert not mark.exists()
+    assert isinstance(load(folder, trust_remote_code=True), TransformersRunner)
+    assert mark.exists()
+
+
+def test_a_type_that_transformers_knows_needs_no_code_from_its_repository(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    type_checkpoint("olmo", tmp_path)
+    (tmp_path / "trap.py").write_text(BOOBY_TRAP.format(mark=str(mark)))
+    change_config(tmp_path, auto_map={"AutoConfig": "trap.TrapConfig", "AutoModelForCausalLM": "trap.TrapModel"})
+    assert isinstance(load(tmp_path), TransformersRunner)
+    assert not mark.exists()
+
+
+def test_refusals_name_the_cause(tmp_path: Path) -> None:
+    type_checkpoint("olmo", tmp_path)
+    change_config(tmp_path, model_type="no_such_type")
+    with pytest.raises(StartupError, match="Unsupported model type no_such_type"):
+        load(tmp_path)
+    change_config(tmp_path, model_type="vit")
+    with pytest.raises(StartupError, match="vit is not one that generates text"):
+        load(tmp_path)
+    change_config(tmp_path, model_type="olmo", quantization_config={"quant_method": "gptq"})
+    with pytest.raises(StartupError, match=r"quantized \(gptq\)"):
+        load(tmp_path)
+
+
+def test_missing_tensors_are_not_made_up(tmp_path: Path) -> None:
+    model = type_model("olmo")
+    weights = model.state_dict()
+    weights.pop("model.layers.2.mlp.up_proj.weight")
+    model.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(StartupError, match=r"lack 1 tensors, the first is model.layers.2.mlp.up_proj.weight"):
+        load(tmp_path)
+
+
+def test_a_model_that_sees_the_future_is_refused(tmp_path: Path) -> None:
+    type_checkpoint("bert", tmp_path)
+    with pytest.raises(StartupError, match="bert cannot be served"):
+        load(tmp_path)
+
+
+def test_a_window_that_only_the_mask_knows_of_is_noticed(tmp_path: Path) -> None:
+    """phimoe's attention is not told of its window; in sequences shorter than it nothing would show."""
+    type_checkpoint("phimoe", tmp_path, sliding_window=100)
+    assert isinstance(load(tmp_path), StatefulRunner)
