@@ -92,7 +92,8 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
     engine.set_cache(cache)
     capacity = _limits(engine, plan, asked, num_blocks)
     logger.info(
-        "KV cache: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
+        "%s: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
+        "Room for the states of requests" if engine.keeps_state else "KV cache",
         num_blocks,
         block_size,
         num_blocks * _block_bytes(engine, plan) / 2**20,

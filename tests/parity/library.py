@@ -77,9 +77,9 @@ def load(path: Path, group: ProcessGroup | None = None, *, trust_remote_code: bo
         )
 
 
-def run_whole(runner: Runner, sequences: Sequence[Tensor]) -> list[Tensor]:
+def run_whole(runner: Runner, sequences: Sequence[Tensor], block_size: int = 4) -> list[Tensor]:
     """The protocol with whole prompts; of an encoder-decoder only the rows that its decoder has."""
-    logits = run_protocol(runner, list(sequences), 4, steps=WHOLE)
+    logits = run_protocol(runner, list(sequences), block_size, steps=WHOLE)
     if isinstance(runner, StatefulRunner) and runner.decoder_prefix is not None:
         return [rows[~rows.isnan().any(-1)] for rows in logits]
     return logits

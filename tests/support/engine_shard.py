@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.fake_model import FakeRunner, greedy
+from support.fake_model import FakeRunner, FakeStateRunner, greedy
 
 from model_server.batch.growth import Growth
 from model_server.batch.sequence import NewRequest
@@ -42,8 +42,9 @@ class EngineShard:
         budget: int | None = None,
         grows: bool = False,
         num_blocks: int = NUM_BLOCKS,
+        runner: FakeRunner | FakeStateRunner | None = None,
     ) -> None:
-        self.runner = FakeRunner(vocab_size=tokenizer.vocab_size)
+        self.runner = runner or FakeRunner(vocab_size=tokenizer.vocab_size)
         options = EngineOptions(
             device=CPU, rank=rank, world_size=world_size, block_size=BLOCK, prompt_logprobs_allowed=True,
             chunking=budget is not None,

@@ -78,3 +78,41 @@ class FakeRunner:
         if ids[-1] in self.poisoned:
             scores[:] = float("nan")
         return scores
+
+
+@dataclass
+class FakeStateRunner:
+    """Satisfies `Runner` and `KeepsState`: the same next tokens, from ids that each request's state remembers."""
+
+    vocab_size: int = 64
+    max_positions: int | None = 4096
+    kv_shapes: tuple[KvShape, ...] = ()
+    state_bytes: int = 1000
+    decoder_prefix: tuple[int, ...] | None = None
+    fail_on: dict[int, BaseException] = field(default_factory=dict)
+    num_forwards: int = 0
+    last_inputs: ModelInputs | None = None
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
+        self.num_forwards += 1
+        self.last_inputs = inputs
+        if self.num_forwards in self.fail_on:
+            raise self.fail_on[self.num_forwards]
+        scores = torch.zeros(len(inputs.input_ids), self.vocab_size)
+        row = 0
+        metadata = inputs.attention
+        for state, count, length in zip(
+            inputs.states, metadata.query_lengths_host, metadata.kv_lengths_host, strict=True
+        ):
+            if count == length:
+                state.kept = RememberedIds()
+            assert len(state.kept) == length - count, "a state is continued where it stood"
+            for token in inputs.input_ids[row : row + count].tolist():
+                state.kept.append(token)
+                scores[row, next_token(state.kept, self.vocab_size)] = 10.0
+                row += 1
+        return scores if inputs.logit_rows is None else scores[inputs.logit_rows]
+
+
+class RememberedIds(list[int]):
+    """A list that can be referred to weakly."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.fake_model import FakeRunner
+from support.fake_model import FakeRunner, FakeStateRunner
 from support.tiny_models import write_tokenizer
 
 from model_server.batch.sequence import NewRequest
@@ -29,7 +29,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def _engine(tokenizer: Tokenizer, runner: FakeRunner, *, chunking: bool = False) -> Engine:
+def _engine(tokenizer: Tokenizer, runner: FakeRunner | FakeStateRunner, *, chunking: bool = False) -> Engine:
     options = EngineOptions(
         device=torch.device("cpu"), rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=True,
         chunking=chunking,
@@ -39,7 +39,7 @@ def _engine(tokenizer: Tokenizer, runner: FakeRunner, *, chunking: bool = False)
 
 def _warm_up(
     tokenizer: Tokenizer,
-    runner: FakeRunner | None = None,
+    runner: FakeRunner | FakeStateRunner | None = None,
     *,
     max_batch_total_tokens: int | None = None,
     model_max_length: int | None = None,
@@ -152,3 +152,14 @@ def test_a_rank_learns_that_another_could_not_run_the_warm_up(tokenizer: Tokeniz
 
     with pytest.raises(StartupError, match="another rank"):
         _warm_up(tokenizer, group=FailedPeer())
+
+
+def test_a_runner_that_keeps_states_gets_blocks_without_memory(tokenizer: Tokenizer) -> None:
+    """The router's budgets go on in tokens; the cache that stands for them is empty."""
+    engine, capacity = _warm_up(tokenizer, FakeStateRunner(vocab_size=tokenizer.vocab_size, state_bytes=12_345))
+    assert engine.keeps_state
+    assert engine.cache.rows == []
+    assert capacity.total_tokens == engine.cache.num_blocks * BLOCK == 16_000
+    assert capacity.max_total_tokens == 4096
+    _, bounded = _warm_up(tokenizer, FakeStateRunner(vocab_size=tokenizer.vocab_size), max_batch_total_tokens=640)
+    assert bounded.total_tokens == 640

@@ -43,6 +43,7 @@ def load_runner(
     Raises StartupError for a model that neither runs right, or that needs a state per request and is to be sharded.
     """
     started = time.perf_counter()
+    logger.info("%s is not one of the native families: transformers' modelling is loaded", checkpoint.model_type)
     reason = _needs_state(checkpoint)
     model = None
     if reason is None:

@@ -88,7 +88,7 @@ def test_the_repository_s_code_runs_only_when_it_is_trusted(tmp_path: Path, monk
         model_type="trap",
         auto_map={"AutoConfig": "trap.TrapConfig", "AutoModelForCausalLM": "trap.TrapModel"},
     )
-    with pytest.raises(StartupError, match="model type trap needs code from its repository.*--trust-remote-code"):
+    with pytest.raises(StartupError, match=r"model type trap needs code from its repository.*--trust-remote-code"):
         load(folder)
     assert not mark.exists()
     assert isinstance(load(folder, trust_remote_code=True), TransformersRunner)

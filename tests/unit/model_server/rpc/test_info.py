@@ -1,0 +1,41 @@
+"""What Info announces follows from the runner."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from model_server.rpc.servicer import EXTENSIONS, Servicer, ShardFacts
+from wire.v3 import generate_pb2 as pb
+
+
+def facts(**changes: Any) -> ShardFacts:
+    usual: dict[str, Any] = {
+        "dtype": "torch.float32",
+        "device_type": "cpu",
+        "attention_impl": "paged",
+        "block_size": 16,
+        "chunking": True,
+        "prefix_caching": True,
+        "grows": True,
+        "urls": (),
+    }
+    return ShardFacts(**usual | changes)
+
+
+async def info(known: ShardFacts) -> pb.InfoResponse:
+    servicer = Servicer(cast(Any, None), cast(Any, None), known, cast(Any, None))
+    return cast(pb.InfoResponse, await servicer.Info(pb.InfoRequest(), cast(Any, None)))
+
+
+async def test_a_paged_runner_offers_everything() -> None:
+    answer = await info(facts())
+    assert tuple(answer.extensions) == EXTENSIONS
+    assert answer.support_chunking and answer.use_prefix_caching
+
+
+async def test_a_runner_with_states_offers_neither_chunks_nor_prefixes_nor_growth() -> None:
+    answer = await info(facts(chunking=False, prefix_caching=False, grows=False))
+    assert "grow" not in answer.extensions
+    assert set(answer.extensions) == set(EXTENSIONS) - {"grow"}
+    assert not answer.support_chunking and not answer.use_prefix_caching
+    assert answer.block_size == 16
