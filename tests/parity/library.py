@@ -57,7 +57,9 @@ class LibraryCase:
 def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: Any) -> LibraryCase:
     """Write a tiny checkpoint of the type and compute the reference with `eager` attention, or what the model takes."""
     model = type_checkpoint(model_type, path, eager=eager, **overrides)
-    sequences = prompts(model.config.get_text_config(decoder=True).vocab_size)
+    text_config = model.config.get_text_config(decoder=True)
+    # Without the padding token, which some models skip when they count positions.
+    sequences = [s.where(s != text_config.pad_token_id, s + 1) for s in prompts(text_config.vocab_size)]
     with torch.inference_mode():
         if getattr(model.config, "is_encoder_decoder", False):
             prefix = (model.config.decoder_start_token_id,)

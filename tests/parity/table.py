@@ -34,7 +34,7 @@ from model_server.models.pretrained.stateful import StatefulRunner
 from model_server.runner import Runner
 
 # Seconds per type: some configs have parts that no common name makes small.
-LIMIT_S = 30
+LIMIT_S = 25
 TOLERANCE = 1e-4
 RANKS = (2, 4)
 

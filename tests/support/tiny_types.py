@@ -45,7 +45,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "pad_token_id": 2,
-    "decoder_start_token_id": 2,
+    "decoder_start_token_id": 1,
     "forced_eos_token_id": None,
     "dropout": 0.0,
 }
@@ -54,6 +54,7 @@ _MIXED = ["sliding_attention", "full_attention"] * 2
 
 # What the common sizes do not fit.
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "bamba": {"attn_layer_indices": [1, 3]},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 2.0},
@@ -62,6 +63,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"layer_types": _MIXED, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_state": 16},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "longt5": {"decoder_start_token_id": 0},
+    "mt5": {"decoder_start_token_id": 0},
+    "umt5": {"decoder_start_token_id": 0},
+    "switch_transformers": {"decoder_start_token_id": 0},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {"floor_scale": 4},
     "mamba2": {"num_heads": 8, "state_size": 16, "n_groups": 1, "head_dim": 16},
@@ -77,14 +84,20 @@ def type_config(model_type: str, **overrides: Any) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[model_type]
+    return config_class(**(_fields(config_class) | OVERRIDES.get(model_type, {}) | overrides))
+
+
+def _fields(config_class: Any) -> dict[str, Any]:
+    """The common sizes under the names that the class and its parts (text, vision, sound) know."""
     known = _field_names(config_class)
     fields = {name: value for name, value in SIZES.items() if name in known}
-    if (
-        "qk_rope_head_dim" in known
-    ):  # latent attention: its head_dim is that of the rotated part, and all heads have keys
+    if "qk_rope_head_dim" in known:  # latent attention: head_dim is that of the rotated part, and all heads have keys
         fields.pop("head_dim", None)
         fields["num_key_value_heads"] = 4
-    return config_class(**(fields | OVERRIDES.get(model_type, {}) | overrides))
+    for name, part in getattr(config_class, "sub_configs", {}).items():
+        if hasattr(part, "model_type") and part.model_type:
+            fields[name] = _fields(part) | OVERRIDES.get(part.model_type, {})
+    return fields
 
 
 def _field_names(config_class: Any) -> set[str]:
@@ -107,6 +120,8 @@ def type_model(model_type: str, *, seed: int = 0, eager: bool = True, **override
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
+            if not parameter.requires_grad:  # computed, not learned, and not saved
+                continue
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() >= 2:
                 parameter.copy_(noise * 0.15)

@@ -35,7 +35,7 @@ class Verdict:
 
 def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
     """Compare with transformers' eager attention and eager experts on the same weights."""
-    sequences = _sequences(runner.vocab_size, device)
+    sequences = _sequences(runner.model.config, runner.vocab_size, device)
     served = run(runner, sequences, dtype, device)
     with runner.given_back() as model:
         expected = [alone(model, s) for s in sequences]
@@ -45,7 +45,7 @@ def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.de
 def check_stateful(runner: StatefulRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
     """Compare with one full forward of the same model. The tolerance is wider: a recurrence is summed in another order
     when it is computed for many tokens at once."""
-    sequences = _sequences(runner.vocab_size, device)
+    sequences = _sequences(runner.model.config, runner.vocab_size, device)
     served = run(runner, sequences, dtype, device)
     if runner.decoder_prefix is None:
         return compare(served, [alone(runner.model, s) for s in sequences], 2e-3, dtype)
@@ -56,9 +56,17 @@ def check_stateful(runner: StatefulRunner, dtype: torch.dtype, device: torch.dev
     return compare([s[p - 1 :] for s, p in zip(served, PREFILLED, strict=True)], expected, 2e-3, dtype)
 
 
-def _sequences(vocab_size: int, device: torch.device) -> list[Tensor]:
+def _sequences(config: Any, vocab_size: int, device: torch.device) -> list[Tensor]:
+    """Random ids without the padding token, which some models skip when they count positions."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randint(0, vocab_size, (n,), generator=generator).to(device) for n in LENGTHS]
+    padding = getattr(config.get_text_config(decoder=True), "pad_token_id", None)
+    sequences = []
+    for length in LENGTHS:
+        ids = torch.randint(0, vocab_size, (length,), generator=generator)
+        if isinstance(padding, int):
+            ids[ids == padding] = (padding + 1) % vocab_size
+        sequences.append(ids.to(device))
+    return sequences
 
 
 def run(
