@@ -59,7 +59,10 @@ def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: A
     model = type_checkpoint(model_type, path, eager=eager, **overrides)
     text_config = model.config.get_text_config(decoder=True)
     # Without the padding token, which some models skip when they count positions.
-    sequences = [s.where(s != text_config.pad_token_id, s + 1) for s in prompts(text_config.vocab_size)]
+    padding = getattr(text_config, "pad_token_id", None)
+    sequences = prompts(text_config.vocab_size)
+    if padding is not None:
+        sequences = [s.where(s != padding, s + 1) for s in sequences]
     with torch.inference_mode():
         if getattr(model.config, "is_encoder_decoder", False):
             prefix = (model.config.decoder_start_token_id,)
