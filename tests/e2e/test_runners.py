@@ -96,3 +96,25 @@ async def test_a_request_that_leaves_does_not_disturb_the_others(served: Served)
 
 def test_the_log_names_the_runner(served: Served) -> None:
     assert f"Runner `{served.runner}` serves {served.model_type}" in served.server.log()
+
+
+def test_two_shards_give_the_same_tokens(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    model = type_checkpoint("olmo", tmp_path, vocab_size=VOCAB_SIZE)
+    write_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    with running_server(tmp_path, "--num-shard", "2", "--max-total-tokens", "256") as server:
+        running = Served(server, model, tokenizer, "olmo", "transformers")
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            for prompt in PROMPTS[:2]:
+                body = {"inputs": prompt, "parameters": {"max_new_tokens": NEW_TOKENS, "details": True}}
+                assert ids(client.post("/generate", json=body).json()) == running.expected(prompt)
+
+
+def test_a_model_with_states_is_not_sharded(tmp_path: Path) -> None:
+    type_checkpoint("mamba", tmp_path, vocab_size=VOCAB_SIZE)
+    write_tokenizer(tmp_path)
+    with running_server(tmp_path, "--num-shard", "2", wait=False) as server:
+        assert server.process.wait(90) != 0
+        assert "cannot be divided among shards: use --num-shard 1" in server.log()

@@ -38,6 +38,7 @@ STATEFUL = (
     "mamba", "mamba2", "falcon_mamba", "rwkv", "falcon_h1", "jamba", "qwen3_next", "qwen3_5_text", "lfm2",
     "minimax", "granitemoehybrid", "olmo_hybrid", "nemotron_h", "deepseek_v4", "bloom", "mpt", "falcon", "gptj",
     "codegen", "gpt_neo", "xglm", "biogpt", "stablelm", "diffllama", "doge", "hrm_text", "t5", "bart",
+    "openai-gpt", "recurrent_gemma",
 )  # fmt: skip
 
 

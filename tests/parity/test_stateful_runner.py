@@ -15,8 +15,8 @@ from model_server.errors import RequestError
 from model_server.models.pretrained.stateful import StatefulRunner
 from model_server.runner import KeepsState
 
-# State spaces under both names, a hybrid, biases that no interface shows, encoder-decoders.
-REPRESENTATIVE = ("mamba", "rwkv", "jamba", "bloom", "t5", "bart")
+# State spaces under both names, a hybrid, biases that no interface shows, encoder-decoders, one without any cache.
+REPRESENTATIVE = ("mamba", "rwkv", "jamba", "bloom", "t5", "bart", "openai-gpt")
 # Their recurrences are summed in another order when many tokens are computed at once.
 TOLERANCES = {"nemotron_h": 2e-3}
 

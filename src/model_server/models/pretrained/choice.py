@@ -66,7 +66,16 @@ def load_runner(
         model = _load(checkpoint, dtype, device, group, None)
     else:
         model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
-    stateful, error = _stateful(checkpoint, model, device, dtype, backend.block_size)
+    try:
+        stateful, error = _stateful(checkpoint, model, device, dtype, backend.block_size, recomputes=False)
+    except StartupError as refusal:
+        if checkpoint.is_encoder_decoder:
+            raise
+        try:
+            stateful, error = _stateful(checkpoint, model, device, dtype, backend.block_size, recomputes=True)
+        except StartupError:
+            raise refusal from None
+        reason = f"{str(refusal).partition(': ')[2]}, so every step computes its sequence anew"
     _report("stateful", checkpoint, error, started, f"; {reason}: no chunked prefill, no prefix cache")
     return stateful
 
@@ -132,13 +141,16 @@ def _paged(
 
 
 def _stateful(
-    checkpoint: Checkpoint, model: Any, device: torch.device, dtype: torch.dtype, block_size: int
+    checkpoint: Checkpoint, model: Any, device: torch.device, dtype: torch.dtype, block_size: int, *, recomputes: bool
 ) -> tuple[StatefulRunner, float]:
     try:
-        runner = StatefulRunner(model, device, max_positions(checkpoint.text_config), make_static(model), block_size)
+        positions = max_positions(checkpoint.text_config)
+        runner = StatefulRunner(model, device, positions, make_static(model), block_size, recomputes=recomputes)
         verdict = check_stateful(runner, dtype, device)
-    except (StartupError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
+    except StartupError as error:
+        raise StartupError(f"{checkpoint.model_type} cannot be served: {error}") from None
     except Exception as error:
         raise StartupError(f"{checkpoint.model_type} cannot be served: {one_line(error)}") from error
     if not verdict.passed:

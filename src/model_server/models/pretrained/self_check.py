@@ -6,6 +6,7 @@ full and without a cache. Wrong models were measured 0.25 to 1.4 off (relative t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +127,8 @@ def _inputs(
 
 def alone(model: Any, sequence: Tensor) -> Tensor:
     """Logits [n, vocab] of a sequence in one forward without a cache."""
-    logits: Tensor = model(input_ids=sequence.unsqueeze(0), use_cache=False, return_dict=True).logits[0]
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    logits: Tensor = model(input_ids=sequence.unsqueeze(0), return_dict=True, **options).logits[0]
     return logits.float()
 
 

@@ -40,16 +40,24 @@ class StatefulRunner:
         max_positions: int | None,
         rotaries: list[StaticRotary],
         block_size: int,
+        *,
+        recomputes: bool = False,
     ) -> None:
-        """Runs the model on a few tokens to learn its widths. Raises StartupError."""
+        """Runs the model on a few tokens to learn its widths.
+
+        recomputes: the state is no cache but the tokens so far, which go through the model anew at each step.
+
+        Raises StartupError.
+        """
         self.model = model
         self._device = device
         self._max_positions = max_positions
         self._rotaries = rotaries
         accepted = inspect.signature(model.forward).parameters
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
-        if self._cache_name is None:
-            raise StartupError(f"{type(model).__name__} keeps nothing between two steps: it cannot be served")
+        self._recomputes = recomputes
+        if self._cache_name is None and not recomputes:
+            raise StartupError(f"{type(model).__name__} keeps nothing between two steps")
         self._picks_rows = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
         # What `generate` asks, too: some models insist on a cache class of their own.
@@ -107,6 +115,8 @@ class StatefulRunner:
             raise RequestError(f"a step begins at token {start}, but the request's state has another length")
         if self._prefix is not None:
             return self._decode(state, ids, start, wanted)
+        if self._recomputes:
+            return self._recompute(state, ids, start, wanted)
         arguments: dict[str, Any] = {"input_ids": ids.unsqueeze(0)}
         if self._takes_positions:
             arguments["position_ids"] = torch.arange(start, start + len(ids), device=ids.device).unsqueeze(0)
@@ -115,6 +125,15 @@ class StatefulRunner:
         logits = self._call(kept, arguments, len(ids), wanted, start + len(ids))
         state.kept = kept
         return logits
+
+    def _recompute(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
+        kept: _Kept | None = state.kept
+        ids = ids.clone() if kept is None else torch.cat([kept.cache, ids])
+        output = self.model(input_ids=ids.unsqueeze(0), **({"use_cache": False} if self._cache_name else {}))
+        state.kept = _Kept(len(ids), ids)
+        rows = torch.tensor([start + place for place in wanted], dtype=torch.int64, device=self._device)
+        logits: Tensor = output.logits[0]
+        return logits.index_select(0, rows)
 
     def _decode(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
         """An encoder-decoder: the prompt goes to the encoder, the prefix and what was generated to the decoder."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity.library import load as load_from_library
 from support.tiny_models import tiny_checkpoint
 from support.tiny_types import type_checkpoint, type_model
 
@@ -135,4 +136,4 @@ def test_a_model_that_sees_the_future_is_refused(tmp_path: Path) -> None:
 def test_a_window_that_only_the_mask_knows_of_is_noticed(tmp_path: Path) -> None:
     """phimoe's attention is not told of its window; in sequences shorter than it nothing would show."""
     type_checkpoint("phimoe", tmp_path, sliding_window=100)
-    assert isinstance(load(tmp_path), StatefulRunner)
+    assert isinstance(load_from_library(tmp_path), StatefulRunner)
