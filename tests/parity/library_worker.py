@@ -11,11 +11,12 @@ import warnings
 from pathlib import Path
 
 import torch
-from parity.library import load
 from parity.protocol import CPU, run_protocol
 
+from model_server.attention.reference import ReferenceBackend
 from model_server.distributed import connect
 from model_server.errors import StartupError
+from model_server.models.load import load_runner
 
 
 def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
@@ -26,8 +27,9 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     target = jobs_file.with_name(f"rank{rank}of{world_size}.pt")
     for name, (path, sequences) in torch.load(jobs_file).items():
         try:
-            runner = load(Path(path), group)
-            results[name] = run_protocol(runner, sequences, 4)
+            runner = load_runner(Path(path), device=CPU, dtype=torch.float32, group=group, attention=ReferenceBackend())
+            with torch.inference_mode():
+                results[name] = run_protocol(runner, sequences, 4)
         except StartupError as error:
             results[name] = str(error)
         torch.save(results, target)

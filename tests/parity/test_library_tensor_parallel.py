@@ -10,9 +10,9 @@ from parity.library import LibraryCase, make_case
 from parity.protocol import assert_equal_logits
 from parity.ranks import run_ranks
 
-EQUAL = ("olmo", "qwen3_moe", "glm4")
+EQUAL = ("olmo", "granitemoe", "glm4")
 REFUSED = {
-    "gpt2": "transformers has no tensor-parallel plan for gpt2: use --num-shard 1",
+    "jetmoe": "transformers has no tensor-parallel plan for jetmoe: use --num-shard 1",
     "mamba": "mamba needs a state for each request (its layers are recurrent), which cannot be divided among shards: "
     "use --num-shard 1",
 }
@@ -47,7 +47,7 @@ def test_key_heads_that_do_not_divide_are_refused_before_loading(cases: dict[str
     from model_server.models.config import ModelConfig
     from model_server.models.pretrained.loading import check_sharding, open_checkpoint
 
-    path = cases["qwen3_moe"].path
+    path = cases["glm4"].path
     checkpoint = open_checkpoint(path, ModelConfig.read(path), trust_remote_code=False)
     with pytest.raises(StartupError, match=r"`num_key_value_heads` \(2\) cannot be divided among 4 shards"):
         check_sharding(checkpoint, 4)
