@@ -189,8 +189,8 @@ def test_missing_tensor_and_unknown_type(tmp_path: Path) -> None:
     config.write_text(text.replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
     with pytest.raises(StartupError, match=r"^weight model\.layers\.1\.input_layernorm\.weight does not exist$"):
         load_runner(path, **options)
-    config.write_text(text.replace('"model_type": "llama"', '"model_type": "bert"'))
-    with pytest.raises(StartupError, match=r"^Unsupported model type bert; this version serves .*llama, .*mistral, "):
+    config.write_text(text.replace('"model_type": "llama"', '"model_type": "lama"'))
+    with pytest.raises(StartupError, match=r"^Unsupported model type lama: neither Tercet nor transformers knows it$"):
         load_runner(path, **options)
     (path / "model.safetensors").unlink()
     config.write_text(text)
