@@ -16,7 +16,7 @@ from model_server.attention.backend import AttentionBackend
 from model_server.distributed import ProcessGroup
 from model_server.models.build import build
 from model_server.models.config import ModelConfig
-from model_server.models.families import FAMILIES, spec_of
+from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.runner import Runner
 from model_server.weights.locate import weight_files
 from model_server.weights.reader import SafetensorsReader
@@ -43,13 +43,14 @@ def load_runner(
     """
     started = time.perf_counter()
     config = ModelConfig.read(model_dir)
-    if config.model_type not in FAMILIES:
+    try:
+        spec = spec_of(config)
+    except UnknownFamilyError:
         from model_server.models.pretrained import choice, loading
 
         checkpoint = loading.open_checkpoint(model_dir, config, trust_remote_code=trust_remote_code)
         with torch.inference_mode():
             return choice.load_runner(checkpoint, device=device, dtype=dtype, group=group, backend=attention)
-    spec = spec_of(config)
     files = weight_files(model_dir)
     reading = SafetensorsReader(files, dtype=dtype, device=device, base_prefix=spec.names.base)
     with reading as reader, torch.inference_mode():
