@@ -124,6 +124,69 @@ async def test_thirty_two_at_once_get_what_each_gets_alone(server: RunningServer
     assert together == alone
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["a", "b"]}
+# One of every way to choose a token, and of everything that is told of one.
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_n_tokens": 5},
+    {"repetition_penalty": 1.4},
+    {"do_sample": True, "seed": 1},
+    {"do_sample": True, "seed": 2, "temperature": 0.7, "top_k": 10},
+    {"do_sample": True, "seed": 3, "top_p": 0.8, "top_n_tokens": 2},
+    {"do_sample": True, "seed": 4, "typical_p": 0.7, "frequency_penalty": 1.0},
+    {"watermark": True},
+    {"watermark": True, "do_sample": True, "seed": 5},
+    {"grammar": {"type": "json", "value": SCHEMA}},
+    {"grammar": {"type": "json", "value": SCHEMA}, "do_sample": True, "seed": 6, "temperature": 2.0},
+    {"grammar": {"type": "regex", "value": "[a-f]{3}-[0-9]{4}"}, "repetition_penalty": 1.2},
+    {"stop": ["e", "a b"]},
+    {"stop": ["o"], "do_sample": True, "seed": 7, "min_p": 0.05},
+    {"decoder_input_details": True},
+    {"truncate": 7, "ignore_eos": True},
+)
+
+
+async def test_sixteen_kinds_in_one_batch_get_what_each_gets_alone(server: RunningServer) -> None:
+    words = ["one", "two", "three", "four", "five"]
+    bodies = [
+        {
+            "inputs": " ".join(words[(i + j) % 5] for j in range(3 + 2 * i)),
+            "parameters": {"max_new_tokens": 30, "details": True, **kind},
+        }
+        for i, kind in enumerate(KINDS)
+    ]
+    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+
+        async def ask(body: dict[str, Any]) -> dict[str, Any]:
+            response = await client.post("/generate", json=body)
+            assert response.status_code == 200, response.text
+            answer: dict[str, Any] = response.json()
+            return answer
+
+        alone = [await ask(body) for body in bodies]
+        together = await asyncio.gather(*(ask(body) for body in bodies))
+    for kind, one, other in zip(KINDS, alone, together, strict=True):
+        _assert_same(one, other, kind)
+    assert len(alone) == 16
+
+
+def _assert_same(one: Any, other: Any, kind: Any) -> None:
+    """Logprobs may differ in the last digits: sums over a larger batch are added up in another order."""
+    assert type(one) is type(other), kind
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), kind
+        for key in one:
+            _assert_same(one[key], other[key], kind)
+    elif isinstance(one, list):
+        assert len(one) == len(other), kind
+        for a, b in zip(one, other, strict=True):
+            _assert_same(a, b, kind)
+    elif isinstance(one, float):
+        assert other == pytest.approx(one, abs=1e-3), kind
+    else:
+        assert one == other, kind
+
+
 def test_one_seed_gives_the_same_tokens_at_any_number_of_shards(
     server: RunningServer, checkpoints: dict[str, Path]
 ) -> None:
