@@ -20,8 +20,8 @@ NEW_TOKENS = 16
 # decisions.md, "Near ties", relative to the largest logit.
 NEAR_TIE = 1e-4
 
-# One checkpoint of each model type: the first of its variants.
-ONE_EACH: list[Key] = list({model_type: (model_type, variant) for model_type, variant in reversed(CASES)}.values())
+# One checkpoint of each model type: the plain one, or else the first of its variants.
+ONE_EACH: list[Key] = list({key[0]: key for key in sorted(CASES, key=lambda key: key[1] == "plain")}.values())
 
 
 def _checkpoint(key: Key, path: Path) -> Any:
