@@ -12,7 +12,7 @@ import torch
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
 from model_server.config import ServeConfig
-from model_server.device import enter, resolve_device, resolve_dtype, tune
+from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
 from model_server.device_thread import DeviceThread
 from model_server.distributed import ProcessGroup, connect
 from model_server.engine import Engine, EngineOptions
@@ -100,6 +100,7 @@ def _load_engine(
         trust_remote_code=config.trust_remote_code,
         progress=_Progress(),
     )
+    settle(device)
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
