@@ -62,12 +62,15 @@ def enter(device: torch.device) -> AbstractContextManager[object]:
     return torch.inference_mode()
 
 
-def resolve_dtype(requested: str | None, device: torch.device, weight_file_bytes: int) -> torch.dtype:
+def resolve_dtype(
+    requested: str | None, device: torch.device, weight_file_bytes: int, *, needs_bfloat16: bool = False
+) -> torch.dtype:
     """The type of weights, activations and KV cache. `requested`: the user's `--dtype`.
 
-    Unset on a GPU: float16, as TGI. Unset on a CPU: bfloat16 where the CPU multiplies it natively, else float32; but a
-    model of less than SMALL_MODEL_BYTES stays in float32: a row computed alone and in a batch then differs by float32
-    rounding only, so greedy tokens do not depend on neighbours (bfloat16 steps were 1.4 to 1.7 times quicker there).
+    Unset on a GPU: float16, as TGI, and bfloat16 for a model that needs its range. Unset on a CPU: bfloat16 where the
+    CPU multiplies it natively, else float32; but a model of less than SMALL_MODEL_BYTES stays in float32: a row
+    computed alone and in a batch then differs by float32 rounding only, so greedy tokens do not depend on neighbours
+    (bfloat16 steps were 1.4 to 1.7 times quicker there).
     Raises StartupError for a word that is none of DTYPES.
     """
     if requested is not None:
@@ -75,7 +78,7 @@ def resolve_dtype(requested: str | None, device: torch.device, weight_file_bytes
             raise StartupError(f"--dtype {requested} is unknown; choose one of {', '.join(DTYPES)}")
         return DTYPES[requested]
     if device.type == "cuda":
-        return torch.float16
+        return torch.bfloat16 if needs_bfloat16 else torch.float16
     if weight_file_bytes >= SMALL_MODEL_BYTES and has_native_bfloat16():
         return torch.bfloat16
     return torch.float32

@@ -25,7 +25,7 @@ from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.runner import KeepsState
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
-from model_server.weights.locate import resolve, weight_file_bytes
+from model_server.weights.checkpoint import Checkpoint
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -36,21 +36,21 @@ PROGRESS_EVERY_S = 2.0
 STOP_LIMIT_S = 5.0
 
 
-def run_shard(config: ServeConfig) -> None:
-    """Serve until a signal. Raises StartupError, or what ended the shard."""
+def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
+    """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
     rank, world_size = (config.rank, config.world_size) if config.sharded else (0, 1)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
-    model_dir = resolve(config.model_id, config.revision)
+    model_dir = checkpoint.directory
+    tokenizer = Tokenizer.load(model_dir)  # what is wrong with it is said before minutes of loading
     device = resolve_device(rank, world_size)
-    file_bytes = weight_file_bytes(model_dir)
-    dtype = resolve_dtype(config.dtype, device, file_bytes)
-    num_threads = tune(device, world_size, file_bytes)
+    dtype = resolve_dtype(config.dtype, device, checkpoint.file_bytes, needs_bfloat16=checkpoint.needs_bfloat16)
+    num_threads = tune(device, world_size, checkpoint.file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     attention = select_backend(config.attention, device)
     group = connect(rank, world_size, device, address=config.master_addr, port=config.master_port)
     try:
-        engine = _load_engine(config, model_dir, dtype, group, attention, device)
+        engine = _load_engine(config, model_dir, tokenizer, dtype, group, attention, device)
         facts = ShardFacts(
             dtype=str(dtype),
             device_type=device.type,
@@ -86,6 +86,7 @@ def _tracing(config: ServeConfig) -> Tracing | None:
 def _load_engine(
     config: ServeConfig,
     model_dir: Path,
+    tokenizer: Tokenizer,
     dtype: torch.dtype,
     group: ProcessGroup,
     attention: AttentionBackend,
@@ -112,7 +113,7 @@ def _load_engine(
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not isinstance(runner, KeepsState),
     )
-    return Engine(runner, Tokenizer.load(model_dir), sampler, options)
+    return Engine(runner, tokenizer, sampler, options)
 
 
 async def _serve(
