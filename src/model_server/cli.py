@@ -33,6 +33,8 @@ def serve(config: ServeConfig) -> int:
     started = time.perf_counter()
     try:
         checkpoint = examine(resolve(config.model_id, config.revision))
+        size = checkpoint.file_bytes / 2**20
+        logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.files), size)
         # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.
         from model_server.shard import run_shard
 

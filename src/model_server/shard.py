@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
 import torch
@@ -26,12 +25,11 @@ from model_server.runner import KeepsState
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
+from model_server.weights.progress import LoadProgress
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two lines about a long load.
-PROGRESS_EVERY_S = 2.0
 # A rank whose peer is gone may never come back from a collective: the end does not wait longer for it.
 STOP_LIMIT_S = 5.0
 
@@ -48,6 +46,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     num_threads = tune(device, world_size, checkpoint.file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     attention = select_backend(config.attention, device)
+    if world_size > 1:
+        logger.info("Meeting the other %d ranks at %s:%d", world_size - 1, config.master_addr, config.master_port)
     group = connect(rank, world_size, device, address=config.master_addr, port=config.master_port)
     try:
         engine = _load_engine(config, model_dir, tokenizer, dtype, group, attention, device)
@@ -99,7 +99,7 @@ def _load_engine(
         group=group,
         attention=attention,
         trust_remote_code=config.trust_remote_code,
-        progress=_Progress(),
+        progress=LoadProgress(),
     )
     settle(device)
     sampler = Sampler(
@@ -132,15 +132,3 @@ async def _serve(
         await server.serve()
     finally:
         device.stop(STOP_LIMIT_S)
-
-
-class _Progress:
-    """Says now and then how much of the weights is there."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._last >= PROGRESS_EVERY_S:
-            self._last = time.monotonic()
-            logger.info("Loading weights: layer %d of %d (%d %%)", done, total, 100 * done // max(total, 1))

@@ -27,7 +27,8 @@ _SIZES = frozenset(
         "hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "head_dim", "d_model", "d_ff",
         "d_kv", "n_embd", "n_inner", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "num_attention_heads", "n_head",
         "n_heads", "num_heads", "num_key_value_heads", "num_kv_heads", "num_experts", "num_local_experts",
-        "n_routed_experts", "num_experts_per_tok", "state_size", "conv_kernel", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim",
+        "n_routed_experts", "num_experts_per_tok", "state_size", "conv_kernel", "kv_lora_rank", "q_lora_rank",
+        "qk_rope_head_dim",
     }
 )  # fmt: skip
 # The largest vocabularies have less than 2**19 entries, the widest layers less than 2**18 numbers.
