@@ -84,7 +84,7 @@ def write_checkpoint(folder: Path, megabytes: int, *, dtype: str = "float32", fi
             tensors[name] = block.repeat(-(-size // block.numel()))[:size].view(shapes[name]).clone()
             weight_map[name] = file
         save_file(tensors, folder / file, metadata={"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 
 
