@@ -150,4 +150,4 @@ def test_second_copies_are_left_alone(tmp_path: Path) -> None:
     assert [f.name for f in examine(tmp_path).files] == ["model-1.safetensors", "model-2.safetensors"]
     for file in tmp_path.glob("model-*"):
         file.unlink()
-    assert [f.name for f in weight_files(tmp_path)] == ["consolidated.00.safetensors", "consolidated.safetensors"]
+    assert [f.name for f in weight_files(tmp_path)] == ["consolidated.safetensors"]
