@@ -83,6 +83,11 @@ def check_directory(model_id: str, path: Path) -> None:
         remedy = f"; did you mean {snapshots[-1]}?" if snapshots else f" (found: {_some(found)})"
         raise ArgumentValidation(f"`--model-id` {model_id}: the directory has no config.json{remedy}")
     if not any(name.endswith(".safetensors") for name in found):
+        if any(name.endswith((".bin", ".pt", ".pth")) for name in found):
+            raise ArgumentValidation(
+                f"`--model-id` {model_id}: the directory holds pickled weights and no *.safetensors; nothing is "
+                f"unpickled here: convert them once with `model-server download-weights {model_id} --auto-convert`"
+            )
         raise ArgumentValidation(f"`--model-id` {model_id}: the directory has no *.safetensors (found: {_some(found)})")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
 from importlib.metadata import version
 
 from model_server.config import DownloadConfig, ServeConfig
 from model_server.errors import StartupError
+from model_server.weights.checkpoint import examine
+from model_server.weights.locate import resolve
 from wire import log_line
 from wire.options import run_group
 
@@ -29,10 +32,14 @@ def serve(config: ServeConfig) -> int:
     log_line.configure(config.json_output, config.logger_level, rank=config.rank if config.sharded else None)
     started = time.perf_counter()
     try:
+        checkpoint = examine(resolve(config.model_id, config.revision))
+        size = checkpoint.file_bytes / 2**20
+        logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.files), size)
+        # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.
         from model_server.shard import run_shard
 
         logger.info("Imported in %.2f s", time.perf_counter() - started)
-        run_shard(config)
+        run_shard(config, checkpoint)
     except StartupError as error:
         logger.error("%s", error)
         return 1
@@ -43,12 +50,19 @@ def serve(config: ServeConfig) -> int:
 
 
 def download(config: DownloadConfig) -> int:
-    """Fetch a hub model into the local cache."""
+    """Fetch a hub model into the local cache; convert its weights if that is asked for and needed."""
     log_line.configure(config.json_output, config.logger_level)
     from model_server.weights.download import download as fetch
 
+    # The default would end the process where it stands, and leave half-written files.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        fetch(config.model_id, config.revision, trust_remote_code=config.trust_remote_code)
+        fetch(
+            config.model_id,
+            config.revision,
+            trust_remote_code=config.trust_remote_code,
+            auto_convert=config.auto_convert,
+        )
     except StartupError as error:
         logger.error("%s", error)
         return 1

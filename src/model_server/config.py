@@ -60,8 +60,18 @@ class ServeConfig:
 class DownloadConfig:
     """`model-server download-weights MODEL_ID`: fill the local hub cache, then end."""
 
-    model_id: str = argument(help="Hub id of the model")
+    model_id: str = argument(help="Hub id of the model, or a local folder to check and convert")
     revision: str | None = option(None, help="Branch, tag or commit")
     trust_remote_code: bool = option(False, help="Also fetch the code files of the repository")
+    auto_convert: bool = option(
+        False,
+        env=None,
+        negatable=True,
+        help="Where a model has only pickled weights (.bin, .pt), write safetensors beside them: in a process of its "
+        "own that takes nothing but tensors",
+    )
+    extension: Literal[".safetensors"] = option(
+        ".safetensors", env=None, help="Kind of the weight files; no other is served"
+    )
     logger_level: str = option("INFO", env=None, help="Least severe log level that is written")
     json_output: bool = option(False, help="One JSON object for each log line")

@@ -27,6 +27,9 @@ SMALL_MODEL_BYTES = 128 * 2**20
 # The number of rows that matrices are packed for: within 5 % of the best layout at every number.
 PACKED_ROWS = 32
 
+# Blocks of this size are mapped on their own while weights are loaded; setting it also ends glibc's raising of it.
+LOADING_MMAP_THRESHOLD = 2**20
+
 # <malloc.h>
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -59,12 +62,15 @@ def enter(device: torch.device) -> AbstractContextManager[object]:
     return torch.inference_mode()
 
 
-def resolve_dtype(requested: str | None, device: torch.device, weight_file_bytes: int) -> torch.dtype:
+def resolve_dtype(
+    requested: str | None, device: torch.device, weight_file_bytes: int, *, needs_bfloat16: bool = False
+) -> torch.dtype:
     """The type of weights, activations and KV cache. `requested`: the user's `--dtype`.
 
-    Unset on a GPU: float16, as TGI. Unset on a CPU: bfloat16 where the CPU multiplies it natively, else float32; but a
-    model of less than SMALL_MODEL_BYTES stays in float32: a row computed alone and in a batch then differs by float32
-    rounding only, so greedy tokens do not depend on neighbours (bfloat16 steps were 1.4 to 1.7 times quicker there).
+    Unset on a GPU: float16, as TGI, and bfloat16 for a model that needs its range. Unset on a CPU: bfloat16 where the
+    CPU multiplies it natively, else float32; but a model of less than SMALL_MODEL_BYTES stays in float32: a row
+    computed alone and in a batch then differs by float32 rounding only, so greedy tokens do not depend on neighbours
+    (bfloat16 steps were 1.4 to 1.7 times quicker there).
     Raises StartupError for a word that is none of DTYPES.
     """
     if requested is not None:
@@ -72,7 +78,7 @@ def resolve_dtype(requested: str | None, device: torch.device, weight_file_bytes
             raise StartupError(f"--dtype {requested} is unknown; choose one of {', '.join(DTYPES)}")
         return DTYPES[requested]
     if device.type == "cuda":
-        return torch.float16
+        return torch.bfloat16 if needs_bfloat16 else torch.float16
     if weight_file_bytes >= SMALL_MODEL_BYTES and has_native_bfloat16():
         return torch.bfloat16
     return torch.float32
@@ -95,7 +101,7 @@ def tune(device: torch.device, world_size: int, weight_file_bytes: int) -> int:
     Threads: this rank's share of the CPUs, unless OMP_NUM_THREADS says otherwise. A small model leaves one CPU to the
     router: its operators are so short that a thread which waits for a busy core costs more than it brings (measured on
     two busy cores: each parallel operator then takes a scheduler slice, 4 ms).
-    Memory: freed activations stay with the process instead of going back to the system page by page.
+    Memory: until `settle`, large blocks go back to the system as soon as they are freed.
     Returns the number of threads.
     """
     if device.type != "cpu":
@@ -105,18 +111,27 @@ def tune(device: torch.device, world_size: int, weight_file_bytes: int) -> int:
         if weight_file_bytes < SMALL_MODEL_BYTES:
             cpus -= 1
         torch.set_num_threads(max(1, cpus // world_size))
-    _keep_freed_memory()
+    _set_malloc({_M_MMAP_THRESHOLD: LOADING_MMAP_THRESHOLD})
     return torch.get_num_threads()
 
 
-def _keep_freed_memory() -> None:
-    """Raise glibc's thresholds for mmap and trim: without it every activation of more than a few 100 KiB faults in
-    fresh zeroed pages at each layer (a gather of 8 MiB took twice as long). No effect with another C library.
+def settle(device: torch.device) -> None:
+    """Call it once the weights are loaded: on a CPU, freed activations stay with the process from now on.
+
+    Without it every activation of more than a few 100 KiB faults in fresh zeroed pages at each layer (a gather of 8 MiB
+    took twice as long). While weights are loaded it would be wrong: the matrices that pass through memory on their way
+    to a packed layout leave holes that nothing fits, a third of the model's size (measured on 1 GB).
     """
+    if device.type == "cpu":
+        _set_malloc({_M_MMAP_THRESHOLD: 2**30, _M_TRIM_THRESHOLD: 2**31 - 1})
+
+
+def _set_malloc(options: dict[int, int]) -> None:
+    """Set glibc's parameters. No effect with another C library."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**30)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        for option, value in options.items():
+            mallopt(option, value)
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from pathlib import Path
 
 import torch
@@ -12,7 +11,7 @@ import torch
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
 from model_server.config import ServeConfig
-from model_server.device import enter, resolve_device, resolve_dtype, tune
+from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
 from model_server.device_thread import DeviceThread
 from model_server.distributed import ProcessGroup, connect
 from model_server.engine import Engine, EngineOptions
@@ -25,32 +24,33 @@ from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.runner import KeepsState
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
-from model_server.weights.locate import resolve, weight_file_bytes
+from model_server.weights.checkpoint import Checkpoint
+from model_server.weights.progress import LoadProgress
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two lines about a long load.
-PROGRESS_EVERY_S = 2.0
 # A rank whose peer is gone may never come back from a collective: the end does not wait longer for it.
 STOP_LIMIT_S = 5.0
 
 
-def run_shard(config: ServeConfig) -> None:
-    """Serve until a signal. Raises StartupError, or what ended the shard."""
+def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
+    """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
     rank, world_size = (config.rank, config.world_size) if config.sharded else (0, 1)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
-    model_dir = resolve(config.model_id, config.revision)
+    model_dir = checkpoint.directory
+    tokenizer = Tokenizer.load(model_dir)  # what is wrong with it is said before minutes of loading
     device = resolve_device(rank, world_size)
-    file_bytes = weight_file_bytes(model_dir)
-    dtype = resolve_dtype(config.dtype, device, file_bytes)
-    num_threads = tune(device, world_size, file_bytes)
+    dtype = resolve_dtype(config.dtype, device, checkpoint.file_bytes, needs_bfloat16=checkpoint.needs_bfloat16)
+    num_threads = tune(device, world_size, checkpoint.file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     attention = select_backend(config.attention, device)
+    if world_size > 1:
+        logger.info("Meeting the other %d ranks at %s:%d", world_size - 1, config.master_addr, config.master_port)
     group = connect(rank, world_size, device, address=config.master_addr, port=config.master_port)
     try:
-        engine = _load_engine(config, model_dir, dtype, group, attention, device)
+        engine = _load_engine(config, model_dir, tokenizer, dtype, group, attention, device)
         facts = ShardFacts(
             dtype=str(dtype),
             device_type=device.type,
@@ -86,6 +86,7 @@ def _tracing(config: ServeConfig) -> Tracing | None:
 def _load_engine(
     config: ServeConfig,
     model_dir: Path,
+    tokenizer: Tokenizer,
     dtype: torch.dtype,
     group: ProcessGroup,
     attention: AttentionBackend,
@@ -98,8 +99,9 @@ def _load_engine(
         group=group,
         attention=attention,
         trust_remote_code=config.trust_remote_code,
-        progress=_Progress(),
+        progress=LoadProgress(),
     )
+    settle(device)
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
@@ -111,7 +113,7 @@ def _load_engine(
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not isinstance(runner, KeepsState),
     )
-    return Engine(runner, Tokenizer.load(model_dir), sampler, options)
+    return Engine(runner, tokenizer, sampler, options)
 
 
 async def _serve(
@@ -130,15 +132,3 @@ async def _serve(
         await server.serve()
     finally:
         device.stop(STOP_LIMIT_S)
-
-
-class _Progress:
-    """Says now and then how much of the weights is there."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() - self._last >= PROGRESS_EVERY_S:
-            self._last = time.monotonic()
-            logger.info("Loading weights: layer %d of %d (%d %%)", done, total, 100 * done // max(total, 1))

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from wire.progress_bars import ProgressFilter, StatusLines
+
 Layout = Literal["flat", "launcher", "shard"]
 
 
@@ -152,11 +154,16 @@ def configure(
     are understood, what cannot be read is passed over). `rank` is written on every record. `layout` defaults to `shard`
     with a rank, else to `flat`. A stream that breaks loses records, it never raises. Colours: only on a terminal, and
     not with `LOG_COLORIZE` 0, false, no or off. A logger's `extra` becomes fields of the record; a record with
-    `extra={"log_line": LogLine, "log_layout": Layout | None}` is a child's, written as it is.
+    `extra={"log_line": LogLine, "log_layout": Layout | None}` is a child's, written as it is. On a terminal, records of
+    progress become bars (see `progress_bars`).
     """
     target: Stream = sys.stdout if stream is None else stream
+    can_draw = not json_output and _is_terminal(target) and os.environ.get("TERM") != "dumb"
+    bars = StatusLines(target) if can_draw else None
     number, named, num_unknown = _levels_of_loggers(level)
-    handler = _Handler(target)
+    handler = _Handler(bars or target)
+    if not json_output:
+        handler.addFilter(ProgressFilter(bars, rank))
     chosen: Layout = layout or ("flat" if rank is None else "shard")
     colour = not json_output and _is_terminal(target) and _wants_colour(os.environ)
     handler.setFormatter(_Formatter(json_output=json_output, layout=chosen, rank=rank, colour=colour))

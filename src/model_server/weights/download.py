@@ -1,7 +1,8 @@
 """`model-server download-weights`: bring what serving needs of a hub model into the local cache.
 
-That is: configs, tokenizer, chat templates, safetensors. Pickled weights are never fetched; code files only with
-`trust_remote_code`. What is already complete in the cache is used without asking the network (launcher.md R12).
+That is: configs, tokenizer, chat templates, safetensors. Code files are fetched only with `trust_remote_code`, pickled
+weights only to convert them at once, with `auto_convert` and where there are no safetensors. What is already complete
+in the cache is used without asking the network (launcher.md R12).
 """
 
 from __future__ import annotations
@@ -14,9 +15,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from model_server.errors import StartupError
+from model_server.weights.convert import PICKLE_INDEX, convert, has_pickled_weights, pickled_names
 from model_server.weights.hub import Hub, HuggingFaceHub, Unreachable
-from model_server.weights.json_file import read_object
-from model_server.weights.locate import SKIPPED_WORDS, is_local, resolve, weight_files
+from model_server.weights.locate import (
+    INDEX,
+    SKIPPED_WORDS,
+    has_safetensors,
+    is_local,
+    resolve,
+    weight_files,
+    weight_map,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +34,6 @@ TRIES = 5
 WAIT_S = 5.0
 PARALLEL_FILES = 4
 
-INDEX = "model.safetensors.index.json"
 _SIDE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 _CODE_SUFFIXES = (".py",)
 _T = TypeVar("_T")
@@ -36,37 +44,57 @@ def download(
     revision: str | None,
     *,
     trust_remote_code: bool = False,
+    auto_convert: bool = False,
     hub: Hub | None = None,
     wait_s: float = WAIT_S,
 ) -> Path:
     """Make `model_id` present on this machine and return its directory.
 
-    Raises StartupError, one line: unknown or gated repository, no network and nothing cached, pickled weights only.
+    auto_convert: where there are only pickled weights, write safetensors beside them (see `convert`).
+
+    Raises StartupError, one line: unknown or gated repository, no network and nothing cached, pickled weights only, or
+    ones that cannot be converted.
     """
-    if is_local(model_id) or _is_complete(model_id, revision):
-        directory = resolve(model_id, revision)
-        weight_files(directory)
-        logger.info("Files are already present on the host. Skipping download.")
-        return directory
+    directory = _on_this_machine(model_id, revision)
+    if directory is not None:
+        if auto_convert and not has_safetensors(directory) and has_pickled_weights(directory):
+            convert(directory)
+        if is_local(model_id) or _is_complete(directory):
+            weight_files(directory)
+            logger.info("Files are already present on the host. Skipping download.")
+            return directory
     hub = hub or HuggingFaceHub()
     try:
-        return _fetch_all(hub, model_id, revision, trust_remote_code, wait_s)
+        directory = _fetch_all(hub, model_id, revision, trust_remote_code, auto_convert, wait_s)
     except Unreachable as error:
         raise StartupError(
             f"--model-id {model_id}: not in the local cache, and the hub cannot be reached ({error}); "
             "without a network use a local directory, or `--model-id demo`, which needs no download"
         ) from error
+    if not has_safetensors(directory):
+        convert(directory)
+    return directory
 
 
-def _is_complete(model_id: str, revision: str | None) -> bool:
+def _on_this_machine(model_id: str, revision: str | None) -> Path | None:
+    """The directory or cached snapshot, complete or not. Raises StartupError if a directory is meant but unusable."""
+    if is_local(model_id):
+        return resolve(model_id, revision)
     try:
-        weight_files(resolve(model_id, revision))
+        return resolve(model_id, revision)
+    except StartupError:
+        return None
+
+
+def _is_complete(directory: Path) -> bool:
+    try:
+        weight_files(directory)
     except StartupError:
         return False
     return True
 
 
-def _fetch_all(hub: Hub, model_id: str, revision: str | None, code: bool, wait_s: float) -> Path:
+def _fetch_all(hub: Hub, model_id: str, revision: str | None, code: bool, pickled: bool, wait_s: float) -> Path:
     names = _patiently(lambda: hub.files(model_id, revision), wait_s)
     top = [name for name in names if "/" not in name]
     suffixes = _SIDE_SUFFIXES + (_CODE_SUFFIXES if code else ())
@@ -74,7 +102,7 @@ def _fetch_all(hub: Hub, model_id: str, revision: str | None, code: bool, wait_s
     if "config.json" not in side:
         raise StartupError(f"--model-id {model_id}: the repository has no config.json")
     paths = {name: _fetch(hub, model_id, name, revision, wait_s) for name in side}
-    weights = _weights(model_id, top, paths.get(INDEX))
+    weights = _weights(model_id, top, paths.get(INDEX), paths.get(PICKLE_INDEX) if pickled else None, pickled)
     started = time.perf_counter()
     with ThreadPoolExecutor(PARALLEL_FILES) as pool:
         jobs = {pool.submit(_fetch_weights, hub, model_id, name, revision, wait_s) for name in weights}
@@ -89,23 +117,31 @@ def _fetch_all(hub: Hub, model_id: str, revision: str | None, code: bool, wait_s
     return paths["config.json"].parent
 
 
-def _weights(model_id: str, names: list[str], index: Path | None) -> list[str]:
-    """The safetensors files to fetch: those of the index, or all that TGI would take."""
-    if index is not None:
-        weight_map = read_object(index).get("weight_map")
-        if isinstance(weight_map, dict):
-            return sorted({str(v) for v in weight_map.values()} & set(names))
-    weights = sorted(n for n in names if n.endswith(".safetensors") and not any(word in n for word in SKIPPED_WORDS))
+def _weights(
+    model_id: str, names: list[str], index: Path | None, pickle_index: Path | None, pickled_allowed: bool
+) -> list[str]:
+    """The weight files to fetch: those of the index, or all that TGI would take; pickled ones for want of any other."""
+    weights = _listed(names, index)
+    if not weights:
+        safe = [n for n in names if n.endswith(".safetensors") and not any(word in n for word in SKIPPED_WORDS)]
+        weights = sorted(n for n in safe if not n.startswith("consolidated")) or sorted(safe)
     if weights:
         return weights
-    pickled = sorted(n for n in names if n.endswith((".bin", ".pt")))
-    if pickled:
+    pickled = _listed(names, pickle_index) or pickled_names(names)
+    if not pickled:
+        raise StartupError(f"--model-id {model_id}: the repository holds no weights")
+    if not pickled_allowed:
         raise StartupError(
             f"--model-id {model_id}: the repository holds pickled weights ({pickled[0]}) and no safetensors; "
-            "Tercet never unpickles on its own: convert them first "
-            "(a conversion command is planned, not part of this version)"
+            "Tercet never unpickles on its own: convert them once with "
+            f"`model-server download-weights {model_id} --auto-convert`"
         )
-    raise StartupError(f"--model-id {model_id}: the repository holds no weights")
+    return pickled
+
+
+def _listed(names: list[str], index: Path | None) -> list[str]:
+    """The files that an index lists and the repository has."""
+    return [] if index is None else sorted(set(weight_map(index).values()) & set(names))
 
 
 def _fetch_weights(hub: Hub, model_id: str, name: str, revision: str | None, wait_s: float) -> None:

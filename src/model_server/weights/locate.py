@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from model_server.errors import StartupError
@@ -9,9 +10,14 @@ from model_server.weights.hub import snapshot
 from model_server.weights.json_file import read_object
 
 EMBEDDED = "demo"
+INDEX = "model.safetensors.index.json"
 
 # By-products that TGI does not take for weights (model_server.md 5.2), and adapters.
 SKIPPED_WORDS = ("arguments", "args", "training", "adapter_model")
+
+# No numbered set has more.
+MAX_FILES = 10_000
+_NUMBERED = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})\.safetensors")
 
 
 def resolve(model_id: str, revision: str | None) -> Path:
@@ -44,35 +50,94 @@ def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of the model in `directory`, sorted by name.
 
     With `model.safetensors.index.json` those it lists (launcher.md R12), else all at depth 1 except the by-products
-    that TGI skips (model_server.md 5.2). Raises StartupError if there are none, or if a listed one is missing.
+    that TGI skips (model_server.md 5.2) and second copies of the same weights. Raises StartupError if there are none,
+    if one that is listed, or that belongs to a numbered set, is missing, or if a link leads to something else.
     """
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX
     if index.is_file():
-        return _indexed_files(directory, index)
-    files = sorted(f for f in directory.glob("*.safetensors") if not any(word in f.name for word in SKIPPED_WORDS))
-    if files:
-        return files
-    pickles = sorted(f.name for f in directory.iterdir() if f.suffix in (".bin", ".pt") and "training" not in f.name)
+        return indexed_files(directory, index, (".safetensors",))
+    if names := _safetensors_names(directory):
+        return [_checked(directory, name) for name in _without_copies(directory, names)]
+    found = sorted(f.name for f in directory.iterdir())
+    pickles = [name for name in found if name.endswith((".bin", ".pt", ".pth")) and "training" not in name]
     if pickles:
         raise StartupError(
             f"{directory} holds pickled weights ({pickles[0]}) and no safetensors; Tercet never unpickles while "
-            "serving: convert them to safetensors first (a conversion command is planned, not part of this version)"
+            f"serving: convert them once with `model-server download-weights {directory} --auto-convert`"
         )
-    found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
-    raise StartupError(f"directory {directory} has no *.safetensors (found: {found})")
+    raise StartupError(f"directory {directory} has no *.safetensors (found: {', '.join(found[:8]) or 'nothing'})")
 
 
-def _indexed_files(directory: Path, index: Path) -> list[Path]:
-    weight_map = read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
-        raise StartupError(f"{index} has no usable `weight_map`")
-    names = sorted(set(weight_map.values()))
-    if any(Path(name).name != name for name in names):
-        raise StartupError(f"{index} names a file outside its directory")
+def has_safetensors(directory: Path) -> bool:
+    """Whether there are weights that need no conversion, whole or not."""
+    return (directory / INDEX).is_file() or bool(_safetensors_names(directory))
+
+
+def _safetensors_names(directory: Path) -> list[str]:
+    return [f.name for f in directory.glob("*.safetensors") if not any(word in f.name for word in SKIPPED_WORDS)]
+
+
+def indexed_files(directory: Path, index: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files that an index lists. Raises StartupError if it is no index, leads elsewhere, or one is missing."""
+    names = sorted(set(weight_map(index).values()))
+    for name in names:
+        if Path(name).name != name or "\\" in name or "\0" in name or not name.endswith(suffixes):
+            raise StartupError(f"{index} names a file outside its directory or of another kind: {name!r:.200}")
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise StartupError(f"{directory} lacks {len(missing)} of {len(names)} weight files, first {missing[0]}")
-    return [directory / name for name in names]
+    return [_checked(directory, name) for name in names]
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Tensor -> file, as an index has it. Raises StartupError if it has none."""
+    found = read_object(index).get("weight_map")
+    if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
+        raise StartupError(f"{index} has no usable `weight_map`")
+    return found
+
+
+def _without_copies(directory: Path, names: list[str]) -> list[str]:
+    """Of the safetensors files of a directory without an index those that make up one model.
+
+    Original releases lie beside converted ones as `consolidated*`, and other precisions as `model.fp16.safetensors`. A
+    numbered set (`-00001-of-00003`) must be whole.
+    """
+    others = [name for name in names if not name.startswith("consolidated")]
+    names = sorted(others or names)
+    kept = [name for name in names if not any(_is_variant(name, other) for other in names)]
+    for name in kept:
+        if match := _NUMBERED.fullmatch(name):
+            stem, width, total = match[1], len(match[2]), int(match[3])
+            numbers = range(1, total + 1) if total <= MAX_FILES else range(0)
+            whole = [f"{stem}-{number:0{width}d}-of-{match[3]}.safetensors" for number in numbers]
+            if missing := sorted(set(whole) - set(kept)):
+                raise StartupError(f"{directory} lacks {len(missing)} of {total} weight files, first {missing[0]}")
+    return kept
+
+
+def _is_variant(name: str, other: str) -> bool:
+    stem = other.removesuffix(".safetensors")
+    return name != other and name.startswith(stem + ".")
+
+
+def _checked(directory: Path, name: str) -> Path:
+    """The file, unless it is a link that leads out of the directory to something that is no weight file.
+
+    Snapshots of the hub cache are links into the `blobs` beside them; people link the files of a store by their name.
+    """
+    path = directory / name
+    try:
+        target = path.resolve(strict=True)
+    except (OSError, RuntimeError) as error:
+        raise StartupError(f"{path} is a link that leads nowhere") from error
+    home = directory.resolve()
+    blobs = home.parent.parent / "blobs"
+    if target.is_relative_to(home) or target.suffix == path.suffix:
+        return path
+    if home.parent.name == "snapshots" and target.is_relative_to(blobs):
+        return path
+    raise StartupError(f"{path} is a link to {target}, which is no weight file")
 
 
 def _model_directory(directory: Path) -> Path:
@@ -86,8 +151,3 @@ def _model_directory(directory: Path) -> Path:
         raise StartupError(f"{directory} is the root of a hub cache entry; use --model-id {snapshots[0].parent}")
     found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
     raise StartupError(f"directory {directory} has no config.json (found: {found})")
-
-
-def weight_file_bytes(directory: Path) -> int:
-    """Size of the model's weight files. Raises StartupError as `weight_files`."""
-    return sum(file.stat().st_size for file in weight_files(directory))

@@ -109,8 +109,11 @@ def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ArgumentValidation, match=r"no config\.json \(found: nothing\)"):
         check_directory("m", tmp_path)
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_text("")
+    with pytest.raises(ArgumentValidation, match=r"no \*\.safetensors \(found: config\.json, model\.gguf\)"):
+        check_directory("m", tmp_path)
     (tmp_path / "pytorch_model.bin").write_text("")
-    with pytest.raises(ArgumentValidation, match=r"no \*\.safetensors \(found: config\.json, pytorch_model\.bin\)"):
+    with pytest.raises(ArgumentValidation, match=r"pickled weights .*: convert .*download-weights m --auto-convert`"):
         check_directory("m", tmp_path)
     (tmp_path / "model.safetensors").write_text("")
     check_directory("m", tmp_path)

@@ -46,6 +46,8 @@ def test_unknown_dtype() -> None:
 
 def test_default_dtype(cpu_flags: Path) -> None:
     assert resolve_dtype(None, GPU, 1) == torch.float16
+    assert resolve_dtype(None, GPU, 1, needs_bfloat16=True) == torch.bfloat16
+    assert resolve_dtype("float16", GPU, 1, needs_bfloat16=True) == torch.float16
     assert resolve_dtype(None, CPU, LARGE) == torch.bfloat16
     assert resolve_dtype(None, CPU, LARGE - 1) == torch.float32
     cpu_flags.write_text("flags : fpu avx2\n")

@@ -7,10 +7,12 @@ import logging
 from pathlib import Path
 
 import pytest
+import torch
 
 from model_server.errors import StartupError
 from model_server.weights.download import download
 from model_server.weights.hub import HuggingFaceHub, Unreachable
+from model_server.weights.locate import weight_files
 
 OTHERS = [
     "README.md",
@@ -38,7 +40,12 @@ class FakeHub:
         self._maybe_fail()
         self.fetched.append(file)
         path = self.root / file
+        if file.endswith(".bin"):
+            torch.save({file: torch.ones(2)}, path)
+            return path
         index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+        if "bin.index" in file:
+            index = {"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-2.bin"}}
         path.write_text(json.dumps(index) if "index" in file else "{}")
         return path
 
@@ -115,6 +122,32 @@ def test_unusable_repository(tmp_path: Path, names: list[str], message: str) -> 
         download("org/name", None, hub=FakeHub(tmp_path, names))
 
 
+def test_pickled_weights_are_fetched_only_to_convert_them(tmp_path: Path) -> None:
+    parts = ["pytorch_model-1.bin", "pytorch_model-2.bin"]
+    names = [*OTHERS, *parts, "training_args.bin", "optimizer.pt", "pytorch_model.bin.index.json"]
+    hub = FakeHub(tmp_path, names)
+    with pytest.raises(StartupError, match=r"convert them once with `model-server download-weights org/name --auto"):
+        download("org/name", None, hub=hub)
+    assert not [name for name in hub.fetched if name.endswith((".bin", ".pt"))]
+    assert download("org/name", None, hub=hub, auto_convert=True) == tmp_path
+    assert {name for name in hub.fetched if name.endswith((".bin", ".pt"))} == set(parts)
+    assert len(weight_files(tmp_path)) == 2
+
+
+def test_safetensors_win_over_pickled_weights(tmp_path: Path) -> None:
+    hub = FakeHub(tmp_path, [*OTHERS, "model.safetensors", "pytorch_model.bin", "consolidated.safetensors"])
+    download("org/name", None, hub=hub, auto_convert=True)
+    assert "pytorch_model.bin" not in hub.fetched
+    assert "consolidated.safetensors" not in hub.fetched
+
+
+def test_pickled_weights_in_the_cache_are_converted_without_a_network(tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, "config.json")
+    torch.save({"a": torch.ones(2)}, snapshot / "pytorch_model.bin")
+    assert download("org/name", None, hub=FakeHub(tmp_path, [], failures=1), auto_convert=True) == snapshot
+    assert [f.name for f in weight_files(snapshot)] == ["model.safetensors"]
+
+
 def test_local_directory_needs_no_hub(tmp_path: Path) -> None:
     hub = FakeHub(tmp_path, [], failures=1)
     (tmp_path / "config.json").write_text("{}")
@@ -125,12 +158,18 @@ def test_local_directory_needs_no_hub(tmp_path: Path) -> None:
     assert hub.failures == 1
 
 
-def test_complete_cache_needs_no_network(tmp_path: Path) -> None:
+def cached(tmp_path: Path, *names: str) -> Path:
+    """A snapshot of org/name in the cache that holds files of these names."""
     entry = tmp_path / "hub" / "models--org--name"
     snapshot = entry / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (entry / "refs").mkdir()
     (entry / "refs" / "main").write_text("abc")
-    for name in ("config.json", "model.safetensors"):
+    for name in names:
         (snapshot / name).write_text("{}")
+    return snapshot
+
+
+def test_complete_cache_needs_no_network(tmp_path: Path) -> None:
+    snapshot = cached(tmp_path, "config.json", "model.safetensors")
     assert download("org/name", None, hub=FakeHub(tmp_path, [], failures=1)) == snapshot

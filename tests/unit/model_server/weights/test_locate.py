@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model_server.errors import StartupError
-from model_server.weights.locate import is_local, resolve, weight_file_bytes, weight_files
+from model_server.weights.locate import is_local, resolve, weight_files
 
 
 def touch(directory: Path, *names: str) -> Path:
@@ -82,7 +82,6 @@ def test_not_an_id(cache: Path) -> None:
 def test_weight_files_skip_by_products(tmp_path: Path) -> None:
     touch(tmp_path, "b.safetensors", "a.safetensors", "training_args.safetensors", "adapter_model.safetensors", "x.bin")
     assert [f.name for f in weight_files(tmp_path)] == ["a.safetensors", "b.safetensors"]
-    assert weight_file_bytes(tmp_path) == 4
 
 
 def test_index_decides(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_bad_index(tmp_path: Path, index: str, message: str) -> None:
 
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     touch(tmp_path, "config.json", "pytorch_model.bin", "training_args.bin")
-    with pytest.raises(StartupError, match=r"pickled weights \(pytorch_model.bin\) and no safetensors.*conversion"):
+    with pytest.raises(StartupError, match=r"pickled weights \(pytorch_model.bin\) and no safetensors.*--auto-convert"):
         weight_files(tmp_path)
 
 

@@ -70,7 +70,7 @@ def test_same_name_in_two_files(tmp_path: Path, files: tuple[Path, Path]) -> Non
 
 
 def test_integers_are_refused(files: tuple[Path, Path]) -> None:
-    with reader(*files) as r, pytest.raises(StartupError, match=r"packed is stored as torch.int32; quantized"):
+    with reader(*files) as r, pytest.raises(StartupError, match=r"packed is stored as I32; quantized"):
         r.rows("packed", [(0, 2)])
 
 
@@ -116,7 +116,7 @@ def test_damaged_file(tmp_path: Path, files: tuple[Path, Path], damage: object) 
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match="is damaged or incomplete: No such file"):
+    with pytest.raises(StartupError, match=r"^cannot read .*absent\.safetensors: No such file"):
         reader(tmp_path / "absent.safetensors")
 
 
@@ -132,3 +132,38 @@ def test_parts_of_a_stack_of_matrices(tmp_path: Path) -> None:
 def test_rows_of_another_type(files: tuple[Path, Path]) -> None:
     with reader(*files, dtype=torch.bfloat16) as r:
         assert r.rows("model.matrix", [(0, 1)], torch.float32).dtype == torch.float32
+
+
+def test_parts_of_a_tensor_are_filled(files: tuple[Path, Path]) -> None:
+    """Fused, transposed and reordered matrices: nothing but the given part is written."""
+    fused = torch.full((8, 4), -1.0)
+    with reader(*files) as r:
+        r.rows_into(fused[1:4], "matrix", [(0, 2), (5, 6)])
+        assert torch.equal(fused[1:4], MATRIX[[0, 1, 5]])
+        assert (fused[0] == -1).all()
+        assert (fused[4:] == -1).all()
+        transposed = torch.empty(2, 6, dtype=torch.bfloat16)
+        r.columns_into(transposed.t(), "matrix", 1, 3)
+        assert torch.equal(transposed.float(), MATRIX[:, 1:3].t())
+        with pytest.raises(StartupError, match="asks for 7 rows"):
+            r.rows_into(fused[:1], "matrix", [(6, 7)])
+
+
+def test_place_gets_whole_units(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces as they go to an accelerator: of two rows each, though a piece has room for three."""
+    seen = []
+
+    def swapped(destination: torch.Tensor, source: torch.Tensor) -> None:
+        seen.append(len(source))
+        destination.copy_(source.flip(0))
+
+    out = torch.empty(6, 4)
+    with reader(*files) as r:
+        r.rows_into(out, "matrix", [(0, 6)], place=swapped, unit=2)
+        assert seen == [6]
+        assert torch.equal(out, MATRIX.flip(0))
+        monkeypatch.setattr("model_server.weights.reader.CHUNK_BYTES", 3 * 16)
+        monkeypatch.setattr(r, "_device", torch.device("meta"))
+        r.rows_into(out, "matrix", [(0, 6)], place=swapped, unit=2)
+    assert seen[1:] == [2, 2, 2]
+    assert torch.equal(out, MATRIX[[1, 0, 3, 2, 5, 4]])

@@ -1,0 +1,96 @@
+"""All that can be known to be wrong with a checkpoint before anything of it is loaded (reliability.md F3).
+
+Reads config.json, the index and the headers of the weight files: kilobytes, whatever the size of the model; and needs
+no torch, whose import takes longer than all of it. What a
+family makes of its config is checked by `models`; here it is only that no size is one that nobody could serve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_server.errors import StartupError
+from model_server.weights.header import Header, read_header
+from model_server.weights.json_file import read_object
+from model_server.weights.locate import INDEX, weight_files, weight_map
+
+# Names of sizes in configs of all families. A field that is no number is not ours to judge.
+_LAYERS = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"}
+)
+_SIZES = frozenset(
+    {
+        "hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "head_dim", "d_model", "d_ff",
+        "d_kv", "n_embd", "n_inner", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "num_attention_heads", "n_head",
+        "n_heads", "num_heads", "num_key_value_heads", "num_kv_heads", "num_experts", "num_local_experts",
+        "n_routed_experts", "num_experts_per_tok", "state_size", "conv_kernel", "kv_lora_rank", "q_lora_rank",
+        "qk_rope_head_dim",
+    }
+)  # fmt: skip
+# The largest vocabularies have less than 2**19 entries, the widest layers less than 2**18 numbers.
+MAX_SIZE = 2**24
+
+# float16 overflows in them; as TGI (model_server.md 5.3).
+_NEED_BFLOAT16 = (
+    "dbrx", "deepseek", "gemma", "gpt_oss", "idefics3", "llama4", "mllama", "paligemma", "qwen2_vl", "qwen2_5_vl",
+    "qwen3_vl",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was found. file_bytes: size of all weight files."""
+
+    directory: Path
+    files: tuple[Path, ...]
+    file_bytes: int
+    needs_bfloat16: bool
+
+
+def examine(directory: Path) -> Checkpoint:
+    """Look at everything in `directory` that serving reads, but the tokenizer. Raises StartupError, one line."""
+    config = read_object(directory / "config.json")
+    files = weight_files(directory)
+    headers = {file.name: read_header(file) for file in files}
+    num_tensors = sum(len(header.tensors) for header in headers.values())
+    _check_sizes(config, num_tensors)
+    if (directory / INDEX).is_file():
+        _check_index(directory / INDEX, headers)
+    model_type = config.get("model_type")
+    return Checkpoint(
+        directory=directory,
+        files=tuple(files),
+        file_bytes=sum(file.stat().st_size for file in files),
+        needs_bfloat16=isinstance(model_type, str) and model_type.startswith(_NEED_BFLOAT16),
+    )
+
+
+def _check_sizes(config: Mapping[str, Any], num_tensors: int) -> None:
+    for name, value in _numbers(config):
+        if name not in _LAYERS and name not in _SIZES:
+            continue
+        if not 0 <= value <= MAX_SIZE or not math.isfinite(value):
+            raise StartupError(f"config.json: `{name}` is {value}, which no model has")
+        if name in _LAYERS and value > num_tensors:
+            raise StartupError(f"config.json: `{name}` is {value}, but the weight files hold {num_tensors} tensors")
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
+    """The numbers of a config and of the configs in it (`text_config`)."""
+    for name, value in config.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value
+        elif isinstance(value, dict) and name.endswith("_config"):
+            yield from _numbers(value)
+
+
+def _check_index(index: Path, headers: Mapping[str, Header]) -> None:
+    """Every tensor that the index promises must be in the file where it says so."""
+    absent = [(name, file) for name, file in weight_map(index).items() if name not in headers[file].tensors]
+    if absent:
+        name, file = absent[0]
+        raise StartupError(f"{index} promises {name!r:.200} in {file}, which lacks it ({len(absent)} such tensors)")

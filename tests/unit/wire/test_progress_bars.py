@@ -1,0 +1,135 @@
+"""Bars below the log, as a terminal would show them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from wire import log_line
+from wire.log_line import LogLine
+from wire.progress_bars import StatusLines, bar
+
+_CONTROL = re.compile(r"\x1b\[(\d*)([A-Za-z])")
+
+
+class Screen(io.StringIO):
+    """What a terminal shows of what was written: understands newline, `up n lines`, `clear below` and colours."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def lines(self) -> list[str]:
+        text, lines, row, position = self.getvalue(), [""], 0, 0
+        while position < len(text):
+            match = _CONTROL.match(text, position)
+            if match is not None:
+                position = match.end()
+                if match[2] == "F":
+                    row -= int(match[1])
+                    assert row >= 0
+                elif match[2] == "J":
+                    del lines[row:]
+                    lines.append("")
+                continue
+            if text[position] == "\n":
+                row += 1
+                lines.extend([""] * (row + 1 - len(lines)))
+            else:
+                lines[row] += text[position]
+            position += 1
+        return lines
+
+
+@pytest.fixture(autouse=True)
+def restored_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TERM", "xterm")
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def of_shard(rank: int, message: str, **fields: object) -> None:
+    line = LogLine(level="INFO", message=message, rank=rank, target="model_server", fields=fields)
+    extra = {"log_line": line, "log_layout": None}
+    logging.getLogger("text_generation_launcher.shard").info("%s", message, extra=extra)
+
+
+def test_one_line_for_each_rank_below_the_log() -> None:
+    screen = Screen()
+    log_line.configure(False, layout="launcher", stream=screen)
+    of_shard(0, "start 0")
+    of_shard(1, "layer 2 of 4", progress="2/4")
+    of_shard(0, "layer 1 of 4", progress="1/4")
+    of_shard(1, "something else")
+    assert [line.split(": ", 1)[-1] for line in screen.lines[:2]] == ["start 0 rank=0", "something else rank=1"]
+    assert screen.lines[2:] == [
+        bar("Loading weights, rank 0", 1, 4), bar("Loading weights, rank 1", 2, 4), "",
+    ]  # fmt: skip
+    of_shard(0, "layer 4 of 4", progress="4/4")
+    assert screen.lines[2].endswith("layer 4 of 4 rank=0")
+    assert screen.lines[3:] == [bar("Loading weights, rank 1", 2, 4), ""]
+    logging.getLogger("text_generation_launcher").error("rank 1 is dead")
+    assert screen.lines[3].endswith("rank 1 is dead")
+    assert screen.lines[4:] == [""]
+
+
+def test_own_records_of_a_shard_on_a_terminal() -> None:
+    screen = Screen()
+    log_line.configure(False, stream=screen)
+    logging.getLogger("model_server").info("layer 1 of 2", extra={"progress": "1/2"})
+    assert screen.lines == [bar("Loading weights", 1, 2), ""]
+
+
+@pytest.mark.parametrize("term", ["dumb", None])
+def test_no_terminal_no_bars(monkeypatch: pytest.MonkeyPatch, term: str | None) -> None:
+    stream = io.StringIO() if term is None else Screen()
+    if term is not None:
+        monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("LOG_COLORIZE", "0")
+    log_line.configure(False, layout="launcher", stream=stream)
+    of_shard(0, "layer 1 of 2", progress="1/2")
+    assert stream.getvalue().endswith("model_server: layer 1 of 2 rank=0\n")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_json_keeps_the_field() -> None:
+    screen = Screen()
+    log_line.configure(True, layout="shard", rank=1, stream=screen)
+    logging.getLogger("model_server").info("layer 1 of 2", extra={"progress": "1/2"})
+    line = log_line.parse(screen.getvalue())
+    assert line is not None
+    assert line.fields["progress"] == "1/2"
+
+
+@pytest.mark.parametrize("value", ["1/0", "x", "1/2/3", 5, None, "9" * 50 + "/1"])
+def test_what_is_no_progress_is_a_record(value: object) -> None:
+    screen = Screen()
+    log_line.configure(False, layout="launcher", stream=screen)
+    of_shard(0, "odd", progress=value)
+    assert "odd" in screen.lines[0]
+
+
+def test_lines_are_cut_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    screen = Screen()
+    lines = StatusLines(screen)
+    lines.show(0, "x" * 50)
+    assert screen.lines == ["x" * 19, ""]
+    lines.remove(1)
+    lines.clear()
+    assert screen.lines == [""]
+
+
+def test_a_broken_stream_raises_nothing() -> None:
+    screen = Screen()
+    lines = StatusLines(screen)
+    screen.close()
+    lines.show(0, "x")
