@@ -33,6 +33,14 @@ class HeadOrder:
     def apply(self, rows: Tensor) -> Tensor:
         return interleave_rows(rows, self.head_dim, self.rotary_dim)
 
+    def place(self, destination: Tensor, source: Tensor) -> None:
+        """`apply` on the way: rows of whole heads from the file to where they belong."""
+        half, rest = self.rotary_dim // 2, source.shape[1:]
+        to, came = (t.view(-1, self.head_dim, *rest) for t in (destination, source))
+        pairs = came[:, : 2 * half].view(-1, 2, half, *rest).transpose(1, 2)
+        to[:, : 2 * half].view(-1, half, 2, *rest).copy_(pairs)
+        to[:, 2 * half :].copy_(came[:, 2 * half :])
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -113,25 +121,41 @@ class Loader:
 
         transposed: the file holds [in, out]. Biases: all of the layers have one, or none.
         """
-        weights, biases = [], []
+        weight = self._empty(sum(stop - start for part in parts for start, stop in part.rows), num_columns)
+        biases: list[Tensor | None] = []
+        first = 0
         for part in parts:
-            name = part.name + ".weight"
-            self._expect(name, int(transposed), part.num_rows)
-            if transposed:
-                self._expect(name, 0, num_columns)
-                weight = torch.cat([self.columns(name, *r) for r in part.rows], dim=1).t().contiguous()
-            else:
-                weight = self.rows(name, part.rows, num_columns)
+            last = first + sum(stop - start for start, stop in part.rows)
+            self._fill(weight[first:last], part, transposed)
+            first = last
             bias = self.rows(part.name + ".bias", part.rows) if self.has(part.name + ".bias") else None
-            if part.order is not None:
-                weight = part.order.apply(weight)
-                bias = None if bias is None else part.order.apply(bias)
-            weights.append(weight)
-            biases.append(bias)
+            biases.append(bias if bias is None or part.order is None else part.order.apply(bias))
         present = [b for b in biases if b is not None]
         if present and len(present) < len(biases):
             raise StartupError(f"weight {parts[0].name}.bias and its neighbours must all exist or none")
-        return Linear(torch.cat(weights), torch.cat(present) if present else None)
+        return Linear(self._count(weight), torch.cat(present) if present else None)
+
+    def _fill(self, out: Tensor, part: Part, transposed: bool) -> None:
+        """Read the rows of one part into their place: the fused matrix has no second copy."""
+        name = part.name + ".weight"
+        self._expect(name, int(transposed), part.num_rows)
+        if not transposed and part.order is None:
+            self._expect(name, 1, out.shape[1])
+            self.reader.rows_into(out, name, part.rows)
+        elif not transposed and part.order is not None:
+            self._expect(name, 1, out.shape[1])
+            self.reader.rows_into(out, name, part.rows, place=part.order.place, unit=part.order.head_dim)
+        else:
+            self._expect(name, 0, out.shape[1])
+            first = 0
+            for start, stop in part.rows:
+                self.reader.columns_into(out[first : first + stop - start].t(), name, start, stop)
+                first += stop - start
+            if part.order is not None:
+                out.copy_(part.order.apply(out))
+
+    def _empty(self, num_rows: int, num_columns: int) -> Tensor:
+        return torch.empty(num_rows, num_columns, dtype=self.reader.dtype, device=self.device)
 
     def row_linear(self, name: str, columns: Range, num_rows: int, *, transposed: bool = False) -> Linear:
         """This rank's columns of a matrix. Summed over the ranks, its bias must count once: rank 0 has it."""

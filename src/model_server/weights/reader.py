@@ -46,6 +46,18 @@ class WeightReader(Protocol):
     def columns(self, name: str, start: int, stop: int) -> Tensor:
         """Columns [start, stop) of a matrix."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's type, in which tensors come."""
+
+    def rows_into(
+        self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Place = ..., unit: int = 1
+    ) -> None:
+        """Fill a part of a fused matrix; see `SafetensorsReader`."""
+
+    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
+        """Fill a part of a fused matrix; see `SafetensorsReader`."""
+
     def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
         """Some rows and columns of matrix `index` of a tensor [n, num_rows, num_columns]."""
 

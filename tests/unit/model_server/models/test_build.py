@@ -34,6 +34,8 @@ class Rank(ProcessGroup):
 class RandomReader:
     """Any tensor of the expected llama shapes; keeps what was asked for."""
 
+    dtype = torch.float32
+
     def __init__(self, spec: Spec, without: Sequence[str] = ("lm_head", "bias", "_norm.")) -> None:
         widths = {"q": spec.num_heads, "k": spec.num_kv_heads, "v": spec.num_kv_heads}
         self._rows = {f"{n}_proj": h * spec.head_dim for n, h in widths.items()} | {
@@ -61,6 +63,14 @@ class RandomReader:
     def columns(self, name: str, start: int, stop: int) -> Tensor:
         self.asked[name] = (start, stop)
         return torch.randn(self.shape(name)[0], stop - start)
+
+    def rows_into(
+        self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Any = Tensor.copy_, unit: int = 1
+    ) -> None:
+        place(out, self.rows(name, ranges))
+
+    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
+        out.copy_(self.columns(name, start, stop))
 
 
 def spec(**fields: Any) -> Spec:

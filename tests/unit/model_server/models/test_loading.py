@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from support.dict_reader import DictReader
 from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
@@ -24,7 +24,6 @@ from model_server.models.loader import Loader, Part
 from model_server.models.mlp import load_mlp
 from model_server.models.parts import Step
 from model_server.models.spec import Spec
-from model_server.weights.reader import Range
 
 CPU = torch.device("cpu")
 
@@ -32,27 +31,6 @@ CPU = torch.device("cpu")
 class Rank(ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-
-
-class DictReader:
-    """A checkpoint in memory."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-
-    def has(self, name: str) -> bool:
-        return name in self.tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        if name not in self.tensors:
-            raise StartupError(f"weight {name} does not exist")
-        return tuple(self.tensors[name].shape)
-
-    def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
-        return torch.cat([self.tensors[name][a:b] for a, b in ranges])
-
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensors[name][:, start:stop]
 
 
 def spec(**differences: Any) -> Spec:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from support.dict_reader import DictReader
 from torch import Tensor
 
 from model_server.distributed import ProcessGroup
@@ -18,7 +18,6 @@ from model_server.models.families import spec_of
 from model_server.models.loader import Loader
 from model_server.models.mla import Mla
 from model_server.models.moe import ExpertStore, FlatExperts, Moe, SeparateExperts, StackedExperts
-from model_server.weights.reader import Range
 
 CPU = torch.device("cpu")
 EXPERTS, HIDDEN, SIZE = 3, 4, 6
@@ -27,29 +26,6 @@ EXPERTS, HIDDEN, SIZE = 3, 4, 6
 class Rank(ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-
-
-class DictReader:
-    """A checkpoint in memory."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-
-    def has(self, name: str) -> bool:
-        return name in self.tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
-        rows = torch.cat([self.tensors[name][a:b] for a, b in ranges])
-        return rows if dtype is None else rows.to(dtype)
-
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensors[name][:, start:stop]
-
-    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
-        return self.tensors[name][index, slice(*rows), slice(*columns)]
 
 
 GATE, UP = torch.randn(EXPERTS, SIZE, HIDDEN), torch.randn(EXPERTS, SIZE, HIDDEN)
