@@ -50,9 +50,7 @@ class WeightReader(Protocol):
     def dtype(self) -> torch.dtype:
         """The model's type, in which tensors come."""
 
-    def rows_into(
-        self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Place = ..., unit: int = 1
-    ) -> None:
+    def rows_into(self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Place = ..., unit: int = 1) -> None:
         """Fill a part of a fused matrix; see `SafetensorsReader`."""
 
     def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
