@@ -36,8 +36,7 @@ from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import HostSampled, Sampled, Sampler
 from model_server.tokenizer import Tokenizer
 
-# Until a warm-up says how many tokens one forward may have: no prompt is cut further.
-_UNBOUNDED = 2**63 - 1
+_UNBOUNDED = 2**63 - 1  # until a warm-up says how many tokens one forward may have: no prompt is cut further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +211,6 @@ class Engine:
     def health(self) -> None:
         """Touch the device; raises what it raises."""
         torch.zeros((2, 2), device=self.options.device)
-
-    # -- the halves of a step ------------------------------------------------------------------------------------
 
     def _sequences(
         self, requests: list[NewRequest], prompts: list[list[int]]
