@@ -76,6 +76,8 @@ def running_server(
     with tempfile.TemporaryDirectory(prefix="tercet-test-") as folder:
         log = Path(folder) / "log"
         command = [sys.executable, "-m", "launcher", "--model-id", str(model), "--hostname", "127.0.0.1"]
+        if "--num-shard" in options:  # several servers may run at a time
+            command += ["--master-port", str(free_port())]
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [*command, "--port", str(port), *options],

@@ -200,7 +200,10 @@ def replaced(run: bytes, *, at_end: bool) -> str:
         try:
             return shown + run.decode()
         except UnicodeDecodeError as error:
-            if at_end and error.reason == "unexpected end of data":
+            tail = run[error.start :]
+            # Half of an encoded surrogate counts as unfinished too: what it is shows with its third byte.
+            is_surrogate = len(tail) == 2 and tail[0] == 0xED and 0xA0 <= tail[1] <= 0xBF
+            if at_end and (is_surrogate or error.reason == "unexpected end of data"):
                 return shown + run[: error.start].decode()
             shown += run[: error.start].decode() + "�" * (error.end - error.start)
             run = run[error.end :]
