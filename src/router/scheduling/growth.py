@@ -42,7 +42,7 @@ class Growing:
         assert allocation is not None
         # The token that it just got is counted among its tokens and not written yet.
         entry.num_positions = entry.num_tokens - 1
-        if allocation.num_tokens < self._num_needed(entry):
+        if allocation.num_tokens < _num_needed(entry):
             batch.growing[entry.request_id] = entry
 
     def make_room(self, batch: RunningBatch) -> bool:
@@ -65,7 +65,7 @@ class Growing:
     def _extend(self, batch: RunningBatch, entry: Entry) -> bool:
         allocation = entry.allocation
         assert allocation is not None
-        needed = self._num_needed(entry)
+        needed = _num_needed(entry)
         missing = -(-(needed - allocation.num_tokens) // self._block_size)
         # Rather a little than nothing.
         for num_blocks in (min(missing, max(_STEP_TOKENS // self._block_size, 1)), 1):
@@ -87,9 +87,10 @@ class Growing:
         self._queue.put_first(entry)
         self._on_preempted(entry)
 
-    def _num_needed(self, entry: Entry) -> int:
-        request = entry.request
-        return request.input_length + request.stopping.max_new_tokens - 1
+
+def _num_needed(entry: Entry) -> int:
+    """KV positions that it can come to fill in all its lives; the last token is never written."""
+    return entry.request.input_length + entry.request.stopping.max_new_tokens - 1
 
 
 def _is_full(entry: Entry) -> bool:

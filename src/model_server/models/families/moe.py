@@ -54,17 +54,7 @@ def mixtral(config: ModelConfig) -> Spec:
         router=ROUTER,
         store=EXPERTS,
     )
-    return _everywhere(
-        plan,
-        base(
-            config,
-            default_kv_heads=8,
-            default_positions=131072,
-            default_eps=1e-5,
-            default_theta=1e6,
-            windows=one_window(config, None),
-        ),
-    )
+    return _everywhere(plan, _mixtral_base(config))
 
 
 def phimoe(config: ModelConfig) -> Spec:
@@ -79,17 +69,19 @@ def phimoe(config: ModelConfig) -> Spec:
         router=ROUTER,
         store=EXPERTS,
     )
-    return _everywhere(
-        plan,
-        base(
-            config,
-            default_kv_heads=8,
-            default_positions=131072,
-            default_eps=1e-5,
-            default_theta=1e6,
-            norm="layer",
-            windows=one_window(config, None),
-        ),
+    return _everywhere(plan, _mixtral_base(config, norm="layer"))
+
+
+def _mixtral_base(config: ModelConfig, **differences: Any) -> Spec:
+    """What Mixtral and Phi 3.5 MoE leave out of their configs alike."""
+    return base(
+        config,
+        default_kv_heads=8,
+        default_positions=131072,
+        default_eps=1e-5,
+        default_theta=1e6,
+        windows=one_window(config, None),
+        **differences,
     )
 
 
