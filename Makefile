@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 PORT   ?= 8080
 BIN    := $(VENV)/bin
+KBIN   := $(VENV)-kernels/bin
 PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test parity test-clients lint bench bench-router soak stubs clean
+.PHONY: run test parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak stubs clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -23,6 +24,17 @@ parity: $(VENV)/.installed-test
 test-clients: $(VENV)/.installed-test
 	$(BIN)/python tests/clients/run.py
 
+# The Triton kernels without a GPU, in an environment of their own: in Triton's interpreter, then compiled ahead of time.
+# SHORT=1 leaves out the slow tests.
+kernels: $(VENV)-kernels/.installed
+	$(KBIN)/python -m pytest tests/kernels -n 2 $(if $(filter-out 0,$(SHORT)),-m "not slow")
+	$(KBIN)/python -m pytest tests/gpu --collect-only -qq
+	PYTHONPATH=src:tests/kernels $(KBIN)/python -m aot
+
+# On a machine with a card: PYTHON must have torch for CUDA (with its Triton), numpy, pytest and what the package needs.
+test-gpu:
+	$(PYTHON) -m pytest tests/gpu
+
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,6 +47,11 @@ bench: $(VENV)/.installed-test
 # SHORT=--short takes less than a minute.
 bench-router: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.router $(SHORT)
+
+# Your own card and model (a folder or a hub id) against what the card allows, beside transformers and vLLM where they
+# are installed: `make bench-gpu MODEL=...`. Without MODEL all stages, on models with random weights.
+bench-gpu: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(if $(STAGES),--stages $(STAGES))
 
 # Ten thousand clients that leave early, random bodies, overload; a quarter of an hour.
 soak: $(VENV)/.installed-test
@@ -54,15 +71,24 @@ $(VENV)/.torch: constraints.txt
 	$(BIN)/pip install --quiet $(PIN) torch
 	touch $@
 
+$(VENV)-kernels/.installed: constraints.txt tests/kernels/requirements.txt
+	@echo "Installing torch and Triton into $(VENV)-kernels; this takes a few minutes, once"
+	$(PYTHON) -m venv $(VENV)-kernels
+	$(KBIN)/pip install --quiet $(PIN) torch
+	$(KBIN)/pip install --quiet $(PIN) -r tests/kernels/requirements.txt
+	touch $@
+
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	@echo "Installing Tercet and what it needs"
 	$(BIN)/pip install --quiet $(PIN) --editable .
+	-$(BIN)/python -m model_server.native
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
 	@echo "Installing Tercet and what its tests need"
 	$(BIN)/pip install --quiet $(PIN) --editable ".[test]"
+	-$(BIN)/python -m model_server.native
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) $(VENV)-stubs .venv-clients build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels .venv-clients build dist src/*.egg-info

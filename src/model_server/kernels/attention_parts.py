@@ -1,0 +1,339 @@
+"""What the attention kernels share: where a key lies in the paged cache, which keys a query sees, what a score becomes,
+and how a layer's constants are told to a kernel.
+
+Scores are kept in base 2 (multiplied by log2 e), so that the softmax needs nothing but exp2, one instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.attention.backend import Alibi, AttentionLayer
+from model_server.kernels.variant import Variant
+
+# How a layer limits what a query sees beside causality, and which ALiBi it has: constants of the kernels.
+REACH_ALL, REACH_WINDOW, REACH_CHUNK = 0, 1, 2
+ALIBI_NONE, ALIBI_DISTANCE, ALIBI_BFLOAT16 = 0, 1, 2
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+# Triton's interpreter multiplies bfloat16 numbers as the integers that it stores them in.
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def product(left, right, sums):
+    """sums + left @ right, accumulated in float32; float32 operands are multiplied as such, not as tf32."""
+    if _INTERPRETED:
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
+    return tl.dot(left, right, sums, input_precision="ieee")
+
+
+@triton.jit
+def nearest_bfloat16(x):
+    """float32 -> the nearest bfloat16, ties to even, as float32; for finite numbers. Written out, since Triton's
+    interpreter cuts where a GPU rounds."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return (bits & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def slots_of(table, positions, present, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """Slots (int64) of `positions` of the sequence whose block table starts at `table`. With MASKED the table is read
+    only where `present`, and elsewhere the slot is in block 0. int64, since slot * row width passes 2^31 in pools of a
+    few GiB."""
+    blocks = tl.load(table + positions // PAGE, mask=present, other=0) if MASKED else tl.load(table + positions // PAGE)
+    return blocks.to(tl.int64) * PAGE + positions % PAGE
+
+
+@triton.jit
+def load_tile(rows, columns, present, DIM: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):
+    """[n, TILE] from row pointers [n, 1]: 0 in columns from DIM on and, with MASKED, in rows that are not present.
+
+    Slots that were never written may hold NaN, and 0 * NaN is NaN: they must not be loaded.
+    """
+    if MASKED:
+        return tl.load(rows + columns[None, :], mask=present[:, None] & (columns < DIM)[None, :], other=0.0)
+    if DIM == TILE:
+        return tl.load(rows + columns[None, :])
+    return tl.load(rows + columns[None, :], mask=(columns < DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def first_seen(position, reach, REACH: tl.constexpr):
+    """The first key that a query at `position` sees (int32, any shape). See `AttentionLayer`.
+
+    REACH is 0 for all, 1 for a window of `reach` keys, 2 for chunks of `reach` keys.
+    """
+    if REACH == 1:
+        return tl.maximum(position + 1 - reach, 0)
+    if REACH == 2:
+        return position - position % reach
+    return position * 0
+
+
+@triton.jit
+def tanh(x):
+    """tanh without a library call. Near 0, where 1 - e^-2x loses digits, the series up to x^7."""
+    shrunk = tl.exp2(tl.abs(x) * (-2 * LOG2_E))
+    far = (1 - shrunk) / (1 + shrunk)
+    square = x * x
+    near = x * (1 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
+    return tl.where(tl.abs(x) < 0.1, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def base2_scores(
+    products,  # [m, n] float32: q k
+    scale,  # softmax scale, times the cache's scale of keys; times log2 e where neither softcap nor ALiBi follows
+    softcap,
+    slopes,  # [m] float32, if ALIBI
+    alibi_scale,
+    key_positions,  # [n] int32
+    query_positions,  # [m] int32
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+):
+    """[m, n] float32: the scores of `AttentionLayer` in base 2."""
+    scores = products * scale
+    if SOFTCAP:
+        scores = softcap * tanh(scores / softcap)
+    if ALIBI == 1:
+        distances = key_positions[None, :] - query_positions[:, None]
+        scores += slopes[:, None] * distances.to(tl.float32)
+    if ALIBI == 2:
+        # Falcon: slope, key position and their product are bfloat16 numbers. A product of two is exact in float32.
+        positions = nearest_bfloat16(key_positions.to(tl.float32))
+        scores += nearest_bfloat16(nearest_bfloat16(slopes)[:, None] * positions[None, :]) * alibi_scale
+    if SOFTCAP or ALIBI != 0:
+        scores *= LOG2_E
+    return scores
+
+
+@triton.jit
+def normalised(sums, maxima, weights, sinks, value_scale, SINKS: tl.constexpr):
+    """Weighted sums of values [m, d], the scores' maxima and sums of weights [m] -> attention [m, d].
+
+    Rows that saw no key give 0. Sinks are [m] float32 scores in base e.
+    """
+    if SINKS:
+        sinks = sinks * LOG2_E
+        raised = tl.maximum(maxima, sinks)
+        shrink = tl.exp2(maxima - raised)
+        weights = weights * shrink + tl.exp2(sinks - raised)
+        sums = sums * shrink[:, None]
+    divisors = tl.where(weights == 0, 1.0, weights)
+    return sums * (value_scale / divisors)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerArguments:
+    """A layer's constants as the kernels take them. Tensors that the layer lacks are None and never read."""
+
+    scale: float
+    softcap: float
+    alibi_scale: float
+    reach: int
+    slopes: Tensor | None
+    sinks: Tensor | None
+    reach_kind: int
+    alibi_kind: int
+
+    @property
+    def has_softcap(self) -> bool:
+        return self.softcap > 0
+
+
+def layer_arguments(layer: AttentionLayer, key_scale: float) -> LayerArguments:
+    """key_scale: what a stored key must be multiplied by (1 but for fp8 caches)."""
+    scale = layer.scale * key_scale
+    if layer.softcap is None and layer.alibi is None:
+        scale *= LOG2_E.value
+    alibi_kind, alibi_scale = ALIBI_NONE, 1.0
+    if layer.alibi is not None:
+        falcon = layer.alibi.bfloat16_scale
+        alibi_kind = ALIBI_DISTANCE if falcon is None else ALIBI_BFLOAT16
+        alibi_scale = 1.0 if falcon is None else falcon
+    reach_kind, reach = REACH_ALL, 0
+    if layer.window is not None:
+        reach_kind, reach = REACH_WINDOW, layer.window
+    elif layer.chunk is not None:
+        reach_kind, reach = REACH_CHUNK, layer.chunk
+    return LayerArguments(
+        scale=scale,
+        softcap=layer.softcap or 0.0,
+        alibi_scale=alibi_scale,
+        reach=reach,
+        slopes=None if layer.alibi is None else layer.alibi.slopes,
+        sinks=layer.sinks,
+        reach_kind=reach_kind,
+        alibi_kind=alibi_kind,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """How a kernel cuts a head. Tiles are powers of two and at least 16 wide, as the tensor cores want them.
+
+    A key is [main | rest]. `rest` is 0 unless values lie inside of keys: then `main` is the value, which is loaded once
+    for both products, and `rest` is what a key has beyond it.
+    """
+
+    main: int
+    rest: int
+    value: int
+
+    @property
+    def main_tile(self) -> int:
+        return max(16, int(triton.next_power_of_2(self.main)))
+
+    @property
+    def rest_tile(self) -> int:
+        return 0 if self.rest == 0 else max(16, int(triton.next_power_of_2(self.rest)))
+
+    @property
+    def value_tile(self) -> int:
+        return max(16, int(triton.next_power_of_2(self.value)))
+
+    def key_bytes(self, itemsize: int) -> int:
+        """Bytes of shared memory for a key and its value."""
+        separate = 0 if self.rest else self.value_tile
+        return (self.main_tile + self.rest_tile + separate) * itemsize
+
+
+def widths_of(layer: AttentionLayer, value_in_key: bool) -> Widths:
+    if value_in_key and layer.value_dim < layer.head_dim:
+        return Widths(layer.value_dim, layer.head_dim - layer.value_dim, layer.value_dim)
+    return Widths(layer.head_dim, 0, layer.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What a program works on: `rows` (query, head) pairs against `keys` keys at a time."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+# Bytes of shared memory that one program may use, by capability (CUDA C programming guide, "technical specifications
+# per compute capability"). Others have 99 KiB.
+SHARED_MEMORY = {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024}
+# Capability 10 has 227 KiB too, but Triton takes up to a half of it for what passes into tensor memory and out of it.
+SHARED_MEMORY |= {(10, 0): 120 * 1024, (10, 3): 120 * 1024}
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may use; in the interpreter, what an H200 has."""
+    capability = (9, 0) if device.type != "cuda" else torch.cuda.get_device_capability(device)
+    return SHARED_MEMORY.get(capability, 99 * 1024)
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors; in the interpreter, those of an H200."""
+    return 132 if device.type != "cuda" else int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A layer that real models have, to compile for. Types are Triton's words."""
+
+    name: str
+    layer: AttentionLayer
+    query_type: str = "bf16"
+    cache_type: str = "bf16"
+    value_in_key: bool = False
+
+    @property
+    def cache_itemsize(self) -> int:
+        return {"fp32": 4, "bf16": 2, "fp16": 2}.get(self.cache_type, 1)
+
+
+def examples() -> list[Example]:
+    """Heads of Llama 3.2 1B and 3.1 8B, Stable LM 3B, Phi 3, Gemma 2, GPT-OSS, Falcon 7B and DeepSeek V2 Lite, V3."""
+
+    def heads(num_heads: int, num_kv_heads: int, dim: int, value_dim: int | None = None, **more: Any) -> AttentionLayer:
+        return AttentionLayer(
+            index=0,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=dim,
+            value_dim=dim if value_dim is None else value_dim,
+            scale=dim**-0.5,
+            **more,
+        )
+
+    numbers = torch.zeros(64)
+    llama = heads(32, 8, 128)
+    return [
+        Example("64", heads(32, 8, 64)),
+        Example("80, no groups", heads(32, 32, 80)),
+        Example("96, no groups, window", heads(32, 32, 96, window=2047)),
+        Example("128", llama),
+        Example("128, fp16", llama, "fp16", "fp16"),
+        Example("128, fp32", llama, "fp32", "fp32"),
+        Example("128, fp8 cache", llama, "bf16", "fp8e4nv"),
+        Example("128, groups of 8, chunk", heads(40, 5, 128, chunk=8192)),
+        Example("256, softcap", heads(16, 8, 256, softcap=50.0)),
+        Example("64, groups of 8, sinks", heads(64, 8, 64, sinks=numbers, window=128)),
+        Example("64, groups of 71, alibi", heads(71, 1, 64, alibi=Alibi(numbers, 0.125))),
+        Example("latent, 16 heads", heads(16, 1, 576, 512), value_in_key=True),
+        Example("latent, 128 heads", heads(128, 1, 576, 512), value_in_key=True),
+    ]
+
+
+def example_variants(
+    kernel: Any,
+    types: Mapping[str, str],
+    strides: tuple[str, ...],
+    constants: Callable[[Example, int], tuple[Mapping[str, Any], Tiles]],
+) -> list[Variant]:
+    """Variants of an attention kernel for all examples; several where the capabilities' shared memory wants that.
+
+    types: of the arguments that are the same in all; strides: integers that are multiples of 16. constants: of an
+    example under so many bytes of shared memory.
+    """
+    found = []
+    for example in examples():
+        forms = {
+            target: constants(example, SHARED_MEMORY[divmod(target, 10)])
+            for target in (80, 90, 100)
+            # There is no e4m3 before 8.9.
+            if target > 80 or example.cache_type != "fp8e4nv"
+        }
+        distinct = [form for i, form in enumerate(forms.values()) if form not in list(forms.values())[:i]]
+        query, cache = "*" + example.query_type, "*" + example.cache_type
+        signature = {**types, **dict.fromkeys(("query", "output"), query), **dict.fromkeys(("keys", "values"), cache)}
+        optional: dict[str, Any] = {}
+        for name, tensor in (("slopes", example.layer.alibi), ("sinks", example.layer.sinks)):
+            if tensor is None:
+                optional[name] = None
+            else:
+                signature[name] = "*fp32"
+        pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+        for form in distinct:
+            values, tiles = form
+            found.append(
+                Variant(
+                    name=example.name,
+                    kernel=kernel,
+                    signature=signature,
+                    constants={**values, **optional},
+                    divisible=pointers + strides,
+                    num_warps=tiles.num_warps,
+                    num_stages=tiles.num_stages,
+                    excluded=frozenset(t for t in (80, 90, 100) if forms.get(t) != form),
+                )
+            )
+    return found

@@ -1,0 +1,207 @@
+"""Products of few rows with a matrix: y = x W^T (+ bias), where reading W once is all the time there is to lose.
+
+Two ways. `_vector`, for one row: a program multiplies a few rows of W by x with plain arithmetic, straight from memory
+to registers. `_stream`, for up to 32 rows: W's rows are the tall side of a matrix instruction and x its narrow one, and
+W passes through shared memory some stages ahead of its use. Where W has too few rows to keep all processors busy, its
+columns are shared out too: each part's sums are written down and added in the order of the parts by `_add_parts`, so
+that equal inputs give equal bits. Which way is quickest, the library's included, is measured: `layers.small_products`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.kernels.product import product
+from model_server.kernels.variant import Variant
+
+MOST_ROWS = 32
+# Programs per processor that hide each other's waits, and the fewest columns that are worth a part of their own.
+_PROGRAMS = 2
+_SMALLEST_PART = 512
+_ADDED = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to multiply; `columns` of the result and `depth` of the sum at a time."""
+
+    vector: bool
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int = 1
+
+
+VECTOR_FORMS = (Form(True, 4, 1024, 4), Form(True, 8, 512, 4))
+STREAM_FORMS = (Form(False, 64, 128, 4, 4), Form(False, 128, 64, 4, 4))
+
+
+def forms(num_rows: int) -> tuple[Form, ...]:
+    """What can multiply `num_rows` rows, 1 to MOST_ROWS."""
+    return (*VECTOR_FORMS, *STREAM_FORMS) if num_rows == 1 else STREAM_FORMS
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, num_processors: int) -> Tensor:
+    """x [m, in] @ weight [out, in].T + bias [out], for m from 1 to MOST_ROWS: [m, out] in the type of `x`.
+
+    All of one type, bfloat16 or float16, `weight` contiguous; sums are of float32. num_processors: the device's.
+    """
+    num_rows, depth = x.shape
+    width = weight.shape[0]
+    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    x = x.contiguous()
+    blocks = triton.cdiv(width, form.columns)
+    even = depth % form.depth == 0
+    given = weight if bias is None else bias
+    if form.vector:
+        _vector[(blocks,)](
+            x, weight, given, out, width, depth,
+            COLUMNS=form.columns, DEPTH=form.depth, BIASED=bias is not None, EVEN=even, num_warps=form.num_warps,
+        )  # fmt: skip
+        return out
+    num_parts, share = parts(blocks, depth, form.depth, num_processors)
+    rows = 16 if num_rows <= 16 else 32
+    split = num_parts > 1
+    sums = torch.empty(num_parts, num_rows, width, dtype=torch.float32, device=x.device) if split else out
+    _stream[(blocks, num_parts)](
+        x, weight, given, sums, num_rows, width, depth, share,
+        ROWS=rows, COLUMNS=form.columns, DEPTH=form.depth, BIASED=bias is not None and not split, EVEN=even,
+        num_warps=form.num_warps, num_stages=form.num_stages,
+    )  # fmt: skip
+    if split:
+        _add_parts[(triton.cdiv(width, _ADDED), num_rows)](
+            sums, given, out, num_rows, width, num_parts, BIASED=bias is not None, ADDED=_ADDED
+        )
+    return out
+
+
+def parts(blocks: int, depth: int, step: int, num_processors: int) -> tuple[int, int]:
+    """How many parts a sum of `depth` products is cut into, and how long each is, a multiple of `step`."""
+    wanted = max(1, min(_PROGRAMS * num_processors // blocks, depth // _SMALLEST_PART))
+    share = triton.cdiv(triton.cdiv(depth, wanted), step) * step
+    return triton.cdiv(depth, share), share
+
+
+@triton.jit
+def _vector(
+    x,
+    weight,
+    bias,
+    out,
+    width,
+    depth,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BIASED: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inner = tl.arange(0, DEPTH)
+    inside = column < width
+    matrix = weight + column[:, None].to(tl.int64) * depth + inner[None, :]
+    total = tl.zeros([COLUMNS, DEPTH], tl.float32)
+    for start in range(0, depth, DEPTH):
+        if EVEN:
+            row = tl.load(x + start + inner)
+            part = tl.load(matrix + start, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
+        else:
+            left = inner < depth - start
+            row = tl.load(x + start + inner, mask=left, other=0.0)
+            part = tl.load(matrix + start, mask=inside[:, None] & left[None, :], other=0.0)
+        total += part.to(tl.float32) * row.to(tl.float32)[None, :]
+    result = tl.sum(total, 1)
+    if BIASED:
+        result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + column, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _stream(
+    x,
+    weight,
+    bias,
+    out,
+    num_rows,
+    width,
+    depth,
+    share,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    BIASED: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    part = tl.program_id(1)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.arange(0, ROWS)
+    inner = tl.arange(0, DEPTH)
+    inside = column < width
+    live = row < num_rows
+    matrix = weight + column[:, None].to(tl.int64) * depth + inner[None, :]
+    rows = x + row[None, :] * depth + inner[:, None]
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for start in range(part * share, tl.minimum((part + 1) * share, depth), DEPTH):
+        if EVEN:
+            a = tl.load(matrix + start, mask=inside[:, None], other=0.0, eviction_policy="evict_first")
+            b = tl.load(rows + start, mask=live[None, :], other=0.0)
+        else:
+            left = inner < depth - start
+            a = tl.load(matrix + start, mask=inside[:, None] & left[None, :], other=0.0)
+            b = tl.load(rows + start, mask=live[None, :] & left[:, None], other=0.0)
+        total = product(a, b, total)
+    if BIASED:
+        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
+    at = out + (part * num_rows + row[None, :]).to(tl.int64) * width + column[:, None]
+    tl.store(at, total.to(out.dtype.element_ty), mask=inside[:, None] & live[None, :])
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_parts"])
+def _add_parts(sums, bias, out, num_rows, width, num_parts, BIASED: tl.constexpr, ADDED: tl.constexpr):
+    row = tl.program_id(1)
+    column = tl.program_id(0) * ADDED + tl.arange(0, ADDED)
+    inside = column < width
+    total = tl.zeros([ADDED], tl.float32)
+    for part in range(num_parts):
+        total += tl.load(sums + (part * num_rows + row).to(tl.int64) * width + column, mask=inside, other=0.0)
+    if BIASED:
+        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row.to(tl.int64) * width + column, total.to(out.dtype.element_ty), mask=inside)
+
+
+def variants() -> Sequence[Variant]:
+    """All forms in both types, split and whole; one of each with a bias and a depth that nothing divides."""
+    found = []
+    for dtype in ("bf16", "fp16"):
+        for form in VECTOR_FORMS:
+            found.append(_variant(_vector, form, dtype))
+        for form in STREAM_FORMS:
+            for rows in (16, 32):
+                found.append(_variant(_stream, form, dtype, ROWS=rows))
+                found.append(_variant(_stream, form, dtype, out="fp32", ROWS=rows))
+        found.append(_variant(_add_parts, VECTOR_FORMS[0], dtype, ADDED=_ADDED))
+    found.append(_variant(_vector, VECTOR_FORMS[0], "bf16", BIASED=True, EVEN=False))
+    found.append(_variant(_stream, STREAM_FORMS[0], "bf16", ROWS=16, BIASED=True, EVEN=False))
+    return found
+
+
+def _variant(kernel: triton.JITFunction, form: Form, dtype: str, out: str | None = None, **given: object) -> Variant:
+    constants = {"COLUMNS": form.columns, "DEPTH": form.depth, "BIASED": False, "EVEN": True} | given
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    pointers = {"x": dtype, "weight": dtype, "bias": dtype, "out": out or dtype, "sums": "fp32"}
+    arguments = [name for name in kernel.arg_names if name not in constants]
+    named = "_".join(f"{name.lower()}{value}" for name, value in constants.items())
+    return Variant(
+        name=f"matmul{kernel.__name__}_{dtype}_{out or dtype}_{named}",
+        kernel=kernel,
+        signature={name: f"*{pointers[name]}" if name in pointers else "i32" for name in arguments},
+        constants=constants,
+        divisible=tuple(name for name in arguments if name not in ("num_rows", "num_parts")),
+        num_warps=form.num_warps,
+        num_stages=form.num_stages if kernel is _stream else 1,
+    )

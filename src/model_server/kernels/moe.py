@@ -1,0 +1,287 @@
+"""Products of tokens with the experts that they were sent to: one launch for all experts.
+
+Every (token, chosen expert) pair, a slot, is put into a tile of its expert. A tile's rows are gathered where they are
+multiplied, so nothing is sorted or copied, and an expert without tokens costs nothing. How many tiles there are is
+known on the device alone: the grid has room for the most there can be, and the rest end at once. Nothing waits for the
+device and no float is added in an order that depends on timing.
+
+1. `_place`: which slots are in which tile, and whose tile it is.
+2. `_multiply`: up (gate and up together, SiLU if asked for), again for down (times the routing weights).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.kernels.product import product
+from model_server.kernels.variant import Variant
+
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Sizes of one program's work; `columns` of a gated product: half of them gate, half up."""
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+# By rows, for 2-byte numbers: the first is for decode, where few tokens meet in an expert and reading weights is all;
+# the last for prompts, where products are. All fit the 99 KiB of the smaller cards.
+_FORMS = (
+    Form(16, 64, 128, 4, 4),
+    Form(32, 64, 128, 4, 3),
+    Form(64, 128, 64, 4, 3),
+    Form(128, 128, 64, 8, 3),
+)
+# float32 keeps one depth: sums of a row then have one order at every number of tokens.
+_WIDE_FORMS = (Form(16, 64, 32, 4, 3), Form(32, 64, 32, 4, 3), Form(64, 64, 32, 4, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Slots in tiles of `form.rows` rows. A slot's number is token * top_k + place; past all slots: padding."""
+
+    slots: Tensor  # [num_tiles * rows] int32
+    experts: Tensor  # [num_tiles] int32, -1: not in use
+    top_k: int
+    num_slots: int
+    form: Form
+
+
+def place(chosen: Tensor, num_experts: int, dtype: torch.dtype, form: Form | None = None) -> Placement:
+    """Sort the slots of `chosen` [n, top_k] int64 (n > 0) into tiles for products of `dtype`; None: `form_for` them."""
+    num_slots = chosen.numel()
+    form = form or form_for(num_slots, num_experts, dtype)
+    reached = min(num_slots, num_experts)
+    num_tiles = min(num_slots, (num_slots + reached * (form.rows - 1)) // form.rows)
+    slots = torch.empty(num_tiles * form.rows, dtype=torch.int32, device=chosen.device)
+    experts = torch.empty(num_tiles, dtype=torch.int32, device=chosen.device)
+    _place[(num_experts,)](
+        chosen.contiguous(), slots, experts, num_slots, num_tiles,
+        ROWS=form.rows, EXPERTS=triton.next_power_of_2(num_experts + 1), CHUNK=_CHUNK,
+    )  # fmt: skip
+    return Placement(slots, experts, chosen.shape[1], num_slots, form)
+
+
+def form_for(num_slots: int, num_experts: int, dtype: torch.dtype) -> Form:
+    """The smallest tiles that hold an expert's share, if all get the same."""
+    share = -(-num_slots // num_experts)
+    return next((form for form in forms(dtype) if share <= form.rows), forms(dtype)[-1])
+
+
+def forms(dtype: torch.dtype) -> tuple[Form, ...]:
+    """All that `form_for` may choose."""
+    return _WIDE_FORMS if dtype == torch.float32 else _FORMS
+
+
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    placement: Placement,
+    *,
+    per_token: bool,
+    silu: bool = False,
+    scale_input: Tensor | None = None,
+    scale_output: Tensor | None = None,
+) -> Tensor:
+    """Each slot's row times its expert's matrix: [num_slots, out], in the order of slots and the type of `x`.
+
+    x: [n, in] if `per_token` (all slots of a token read its row), else [num_slots, in]. weight: [experts, out, in],
+    bias: [experts, out] or None. silu: `weight` holds gate and up rows, out / 2 each, and the result is
+    silu(gate) * up, [num_slots, out / 2]. Scales: [n, top_k] float32, on what is read, or on the sums. bfloat16,
+    float16 or float32, which is multiplied without TF32.
+    """
+    form = placement.form
+    width, depth = weight.shape[1], weight.shape[2]
+    out_width = width // 2 if silu else width
+    columns = form.columns // 2 if silu else form.columns
+    out = torch.empty(placement.num_slots, out_width, dtype=x.dtype, device=x.device)
+    scale = scale_input if scale_input is not None else scale_output
+    _multiply[(triton.cdiv(out_width, columns), len(placement.experts))](
+        x.contiguous(), weight, weight if bias is None else bias, out, placement.slots, placement.experts,
+        x if scale is None else scale.contiguous(), placement.num_slots, out_width, depth,
+        placement.top_k if per_token else 1, ROWS=form.rows, COLUMNS=columns, DEPTH=form.depth,
+        SILU=silu, BIASED=bias is not None, SCALE_INPUT=scale_input is not None,
+        SCALE_OUTPUT=scale_output is not None, EVEN=depth % form.depth == 0,
+        num_warps=form.num_warps, num_stages=form.num_stages,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tiles"])
+def _place(
+    chosen, slots, experts, num_slots, num_tiles, ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr
+):
+    """One program per expert: counts all slots, then lists its own in their order."""
+    expert = tl.program_id(0)
+    num_experts = tl.num_programs(0)
+    number = tl.arange(0, EXPERTS)
+    counts = tl.zeros([EXPERTS], tl.int32)
+    start = tl.full([], 0, tl.int32)
+    while start < num_slots:
+        slot = start + tl.arange(0, CHUNK)
+        # Past the end: an expert that there is not.
+        given = tl.load(chosen + slot, mask=slot < num_slots, other=EXPERTS - 1).to(tl.int32)
+        counts += tl.histogram(given, EXPERTS)
+        start += CHUNK
+    counts = tl.where(number < num_experts, counts, 0)
+    tiles = (counts + ROWS - 1) // ROWS
+    first = tl.sum(tl.where(number < expert, tiles, 0), 0)
+    own = tl.sum(tl.where(number == expert, tiles, 0), 0)
+    count = tl.sum(tl.where(number == expert, counts, 0), 0)
+
+    tile = tl.full([], 0, tl.int32)
+    while tile < own:
+        index = tile + tl.arange(0, 128)
+        tl.store(experts + first + index, expert, mask=index < own)
+        tile += 128
+    if expert == num_experts - 1:
+        tile = first + own
+        while tile < num_tiles:
+            index = tile + tl.arange(0, 128)
+            tl.store(experts + index, -1, mask=index < num_tiles)
+            tile += 128
+
+    padding = count + tl.arange(0, ROWS)
+    tl.store(slots + first * ROWS + padding, num_slots, mask=padding < own * ROWS)
+    seen = tl.full([], 0, tl.int32)
+    start = tl.full([], 0, tl.int32)
+    while start < num_slots:
+        slot = start + tl.arange(0, CHUNK)
+        given = tl.load(chosen + slot, mask=slot < num_slots, other=EXPERTS - 1).to(tl.int32)
+        mine = given == expert
+        rank = seen + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(slots + first * ROWS + rank, slot, mask=mine)
+        seen += tl.sum(mine.to(tl.int32), 0)
+        start += CHUNK
+
+
+@triton.jit(do_not_specialize=["num_slots", "shared_by"])
+def _multiply(
+    x,
+    weight,
+    bias,
+    out,
+    slots,
+    experts,
+    scales,
+    num_slots,
+    width,
+    depth,
+    shared_by,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SILU: tl.constexpr,
+    BIASED: tl.constexpr,
+    SCALE_INPUT: tl.constexpr,
+    SCALE_OUTPUT: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    tile = tl.program_id(1)
+    expert = tl.load(experts + tile).to(tl.int64)
+    if expert < 0:
+        return
+    slot = tl.load(slots + tile * ROWS + tl.arange(0, ROWS))
+    used = slot < num_slots
+    row = tl.where(used, slot // shared_by, 0).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inner = tl.arange(0, DEPTH)
+    all_rows = width * 2 if SILU else width
+    matrix = weight + expert * all_rows * depth
+    left = x + row[:, None] * depth + inner[None, :]
+    right = matrix + column[None, :].to(tl.int64) * depth + inner[:, None]
+    to_up = width.to(tl.int64) * depth
+    inside = column < width
+    if SCALE_INPUT:
+        scale = tl.load(scales + slot, mask=used, other=0.0)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total_up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, depth, DEPTH):
+        if EVEN:
+            a = tl.load(left + start, mask=used[:, None], other=0.0)
+            b = tl.load(right + start, mask=inside[None, :], other=0.0)
+        else:
+            left_over = inner < depth - start
+            a = tl.load(left + start, mask=used[:, None] & left_over[None, :], other=0.0)
+            b = tl.load(right + start, mask=inside[None, :] & left_over[:, None], other=0.0)
+        if SCALE_INPUT:
+            a = (a.to(tl.float32) * scale[:, None]).to(a.dtype)
+        total = product(a, b, total)
+        if SILU:
+            if EVEN:
+                b = tl.load(right + to_up + start, mask=inside[None, :], other=0.0)
+            else:
+                b = tl.load(right + to_up + start, mask=inside[None, :] & left_over[:, None], other=0.0)
+            total_up = product(a, b, total_up)
+    if BIASED:
+        biases = bias + expert * all_rows
+        total += tl.load(biases + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if SILU:
+            total_up += tl.load(biases + width + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if SILU:
+        total = total * tl.sigmoid(total) * total_up
+    if SCALE_OUTPUT:
+        total *= tl.load(scales + slot, mask=used, other=0.0)[:, None]
+    at = out + slot[:, None].to(tl.int64) * width + column[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=used[:, None] & inside[None, :])
+
+
+def variants() -> Sequence[Variant]:
+    """Qwen 3 MoE's products in all forms and types, and the ones with biases (GPT-OSS) and input scales (Llama 4)."""
+    found = [
+        Variant(
+            name=f"moe_place_{rows}",
+            kernel=_place,
+            signature={"chosen": "*i64", "slots": "*i32", "experts": "*i32", "num_slots": "i32", "num_tiles": "i32"},
+            constants={"ROWS": rows, "EXPERTS": 256, "CHUNK": _CHUNK},
+            divisible=("chosen", "slots", "experts"),
+        )
+        for rows in (16, 128)
+    ]
+    for dtype in ("bf16", "fp16"):
+        for form in _FORMS:
+            found.append(_variant(form, dtype, SILU=True))
+            found.append(_variant(form, dtype, SCALE_OUTPUT=True))
+    for form in (_FORMS[0], _FORMS[-1]):
+        found.append(_variant(form, "bf16", BIASED=True))
+        found.append(_variant(form, "bf16", SILU=True, SCALE_INPUT=True))
+        found.append(_variant(form, "bf16", SILU=True, EVEN=False))
+    for form in _WIDE_FORMS:
+        found.append(_variant(form, "fp32", SILU=True))
+    return found
+
+
+def _variant(form: Form, dtype: str, **given: object) -> Variant:
+    constants = {
+        "ROWS": form.rows, "COLUMNS": form.columns, "DEPTH": form.depth, "SILU": False,
+        "BIASED": False, "SCALE_INPUT": False, "SCALE_OUTPUT": False, "EVEN": True,
+    } | given  # fmt: skip
+    if constants["SILU"]:
+        constants["COLUMNS"] = form.columns // 2
+    named = "_".join(f"{name.lower()}{value:d}" for name, value in given.items() if isinstance(value, int))
+    number = f"*{dtype}"
+    return Variant(
+        name=f"moe_{dtype}_{form.rows}_{named}",
+        kernel=_multiply,
+        signature={
+            "x": number, "weight": number, "bias": number, "out": number, "slots": "*i32", "experts": "*i32",
+            "scales": "*fp32", "num_slots": "i32", "width": "i32", "depth": "i32", "shared_by": "i32",
+        },
+        constants=constants,
+        divisible=("x", "weight", "bias", "out", "slots", "experts", "scales", "width", "depth"),
+        num_warps=form.num_warps,
+        num_stages=form.num_stages,
+    )  # fmt: skip

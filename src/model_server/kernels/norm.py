@@ -1,0 +1,169 @@
+"""RMS norms and layer norms of rows, with the residual sum before them: one pass over memory.
+
+Whole rows are held in registers, so that a row is read once; rows of few numbers (the heads of queries and keys) are
+taken several at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.kernels.variant import Variant
+
+# Numbers that a program holds at least. No fewer than its threads: where several threads held the same number of a sum
+# that is stored over its summand, one of them could read it too late.
+SMALLEST_TILE = 1024
+LARGEST_ROW = 65536
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight`, in float32 inside.
+
+    x: [n, size] or [n, heads, size], of float16, bfloat16 or float32; only its last dimension need be contiguous.
+    weight: [size] or [heads, size] float32, contiguous. Returns a contiguous tensor of the shape and type of x.
+    Raises ValueError for other shapes.
+    """
+    return _norm(x, None, weight, None, eps, center=False)
+
+
+def add_rms_norm(hidden: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of two tensors [n, size], which takes the memory of `added`, and its `rms_norm`.
+
+    The norm is of the sum as it is stored, rounded to its type.
+    """
+    return added, _norm(hidden, added, weight, None, eps, center=False)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`, in float32 inside; the rest as in `rms_norm`."""
+    return _norm(x, None, weight, bias, eps, center=True)
+
+
+def add_layer_norm(
+    hidden: Tensor, added: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """As `add_rms_norm`, with `layer_norm`."""
+    return added, _norm(hidden, added, weight, bias, eps, center=True)
+
+
+def _norm(
+    x: Tensor, added: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, *, center: bool
+) -> Tensor:
+    size = x.shape[-1]
+    heads = x.shape[1] if x.dim() == 3 else 1
+    _check(x, added, (weight, bias), heads)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    num_rows = x.shape[0] * heads
+    if num_rows == 0:
+        return out
+    block, rows, warps = _tile(size)
+    norm_rows[(triton.cdiv(num_rows, rows),)](
+        x, added, weight, bias, out, num_rows,
+        x.stride(0), x.stride(1) if x.dim() == 3 else 0, 0 if added is None else added.stride(0), eps,
+        HEADS=heads, SIZE=size, BLOCK=block, ROWS=rows, CENTER=center,
+        PER_HEAD=weight is not None and weight.dim() == 2, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def _tile(size: int) -> tuple[int, int, int]:
+    """Columns and rows of a program, and its warps."""
+    block = triton.next_power_of_2(size)
+    return block, max(SMALLEST_TILE // block, 1), 4 if block <= 2048 else 8 if block <= 4096 else 16
+
+
+def _check(x: Tensor, added: Tensor | None, parameters: tuple[Tensor | None, ...], heads: int) -> None:
+    size = x.shape[-1]
+    if x.dim() not in (2, 3) or x.stride(-1) != 1 or not 0 < size <= LARGEST_ROW:
+        raise ValueError(f"no kernel for the norm of a tensor of shape {tuple(x.shape)}, strides {x.stride()}")
+    if added is not None and (x.dim() != 2 or added.shape != x.shape or added.stride(1) != 1):
+        raise ValueError(f"no kernel for a sum of shapes {tuple(x.shape)} and {tuple(added.shape)}")
+    if added is not None and added.dtype != x.dtype:
+        raise ValueError(f"no kernel for a sum of {x.dtype} and {added.dtype}")
+    given = [t for t in parameters if t is not None]
+    for t in given:
+        if t.shape not in ((size,), (heads, size)) or t.dim() != given[0].dim() or not t.is_contiguous():
+            raise ValueError(f"a weight of shape {tuple(t.shape)} does not fit {tuple(x.shape)}")
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def norm_rows(
+    x, added, weight, bias, out, num_rows, x_stride, x_head_stride, added_stride, eps,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    CENTER: tl.constexpr, PER_HEAD: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token = (row // HEADS).to(tl.int64)
+    head = row % HEADS
+    column = tl.arange(0, BLOCK)[None, :]
+    mask = (row < num_rows)[:, None] & (column < SIZE)
+    value = tl.load(x + (token * x_stride + head * x_head_stride)[:, None] + column, mask=mask, other=0.0)
+    if added is not None:
+        place = added + (token * added_stride)[:, None] + column
+        value = (value.to(tl.float32) + tl.load(place, mask=mask, other=0.0).to(tl.float32)).to(value.dtype)
+        tl.store(place, value, mask=mask)
+    wide = value.to(tl.float32)
+    if CENTER:
+        wide = tl.where(mask, wide - (tl.sum(wide, axis=1) / SIZE)[:, None], 0.0)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=1) / SIZE + eps)[:, None]
+    parameter = column + (head * SIZE)[:, None] if PER_HEAD else column
+    present = mask if PER_HEAD else column < SIZE
+    if weight is not None:
+        wide = wide * tl.load(weight + parameter, mask=present, other=0.0).to(tl.float32)
+    if bias is not None:
+        wide = wide + tl.load(bias + parameter, mask=present, other=0.0).to(tl.float32)
+    tl.store(out + (row.to(tl.int64) * SIZE)[:, None] + column, wide.to(out.dtype.element_ty), mask=mask)
+
+
+def variants() -> list[Variant]:
+    """Hidden sizes of real models, heads of queries and keys, latents; a layer norm."""
+    return [
+        _variant("hidden 2048", "bf16", 2048),
+        _variant("hidden 4096 behind a sum", "bf16", 4096, add=True),
+        _variant("hidden 8192 behind a sum", "bf16", 8192, add=True),
+        _variant("hidden 16384 behind a sum", "fp16", 16384, add=True),
+        _variant("hidden 4096 behind a sum", "fp32", 4096, add=True),
+        _variant("40 heads of 128", "bf16", 128, heads=40),
+        _variant("10 heads of 80, a weight for each", "bf16", 80, heads=10, per_head=True),
+        _variant("latent of 1536", "bf16", 1536),
+        _variant("layer norm of 4544 behind a sum", "bf16", 4544, add=True, center=True),
+        _variant("layer norm of 80 per head", "fp16", 80, heads=10, per_head=True, center=True),
+    ]
+
+
+def _variant(
+    name: str,
+    dtype: str,
+    size: int,
+    *,
+    heads: int = 1,
+    per_head: bool = False,
+    add: bool = False,
+    center: bool = False,
+) -> Variant:
+    block, rows, warps = _tile(size)
+    signature = {
+        "x": f"*{dtype}", "weight": "*fp32", "out": f"*{dtype}", "num_rows": "i32", "x_stride": "i32",
+        "x_head_stride": "i32", "added_stride": "i32", "eps": "fp32",
+    }  # fmt: skip
+    constants: dict[str, object] = {
+        "HEADS": heads, "SIZE": size, "BLOCK": block, "ROWS": rows, "CENTER": center, "PER_HEAD": per_head
+    }  # fmt: skip
+    divisible = ["x", "weight", "out", "x_stride", "x_head_stride", "added_stride"]
+    for argument, present, word in (("added", add, f"*{dtype}"), ("bias", center, "*fp32")):
+        if present:
+            signature[argument] = word
+            divisible.append(argument)
+        else:
+            constants[argument] = None
+    return Variant(
+        name=f"{name}, {dtype}",
+        kernel=norm_rows,
+        signature=signature,
+        constants=constants,
+        divisible=tuple(divisible),
+        num_warps=warps,
+    )

@@ -1,0 +1,16 @@
+"""The product of two tiles, as every kernel for matrices takes it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def product(left, right, sums):
+    """sums + left @ right in float32; float32 tiles are multiplied as such, never as TF32."""
+    if _INTERPRETED:  # the interpreter holds bfloat16 as plain bits
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
+    return tl.dot(left, right, sums, input_precision="ieee")

@@ -1,0 +1,194 @@
+"""Between the product that gives queries, keys and values and attention: norm, rotation and the cache, in one kernel.
+
+A program takes some heads of one token. Pairs of a rotation stand side by side, so that whole heads are read and
+written in order, and the two numbers of a pair are in the hands of one thread.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.kernels.variant import Variant
+
+# Numbers of a program, at least. As for norms no fewer than its threads: heads are rotated where they stand.
+SMALLEST_TILE = 1024
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def rotate_write(
+    qkv: Tensor,
+    rows: Tensor,
+    slots: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    table: Tensor | None = None,
+    positions: Tensor | None = None,
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> None:
+    """Norm and rotate the queries and keys of `qkv` in place; store its keys and values in `rows` at `slots`.
+
+    qkv: [n, (num_heads + 2 * num_kv_heads) * head_dim] of float16, bfloat16 or float32, its last dimension contiguous.
+    rows: [num_slots, 2 * num_kv_heads * head_dim] of the same type, or of float8 (e4m3fn, e5m2): keys are then divided
+    by key_scale, values by value_scale, rounded to the nearest and bounded by the type's largest number. Devices before
+    capability 8.9 have no such rounding: Triton refuses to compile it there.
+    slots: [n] int64, each once (or of a row that nobody reads).
+    table: [num_positions, rotary_dim] float32, contiguous, cos and sin of every pair in turn; positions: [n] int64.
+    Without them nothing rotates; numbers of a head behind rotary_dim never do.
+    weight: float32 of an RMS norm of every query and key head before the rotation, [head_dim], or
+    [num_heads + num_kv_heads, head_dim]; contiguous. None: no norm.
+    Raises ValueError for other shapes or types.
+    """
+    num_tokens, num_rotated = qkv.shape[0], num_heads + num_kv_heads
+    _check(qkv, rows, slots, table, positions, (num_heads, num_kv_heads, head_dim))
+    if weight is not None and weight.shape not in ((head_dim,), (num_rotated, head_dim)):
+        raise ValueError(f"a weight of shape {tuple(weight.shape)} does not fit {num_rotated} heads of {head_dim}")
+    if num_tokens == 0:
+        return
+    block, heads = _tile(head_dim)
+    # Queries that stay as they are need no visit.
+    first = num_heads if table is None and weight is None else 0
+    total = num_rotated + num_kv_heads
+    rotate_write_heads[(num_tokens, triton.cdiv(total - first, heads))](
+        qkv, rows, slots, table, positions, weight,
+        qkv.stride(0), rows.stride(0), eps, key_scale, value_scale,
+        FIRST=first, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, DIM=head_dim,
+        ROTARY=0 if table is None else table.shape[1], BLOCK=block, HEADS=heads,
+        PER_HEAD=weight is not None and weight.dim() == 2,
+        LARGEST=torch.finfo(rows.dtype).max if rows.dtype in FLOAT8 else None,
+    )  # fmt: skip
+
+
+def _tile(head_dim: int) -> tuple[int, int]:
+    """Numbers of a head as held, and heads of a program."""
+    block = triton.next_power_of_2(head_dim)
+    return block, max(SMALLEST_TILE // block, 1)
+
+
+def _check(
+    qkv: Tensor,
+    rows: Tensor,
+    slots: Tensor,
+    table: Tensor | None,
+    positions: Tensor | None,
+    sizes: tuple[int, int, int],
+) -> None:
+    num_heads, num_kv_heads, head_dim = sizes
+    num_tokens = qkv.shape[0]
+    if qkv.shape[1:] != ((num_heads + 2 * num_kv_heads) * head_dim,) or qkv.stride(1) != 1:
+        raise ValueError(f"no kernel for q, k and v of shape {tuple(qkv.shape)}, strides {qkv.stride()}")
+    if rows.shape[1:] != (2 * num_kv_heads * head_dim,) or rows.stride(1) != 1:
+        raise ValueError(f"no kernel for cache rows of shape {tuple(rows.shape)}, strides {rows.stride()}")
+    if rows.dtype != qkv.dtype and rows.dtype not in FLOAT8:
+        raise ValueError(f"no kernel for {qkv.dtype} in a cache of {rows.dtype}")
+    if slots.shape != (num_tokens,) or slots.dtype != torch.int64:
+        raise ValueError(f"slots of shape {tuple(slots.shape)} for {num_tokens} tokens")
+    if (table is None) != (positions is None):
+        raise ValueError("a table of rotations and positions go together")
+    if table is not None and (table.shape[1] % 2 or table.shape[1] > head_dim or not table.is_contiguous()):
+        raise ValueError(f"a table of rotations of shape {tuple(table.shape)} for heads of {head_dim}")
+    if positions is not None and (positions.shape != (num_tokens,) or positions.dtype != torch.int64):
+        raise ValueError(f"positions of shape {tuple(positions.shape)} for {num_tokens} tokens")
+
+
+@triton.jit
+def rotate_write_heads(
+    qkv, rows, slots, table, positions, weight, qkv_stride, row_stride, eps, key_scale, value_scale,
+    FIRST: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    ROTARY: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, PER_HEAD: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    ROTATED: tl.constexpr = NUM_HEADS + NUM_KV_HEADS
+    token = tl.program_id(0).to(tl.int64)
+    head = FIRST + tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    number = tl.arange(0, BLOCK)[None, :]
+    inside = (head < ROTATED + NUM_KV_HEADS) & (number < DIM)
+    rotated = (head < ROTATED) & (number < DIM)
+    place = qkv + token * qkv_stride + head * DIM + number
+    value = tl.load(place, mask=inside, other=0.0)
+    if weight is not None:
+        wide = value.to(tl.float32)
+        wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=1) / DIM + eps)[:, None]
+        factors = head * DIM + number if PER_HEAD else number
+        wide = wide * tl.load(weight + factors, mask=rotated if PER_HEAD else number < DIM, other=0.0)
+        value = tl.where(rotated, wide.to(value.dtype), value)
+    if ROTARY > 0:
+        # What does not rotate is multiplied by 1 + 0i.
+        turns = tl.load(
+            table + tl.load(positions + token) * ROTARY + number,
+            mask=number < ROTARY,
+            other=((number + 1) % 2).to(tl.float32),
+        )
+        cos, sin = tl.split(tl.reshape(turns, (1, BLOCK // 2, 2)))
+        even, odd = tl.split(tl.reshape(value.to(tl.float32), (HEADS, BLOCK // 2, 2)))
+        turned = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (HEADS, BLOCK))
+        value = tl.where(rotated, turned.to(value.dtype), value)
+    if FIRST == 0:
+        tl.store(place, value, mask=rotated)
+    # A pool may have more than 2^31 numbers: slots are int64.
+    kept = rows + tl.load(slots + token) * row_stride + (head - NUM_HEADS) * DIM + number
+    if LARGEST is not None:
+        scaled = tl.div_rn(value.to(tl.float32), tl.where(head < ROTATED, key_scale, value_scale))
+        # Bounds by comparison, which lets NaN through.
+        scaled = tl.where(scaled > LARGEST, LARGEST, tl.where(scaled < -LARGEST, -LARGEST, scaled))
+        tl.store(kept, scaled.to(rows.dtype.element_ty), mask=inside & (head >= NUM_HEADS))
+    else:
+        tl.store(kept, value, mask=inside & (head >= NUM_HEADS))
+
+
+def variants() -> list[Variant]:
+    """Heads, rotated parts, norms and caches of real models."""
+    return [
+        _variant("32/8 heads of 64", 32, 8, 64, 64),
+        _variant("32/8 heads of 128", 32, 8, 128, 128),
+        _variant("32/8 heads of 128", 32, 8, 128, 128, dtype="fp16"),
+        _variant("32/8 heads of 128", 32, 8, 128, 128, dtype="fp32"),
+        _variant("32/4 heads of 128, norms", 32, 4, 128, 128, norm="shared"),
+        _variant("8/4 heads of 256, norms", 8, 4, 256, 256, norm="shared"),
+        _variant("32/32 heads of 80, 32 rotate, a norm each", 32, 32, 80, 32, norm="each"),
+        _variant("32/32 heads of 96", 32, 32, 96, 96),
+        _variant("71/1 heads of 64, no rotation", 71, 1, 64, 0),
+        _variant("32/8 heads of 128, e4m3 cache", 32, 8, 128, 128, cache="fp8e4nv"),
+        _variant("32/8 heads of 128, e5m2 cache", 32, 8, 128, 128, cache="fp8e5"),
+    ]
+
+
+def _variant(
+    name: str,
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    rotary: int,
+    *,
+    dtype: str = "bf16",
+    cache: str | None = None,
+    norm: str | None = None,
+) -> Variant:
+    block, heads = _tile(dim)
+    signature = {
+        "qkv": f"*{dtype}", "rows": f"*{cache or dtype}", "slots": "*i64", "qkv_stride": "i32", "row_stride": "i32",
+        "eps": "fp32", "key_scale": "fp32", "value_scale": "fp32",
+    }  # fmt: skip
+    largest = {None: None, "fp8e4nv": 448.0, "fp8e5": 57344.0}[cache]
+    constants: dict[str, object] = {
+        "FIRST": 0 if rotary or norm else num_heads, "NUM_HEADS": num_heads, "NUM_KV_HEADS": num_kv_heads, "DIM": dim,
+        "ROTARY": rotary, "BLOCK": block, "HEADS": heads, "PER_HEAD": norm == "each", "LARGEST": largest,
+    }  # fmt: skip
+    optional = {"table": rotary > 0 and "*fp32", "positions": rotary > 0 and "*i64", "weight": norm and "*fp32"}
+    signature |= {argument: word for argument, word in optional.items() if word}
+    constants |= {argument: None for argument, word in optional.items() if not word}
+    pointers = tuple(argument for argument, word in signature.items() if word.startswith("*"))
+    return Variant(
+        name=f"{name}, {dtype}",
+        kernel=rotate_write_heads,
+        signature=signature,
+        constants=constants,
+        divisible=(*pointers, "qkv_stride", "row_stride"),
+        excluded=frozenset({80}) if cache is not None else frozenset(),
+    )

@@ -1,0 +1,139 @@
+"""A whole decoder with our attention kernels: recorded decode steps say what the steps themselves say.
+
+In the interpreter "recorded" means done again over the same places in memory, with the host's lengths as mere bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from numpy_scalars import mend
+from support.graph_doubles import PlainRecorder
+from torch import Tensor
+
+from model_server.attention.metadata import AttentionMetadata
+from model_server.attention.reference import ReferenceBackend
+from model_server.attention.triton_paged import TritonBackend
+from model_server.cuda_graphs import GraphedRunner
+from model_server.distributed import ProcessGroup
+from model_server.graph_recorder import CudaRecorder
+from model_server.kv_cache import KvCache
+from model_server.models.build import build
+from model_server.models.config import ModelConfig
+from model_server.models.decoder import Decoder
+from model_server.models.families import spec_of
+from model_server.models.spec import Spec
+from model_server.runner import ModelInputs
+from model_server.weights.reader import Range
+
+mend()
+
+BLOCK = 16
+MAX_LENGTH = 100
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+class RandomReader:
+    """Llama's tensors out of each one's name."""
+
+    dtype = torch.float32
+
+    def __init__(self, spec: Spec, device: torch.device) -> None:
+        heads, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        hidden, wide = spec.hidden_size, spec.intermediate_size
+        self._shapes = {
+            "q_proj": (heads, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden), "o_proj": (hidden, heads),
+            "gate_proj": (wide, hidden), "up_proj": (wide, hidden), "down_proj": (hidden, wide),
+            "embed_tokens": (spec.vocab_size, hidden), "lm_head": (spec.vocab_size, hidden),
+        }  # fmt: skip
+        self._spec, self._device = spec, device
+
+    def has(self, name: str) -> bool:
+        return not any(word in name for word in ("bias", "q_norm", "k_norm"))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes.get(name.split(".")[-2], (self._spec.hidden_size,))
+
+    def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
+        shape = self.shape(name)
+        seed = torch.Generator().manual_seed(sum(name.encode()))
+        whole = torch.randn(shape, generator=seed) * 0.1 if len(shape) == 2 else torch.ones(shape)
+        return torch.cat([whole[a:b] for a, b in ranges]).to(self._device)
+
+    def columns(self, name: str, start: int, stop: int) -> Tensor:
+        return self.rows(name, [(0, self.shape(name)[0])])[:, start:stop]
+
+    def rows_into(
+        self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Any = Tensor.copy_, unit: int = 1
+    ) -> None:
+        place(out, self.rows(name, ranges))
+
+    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
+        out.copy_(self.columns(name, start, stop))
+
+
+def decoder(backend: Any, device: torch.device) -> Decoder:
+    spec = spec_of(ModelConfig(CONFIG))
+    return build(spec, RandomReader(spec, device), device=device, group=ProcessGroup(), attention=backend)
+
+
+def filled_cache(runner: Decoder, device: torch.device) -> KvCache:
+    cache = KvCache(runner.kv_shapes, 64, BLOCK, torch.float32, device)
+    for number, rows in enumerate(cache.rows):
+        rows.copy_(torch.randn(rows.shape, generator=torch.Generator().manual_seed(number)))
+    return cache
+
+
+def step(lengths: list[int], seed: int, device: torch.device) -> ModelInputs:
+    dice = torch.Generator().manual_seed(seed)
+    blocks = (torch.randperm(63, generator=dice) + 1).tolist()
+    tables = torch.zeros(len(lengths), 7, dtype=torch.int32)
+    slots = []
+    for row, length in enumerate(lengths):
+        for place in range(-(-length // BLOCK)):
+            tables[row, place] = blocks.pop()
+        slots.append(int(tables[row, (length - 1) // BLOCK]) * BLOCK + (length - 1) % BLOCK)
+    kv_lengths = torch.tensor(lengths, dtype=torch.int32)
+    metadata = AttentionMetadata(
+        slots=torch.tensor(slots, device=device),
+        block_tables=tables.to(device),
+        cu_seqlens_q=torch.arange(len(lengths) + 1, dtype=torch.int32, device=device),
+        kv_lengths=kv_lengths.to(device),
+        query_lengths_host=(1,) * len(lengths),
+        kv_lengths_host=tuple(lengths),
+    )
+    ids = torch.randint(0, 97, (len(lengths),), generator=dice)
+    return ModelInputs(ids.to(device), (kv_lengths.long() - 1).to(device), metadata, None)
+
+
+def test_replays_of_a_decoder(device: torch.device) -> None:
+    backend = TritonBackend()
+    assert backend.capturable
+    inner, plain = decoder(backend, device), decoder(ReferenceBackend(), device)
+    runner = GraphedRunner(inner, (4, 1), CudaRecorder(device) if device.type == "cuda" else PlainRecorder())
+    cache, same = filled_cache(inner, device), filled_cache(inner, device)
+    runner.capture(cache, MAX_LENGTH, ProcessGroup())
+    assert runner.recorded_sizes == (1, 4)
+    for rows in same.rows:
+        rows[:BLOCK] = float("nan")  # nobody reads the padding's block
+    for seed, lengths in enumerate([[40, 3, 100, 17], [16], [33, 100], [2, 48, 7, 5, 1]]):
+        inputs = step(lengths, seed, device)
+        logits = runner.forward(inputs, cache)
+        expected = plain.forward(inputs, same)
+        assert logits.shape == expected.shape
+        assert torch.linalg.norm(logits - expected) < 1e-4 * torch.linalg.norm(expected)
+        for ours, theirs in zip(cache.rows, same.rows, strict=True):
+            assert torch.allclose(ours[BLOCK:], theirs[BLOCK:], atol=1e-4), "padding writes the reserved block alone"

@@ -1,0 +1,161 @@
+"""Experts by kernels, in Triton's interpreter, against a loop over tokens in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+pytest.importorskip("triton")
+
+import numpy_scalars
+
+from model_server.kernels import moe
+from model_server.layers.activation import clamped_swiglu, gated
+from model_server.layers.experts import ExpertWeights, KernelExperts
+
+numpy_scalars.mend()
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def experts_of(
+    num: int, hidden: int, size: int, dtype: torch.dtype, device: torch.device, biased: bool
+) -> list[ExpertWeights]:
+    def tensor(*shape: int, seed: int) -> Tensor:
+        return noise(*shape, seed=seed).div(shape[-1] ** 0.5).to(device, dtype)
+
+    return [
+        ExpertWeights(
+            tensor(2 * size, hidden, seed=4 * e),
+            tensor(hidden, size, seed=4 * e + 1),
+            tensor(2 * size, seed=4 * e + 2) if biased else None,
+            tensor(hidden, seed=4 * e + 3) if biased else None,
+        )
+        for e in range(num)
+    ]
+
+
+def reference(experts: list[ExpertWeights], hidden: Tensor, weights: Tensor, chosen: Tensor, on_input: bool) -> Tensor:
+    result = torch.zeros(hidden.shape, dtype=torch.float64)
+    for token, row in enumerate(hidden.double().cpu()):
+        for weight, index in zip(weights[token].double().cpu(), chosen[token].tolist(), strict=True):
+            expert = experts[index]
+            up = expert.up.double().cpu() @ (row * weight if on_input else row)
+            if expert.up_bias is not None:
+                up += expert.up_bias.double().cpu()
+            gate, linear = up.chunk(2)
+            down = expert.down.double().cpu() @ (silu(gate) * linear)
+            if expert.down_bias is not None:
+                down += expert.down_bias.double().cpu()
+            result[token] += down if on_input else weight * down
+    return result
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["silu", "activation"])
+@pytest.mark.parametrize(
+    ("num", "top_k", "tokens", "hidden", "size", "dtype", "biased", "on_input"),
+    [
+        (4, 1, 1, 32, 16, torch.float32, False, False),
+        (4, 2, 7, 40, 24, torch.float32, True, False),
+        (6, 2, 50, 33, 17, torch.float32, False, True),
+        (3, 1, 5, 64, 32, torch.bfloat16, False, True),
+        (128, 8, 3, 32, 16, torch.float32, False, False),
+        (8, 8, 40, 136, 72, torch.float16, True, False),
+        (2, 1, 90, 64, 64, torch.bfloat16, False, False),
+        (1, 1, 3, 16, 16, torch.float32, False, False),
+    ],
+)
+def test_experts_equal_a_loop(
+    device: torch.device, num: int, top_k: int, tokens: int, hidden: int, size: int, dtype: torch.dtype,
+    biased: bool, on_input: bool, fused: bool,
+) -> None:  # fmt: skip
+    experts = experts_of(num, hidden, size, dtype, device, biased)
+    x = noise(tokens, hidden, seed=1).to(device, dtype)
+    before = x.clone()
+    # Where there are enough, expert 0 gets no token.
+    first = int(num > top_k)
+    generator = torch.Generator().manual_seed(2)
+    chosen = first + torch.rand(tokens, num - first, generator=generator).topk(top_k).indices
+    weights = torch.rand(tokens, top_k, generator=generator).to(device)
+    subject = KernelExperts(experts, gated("silu"), on_input=on_input, silu=fused)
+    actual = subject(x, weights, chosen.to(device))
+    wanted = reference(experts, x, weights, chosen, on_input)
+    error = (actual.double().cpu() - wanted).norm() / wanted.norm()
+    # The interpreter cuts a bfloat16 off where a card rounds it.
+    half = 2e-2 if device.type == "cpu" else 1e-2
+    assert error < (1e-5 if dtype == torch.float32 else half)
+    assert actual.dtype == dtype
+    assert torch.equal(x, before)
+
+
+def test_another_activation(device: torch.device) -> None:
+    """GPT-OSS's, which the product does not take in."""
+    experts = experts_of(3, 16, 16, torch.float32, device, True)
+    x, chosen, weights = noise(2, 16, seed=1).to(device), torch.tensor([[0, 2], [2, 1]]), torch.rand(2, 2)
+    activation = clamped_swiglu(1.7, 7.0)
+    actual = KernelExperts(experts, activation, on_input=False)(x, weights.to(device), chosen.to(device))
+    for token in range(2):
+        wanted = torch.zeros(16, device=device)
+        for weight, index in zip(weights[token].tolist(), chosen[token].tolist(), strict=True):
+            e = experts[index]
+            assert e.up_bias is not None and e.down_bias is not None
+            wanted += weight * (e.down @ activation(e.up @ x[token] + e.up_bias) + e.down_bias)
+        torch.testing.assert_close(actual[token], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_every_form(device: torch.device, dtype: torch.dtype) -> None:
+    """A token's result, whatever the form that its number of neighbours would choose."""
+    experts = experts_of(2, 48, 32, dtype, device, True)
+    subject = KernelExperts(experts, gated("silu"), on_input=False, silu=True)
+    x, chosen = noise(3, 48, seed=1).to(device, dtype), torch.tensor([[0, 1], [1, 0], [1, 0]])
+    weights = torch.rand(3, 2, generator=torch.Generator().manual_seed(5)).to(device)
+    wanted = reference(experts, x, weights, chosen, False)
+    for form in moe.forms(dtype):
+        actual = subject._run(x, weights, chosen.to(device), form)
+        error = (actual.double().cpu() - wanted).norm() / wanted.norm()
+        assert error < (1e-5 if dtype == torch.float32 else 1e-2)
+
+
+def test_no_tokens(device: torch.device) -> None:
+    experts = experts_of(2, 16, 16, torch.float32, device, False)
+    empty = torch.empty(0, 16, device=device)
+    chosen = torch.empty(0, 2, dtype=torch.int64, device=device)
+    assert KernelExperts(experts, gated("silu"), on_input=False)(empty, torch.empty(0, 2), chosen).shape == (0, 16)
+
+
+@pytest.mark.parametrize(("num", "top_k", "tokens"), [(5, 2, 40), (128, 8, 2), (60, 4, 300), (1, 1, 17), (4, 1, 1)])
+def test_every_slot_is_placed_once(device: torch.device, num: int, top_k: int, tokens: int) -> None:
+    chosen = torch.rand(tokens, num, generator=torch.Generator().manual_seed(3)).topk(top_k).indices.to(device)
+    placed = moe.place(chosen, num, torch.bfloat16)
+    slots = placed.slots.view(-1, placed.form.rows).cpu()
+    seen: list[int] = []
+    for expert, row in zip(placed.experts.tolist(), slots.tolist(), strict=True):
+        if expert < 0:
+            continue
+        kept = [slot for slot in row if slot < chosen.numel()]
+        assert kept
+        assert (chosen.flatten()[kept] == expert).all()
+        seen += kept
+    assert sorted(seen) == list(range(chosen.numel()))
+    used = [expert for expert in placed.experts.tolist() if expert >= 0]
+    assert used == sorted(used)
+
+
+def test_float32_rows_do_not_depend_on_their_number(device: torch.device) -> None:
+    """A token's result is the same bits alone and among many: tiles of another height sum in the same order."""
+    experts = experts_of(2, 96, 32, torch.float32, device, False)
+    subject = KernelExperts(experts, gated("silu"), on_input=False, silu=True)
+    x = noise(70, 96, seed=1).to(device)
+    chosen = (torch.arange(70)[:, None] % 2).to(device)
+    weights = torch.rand(70, 1).to(device)
+    together = subject(x, weights, chosen)
+    assert moe.form_for(70, 2, torch.float32) != moe.form_for(1, 2, torch.float32)
+    if device.type == "cpu":  # the interpreter's products are numpy's, which choose by shape
+        torch.testing.assert_close(subject(x[:1], weights[:1], chosen[:1]), together[:1])
+    else:
+        assert torch.equal(subject(x[:1], weights[:1], chosen[:1]), together[:1])
