@@ -1,0 +1,145 @@
+"""The structures of the C interface, field by field as in `source/`."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_float, c_long, c_void_p
+
+
+class AttentionShapeForm(ctypes.Structure):
+    """`AttentionShape` of attention.hpp. 0 or null: the layer has no such thing."""
+
+    _fields_ = [
+        ("heads", c_long),
+        ("kv_heads", c_long),
+        ("key_dim", c_long),
+        ("value_dim", c_long),
+        ("value_offset", c_long),
+        ("row_width", c_long),
+        ("window", c_long),
+        ("chunk", c_long),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("slopes", c_void_p),
+        ("sinks", c_void_p),
+    ]
+
+
+class PagingForm(ctypes.Structure):
+    """`Paging` of attention.hpp."""
+
+    _fields_ = [
+        ("tables", c_void_p),
+        ("lengths", c_void_p),
+        ("starts", c_void_p),
+        ("sequences", c_long),
+        ("max_blocks", c_long),
+        ("block_size", c_long),
+    ]
+
+
+class HeadLayoutForm(ctypes.Structure):
+    """`HeadLayout` of rows.hpp."""
+
+    _fields_ = [
+        ("num_rotated", c_long),
+        ("head_dim", c_long),
+        ("rotary", c_long),
+        ("query_width", c_long),
+        ("qkv_width", c_long),
+        ("norm", c_void_p),
+        ("eps", c_float),
+    ]
+
+
+class LayerForm(ctypes.Structure):
+    """`LayerForm` of stack.hpp."""
+
+    _fields_ = [
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qkv", c_void_p),
+        ("qkv_bias", c_void_p),
+        ("output", c_void_p),
+        ("output_bias", c_void_p),
+        ("up", c_void_p),
+        ("up_bias", c_void_p),
+        ("down", c_void_p),
+        ("down_bias", c_void_p),
+        ("qk_norm", c_void_p),
+        ("rope", c_long),
+        ("rotary", c_long),
+        ("attention", AttentionShapeForm),
+    ]
+
+
+class StackForm(ctypes.Structure):
+    """`StackForm` of stack.hpp."""
+
+    _fields_ = [
+        ("num_layers", c_long),
+        ("hidden", c_long),
+        ("intermediate", c_long),
+        ("eps", c_float),
+        ("qk_eps", c_float),
+        ("layers", POINTER(LayerForm)),
+    ]
+
+
+class StepForm(ctypes.Structure):
+    """`StepForm` of stack.hpp."""
+
+    _fields_ = [
+        ("tokens", c_long),
+        ("num_kept", c_long),
+        ("hidden", c_void_p),
+        ("rotations", POINTER(c_void_p)),
+        ("slots", c_void_p),
+        ("kept", c_void_p),
+        ("caches", POINTER(c_void_p)),
+        ("out", c_void_p),
+        ("paging", PagingForm),
+    ]
+
+
+# Arguments of every function of native.cpp; none but `native_panel` gives something back.
+FUNCTIONS: dict[str, tuple[type, ...]] = {
+    "native_init": (c_void_p,) * 5,
+    "native_panel": (),
+    "native_pack": (c_long, c_void_p, c_void_p, c_long, c_long),
+    "native_linear": (
+        c_long,
+        c_void_p,
+        c_void_p,
+        c_long,
+        c_long,
+        c_void_p,
+        c_long,
+        c_long,
+        c_void_p,
+        c_long,
+    ),
+    "native_rms_norm": (c_long, c_void_p, c_void_p, c_void_p, c_long, c_float, c_void_p, c_long, c_long),
+    "native_silu_gated": (c_long, c_void_p, c_void_p, c_long, c_long),
+    "native_rotate_write": (
+        c_long,
+        c_void_p,
+        POINTER(HeadLayoutForm),
+        c_void_p,
+        c_void_p,
+        c_long,
+        c_void_p,
+        c_long,
+    ),
+    "native_attend": (
+        c_long,
+        POINTER(AttentionShapeForm),
+        POINTER(PagingForm),
+        c_void_p,
+        c_void_p,
+        c_long,
+        c_void_p,
+    ),
+    "native_stack": (c_long, POINTER(StackForm), POINTER(StepForm)),
+    "native_greedy": (c_void_p, c_long, c_long, c_long, c_void_p, c_void_p, c_void_p),
+}

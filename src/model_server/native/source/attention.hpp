@@ -1,0 +1,185 @@
+// Attention over the paged cache: what is computed, the paging, and one query row against a span of keys (decode).
+// Prompts: prompt.hpp.
+//
+// Keys are taken in spans that begin at multiples of SPAN, each reduced on its own and the spans joined in their order:
+// a row's result depends neither on its neighbours nor on how spans were shared among threads.
+#pragma once
+#include "vectors.hpp"
+#include "matrix.hpp"
+
+constexpr int SPAN = 256;
+constexpr int FETCHED = 64;    // how many keys ahead memory is asked for
+constexpr int MOST_HEADS = 8;  // query heads that are computed at once
+
+struct AttentionShape {
+    long heads, kv_heads, key_dim, value_dim;
+    long value_offset, row_width;  // in a row of the cache: where values begin, how many numbers there are
+    long window, chunk;            // 0: none
+    float scale, softcap;          // softcap 0: none
+    const float* slopes;           // ALiBi [heads], or null
+    const float* sinks;            // [heads], or null
+
+    long group() const { return heads / kv_heads; }
+    long first_visible(long position) const {
+        if (window) return position + 1 > window ? position + 1 - window : 0;
+        return chunk ? position - position % chunk : 0;
+    }
+    long value_at(long kv_head) const { return value_offset + kv_head * (value_offset ? value_dim : key_dim); }
+};
+
+struct Paging {
+    const int32_t* tables;  // [sequences, max_blocks]
+    const int32_t* lengths; // [sequences] keys, those of this step included
+    const int32_t* starts;  // [sequences + 1] rows of the step
+    long sequences, max_blocks, block_size;
+
+    template <class T> void rows_of(const T* cache, long width, long sequence, long first, long count, const T** out) const {
+        const int32_t* table = tables + sequence * max_blocks;
+        for (long i = 0; i < count;) {
+            long block = (first + i) / block_size, offset = (first + i) % block_size;
+            const T* row = cache + (table[block] * block_size + offset) * width;
+            for (; i < count && offset < block_size; offset++, i++, row += width) out[i] = row;
+        }
+    }
+};
+
+// The parts of a softmax over some of the keys: weights are relative to `peak`.
+struct Partial {
+    float peak, total;
+};
+
+// Dot products of `query` with LANES keys.
+template <class T> INLINE vf dots(const T* query, const T* const* keys, long offset, long dim) {
+    vf s[LANES];
+    long d = 0;
+    for (int j = 0; j < LANES; j++) s[j] = vf{};
+    if constexpr (Packing<T>::STEP == 2)
+        for (; d + 2 * LANES <= dim; d += 2 * LANES) {
+            auto q = Packing<T>::weights(query + d);
+            for (int j = 0; j < LANES; j++)
+                s[j] = Packing<T>::multiply(s[j], q, Packing<T>::weights(keys[j] + offset + d));
+        }
+    for (; d + LANES <= dim; d += LANES) {
+        vf q = load(query + d);
+        for (int j = 0; j < LANES; j++) s[j] = fma(q, load(keys[j] + offset + d), s[j]);
+    }
+    vf out = sums_of<LANES>(s);
+    for (; d < dim; d++)
+        for (int j = 0; j < LANES; j++) out[j] += widen(query[d]) * widen(keys[j][offset + d]);
+    return out;
+}
+
+// Ask for the memory of `count` numbers of some rows: a cache's rows lie in blocks that no hardware foresees.
+template <class T> INLINE void fetch(const T* const* rows, long first, long last, long offset, long count) {
+    for (long k = first; k < last; k++)
+        for (long at = 0; at < count * long(sizeof(T)); at += 64)
+            __builtin_prefetch(reinterpret_cast<const char*>(rows[k] + offset) + at, 0, 2);
+}
+
+// From raw products to scores: scale, softcap, ALiBi. `distance`: key position - query position.
+INLINE vf score(const AttentionShape& shape, long head, vf product, vf distance) {
+    vf s = product * shape.scale;
+    if (shape.softcap) s = tanh(s / shape.softcap) * shape.softcap;
+    if (shape.slopes) s = fma(splat(shape.slopes[head]), distance, s);
+    return s;
+}
+
+INLINE vf counting() { return __builtin_convertvector(COUNTING, vf); }
+
+// Weighted values: out[h][d] = sum of weights[h][k] * values[k][d], for H heads and V vectors of the values from `d` on.
+template <class T, int H, int V>
+INLINE void weigh(const float (*weights)[SPAN], const T* const* rows, long offset, long count, float* out, long dim) {
+    vf sums[H][V] = {};
+    for (long k = 0; k < count; k++) {
+        vf values[V];
+        for (int v = 0; v < V; v++) values[v] = load(rows[k] + offset + v * LANES);
+        for (int h = 0; h < H; h++)
+            for (int v = 0; v < V; v++) sums[h][v] = fma(splat(weights[h][k]), values[v], sums[h][v]);
+    }
+    for (int h = 0; h < H; h++)
+        for (int v = 0; v < V; v++) store(out + h * dim + v * LANES, sums[h][v]);
+}
+
+template <class T, int H>
+void weigh_heads(const float (*weights)[SPAN], const T* const* rows, long offset, long count, float* out, long dim) {
+    long d = 0;
+    for (; d + 4 * LANES <= dim; d += 4 * LANES) weigh<T, H, 4>(weights, rows, offset + d, count, out + d, dim);
+    for (; d + LANES <= dim; d += LANES) weigh<T, H, 1>(weights, rows, offset + d, count, out + d, dim);
+    for (; d < dim; d++)
+        for (int h = 0; h < H; h++) {
+            float total = 0;
+            for (long k = 0; k < count; k++) total += weights[h][k] * widen(rows[k][offset + d]);
+            out[h * dim + d] = total;
+        }
+}
+
+// `count` <= MOST_HEADS query heads from `head` on, which read one KV head, against the keys [first, last) of one span.
+// out: [count, value_dim] weighted values, parts: [count].
+template <class T>
+void attend_span(const AttentionShape& shape, const Paging& paging, const T* cache, long sequence, const T* query,
+                 long head, long count, long position, long first, long last, float* out, Partial* parts) {
+    const T* rows[SPAN + LANES];
+    float weights[MOST_HEADS][SPAN];
+    long keys = last - first, kv_head = head / shape.group(), key_at = kv_head * shape.key_dim;
+    paging.rows_of(cache, shape.row_width, sequence, first, keys, rows);
+    for (int i = 0; i < LANES; i++) rows[keys + i] = rows[keys - 1];  // what is computed too much is hidden below
+    long value_at = shape.value_at(kv_head);
+    fetch(rows, 0, keys < FETCHED ? keys : FETCHED, key_at, shape.key_dim);
+    for (long h = 0; h < count; h++) {
+        vf peaks = splat(-INFINITY);
+        for (long k = 0; k < keys; k += LANES) {
+            if (h == 0) {
+                long end = k + LANES < keys ? k + LANES : keys, from = k + FETCHED < keys ? k + FETCHED : keys;
+                fetch(rows, from, from + LANES < keys ? from + LANES : keys, key_at, shape.key_dim);
+                fetch(rows, k, end, value_at, shape.value_dim);
+            }
+            vf distance = counting() + float(first + k - position);
+            vf s = score(shape, head + h, dots(query + h * shape.key_dim, rows + k, key_at, shape.key_dim), distance);
+            s = choose(distance < float(last - position), s, splat(-INFINITY));
+            peaks = larger(peaks, s);
+            store(weights[h] + k, s);
+        }
+        float peak = largest(peaks);
+        vf totals = {};
+        for (long k = 0; k < keys; k += LANES) {
+            vf w = exp(load(weights[h] + k) - peak);
+            totals = totals + w;
+            store(weights[h] + k, w);
+        }
+        parts[h] = {peak, sum(totals)};
+    }
+    long h = 0;
+    for (; h + 4 <= count; h += 4)
+        weigh_heads<T, 4>(weights + h, rows, value_at, keys, out + h * shape.value_dim, shape.value_dim);
+    float(*rest)[SPAN] = weights + h;
+    float* to = out + h * shape.value_dim;
+    if (count - h == 3) weigh_heads<T, 3>(rest, rows, value_at, keys, to, shape.value_dim);
+    if (count - h == 2) weigh_heads<T, 2>(rest, rows, value_at, keys, to, shape.value_dim);
+    if (count - h == 1) weigh_heads<T, 1>(rest, rows, value_at, keys, to, shape.value_dim);
+}
+
+// Join the parts of `spans` spans, in their order, to the result of one head. Of span s: values + s * stride and
+// parts[s * part_stride]; factors: room for `spans` numbers.
+template <class T>
+void join(const AttentionShape& shape, long head, const float* values, const Partial* parts, long spans, long stride,
+          long part_stride, float* factors, T* out) {
+    float peak = shape.sinks ? shape.sinks[head] : -INFINITY, total = 0;
+    for (long s = 0; s < spans; s++) peak = std::fmax(peak, parts[s * part_stride].peak);
+    if (shape.sinks) total = std::exp(shape.sinks[head] - peak);
+    for (long s = 0; s < spans; s++) {
+        factors[s] = std::exp(parts[s * part_stride].peak - peak);
+        total += parts[s * part_stride].total * factors[s];
+    }
+    for (long s = 0; s < spans; s++) factors[s] /= total;
+    long d = 0;
+    for (; d + LANES <= shape.value_dim; d += LANES) {
+        vf x = {};
+        for (long s = 0; s < spans; s++) x = fma(splat(factors[s]), load(values + s * stride + d), x);
+        store(out + d, x);
+    }
+    for (; d < shape.value_dim; d++) {
+        float x = 0;
+        for (long s = 0; s < spans; s++) x += factors[s] * values[s * stride + d];
+        out[d] = narrow<T>(x);
+    }
+}

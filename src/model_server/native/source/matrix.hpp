@@ -1,0 +1,187 @@
+// Products with matrices packed into panels: `PANEL` outputs side by side for each input (float) or pair of inputs
+// (bfloat16), so that one layout serves a single row, which streams the panels from memory once, as well as many.
+// A sum runs over the inputs in order, in one chain, whatever the number of rows or threads: a row's result does not
+// depend on its neighbours.
+#pragma once
+#include "vectors.hpp"
+
+constexpr int PANEL = 2 * LANES;
+
+template <class T> struct Packing;
+template <> struct Packing<float> {
+    static constexpr int STEP = 1;  // inputs per step of the inner loop
+    static INLINE vf input(const float* a) { return splat(*a); }
+    static INLINE vf weights(const float* b) { return load(b); }
+    static INLINE vf multiply(vf sum, vf a, vf b) { return fma(a, b, sum); }
+    static constexpr int VECTOR = LANES;
+};
+template <> struct Packing<bf16> {
+    static constexpr int STEP = 2;
+    static constexpr int VECTOR = 2 * LANES;
+    static INLINE vu input(const bf16* a) {
+        uint32_t pair;
+        std::memcpy(&pair, a, 4);
+        return vu{} + pair;
+    }
+    static INLINE vu weights(const bf16* b) {
+        vu out;
+        std::memcpy(&out, b, sizeof(out));
+        return out;
+    }
+    static INLINE vf multiply(vf sum, vu a, vu b) {
+#if defined(__AVX512BF16__)
+        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+        sum = fma((vf)(a << 16), (vf)(b << 16), sum);
+        return fma((vf)(a & 0xffff0000u), (vf)(b & 0xffff0000u), sum);
+#endif
+    }
+};
+
+// How many rows a tile has: as many sums as the registers hold beside the operands.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int TILE_ROWS = 6;
+#else
+constexpr int TILE_ROWS = 3;
+#endif
+
+// out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels. On its own, not inlined: it is
+// most of what is compiled.
+template <class T, int P, int R>
+__attribute__((noinline)) void tile(const T* a, long stride, const T* const* panels, long inputs, vf* out) {
+    using K = Packing<T>;
+    vf sums[R][2 * P] = {};
+    const T* b[P];
+    for (int p = 0; p < P; p++) b[p] = panels[p];
+    for (long k = 0; k < inputs; k += K::STEP) {
+        decltype(K::weights(b[0])) w[2 * P];
+        for (int p = 0; p < P; p++) {
+            w[2 * p] = K::weights(b[p]);
+            w[2 * p + 1] = K::weights(b[p] + K::VECTOR);
+            b[p] += 2 * K::VECTOR;
+        }
+        for (int r = 0; r < R; r++) {
+            auto x = K::input(a + r * stride + k);
+            for (int v = 0; v < 2 * P; v++) sums[r][v] = K::multiply(sums[r][v], x, w[v]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 2 * P; v++) out[r * 2 * P + v] = sums[r][v];
+}
+
+template <class T, int P, int R>
+void tile_of(long height, const T* a, long stride, const T* const* panels, long inputs, vf* out) {
+    if (height == R) return tile<T, P, R>(a, stride, panels, inputs, out);
+    if constexpr (R > 1) tile_of<T, P, R - 1>(height, a, stride, panels, inputs, out);
+}
+
+// Call `sink(row, sums[2 * P])` for all rows of `a`, in tiles of nearly equal height: a single panel leaves room for
+// twice as many rows.
+template <class T, int P, class Sink>
+INLINE void tiles(const T* a, long stride, long rows, const T* const (&panels)[P], long inputs, const Sink& sink) {
+    constexpr int MOST = P == 1 ? 2 * TILE_ROWS : TILE_ROWS;
+    long count = (rows + MOST - 1) / MOST;
+    vf sums[MOST][2 * P];
+    for (long t = 0; t < count; t++) {
+        long row = rows * t / count, height = rows * (t + 1) / count - row;
+        tile_of<T, P, MOST>(height, a + row * stride, stride, panels, inputs, sums[0]);
+        for (long r = 0; r < height; r++) sink(row + r, sums[r]);
+    }
+}
+
+// Some more rows than a tile of two panels holds are better multiplied by one panel at a time: then every panel comes
+// from memory once, while all rows are computed (measured: 15 to 20 % at 8 rows).
+constexpr long MOST_NARROW = 16;
+INLINE bool narrow_tiles(long rows) { return rows > TILE_ROWS && rows <= MOST_NARROW; }
+
+// A matrix [outputs, inputs] as panels; the last one is filled up with zeros.
+template <class T> struct Matrix {
+    const T* panels;
+    const T* bias;  // [outputs] or null
+    long outputs, inputs;
+
+    long panel_count() const { return (outputs + PANEL - 1) / PANEL; }
+    const T* panel(long index) const { return panels + index * PANEL * inputs; }
+};
+
+template <class T> void pack(const T* weight, T* out, long outputs, long inputs, long first, long last) {
+    constexpr int STEP = Packing<T>::STEP;
+    for (long p = first; p < last; p++)
+        for (int c = 0; c < PANEL; c++) {
+            const T* row = weight + (p * PANEL + c) * inputs;
+            T* to = out + p * PANEL * inputs + c * STEP;
+            bool exists = p * PANEL + c < outputs;
+            for (long i = 0; i < inputs; i += STEP, to += PANEL * STEP)
+                for (int s = 0; s < STEP; s++) to[s] = exists ? row[i + s] : T{};
+        }
+}
+
+// Store the vectors of a panel from column `first` on, as many columns as there are below `limit`; `add` [limit] is
+// added, and `onto`, if given, is a row that is added too.
+template <class T, class Out>
+INLINE void put(Out* row, const vf* values, int count, long first, long limit, const T* add, const Out* onto) {
+    for (int v = 0; v < count; v++, first += LANES) {
+        if (first + LANES <= limit) {
+            vf x = values[v];
+            if (add) x = x + load(add + first);
+            if (onto) x = x + load(onto + first);
+            store(row + first, x);
+        } else {
+            for (long i = first; i < limit; i++) {
+                float x = values[v][i - first];
+                if (add) x += widen(add[i]);
+                if (onto) x += widen(onto[i]);
+                row[i] = narrow<Out>(x);
+            }
+        }
+    }
+}
+
+// Panels [first, last) of out = x @ matrix.T + bias (+ onto, which may be `out` itself).
+template <class T, class Out>
+void multiply(const Matrix<T>& m, const T* x, long stride, long rows, Out* out, const Out* onto, long first, long last) {
+    long width = m.outputs, p = first;
+    for (; p + 2 <= last && !narrow_tiles(rows); p += 2) {
+        const T* const panels[2] = {m.panel(p), m.panel(p + 1)};
+        tiles<T, 2>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[4]) {
+            put(out + r * width, s, 4, p * PANEL, width, m.bias, onto ? onto + r * width : nullptr);
+        });
+    }
+    for (; p < last; p++) {
+        const T* const panels[1] = {m.panel(p)};
+        tiles<T, 1>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[2]) {
+            put(out + r * width, s, 2, p * PANEL, width, m.bias, onto ? onto + r * width : nullptr);
+        });
+    }
+}
+
+// Panels [first, last) of out = silu(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
+template <class T>
+void multiply_gated(const Matrix<T>& m, const T* x, long stride, long rows, T* out, long first, long last) {
+    long width = m.outputs / 2, half = width / PANEL;
+    for (long p = first; p < last; p++) {
+        const T* bias = m.bias ? m.bias + p * PANEL : nullptr;
+        auto finish = [&](long r, const vf* gates, const vf* ups) {
+            for (int v = 0; v < 2; v++) {
+                vf gate = gates[v], up = ups[v];
+                if (bias) {
+                    gate = gate + load(bias + v * LANES);
+                    up = up + load(bias + width + v * LANES);
+                }
+                store(out + r * width + p * PANEL + v * LANES, silu(gate) * up);
+            }
+        };
+        if (narrow_tiles(rows)) {
+            vf gates[MOST_NARROW][2];
+            const T *const gate[1] = {m.panel(p)}, *const up[1] = {m.panel(half + p)};
+            tiles<T, 1>(x, stride, rows, gate, m.inputs, [&](long r, vf(&s)[2]) {
+                gates[r][0] = s[0];
+                gates[r][1] = s[1];
+            });
+            tiles<T, 1>(x, stride, rows, up, m.inputs, [&](long r, vf(&s)[2]) { finish(r, gates[r], s); });
+        } else {
+            const T* const panels[2] = {m.panel(p), m.panel(half + p)};
+            tiles<T, 2>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[4]) { finish(r, s, s + 2); });
+        }
+    }
+}

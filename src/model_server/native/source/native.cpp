@@ -1,0 +1,141 @@
+// The C interface: pointers to torch's memory, called through ctypes. `type`: 0 float32, 1 bfloat16.
+#include <algorithm>
+#include <vector>
+
+#include "rows.hpp"
+#include "product.hpp"
+#include "sampling.hpp"
+#include "stack.hpp"
+
+ParallelFunction parallel_function = nullptr;
+int (*thread_number_function)() = nullptr;
+int (*team_size_function)() = nullptr;
+void (*barrier_function)() = nullptr;
+int (*most_threads_function)() = nullptr;
+
+namespace {
+// Rows are shared among threads only if there is work for them: a wake-up costs as much as some 10,000 numbers.
+constexpr long SMALLEST_SHARED = 16384;
+
+template <class F> void over_rows(long rows, long width, const F& work) {
+    int limit = int(std::min<long>(rows, 1 + rows * width / SMALLEST_SHARED));
+    parallel([&](Team team) {
+        long first, last;
+        team.share(rows, first, last);
+        for (long r = first; r < last; r++) work(r);
+    }, limit);
+}
+
+template <class F> void with_type(long type, const F& run) {
+    if (type == 0) run(float{});
+    else run(bf16{});
+}
+}  // namespace
+
+extern "C" {
+
+void native_init(void* parallel_pointer, void* number, void* size, void* barrier, void* most) {
+    parallel_function = reinterpret_cast<ParallelFunction>(parallel_pointer);
+    thread_number_function = reinterpret_cast<int (*)()>(number);
+    team_size_function = reinterpret_cast<int (*)()>(size);
+    barrier_function = reinterpret_cast<void (*)()>(barrier);
+    most_threads_function = reinterpret_cast<int (*)()>(most);
+}
+
+long native_panel() { return PANEL; }
+
+// weight [outputs, inputs] -> out [outputs filled up to whole panels, inputs].
+void native_pack(long type, const void* weight, void* out, long outputs, long inputs) {
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        parallel([&](Team team) {
+            long first, last;
+            team.share((outputs + PANEL - 1) / PANEL, first, last);
+            pack(static_cast<const T*>(weight), static_cast<T*>(out), outputs, inputs, first, last);
+        });
+    });
+}
+
+// out [rows, outputs] = x @ matrix.T + bias; float32 whatever the type if `wide`.
+void native_linear(long type, const void* panels, const void* bias, long outputs, long inputs, const void* x, long stride,
+                   long rows, void* out, long wide) {
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        Matrix<T> m = {static_cast<const T*>(panels), static_cast<const T*>(bias), outputs, inputs};
+        std::atomic<long> next{0};
+        // A product of few numbers is over before a second thread has woken up.
+        int limit = outputs * inputs < 4 * SMALLEST_SHARED ? 1 : 1 << 30;
+        parallel([&](Team team) {
+            if (wide) product<T, float>(m, static_cast<const T*>(x), stride, rows, static_cast<float*>(out), nullptr, team, next);
+            else product<T, T>(m, static_cast<const T*>(x), stride, rows, static_cast<T*>(out), nullptr, team, next);
+        }, limit);
+    });
+}
+
+// out = norm(x) [rows, n], each row with weight row (r % heads); with `added`, x += added first.
+void native_rms_norm(long type, void* x, const void* added, const float* weight, long heads, float eps, void* out, long rows,
+                     long n) {
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        over_rows(rows, n, [&](long r) {
+            T* row = static_cast<T*>(x) + r * n;
+            if (added) add(row, static_cast<const T*>(added) + r * n, n);
+            rms_norm(row, weight + (r % heads) * n, eps, static_cast<T*>(out) + r * n, n);
+        });
+    });
+}
+
+// out [rows, n] = silu(gate_up[:, :n]) * gate_up[:, n:]
+void native_silu_gated(long type, const void* gate_up, void* out, long rows, long n) {
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        over_rows(rows, 4 * n, [&](long r) {
+            const T* gate = static_cast<const T*>(gate_up) + r * 2 * n;
+            silu_gated(gate, gate + n, static_cast<T*>(out) + r * n, n);
+        });
+    });
+}
+
+void native_rotate_write(long type, void* qkv, const HeadLayout* layout, const float* turns, void* cache, long row_width,
+                         const int64_t* slots, long rows) {
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        over_rows(rows, layout->qkv_width, [&](long r) {
+            rotate_and_write(*layout, static_cast<T*>(qkv) + r * layout->qkv_width,
+                             turns ? turns + r * layout->rotary : nullptr, static_cast<T*>(cache), row_width, slots[r]);
+        });
+    });
+}
+
+// Attention of one layer; query and out: see AttentionStep.
+void native_attend(long type, const AttentionShape* shape, const Paging* paging, const void* cache, const void* query,
+                   long query_stride, void* out) {
+    with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        Schedule plan(*shape, *paging);
+        std::vector<float> values(plan.shared_values(*shape));
+        std::vector<Partial> parts(plan.shared_parts(*shape));
+        AttentionStep<T> step{*shape, *paging, plan, static_cast<const T*>(cache), static_cast<const T*>(query),
+                              query_stride, static_cast<T*>(out), values.data(), parts.data()};
+        std::atomic<long> next{0};
+        parallel([&](Team team) {
+            step.run(next);
+            team.barrier();
+            if (plan.joins()) step.join_all(team);
+        });
+    });
+}
+
+void native_stack(long type, const StackForm* form, const StepForm* step) {
+    static thread_local Room room;
+    with_type(type, [&](auto zero) {
+        Stack<decltype(zero)> stack(*form, *step, room);
+        parallel([&](Team team) { stack.run(team); });
+    });
+}
+
+// Of each row of float logits the lowest id of the largest, that logit, and the sum of e^(logit - largest).
+void native_greedy(const float* logits, long rows, long width, long stride, int64_t* ids, float* peaks, float* totals) {
+    over_rows(rows, width, [&](long r) { greedy(logits + r * stride, width, ids[r], peaks[r], totals[r]); });
+}
+}

@@ -1,0 +1,187 @@
+// Attention of a run of queries of one sequence: blocks of keys and values are packed into panels once and multiplied
+// with many query rows; the softmax is joined block by block (FlashAttention's online softmax, Dao et al. 2022).
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "attention.hpp"
+
+constexpr int BLOCK_KEYS = 256;    // blocks begin at multiples of it
+constexpr int PROMPT_ROWS = 512;   // query rows (queries times heads) that share a packed block, about
+
+// A thread's own memory, kept from call to call.
+struct Room {
+    std::vector<char> bytes;
+    template <class T> static T* take(char*& at, long count) {
+        T* out = reinterpret_cast<T*>(at);
+        at += (count * sizeof(T) + 63) / 64 * 64;
+        return out;
+    }
+    char* of(size_t size) {
+        if (bytes.size() < size + 64) bytes.resize(size + 64);
+        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
+    }
+};
+
+// Keys as a matrix with a column for each: panels of PANEL keys over their numbers. Columns from `count` on are zeros.
+template <class T> void pack_keys(const T* const* rows, long offset, long dim, long count, T* out) {
+    constexpr int STEP = Packing<T>::STEP;
+    for (long p = 0; p * PANEL < count; p++)
+        for (int c = 0; c < PANEL; c++) {
+            long k = p * PANEL + c;
+            T* to = out + p * PANEL * dim + c * STEP;
+            if (k < count)
+                for (long d = 0; d < dim; d += STEP) std::memcpy(to + d * PANEL, rows[k] + offset + d, STEP * sizeof(T));
+            else
+                for (long d = 0; d < dim; d += STEP) std::memset(to + d * PANEL, 0, STEP * sizeof(T));
+        }
+}
+
+// Values as a matrix with a column for each of their numbers, over BLOCK_KEYS keys; zeros fill both up.
+template <class T> void pack_values(const T* const* rows, long offset, long dim, long count, T* out) {
+    constexpr int STEP = Packing<T>::STEP;
+    long panels = (dim + PANEL - 1) / PANEL, used = (count + STEP - 1) / STEP * STEP;
+    for (long p = 0; p < panels; p++) {
+        T* to = out + p * PANEL * BLOCK_KEYS;
+        long width = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
+        for (long k = 0; k < used; k += STEP, to += PANEL * STEP)
+            for (int s = 0; s < STEP; s++) {
+                const T* from = k + s < count ? rows[k + s] + offset + p * PANEL : nullptr;
+                for (long c = 0; c < PANEL; c++) to[c * STEP + s] = from && c < width ? from[c] : T{};
+            }
+    }
+}
+
+template <class T> struct PromptTile {
+    const AttentionShape& shape;
+    T *keys, *values, *queries, *weights;
+    float *scores, *sums;
+    Partial* parts;
+    long width;  // of `sums`: value_dim filled up to whole panels
+
+    PromptTile(const AttentionShape& shape, Room& room, long rows) : shape(shape) {
+        width = (shape.value_dim + PANEL - 1) / PANEL * PANEL;
+        size_t size = sizeof(T) * (BLOCK_KEYS * (shape.key_dim + width) + rows * shape.key_dim + TILE_ROWS * BLOCK_KEYS) +
+                      sizeof(float) * (TILE_ROWS * BLOCK_KEYS + rows * width) + sizeof(Partial) * rows + 8 * 64;
+        char* at = room.of(size);
+        keys = Room::take<T>(at, BLOCK_KEYS * shape.key_dim);
+        values = Room::take<T>(at, BLOCK_KEYS * width);
+        queries = Room::take<T>(at, rows * shape.key_dim);
+        weights = Room::take<T>(at, TILE_ROWS * BLOCK_KEYS);
+        scores = Room::take<float>(at, TILE_ROWS * BLOCK_KEYS);
+        sums = Room::take<float>(at, rows * width);
+        parts = Room::take<Partial>(at, rows);
+    }
+
+    // Rows [row, row + count), whose first query stands at `position` and is row `row0` of its query: scores of the
+    // block's keys [0, used), softmax, weighted values onto the sums. `visible`: keys of the block up to the last query.
+    void block(long row, long count, const long* positions, const long* heads, long first, long used) {
+        long panels = (used + PANEL - 1) / PANEL, columns = panels * PANEL, p = 0;
+        const T* q = queries + row * shape.key_dim;
+        for (; p + 2 <= panels; p += 2) {
+            const T* const pair[2] = {keys + p * PANEL * shape.key_dim, keys + (p + 1) * PANEL * shape.key_dim};
+            tiles<T, 2>(q, shape.key_dim, count, pair, shape.key_dim, [&](long r, vf(&s)[4]) {
+                for (int v = 0; v < 4; v++) store(scores + r * BLOCK_KEYS + p * PANEL + v * LANES, s[v]);
+            });
+        }
+        if (p < panels) {
+            const T* const one[1] = {keys + p * PANEL * shape.key_dim};
+            tiles<T, 1>(q, shape.key_dim, count, one, shape.key_dim, [&](long r, vf(&s)[2]) {
+                for (int v = 0; v < 2; v++) store(scores + r * BLOCK_KEYS + p * PANEL + v * LANES, s[v]);
+            });
+        }
+        for (long r = 0; r < count; r++) soften(row + r, r, positions[r], heads[r], first, columns);
+        long total = (used + Packing<T>::STEP - 1) / Packing<T>::STEP * Packing<T>::STEP, all = width / PANEL;
+        for (p = 0; p + 2 <= all; p += 2) {
+            const T* const pair[2] = {values + p * PANEL * BLOCK_KEYS, values + (p + 1) * PANEL * BLOCK_KEYS};
+            tiles<T, 2>(weights, BLOCK_KEYS, count, pair, total, [&](long r, vf(&s)[4]) {
+                float* to = sums + (row + r) * width + p * PANEL;
+                for (int v = 0; v < 4; v++) store(to + v * LANES, load(to + v * LANES) + s[v]);
+            });
+        }
+        if (p < all) {
+            const T* const one[1] = {values + p * PANEL * BLOCK_KEYS};
+            tiles<T, 1>(weights, BLOCK_KEYS, count, one, total, [&](long r, vf(&s)[2]) {
+                float* to = sums + (row + r) * width + p * PANEL;
+                for (int v = 0; v < 2; v++) store(to + v * LANES, load(to + v * LANES) + s[v]);
+            });
+        }
+    }
+
+    // The scores of one row become weights; its sums and total are brought to the new peak.
+    void soften(long row, long r, long position, long head, long first, long columns) {
+        float* s = scores + r * BLOCK_KEYS;
+        float lowest = float(shape.first_visible(position) - position);
+        vf peaks = splat(-INFINITY);
+        for (long k = 0; k < columns; k += LANES) {
+            vf distance = counting() + float(first + k - position);
+            vf x = score(shape, head, load(s + k), distance);
+            x = choose((distance <= 0.0f) & (distance >= lowest), x, splat(-INFINITY));
+            peaks = larger(peaks, x);
+            store(s + k, x);
+        }
+        Partial& part = parts[row];
+        float peak = std::fmax(part.peak, largest(peaks));
+        vf totals = {};
+        float floor = peak == -INFINITY ? 0.0f : peak;  // nothing seen yet: weights of 0, not of NaN
+        for (long k = 0; k < columns; k += LANES) {
+            vf w = exp(load(s + k) - floor);
+            totals = totals + w;
+            store(weights + r * BLOCK_KEYS + k, w);
+        }
+        if (peak != part.peak) {
+            float factor = std::exp(part.peak - floor);
+            part.total *= factor;
+            for (long d = 0; d < width; d += LANES) {
+                float* to = sums + row * width + d;
+                store(to, load(to) * factor);
+            }
+        }
+        part = {peak, part.total + sum(totals)};
+    }
+};
+
+// `count` queries of a sequence from `start` (of its step's queries) on, the heads of one KV head. query and out: rows of
+// the whole step, `query_stride` and heads * value_dim apart.
+template <class T>
+void attend_prompt(const AttentionShape& shape, const Paging& paging, const T* cache, long sequence, long start,
+                   long count, long kv_head, const T* query, long query_stride, T* out, Room& room) {
+    long group = shape.group(), rows = count * group, dim = shape.key_dim;
+    long token = paging.starts[sequence] + start;
+    long position = paging.lengths[sequence] - (paging.starts[sequence + 1] - paging.starts[sequence]) + start;
+    PromptTile<T> tile(shape, room, rows);
+    for (long i = 0; i < count; i++)
+        std::memcpy(tile.queries + i * group * dim, query + (token + i) * query_stride + kv_head * group * dim,
+                    group * dim * sizeof(T));
+    std::memset(tile.sums, 0, rows * tile.width * sizeof(float));
+    for (long r = 0; r < rows; r++) tile.parts[r] = {-INFINITY, 0};
+    const T* at[BLOCK_KEYS];
+    long end = position + count, lowest = shape.first_visible(position);
+    for (long first = lowest / BLOCK_KEYS * BLOCK_KEYS; first < end; first += BLOCK_KEYS) {
+        // Keys before the first query's reach may hold anything by now: they are not read.
+        long from = first < lowest ? lowest - first : 0;
+        long keys = end - first < BLOCK_KEYS ? end - first : BLOCK_KEYS;
+        paging.rows_of(cache, shape.row_width, sequence, first + from, keys - from, at + from);
+        for (long k = 0; k < from; k++) at[k] = at[from];
+        pack_keys(at, kv_head * dim, dim, keys, tile.keys);
+        pack_values(at, shape.value_at(kv_head), shape.value_dim, keys, tile.values);
+        for (long row = 0; row < rows; row += TILE_ROWS) {
+            long height = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
+            long last = position + (row + height - 1) / group;
+            if (last < first || shape.first_visible(position + row / group) >= first + keys) continue;
+            long positions[TILE_ROWS], heads[TILE_ROWS];
+            for (long r = 0; r < height; r++) {
+                positions[r] = position + (row + r) / group;
+                heads[r] = kv_head * group + (row + r) % group;
+            }
+            tile.block(row, height, positions, heads, first, last + 1 - first < keys ? last + 1 - first : keys);
+        }
+    }
+    long width = shape.heads * shape.value_dim;
+    for (long r = 0; r < rows; r++) {
+        long head = kv_head * group + r % group;
+        T* to = out + (token + r / group) * width + head * shape.value_dim;
+        float factor;
+        join(shape, head, tile.sums + r * tile.width, tile.parts + r, 1, 0, 0, &factor, to);
+    }
+}

@@ -1,0 +1,152 @@
+// All blocks of a decoder of Llama's kind in one parallel region: no interpreter, no allocation between the operators.
+//   x += output(attention(rotate(qkv(norm(x)))));  x += down(silu(gate(norm(x))) * up(norm(x)))
+#pragma once
+#include "product.hpp"
+#include "rows.hpp"
+#include "step.hpp"
+
+struct LayerForm {
+    const float *attention_norm, *mlp_norm;
+    const void *qkv, *qkv_bias, *output, *output_bias, *up, *up_bias, *down, *down_bias;
+    const float* qk_norm;  // [num_heads + num_kv_heads, head_dim], or null
+    long rope, rotary;     // which of the step's rotations (-1: none), how much of a head they turn
+    AttentionShape attention;
+};
+
+struct StackForm {
+    long num_layers, hidden, intermediate;
+    float eps, qk_eps;
+    const LayerForm* layers;
+};
+
+struct StepForm {
+    long tokens, num_kept;
+    void* hidden;             // [tokens, hidden]; overwritten
+    const float* const* rotations;  // each [tokens, rotary], cos and sin side by side
+    const int64_t* slots;     // [tokens]
+    const int64_t* kept;      // [num_kept]: the rows that leave the last layer, or null: all
+    void* const* caches;      // per layer
+    void* out;                // [num_kept, hidden], if kept
+    Paging paging;
+};
+
+template <class T> class Stack {
+    const StackForm& form;
+    const StepForm& step;
+    T *normed, *qkv, *attended, *inner, *gathered;
+    float* values;
+    Partial* parts;
+    std::vector<Schedule> schedules;
+    std::vector<std::atomic<long>> counters;
+    static constexpr int COUNTERS = 5;
+
+    static Matrix<T> matrix(const void* panels, const void* bias, long outputs, long inputs) {
+        return {static_cast<const T*>(panels), static_cast<const T*>(bias), outputs, inputs};
+    }
+    const Schedule& schedule(const AttentionShape& shape) const {
+        for (const auto& s : schedules)
+            if (s.serves(shape)) return s;
+        __builtin_unreachable();
+    }
+
+  public:
+    Stack(const StackForm& form, const StepForm& step, Room& room)
+        : form(form), step(step), counters(form.num_layers * COUNTERS) {
+        long qkv_width = 0, attended_width = 0, shared_values = 0, shared_parts = 0;
+        for (long i = 0; i < form.num_layers; i++) {
+            const auto& shape = form.layers[i].attention;
+            long width = (shape.heads + shape.kv_heads) * shape.key_dim + shape.kv_heads * shape.value_dim;
+            qkv_width = width > qkv_width ? width : qkv_width;
+            attended_width = shape.heads * shape.value_dim > attended_width ? shape.heads * shape.value_dim : attended_width;
+            bool known = false;
+            for (const auto& s : schedules) known = known || s.serves(shape);
+            if (!known) schedules.emplace_back(shape, step.paging);
+            const Schedule& plan = schedule(shape);
+            shared_values = std::max(shared_values, plan.shared_values(shape));
+            shared_parts = std::max(shared_parts, plan.shared_parts(shape));
+        }
+        long n = step.tokens;
+        size_t size = sizeof(T) * n * (2 * form.hidden + qkv_width + attended_width + form.intermediate) +
+                      sizeof(T) * n * attended_width + sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 8 * 64;
+        char* at = room.of(size);
+        normed = Room::take<T>(at, n * form.hidden);
+        qkv = Room::take<T>(at, n * qkv_width);
+        attended = Room::take<T>(at, n * attended_width);
+        inner = Room::take<T>(at, n * form.intermediate);
+        gathered = Room::take<T>(at, n * attended_width);
+        values = Room::take<float>(at, shared_values);
+        parts = Room::take<Partial>(at, shared_parts);
+    }
+
+    void run(Team team) {
+        T* hidden = static_cast<T*>(step.hidden);
+        long rows = step.tokens;
+        for (long i = 0; i < form.num_layers; i++) {
+            const LayerForm& layer = form.layers[i];
+            attention(layer, i, hidden, team);
+            const T* values_of_rows = attended;
+            if (step.kept && i == form.num_layers - 1) {
+                keep(layer, hidden, team);
+                rows = step.num_kept;
+                hidden = static_cast<T*>(step.out);
+                values_of_rows = gathered;
+            }
+            long width = layer.attention.heads * layer.attention.value_dim;
+            auto output = matrix(layer.output, layer.output_bias, form.hidden, width);
+            product<T, T>(output, values_of_rows, width, rows, hidden, hidden, team, counters[i * COUNTERS + 2]);
+            team.barrier();
+            norm(hidden, layer.mlp_norm, rows, team);
+            auto up = matrix(layer.up, layer.up_bias, 2 * form.intermediate, form.hidden);
+            gated_product<T>(up, normed, form.hidden, rows, inner, team, counters[i * COUNTERS + 3]);
+            team.barrier();
+            auto down = matrix(layer.down, layer.down_bias, form.hidden, form.intermediate);
+            product<T, T>(down, inner, form.intermediate, rows, hidden, hidden, team, counters[i * COUNTERS + 4]);
+            team.barrier();
+        }
+    }
+
+  private:
+    void norm(const T* x, const float* weight, long rows, Team team) {
+        long first, last;
+        team.share(rows, first, last);
+        for (long r = first; r < last; r++) rms_norm(x + r * form.hidden, weight, form.eps, normed + r * form.hidden, form.hidden);
+        team.barrier();
+    }
+
+    void attention(const LayerForm& layer, long index, const T* hidden, Team team) {
+        const AttentionShape& shape = layer.attention;
+        long query_width = shape.heads * shape.key_dim;
+        long qkv_width = query_width + shape.row_width, first, last;
+        norm(hidden, layer.attention_norm, step.tokens, team);
+        product<T, T>(matrix(layer.qkv, layer.qkv_bias, qkv_width, form.hidden), normed, form.hidden, step.tokens, qkv,
+                      nullptr, team, counters[index * COUNTERS]);
+        team.barrier();
+        T* cache = static_cast<T*>(step.caches[index]);
+        HeadLayout layout = {shape.heads + shape.kv_heads, shape.key_dim, layer.rotary, query_width,
+                             qkv_width, layer.qk_norm, form.qk_eps};
+        const float* turns = layer.rope < 0 ? nullptr : step.rotations[layer.rope];
+        team.share(step.tokens, first, last);
+        for (long r = first; r < last; r++)
+            rotate_and_write(layout, qkv + r * qkv_width, turns ? turns + r * layer.rotary : nullptr, cache,
+                             shape.row_width, step.slots[r]);
+        team.barrier();
+        const Schedule& plan = schedule(shape);
+        AttentionStep<T> attend{shape, step.paging, plan, cache, qkv, qkv_width, attended, values, parts};
+        attend.run(counters[index * COUNTERS + 1]);
+        team.barrier();
+        if (!plan.joins()) return;
+        attend.join_all(team);
+        team.barrier();
+    }
+
+    // What nobody wants leaves after the last attention.
+    void keep(const LayerForm& layer, const T* hidden, Team team) {
+        long width = layer.attention.heads * layer.attention.value_dim, first, last;
+        team.share(step.num_kept, first, last);
+        for (long r = first; r < last; r++) {
+            std::memcpy(static_cast<T*>(step.out) + r * form.hidden, hidden + step.kept[r] * form.hidden, form.hidden * sizeof(T));
+            std::memcpy(gathered + r * width, attended + step.kept[r] * width, width * sizeof(T));
+        }
+        team.barrier();
+    }
+};

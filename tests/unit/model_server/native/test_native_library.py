@@ -1,0 +1,110 @@
+"""How the native operators come to be, and that the server does without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_server.layers.fused import TorchFused, fused_for
+from model_server.layers.linear import Linear
+from model_server.native import compile as compiling
+from model_server.native import library as loading
+from model_server.native.compile import CompileError, compiled
+
+CPU = torch.device("cpu")
+HAS_COMPILER = any(shutil.which(name) for name in compiling.COMPILERS)
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    fresh = loading.library.__wrapped__
+    monkeypatch.setattr(loading, "library", lambda: fresh())
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(compiling, "COMPILERS", ("no-such-compiler",))
+    assert not loading.usable(CPU, torch.float32)
+    assert "no C++ compiler is installed (looked for no-such-compiler)" in caplog.text
+    weight, x = torch.randn(64, 32), torch.randn(5, 32)
+    linear = Linear(weight)
+    assert linear.native is None
+    torch.testing.assert_close(linear(x), x @ weight.T)
+    assert type(fused_for(CPU, torch.float32)) is TorchFused
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loading.SWITCH, "0")
+    assert not loading.usable(CPU, torch.float32)
+
+
+def test_other_types_and_devices_are_not_served() -> None:
+    assert not loading.usable(CPU, torch.float16)
+    assert not loading.usable(torch.device("cuda"), torch.bfloat16)
+
+
+def small_source(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir()
+    (folder / compiling.MAIN).write_text(text)
+    monkeypatch.setattr(compiling, "SOURCES", folder)
+
+
+def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_source(tmp_path / "source", 'extern "C" int answer() { return 42; }\n', monkeypatch)
+    cache = tmp_path / "cache"
+    if not HAS_COMPILER:
+        with pytest.raises(CompileError, match="no C\\+\\+ compiler"):
+            compiled(cache)
+        return
+    first = compiled(cache)
+    made = first.stat().st_mtime_ns
+    assert compiled(cache) == first
+    assert first.stat().st_mtime_ns == made
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    (tmp_path / "source" / compiling.MAIN).write_text('extern "C" int answer() { return 43; }\n')
+    assert compiled(cache) != first
+
+
+def test_sources_that_do_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_source(tmp_path / "source", "this is no C++\n", monkeypatch)
+    with pytest.raises(CompileError, match="failed" if HAS_COMPILER else "no C\\+\\+ compiler"):
+        compiled(tmp_path / "cache")
+    left = [path.name for path in (tmp_path / "cache").glob("*")] if HAS_COMPILER else []
+    assert left in ([], ["compile.lock"])
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(CompileError, match="nobody else can write to" if HAS_COMPILER else "no C\\+\\+ compiler"):
+        compiled(tmp_path)
+
+
+def test_a_link_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(CompileError):
+        compiled(tmp_path / "link")
+
+
+def test_torch_and_the_operators_share_their_threads() -> None:
+    """A second OpenMP runtime would bring a second set of threads."""
+    code = (
+        "import torch; from model_server.layers.linear import Linear; torch.set_num_threads(2)\n"
+        "Linear(torch.randn(512, 512))(torch.randn(64, 512)); torch.randn(512, 512) @ torch.randn(512, 512)\n"
+        "paths = {l.split()[-1] for l in open('/proc/self/maps') if '.so' in l}\n"
+        "import os\n"
+        "print(len({p for p in paths if os.path.basename(p).startswith(('libgomp', 'libomp', 'libiomp'))}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=os.environ.copy()
+    )
+    assert done.stdout.strip() == "1"
