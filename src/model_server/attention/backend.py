@@ -78,5 +78,9 @@ class AttentionBackend(Protocol):
     def block_size(self) -> int:
         """Tokens per cache block that suit this backend."""
 
+    @property
+    def capturable(self) -> bool:
+        """A decode step may be recorded as a CUDA graph: nothing in it follows from the host's lengths but bounds."""
+
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
         """Plan one forward. Costs no device synchronisation."""

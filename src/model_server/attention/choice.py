@@ -1,30 +1,176 @@
-"""Which attention backend serves: the only place that chooses."""
+"""Which attention backend serves: the only place that chooses.
+
+Each backend is an `Offer`, made by a function that says why it cannot be had here. Files with kernels, and libraries
+that may be missing, are imported by those functions and nowhere else.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from model_server.attention.backend import AttentionBackend
+from model_server.attention.absence import AbsentError
+from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.errors import StartupError
 
 logger = logging.getLogger(__name__)
 
 # What `--attention` and ATTENTION accept: our own names, then TGI's.
-OWN_NAMES = ("reference",)
+OWN_NAMES = ("reference", "triton", "flash_attn", "torch_varlen", "native")
 TGI_NAMES = ("paged", "flashdecoding", "flashinfer")
 
+# The best first; the reference serves everything everywhere. What a user has to name is not among them.
+PREFERENCE = {
+    "cuda": ("triton", "flash_attn", "torch_varlen", "reference"),
+    "cpu": ("native", "reference"),
+}
 
-def select_backend(requested: str | None, device: torch.device) -> AttentionBackend:
-    """The backend for `device`; `requested` is the user's word (`--attention`, ATTENTION), None if unset.
 
-    TGI's names stand for "the best that is present". Raises StartupError for an unknown word.
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A backend that can be had. refuses: why it cannot serve a layer, after its name in a sentence; None: it can."""
+
+    backend: AttentionBackend
+    refuses: Callable[[AttentionLayer], str | None]
+
+    def refusal(self, layers: Sequence[AttentionLayer]) -> str | None:
+        """Of the first layer that it cannot serve."""
+        for layer in layers:
+            reason = self.refuses(layer)
+            if reason is not None:
+                return f"cannot serve layer {layer.index} of this model: `{self.backend.name}` {reason}"
+        return None
+
+
+def select_backend(
+    requested: str | None,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    layers: Sequence[AttentionLayer] = (),
+) -> AttentionBackend:
+    """The backend for a model with these attention layers (of any rank; empty: not known yet) in `dtype` on `device`.
+
+    requested: the user's word (`--attention`, ATTENTION), None if unset. TGI's names stand for "the best that is
+    present", which is told in one line; a word of our own is kept to or refused.
+    Raises StartupError for an unknown word, and for a backend that the user named and that cannot serve.
     """
     if requested is not None and requested not in OWN_NAMES + TGI_NAMES:
         raise StartupError(f"--attention {requested} is unknown; choose one of {', '.join(OWN_NAMES + TGI_NAMES)}")
-    backend = ReferenceBackend()
-    if requested is not None and requested != backend.name:
+    if requested in OWN_NAMES:
+        return _named(requested, device, dtype, layers)
+    backend = _best(device, dtype, layers)
+    if requested is not None:
         logger.info("Attention `%s` is served by the `%s` backend on %s", requested, backend.name, device.type)
     return backend
+
+
+def substitute(
+    backend: AttentionBackend,
+    layers: Sequence[AttentionLayer],
+    requested: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> AttentionBackend:
+    """`backend`, chosen before the model's layers were known, or one that can serve them with its blocks.
+
+    Raises StartupError if the user has named it and it cannot.
+    """
+    if requested in OWN_NAMES:
+        return _named(requested, device, dtype, layers)
+    return _best(device, dtype, layers, block_size=backend.block_size)
+
+
+def _named(name: str, device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLayer]) -> AttentionBackend:
+    try:
+        offer = _OFFERS[name](device, dtype)
+    except AbsentError as absence:
+        raise StartupError(f"--attention {name} cannot be used: {absence}") from None
+    refusal = offer.refusal(layers)
+    if refusal is not None:
+        raise StartupError(f"--attention {name} {refusal}; leave it unset")
+    return offer.backend
+
+
+def _best(
+    device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLayer], block_size: int | None = None
+) -> AttentionBackend:
+    """block_size: that of the cache, if it has been decided; a backend must be able to live with it."""
+    shortfalls = []
+    for name in PREFERENCE.get(device.type, ("reference",)):
+        try:
+            offer = _OFFERS[name](device, dtype)
+        except AbsentError as absence:
+            logger.debug("Attention backend `%s` is not there: %s", name, absence)
+            shortfalls.append(f"no `{name}` ({absence})")
+            continue
+        refusal = offer.refusal(layers)
+        if refusal is not None:
+            shortfalls.append(f"`{name}` {refusal}")
+        elif block_size is None or block_size % offer.backend.block_size == 0:
+            _report(name, device, shortfalls)
+            return offer.backend
+    raise AssertionError("the reference serves everything")
+
+
+def _report(name: str, device: torch.device, shortfalls: Sequence[str]) -> None:
+    """On a GPU everything but the first choice is worth a warning; a CPU has its native operators or has not."""
+    if not shortfalls or device.type == "cpu":
+        return
+    slow = ", which is slow" if name == "reference" else ""
+    logger.warning("Attention is computed by the `%s` backend%s: %s", name, slow, "; ".join(shortfalls))
+
+
+def _reference(device: torch.device, dtype: torch.dtype) -> Offer:
+    return Offer(ReferenceBackend(), lambda layer: None)
+
+
+def _triton(device: torch.device, dtype: torch.dtype) -> Offer:
+    from model_server.kernels.present import usable
+
+    if not usable(device):
+        raise AbsentError("it needs Triton and a GPU of capability 8.0 or later")
+    from model_server.attention import triton_paged
+
+    return Offer(triton_paged.TritonBackend(), triton_paged.refuses)
+
+
+def _flash_attn(device: torch.device, dtype: torch.dtype) -> Offer:
+    from model_server.attention import flash_attn
+
+    backend = flash_attn.present(device, dtype)
+    return Offer(backend, backend.refuses)
+
+
+def _torch_varlen(device: torch.device, dtype: torch.dtype) -> Offer:
+    from model_server.attention import torch_varlen
+
+    backend = torch_varlen.present(device, dtype)
+    return Offer(backend, backend.refuses)
+
+
+def _native(device: torch.device, dtype: torch.dtype) -> Offer:
+    """What the native operators do not know they hand to the reference themselves: nothing is refused."""
+    if device.type != "cpu":
+        raise AbsentError(f"it computes on a CPU, not on {device.type}")
+    if importlib.util.find_spec("model_server.attention.native") is None:
+        raise AbsentError("this build has no native operators")
+    module: Any = importlib.import_module("model_server.attention.native")
+    if not module.available(device):
+        raise AbsentError("the native operators could not be built here")
+    return Offer(module.NativeBackend(), lambda layer: None)
+
+
+_OFFERS: dict[str, Callable[[torch.device, torch.dtype], Offer]] = {
+    "reference": _reference,
+    "triton": _triton,
+    "flash_attn": _flash_attn,
+    "torch_varlen": _torch_varlen,
+    "native": _native,
+}

@@ -35,6 +35,7 @@ class ReferenceBackend:
     name = "reference"
     tgi_name = "paged"
     block_size = 16
+    capturable = False  # rows are grouped by their lengths on the host
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> ReferenceStep:
         return ReferenceStep(metadata, cache)

@@ -108,10 +108,9 @@ class Head:
         self._softcap = softcap
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = self._linear(hidden)
+        logits = self._linear.wide(hidden)
         if self._sharded:
             logits = self._group.all_gather_last(logits)
-        logits = logits.float()
         if self._multiplier != 1.0:
             logits.mul_(self._multiplier)
         if self._softcap is not None:

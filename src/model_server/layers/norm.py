@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,16 @@ from model_server.distributed import ProcessGroup
 
 # [..., n] -> the same shape and dtype, never in place.
 Norm = Callable[[Tensor], Tensor]
+
+
+class AddNorm(Protocol):
+    """A norm that can take up what is still to be added to the residual stream."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., n] -> the same shape and dtype, a new tensor."""
+
+    def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """`hidden + added` and the norm of that sum. The sum may stand in the memory of `added`; `hidden` stays."""
 
 
 class RmsNorm:
@@ -36,6 +47,11 @@ class RmsNorm:
         result = torch.div(x, torch.hypot(length, self._floor)).mul_(self._weight)
         return result if result.dtype == x.dtype else result.to(x.dtype)
 
+    def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """See `AddNorm`."""
+        added.add_(hidden)
+        return added, self(added)
+
 
 class LayerNorm:
     """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`; weight and bias as for RmsNorm, or None."""
@@ -52,6 +68,11 @@ class LayerNorm:
             return F.layer_norm(x, x.shape[-1:], self._weight, self._bias, self._eps)
         result = F.layer_norm(x, x.shape[-1:], None, None, self._eps).mul_(self._weight)
         return result if self._bias is None else result.add_(self._bias)
+
+    def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """See `AddNorm`."""
+        added.add_(hidden)
+        return added, self(added)
 
 
 class WideRmsNorm:

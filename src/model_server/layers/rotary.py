@@ -154,6 +154,35 @@ _KINDS: dict[str, Callable[[Rope], tuple[Tensor, float]]] = {
 }
 
 
+class Rotations:
+    """By what the tokens of one forward are rotated: the rows of `table` at their positions.
+
+    table: [num_positions, dim / 2] complex64; positions: [n] int64, all below num_positions.
+    """
+
+    __slots__ = ("_gathered", "_real_table", "positions", "table")
+
+    def __init__(self, table: Tensor, positions: Tensor) -> None:
+        self.table = table
+        self.positions = positions
+        self._gathered: Tensor | None = None
+        self._real_table: Tensor | None = None
+
+    @property
+    def gathered(self) -> Tensor:
+        """[n, 1, dim / 2] complex64, looked up by the first layer that asks, for all of them."""
+        if self._gathered is None:
+            self._gathered = self.table.index_select(0, self.positions).unsqueeze(1)
+        return self._gathered
+
+    @property
+    def real_table(self) -> Tensor:
+        """The table as [num_positions, dim] float32, cos and sin of each pair side by side, in the same memory."""
+        if self._real_table is None:
+            self._real_table = torch.view_as_real(self.table).flatten(1)
+        return self._real_table
+
+
 class Rotary:
     """Rotations of one Rope by position, looked up in a table that grows with the longest sequence seen."""
 
@@ -163,11 +192,19 @@ class Rotary:
         self._beyond = beyond_original_length(rope)
         self._table = self._rotations(min(rope.max_positions, INITIAL_POSITIONS))
 
-    def rotations(self, positions: Tensor, max_length: int) -> Tensor:
-        """Rotations of `positions` [n] int64, all below `max_length`, as [n, 1, dim / 2] complex64."""
+    def reserve(self, max_positions: int) -> None:
+        """Compute the rotations of that many positions now: up to there the table stays where it is in memory.
+
+        For whoever captures a CUDA graph, which reads the table at the address that it had at the capture.
+        """
+        if max_positions > self._table.shape[0]:
+            self._table = self._rotations(max_positions)
+
+    def rotations(self, positions: Tensor, max_length: int) -> Rotations:
+        """Rotations of `positions` [n] int64, all below `max_length`."""
         if max_length > self._table.shape[0]:
-            self._table = self._rotations(max(max_length, 2 * self._table.shape[0]))
-        return self._table.index_select(0, positions).unsqueeze(1)
+            self.reserve(max(max_length, 2 * self._table.shape[0]))
+        return Rotations(self._table, positions)
 
     def _rotations(self, num_positions: int) -> Tensor:
         positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)

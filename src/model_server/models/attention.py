@@ -11,9 +11,9 @@ from model_server.attention.backend import AttentionLayer
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
 from model_server.kv_cache import KvShape
+from model_server.layers.fused import Fused, HeadLayout
 from model_server.layers.linear import Linear
 from model_server.layers.norm import Norm, WideRmsNorm
-from model_server.layers.rotary import rotate_
 from model_server.layers.temperature import QueryTemperature
 from model_server.models.loader import HeadOrder, Loader, Part
 from model_server.models.parts import Step
@@ -28,8 +28,9 @@ class Attention:
     qkv: Linear  # rows: all query heads, all key heads, all value heads
     output: Linear
     layer: AttentionLayer
+    fused: Fused
+    heads: HeadLayout
     rope: int | None  # which of the step's rotations
-    rotary_dim: int | None = None  # how much of a head rotates; None: all
     qk_norm: Norm | None = None  # over [num_tokens, num_heads + num_kv_heads, head_dim]
     clip: float | None = None
     temperature: QueryTemperature | None = None
@@ -41,23 +42,17 @@ class Attention:
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """[num_tokens, hidden] -> attention values [num_tokens, num_heads * head_dim], before the output product."""
         layer = self.layer
-        num_tokens = hidden.shape[0]
-        num_rotated = layer.num_heads + layer.num_kv_heads
-        query_width = layer.num_heads * layer.head_dim
-        rotated_width = num_rotated * layer.head_dim
         qkv = self.qkv(hidden)
         if self.clip is not None:
             qkv.clamp_(-self.clip, self.clip)
-        heads = qkv[:, :rotated_width].view(num_tokens, num_rotated, layer.head_dim)
-        if self.qk_norm is not None:
-            heads.copy_(self.qk_norm(heads))
-        if self.rope is not None:
-            rotate_(heads if self.rotary_dim is None else heads[..., : self.rotary_dim], step.rotations[self.rope])
+        rotations = None if self.rope is None else step.rotations[self.rope]
+        self.fused.rotate_write(qkv, self.heads, self.qk_norm, rotations, step.cache.rows[layer.index], step.slots)
+        num_heads, num_rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
+        heads = qkv.view(hidden.shape[0], num_rotated + layer.num_kv_heads, layer.head_dim)
+        query = heads[:, :num_heads]
         if self.temperature is not None:
-            heads[:, : layer.num_heads].mul_(self.temperature(step.positions))
-        step.cache.write_rows(layer.index, step.slots, qkv[:, query_width:])
-        value = qkv[:, rotated_width:].view(num_tokens, layer.num_kv_heads, layer.head_dim)
-        return step.attention.attend(layer, heads[:, : layer.num_heads], heads[:, layer.num_heads :], value)
+            query.mul_(self.temperature(step.positions))
+        return step.attention.attend(layer, query, heads[:, num_heads:num_rotated], heads[:, num_rotated:])
 
 
 def head_ranges(spec: Spec, group: ProcessGroup) -> tuple[Range, Range]:
@@ -105,8 +100,14 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
             prefix + names.output, (queries[0] * dim, queries[1] * dim), spec.hidden_size, transposed=spec.transposed
         ),
         layer=layer,
+        fused=loader.fused,
+        heads=HeadLayout(
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=dim,
+            rotary_dim=0 if rope is None else rope.dim,
+        ),
         rope=loader.rope_index(rope),
-        rotary_dim=None if rope is None or rope.dim == dim else rope.dim,
         qk_norm=qk_norm(loader, spec, prefix, queries, keys, order),
         clip=spec.qkv_clip,
     )

@@ -1,6 +1,8 @@
 """One layer: how attention and MLP are joined to the residual stream.
 
-Their results are summands of this rank; `reduce` sums them over the ranks, in place.
+Their results are summands of this rank; `reduce` sums them over the ranks, in their memory or new. What a half gives is
+not added at once, but together with the norm that reads the sum, which may be the next layer's (`AddNorm.add`): blocks
+hand on the stream beside what is still to be added to it.
 """
 
 from __future__ import annotations
@@ -12,10 +14,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.layers.norm import Norm
+from model_server.layers.norm import AddNorm
 from model_server.models.parts import AttentionPart, Mlp, Step
 
 Reduce = Callable[[Tensor], Tensor]
+# [n, hidden], and of the same shape what is still to be added to it, a tensor that nobody else reads; None: nothing.
+Stream = tuple[Tensor, Tensor | None]
+
+
+def join(norm: AddNorm | None, hidden: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The sum of a stream, and the norm of that sum: itself, if there is no norm."""
+    if added is None:
+        return hidden, hidden if norm is None else norm(hidden)
+    if norm is not None:
+        return norm.add(hidden, added)
+    added.add_(hidden)
+    return added, added
 
 
 class Block(Protocol):
@@ -24,8 +38,11 @@ class Block(Protocol):
     @property
     def attention(self) -> AttentionPart: ...
 
-    def __call__(self, hidden: Tensor, step: Step, kept_rows: Tensor | None = None) -> Tensor:
-        """[num_tokens, hidden] -> the same; with `kept_rows` [num_rows] int64 only those tokens go on."""
+    @property
+    def mlp(self) -> Mlp: ...
+
+    def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
+        """From stream to stream of [num_tokens, hidden]; with `kept_rows` [num_rows] int64 only those tokens go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +52,27 @@ class SequentialBlock:
     attention: AttentionPart
     mlp: Mlp
     reduce: Reduce
-    attention_norm: Norm | None
-    attention_post_norm: Norm | None
-    mlp_norm: Norm | None
-    mlp_post_norm: Norm | None
+    attention_norm: AddNorm | None
+    attention_post_norm: AddNorm | None
+    mlp_norm: AddNorm | None
+    mlp_post_norm: AddNorm | None
     multiplier: float  # on what is added
 
-    def __call__(self, hidden: Tensor, step: Step, kept_rows: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
         """See `Block`."""
-        attended = self.attention(hidden if self.attention_norm is None else self.attention_norm(hidden), step)
+        hidden, normed = join(self.attention_norm, hidden, added)
+        attended = self.attention(normed, step)
         if kept_rows is not None:
             attended, hidden = attended.index_select(0, kept_rows), hidden.index_select(0, kept_rows)
-        added = self.reduce(self.attention.output(attended))
-        if self.attention_post_norm is not None:
-            added = self.attention_post_norm(added)
-        hidden = added.add_(hidden) if self.multiplier == 1.0 else torch.add(hidden, added, alpha=self.multiplier)
-        added = self.reduce(self.mlp(hidden if self.mlp_norm is None else self.mlp_norm(hidden)))
-        if self.mlp_post_norm is not None:
-            added = self.mlp_post_norm(added)
-        return added.add_(hidden) if self.multiplier == 1.0 else torch.add(hidden, added, alpha=self.multiplier)
+        hidden, added = self._half(self.attention.output(attended), hidden, self.attention_post_norm)
+        hidden, normed = join(self.mlp_norm, hidden, added)
+        return self._half(self.mlp(normed), hidden, self.mlp_post_norm)
+
+    def _half(self, summand: Tensor, hidden: Tensor, post_norm: AddNorm | None) -> Stream:
+        added = self.reduce(summand)
+        if post_norm is not None:
+            added = post_norm(added)
+        return (hidden, added) if self.multiplier == 1.0 else (torch.add(hidden, added, alpha=self.multiplier), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +82,19 @@ class ParallelBlock:
     attention: AttentionPart
     mlp: Mlp
     reduce: Reduce
-    norm: Norm | None
-    mlp_norm: Norm | None  # None: the MLP reads what the attention reads
+    norm: AddNorm | None
+    mlp_norm: AddNorm | None  # None: the MLP reads what the attention reads
 
-    def __call__(self, hidden: Tensor, step: Step, kept_rows: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
         """See `Block`."""
-        normed = hidden if self.norm is None else self.norm(hidden)
+        hidden, normed = join(self.norm, hidden, added)
         attended = self.attention(normed, step)
         if kept_rows is not None:
             attended, hidden, normed = (t.index_select(0, kept_rows) for t in (attended, hidden, normed))
-        added = self.attention.output(attended).add_(
+        summand = self.attention.output(attended).add_(
             self.mlp(normed if self.mlp_norm is None else self.mlp_norm(hidden))
         )
-        return self.reduce(added).add_(hidden)
+        return hidden, self.reduce(summand)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +104,15 @@ class PostNormBlock:
     attention: AttentionPart
     mlp: Mlp
     reduce: Reduce
-    attention_norm: Norm | None
-    mlp_norm: Norm | None
+    attention_norm: AddNorm | None
+    mlp_norm: AddNorm | None
 
-    def __call__(self, hidden: Tensor, step: Step, kept_rows: Tensor | None = None) -> Tensor:
+    def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
         """See `Block`."""
+        _, hidden = join(None, hidden, added)
         attended = self.attention(hidden, step)
         if kept_rows is not None:
             attended, hidden = attended.index_select(0, kept_rows), hidden.index_select(0, kept_rows)
-        hidden = self.reduce(self.attention.output(attended)).add_(hidden)
-        if self.attention_norm is not None:
-            hidden = self.attention_norm(hidden)
-        hidden = self.reduce(self.mlp(hidden)).add_(hidden)
-        return hidden if self.mlp_norm is None else self.mlp_norm(hidden)
+        _, hidden = join(self.attention_norm, hidden, self.reduce(self.attention.output(attended)))
+        _, hidden = join(self.mlp_norm, hidden, self.reduce(self.mlp(hidden)))
+        return hidden, None

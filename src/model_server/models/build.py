@@ -11,14 +11,16 @@ from model_server.attention.backend import AttentionBackend
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
+from model_server.layers.fused import Fused, fused_for
 from model_server.layers.linear import Linear
-from model_server.layers.norm import Norm
+from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
 from model_server.models.attention import load_attention
 from model_server.models.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock
 from model_server.models.decoder import Decoder
 from model_server.models.loader import Loader
 from model_server.models.mlp import load_mlp
+from model_server.models.native_stack import native_stack
 from model_server.models.spec import Spec
 from model_server.weights.reader import WeightReader
 
@@ -31,12 +33,24 @@ def build(
     group: ProcessGroup,
     attention: AttentionBackend,
     progress: Callable[[int, int], None] | None = None,
+    fused: Fused | None = None,
 ) -> Decoder:
     """Read this rank's part of every tensor. `progress(done, total)` is called after each layer.
 
+    fused: how element-wise chains are done; None: as suits the device.
+
     Raises StartupError if the model cannot be divided among the ranks or a tensor is missing or of the wrong size.
     """
-    loader = Loader(reader, device, group, spec.norm, spec.norm_eps, spec.norm_offset, spec.norm_affine)
+    loader = Loader(
+        reader,
+        device,
+        group,
+        spec.norm,
+        spec.norm_eps,
+        spec.norm_offset,
+        spec.norm_affine,
+        fused_for(device, reader.dtype) if fused is None else fused,
+    )
     stem, head = _vocabulary(loader, spec)
     names = spec.names
     norm = _norm(loader, spec, names.norm)
@@ -59,6 +73,7 @@ def build(
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         weight_bytes=loader.weight_bytes,
+        stack=native_stack(blocks, group.size),
     )
 
 
@@ -120,7 +135,7 @@ def _block(loader: Loader, spec: Spec, index: int) -> Block:
     names = spec.names
     prefix = f"{names.layers}.{index}."
 
-    def norm(name: str | None) -> Norm | None:
+    def norm(name: str | None) -> AddNorm | None:
         return None if name is None else _norm(loader, spec, prefix + name)
 
     attention_norm, attention_post_norm = norm(names.attention_norm), norm(names.attention_post_norm)
@@ -141,5 +156,5 @@ def _block(loader: Loader, spec: Spec, index: int) -> Block:
     return PostNormBlock(attention, mlp, reduce, attention_norm, mlp_norm)
 
 
-def _norm(loader: Loader, spec: Spec, name: str | None) -> Norm | None:
+def _norm(loader: Loader, spec: Spec, name: str | None) -> AddNorm | None:
     return None if name is None else loader.norm(name, spec.hidden_size)

@@ -12,9 +12,10 @@ from model_server.attention.backend import AttentionBackend
 from model_server.kv_cache import KvCache, KvShape
 from model_server.layers.embedding import Head, Stem
 from model_server.layers.linear import Linear
-from model_server.layers.norm import Norm
+from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
-from model_server.models.blocks import Block
+from model_server.models.blocks import Block, join
+from model_server.models.native_stack import NativeStack
 from model_server.models.parts import Step
 from model_server.runner import ModelInputs
 
@@ -22,7 +23,8 @@ from model_server.runner import ModelInputs
 class Decoder:
     """A loaded model on this rank, a `runner.Runner`. The caller enters `torch.inference_mode`.
 
-    norm, projection: between the last block and the head, where the family has them.
+    norm, projection: between the last block and the head, where the family has them. stack: all blocks in one, which is
+    preferred to them in the steps that it takes.
     """
 
     def __init__(
@@ -30,7 +32,7 @@ class Decoder:
         *,
         stem: Stem,
         blocks: list[Block],
-        norm: Norm | None,
+        norm: AddNorm | None,
         projection: Linear | None,
         head: Head,
         rotaries: tuple[Rotary, ...],
@@ -38,6 +40,7 @@ class Decoder:
         vocab_size: int,
         max_positions: int | None,
         weight_bytes: int,
+        stack: NativeStack | None = None,
     ) -> None:
         self._stem = stem
         self._blocks = blocks
@@ -50,6 +53,7 @@ class Decoder:
         self._vocab_size = vocab_size
         self._max_positions = max_positions
         self._weight_bytes = weight_bytes
+        self._stack = stack
 
     @property
     def vocab_size(self) -> int:
@@ -67,6 +71,17 @@ class Decoder:
     def weight_bytes(self) -> int:
         return self._weight_bytes
 
+    @property
+    def capturable(self) -> bool:
+        """See `Capturable`. Parts that ask the device say so themselves."""
+        parts = [part for block in self._blocks for part in (block.attention, block.mlp)]
+        return self._attention.capturable and all(getattr(part, "capturable", True) for part in parts)
+
+    def reserve_positions(self, max_positions: int) -> None:
+        """Before CUDA graphs are captured, for the longest sequence that will ever be decoded: see `Rotary.reserve`."""
+        for rotary in self._rotaries:
+            rotary.reserve(max_positions)
+
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """See `Runner.forward`. Tokens whose logits nobody wants leave after the last layer's attention."""
         metadata = inputs.attention
@@ -78,12 +93,14 @@ class Decoder:
             cache=cache,
             attention=self._attention.begin(metadata, cache),
         )
-        hidden = self._stem(inputs.input_ids, positions)
-        for block in self._blocks[:-1]:
-            hidden = block(hidden, step)
-        hidden = self._blocks[-1](hidden, step, inputs.logit_rows)
-        if self._norm is not None:
-            hidden = self._norm(hidden)
+        hidden, added = self._stem(inputs.input_ids, positions), None
+        if self._stack is not None and self._stack.takes(step, hidden):
+            hidden = self._stack(hidden, step, inputs.logit_rows)
+        else:
+            for block in self._blocks[:-1]:
+                hidden, added = block(hidden, added, step)
+            hidden, added = self._blocks[-1](hidden, added, step, inputs.logit_rows)
+        _, hidden = join(self._norm, hidden, added)
         if self._projection is not None:
             hidden = self._projection(hidden)
         return self._head(hidden)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from model_server.attention.backend import AttentionBackend
+from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.distributed import ProcessGroup
+from model_server.layers.small_products import measure
 from model_server.models.build import build
 from model_server.models.config import ModelConfig
 from model_server.models.families import UnknownFamilyError, spec_of
@@ -31,11 +32,14 @@ def load_runner(
     dtype: torch.dtype,
     group: ProcessGroup,
     attention: AttentionBackend,
+    substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None = None,
     trust_remote_code: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Runner:
     """Load this rank's part of the model in `model_dir`; `progress(layers_done, layers)` follows the reading.
 
+    attention: one that serves what `attention_layers_of` tells. Where that tells nothing, `substitute` is asked, once
+    the layers are known, for the backend or another with the same blocks.
     trust_remote_code: code from the model's folder may be run, where a type is not known without.
 
     Raises StartupError, one line: unknown model type, unusable config, missing, damaged or quantized weights, sizes
@@ -50,11 +54,15 @@ def load_runner(
 
         checkpoint = loading.open_checkpoint(model_dir, config, trust_remote_code=trust_remote_code)
         with torch.inference_mode():
-            return choice.load_runner(checkpoint, device=device, dtype=dtype, group=group, backend=attention)
+            return choice.load_runner(
+                checkpoint, device=device, dtype=dtype, group=group, backend=attention, substitute=substitute
+            )
     files = weight_files(model_dir)
     reading = SafetensorsReader(files, dtype=dtype, device=device, base_prefix=spec.names.base)
     with reading as reader, torch.inference_mode():
         runner = build(spec, reader, device=device, group=group, attention=attention, progress=progress)
+        if device.type == "cuda":
+            measure(device, group)
     logger.info(
         "Loaded %s: %d layers, %.1f MiB of weights in %.2f s",
         config.model_type,

@@ -15,8 +15,9 @@ from torch import Tensor
 from model_server.attention.backend import Alibi
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
+from model_server.layers.fused import Fused, TorchFused
 from model_server.layers.linear import Linear
-from model_server.layers.norm import LayerNorm, Norm, RmsNorm
+from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rope, interleave_rows
 from model_server.weights.reader import Range, WeightReader
 
@@ -63,6 +64,7 @@ class Loader:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     norm_affine: bool = True  # False: layer norms without tensors
+    fused: Fused = field(default_factory=TorchFused)
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
     _alibis: dict[tuple[tuple[float, ...], float | None], Alibi] = field(default_factory=dict)
@@ -167,20 +169,20 @@ class Loader:
         with_bias = self.group.rank == 0 and self.has(name + ".bias")
         return Linear(weight, self.rows(name + ".bias", [(0, num_rows)]) if with_bias else None)
 
-    def norm(self, name: str, size: int) -> Norm:
+    def norm(self, name: str, size: int) -> AddNorm:
         """A norm over `size` numbers of every token, the same on every rank."""
         if not self.norm_affine:
-            return LayerNorm(None, None, self.norm_eps)
+            return self.fused.layer_norm(None, None, self.norm_eps)
         bias = self.rows(name + ".bias", [(0, size)]) if self.has(name + ".bias") else None
         return self.norm_of(self.rows(name + ".weight", [(0, size)]), bias)
 
-    def norm_of(self, weight: Tensor, bias: Tensor | None) -> Norm:
+    def norm_of(self, weight: Tensor, bias: Tensor | None) -> AddNorm:
         """A norm of the model's kind with a stored weight [n] or [heads, n]."""
         if self.norm_offset:
             weight = weight.float() + self.norm_offset
         if self.norm_kind == "layer":
-            return LayerNorm(weight, bias, self.norm_eps)
-        return RmsNorm(weight, self.norm_eps)
+            return self.fused.layer_norm(weight, bias, self.norm_eps)
+        return self.fused.rms_norm(weight, self.norm_eps)
 
     def _expect(self, name: str, dimension: int, size: int) -> None:
         shape = self.reader.shape(name)

@@ -16,7 +16,7 @@ from model_server.attention.backend import AttentionLayer
 from model_server.errors import StartupError
 from model_server.kv_cache import KvShape
 from model_server.layers.linear import Linear
-from model_server.layers.norm import Norm, RmsNorm
+from model_server.layers.norm import Norm
 from model_server.layers.rotary import rotate_
 from model_server.models.loader import HeadOrder, Loader, Part
 from model_server.models.parts import Step
@@ -40,6 +40,10 @@ class Mla:
     plain_dim: int  # what of a query or key does not rotate
     value_dim: int
 
+    def cached(self, spec: Spec) -> tuple[int, int, int]:
+        """See `AttentionPlan`: one key for all heads, whose beginning is the value."""
+        return 1, self.latent_rank + self.rotated_dim, self.latent_rank
+
     def load(self, loader: Loader, spec: Spec, index: int) -> LatentAttention:
         """See `AttentionPlan`. The heads are divided among the ranks, the latents are the same on all."""
         prefix = f"{spec.names.layers}.{index}.self_attn."
@@ -55,7 +59,9 @@ class Mla:
         up_key, up_value = self._up(loader, prefix, spec.num_heads, heads)
         query_norm = None
         if self.query_rank is not None:
-            query_norm = RmsNorm(loader.rows(prefix + "q_a_layernorm.weight", [(0, self.query_rank)]), _LATENT_EPS)
+            query_norm = loader.fused.rms_norm(
+                loader.rows(prefix + "q_a_layernorm.weight", [(0, self.query_rank)]), _LATENT_EPS
+            )
         rope = loader.rope_index(spec.ropes[index])
         if rope is None:
             raise StartupError("latent attention needs a rotation")
@@ -64,7 +70,9 @@ class Mla:
             query_rank=self.query_rank,
             query_norm=query_norm,
             query=self._query(loader, spec, prefix, heads, order),
-            latent_norm=RmsNorm(loader.rows(prefix + "kv_a_layernorm.weight", [(0, self.latent_rank)]), _LATENT_EPS),
+            latent_norm=loader.fused.rms_norm(
+                loader.rows(prefix + "kv_a_layernorm.weight", [(0, self.latent_rank)]), _LATENT_EPS
+            ),
             up_key=up_key,
             output=LatentOutput(
                 up_value,
@@ -150,7 +158,7 @@ class LatentAttention:
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """[num_tokens, hidden] -> weighted sums of latents [num_tokens, heads * latent_rank]."""
-        layer, rotations = self.layer, step.rotations[self.rope]
+        layer, rotations = self.layer, step.rotations[self.rope].gathered
         rank = layer.value_dim
         down = self.down(hidden)
         if self.query_rank is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model_server.layers.activation import Activation, activation, gated
+from model_server.layers.activation import Activation, activation
 from model_server.layers.linear import Linear
 from model_server.models.loader import Loader, Part
 from model_server.models.spec import Spec
@@ -42,6 +42,6 @@ def load_mlp(
         parts = [Part(prefix + name, (share,), size) for name in names.up]
     return DenseMlp(
         up=loader.column_linear(parts, spec.hidden_size, transposed=spec.transposed),
-        activation=(gated if spec.gated else activation)(spec.activation),
+        activation=(loader.fused.gated if spec.gated else activation)(spec.activation),
         down=loader.row_linear(prefix + names.down, share, spec.hidden_size, transposed=spec.transposed),
     )

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.layers.activation import clamped_swiglu, gated
 from model_server.layers.experts import Experts, ExpertWeights, make_experts
 from model_server.layers.linear import Linear
 from model_server.layers.routing import Router, Routing
@@ -54,9 +53,11 @@ class Moe:
         """See `MlpPlan`."""
         prefix = f"{spec.names.layers}.{index}."
         weights = [self.store.read(loader, prefix, e, self, spec.hidden_size) for e in range(self.routing.num_experts)]
-        activation = gated(spec.activation) if self.swiglu is None else clamped_swiglu(*self.swiglu)
+        fused = loader.fused
+        activation = fused.gated(spec.activation) if self.swiglu is None else fused.clamped_swiglu(*self.swiglu)
         router = self._router(loader, prefix, spec.hidden_size)
-        experts = make_experts(weights, activation, on_input=self.routing.on_input)
+        silu = self.swiglu is None and spec.activation in ("silu", "swish")
+        experts = make_experts(weights, activation, on_input=self.routing.on_input, silu=silu)
         if self.shared is None:
             return RoutedMlp(router, experts)
         gate = None
@@ -85,6 +86,11 @@ class RoutedMlp:
     router: Router
     experts: Experts
 
+    @property
+    def capturable(self) -> bool:
+        """The experts ask the device for nothing."""
+        return getattr(self.experts, "capturable", True)
+
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.experts(hidden, *self.router(hidden))
 
@@ -96,6 +102,11 @@ class SharedMlp:
     routed: Mlp
     shared: Mlp
     gate: Linear | None  # [1, hidden]
+
+    @property
+    def capturable(self) -> bool:
+        """See `RoutedMlp`."""
+        return getattr(self.routed, "capturable", True)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         shared = self.shared(hidden)

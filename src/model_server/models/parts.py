@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model_server.attention.backend import AttentionStep
 from model_server.kv_cache import KvCache, KvShape
+from model_server.layers.rotary import Rotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Step:
     """What all layers of one forward share."""
 
     positions: Tensor  # [num_tokens] int64
-    rotations: tuple[Tensor, ...]  # of each distinct Rope, in the order of Loader.ropes: [num_tokens, 1, dim / 2]
+    rotations: tuple[Rotations, ...]  # of each distinct Rope, in the order of Loader.ropes
     slots: Tensor  # [num_tokens] int64
     cache: KvCache
     attention: AttentionStep

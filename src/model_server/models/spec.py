@@ -49,6 +49,9 @@ class AttentionPlan(Protocol):
     def load(self, loader: Loader, spec: Spec, index: int) -> AttentionPart:
         """This rank's part of the attention of layer `index`."""
 
+    def cached(self, spec: Spec) -> tuple[int, int, int]:
+        """What attention reads of the cache, over all ranks: number of KV heads, width of a key, width of a value."""
+
 
 class MlpPlan(Protocol):
     """An MLP of another kind than the fields of Spec describe."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from model_server.errors import StartupError
-from model_server.layers.norm import RmsNorm
 from model_server.layers.routing import Routing
 from model_server.layers.temperature import QueryTemperature
 from model_server.models.attention import Attention, load_attention
@@ -31,6 +30,10 @@ class Llama4Attention:
     qk_norm: bool
     temperature: QueryTemperature | None
 
+    def cached(self, spec: Spec) -> tuple[int, int, int]:
+        """See `AttentionPlan`."""
+        return spec.num_kv_heads, spec.head_dim, spec.head_dim
+
     def load(self, loader: Loader, spec: Spec, index: int) -> Attention:
         """See `AttentionPlan`."""
         plain = load_attention(loader, spec, index)
@@ -39,7 +42,8 @@ class Llama4Attention:
         if not self.qk_norm:
             return plain
         # Before the rotation, which leaves lengths as they are, instead of behind it.
-        return replace(plain, qk_norm=RmsNorm(torch.ones(spec.head_dim, device=loader.device), spec.norm_eps))
+        ones = torch.ones(spec.head_dim, device=loader.device)
+        return replace(plain, qk_norm=loader.fused.rms_norm(ones, spec.norm_eps))
 
 
 def llama4_text(config: ModelConfig) -> Spec:

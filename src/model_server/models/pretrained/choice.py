@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from model_server.attention.backend import AttentionBackend
+from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
 from model_server.models.pretrained.loading import (
@@ -37,6 +38,7 @@ def load_runner(
     dtype: torch.dtype,
     group: ProcessGroup,
     backend: AttentionBackend,
+    substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None = None,
 ) -> Runner:
     """Load the checkpoint, try the runners in turn, and say in one log line which one serves.
 
@@ -51,7 +53,7 @@ def load_runner(
         register()
         try:
             model = _load(checkpoint, dtype, device, group, ATTENTION_NAME)
-            runner, error = _paged(checkpoint, model, device, dtype, group, backend)
+            runner, error = _paged(checkpoint, model, device, dtype, group, backend, substitute)
         except UnsuitableError as unsuitable:
             reason = str(unsuitable)
         else:
@@ -118,16 +120,18 @@ def _paged(
     dtype: torch.dtype,
     group: ProcessGroup,
     backend: AttentionBackend,
+    substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None,
 ) -> tuple[TransformersRunner, float]:
-    """Raises UnsuitableError, on all ranks alike."""
+    """Raises UnsuitableError, on all ranks alike; StartupError if a backend that was asked for cannot serve."""
     failure = None
     runner = None
     try:
-        runner = TransformersRunner(model, backend, device, max_positions(checkpoint.text_config), make_static(model))
-        verdict = check_paged(runner, dtype, device)
+        positions = max_positions(checkpoint.text_config)
+        runner = TransformersRunner(model, backend, device, positions, make_static(model), substitute)
+        verdict = check_paged(runner, dtype, device, backend.block_size)
         if not verdict.passed:
             failure = f"it fails the self-check over the paged cache, relative error {verdict.error:.1e}"
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, StartupError):
         raise
     except UnsuitableError as error:
         failure = str(error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,13 +101,13 @@ class _Probe:
     def __init__(self) -> None:
         self.indices: list[int] = []
         self.shapes: list[KvShape] = []
-        self.windows: list[int | None] = []
+        self.layers: list[AttentionLayer] = []
 
     def attend(self, module: Any, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if getattr(module, "is_causal", True) is False:
             raise UnsuitableError("its attention is not causal")
         self.indices.append(layer.index)
-        self.windows.append(layer.window)
+        self.layers.append(layer)
         self.shapes.append(KvShape(layer.num_kv_heads, layer.head_dim, value.shape[2]))
         return query.new_zeros(query.shape[0], layer.num_heads * value.shape[2])
 
@@ -175,14 +175,15 @@ class TransformersRunner:
         device: torch.device,
         max_positions: int | None,
         rotaries: list[StaticRotary],
+        substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None = None,
     ) -> None:
         """Runs the model once on two tokens. rotaries: those of its modules that must be told of a step's length.
+        substitute: gives `backend`, or what serves these layers in its place; None: it serves them.
 
         Raises UnsuitableError.
         """
         self.model = model
         self._rotaries = rotaries
-        self._backend = backend
         self._max_positions = max_positions
         accepted = inspect.signature(model.forward).parameters
         if "position_ids" not in accepted:
@@ -194,7 +195,9 @@ class TransformersRunner:
         logits = self._run(probe, tokens, torch.arange(2, device=device), None)
         if probe.indices != list(range(len(probe.indices))) or not probe.indices:
             raise UnsuitableError("not every layer calls attention exactly once, in order")
-        _check_windows(model.config.get_text_config(decoder=True), probe.windows, max_positions)
+        windows = [layer.window for layer in probe.layers]
+        _check_windows(model.config.get_text_config(decoder=True), windows, max_positions)
+        self._backend = backend if substitute is None else substitute(backend, probe.layers)
         self._vocab_size = logits.shape[-1]
         self._kv_shapes = tuple(probe.shapes)
 

@@ -34,10 +34,12 @@ class Verdict:
     passed: bool
 
 
-def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
-    """Compare with transformers' eager attention and eager experts on the same weights."""
+def check_paged(
+    runner: TransformersRunner, dtype: torch.dtype, device: torch.device, block_size: int = BLOCK_SIZE
+) -> Verdict:
+    """Compare with transformers' eager attention and eager experts on the same weights. block_size: of the cache."""
     sequences = _sequences(runner.model.config, runner.vocab_size, device)
-    served = run(runner, sequences, dtype, device)
+    served = run(runner, sequences, dtype, device, block_size=block_size)
     with runner.given_back() as model:
         expected = [alone(model, s) for s in sequences]
     return compare(served, expected, 1e-4, dtype)
@@ -76,15 +78,16 @@ def run(
     dtype: torch.dtype,
     device: torch.device,
     prefilled: Sequence[int] = PREFILLED,
+    block_size: int = BLOCK_SIZE,
 ) -> list[Tensor]:
     """Logits of every token of each sequence, computed as the engine would: one prefill, then decode steps together.
 
     Blocks alternate between the sequences, and what has not been written is NaN.
     """
-    widths = [-(-len(s) // BLOCK_SIZE) for s in sequences]
+    widths = [-(-len(s) // block_size) for s in sequences]
     count = len(sequences)
     tables = torch.arange(1, 1 + count * max(widths), dtype=torch.int32, device=device).view(-1, count).T.contiguous()
-    cache = KvCache(runner.kv_shapes, 1 + tables.numel(), BLOCK_SIZE, dtype, device)
+    cache = KvCache(runner.kv_shapes, 1 + tables.numel(), block_size, dtype, device)
     for rows in cache.rows:
         rows.fill_(float("nan"))
     states = [RequestState(n) for n in prefilled]
@@ -94,7 +97,7 @@ def run(
         taking = [i for i, (first, last) in enumerate(spans) if last > first]
         if not taking:
             return [torch.cat(p) for p in parts]
-        inputs = _inputs([sequences[i] for i in taking], [spans[i] for i in taking], tables[taking], device)
+        inputs = _inputs([sequences[i] for i in taking], [spans[i] for i in taking], tables[taking], block_size)
         inputs = ModelInputs(
             inputs.input_ids, inputs.positions, inputs.attention, None, tuple(states[i] for i in taking)
         )
@@ -106,10 +109,11 @@ def run(
 
 
 def _inputs(
-    sequences: Sequence[Tensor], spans: Sequence[tuple[int, int]], tables: Tensor, device: torch.device
+    sequences: Sequence[Tensor], spans: Sequence[tuple[int, int]], tables: Tensor, block_size: int
 ) -> ModelInputs:
+    device = tables.device
     positions = [torch.arange(first, last, device=device) for first, last in spans]
-    slots = [tables[i, p // BLOCK_SIZE].long() * BLOCK_SIZE + p % BLOCK_SIZE for i, p in enumerate(positions)]
+    slots = [tables[i, p // block_size].long() * block_size + p % block_size for i, p in enumerate(positions)]
     lengths = [last - first for first, last in spans]
     cumulative = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     ends = [last for _, last in spans]

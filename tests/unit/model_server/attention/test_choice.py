@@ -1,18 +1,74 @@
-"""Words for attention backends."""
+"""Words for attention backends, and what takes the place of one that cannot serve."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from model_server.attention.choice import TGI_NAMES, select_backend
+from model_server.attention import choice
+from model_server.attention.absence import AbsentError
+from model_server.attention.backend import AttentionBackend, AttentionLayer
+from model_server.attention.choice import OWN_NAMES, TGI_NAMES, Offer, select_backend, substitute
 from model_server.errors import StartupError
 
 CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+HALF = torch.bfloat16
 
 
+def layer(index: int = 0, **options: Any) -> AttentionLayer:
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "value_dim": 16, "scale": 0.25}
+    return AttentionLayer(index=index, **{**sizes, **options})
+
+
+PLAIN = (layer(0), layer(1))
+CAPPED = (layer(0), layer(1, softcap=30.0))
+LATENT = (layer(0, num_kv_heads=1, head_dim=24),)
+
+
+def offer(name: str, block_size: int, refuses: Callable[[AttentionLayer], str | None]) -> Any:
+    backend: Any = SimpleNamespace(name=name, tgi_name="paged", block_size=block_size)
+    return lambda device, dtype: Offer(backend, refuses)
+
+
+def absent(reason: str) -> Any:
+    def make(device: torch.device, dtype: torch.dtype) -> Offer:
+        raise AbsentError(reason)
+
+    return make
+
+
+@pytest.fixture
+def offers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with a card: triton without softcap, flash_attn with pages of 256 without latent attention."""
+    found = {
+        "triton": offer("triton", 16, lambda one: "has no soft cap" if one.softcap else None),
+        "flash_attn": offer(
+            "flash_attn", 256, lambda one: None if one.value_dim == one.head_dim else "wants both alike"
+        ),
+        "torch_varlen": absent("torch is too old"),
+        "native": absent("it computes on a CPU, not on cuda"),
+        "reference": choice._OFFERS["reference"],
+    }
+    monkeypatch.setattr(choice, "_OFFERS", found)
+    return found
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(choice._OFFERS, "native", absent("this build has no native operators"))
+
+
+@pytest.mark.usefixtures("without_native")
 def test_unset_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     backend = select_backend(None, CPU)
@@ -20,6 +76,7 @@ def test_unset_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
+@pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("word", TGI_NAMES)
 def test_tgis_words_mean_the_best_present(word: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
@@ -30,5 +87,84 @@ def test_tgis_words_mean_the_best_present(word: str, caplog: pytest.LogCaptureFi
 
 
 def test_unknown_word() -> None:
-    with pytest.raises(StartupError, match="--attention sparse is unknown; choose one of reference, paged"):
+    with pytest.raises(StartupError, match="--attention sparse is unknown; choose one of reference, triton"):
         select_backend("sparse", CPU)
+
+
+def test_reference_is_always_there() -> None:
+    for layers in (PLAIN, CAPPED, LATENT):
+        assert select_backend("reference", CPU, torch.float32, layers).name == "reference"
+
+
+@pytest.mark.parametrize("word", ["flash_attn", "torch_varlen"])
+def test_a_named_backend_is_kept_to(word: str) -> None:
+    with pytest.raises(StartupError, match=f"--attention {word} cannot be used: it computes on a CUDA device"):
+        select_backend(word, CPU, HALF)
+
+
+def test_triton_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    from model_server.kernels import present
+
+    monkeypatch.setattr(present, "usable", lambda device: False)
+    with pytest.raises(StartupError, match="--attention triton cannot be used: it needs Triton"):
+        select_backend("triton", CPU, HALF)
+
+
+def test_native_is_for_cpus() -> None:
+    with pytest.raises(StartupError, match="--attention native cannot be used: it computes on a CPU, not on cuda"):
+        select_backend("native", CUDA, HALF)
+
+
+@pytest.mark.usefixtures("offers")
+def test_the_default_on_a_card(caplog: pytest.LogCaptureFixture) -> None:
+    assert select_backend(None, CUDA, HALF, PLAIN).name == "triton"
+    assert select_backend("flashinfer", CUDA, HALF, PLAIN).name == "triton"
+    assert select_backend("flash_attn", CUDA, HALF, PLAIN).block_size == 256
+    assert not warnings(caplog)
+
+
+@pytest.mark.usefixtures("offers")
+def test_what_cannot_serve_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    assert select_backend(None, CUDA, HALF, CAPPED).name == "flash_attn"
+    assert warnings(caplog) == [
+        "Attention is computed by the `flash_attn` backend: "
+        "`triton` cannot serve layer 1 of this model: `triton` has no soft cap"
+    ]
+
+
+@pytest.mark.usefixtures("offers")
+def test_what_cannot_serve_and_was_named_is_refused() -> None:
+    expected = "--attention triton cannot serve layer 1 of this model: `triton` has no soft cap; leave it unset"
+    with pytest.raises(StartupError, match=expected):
+        select_backend("triton", CUDA, HALF, CAPPED)
+
+
+def test_the_last_resort_is_told(offers: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    offers["triton"] = absent("it needs Triton")
+    assert select_backend("paged", CUDA, HALF, LATENT).name == "reference"
+    assert warnings(caplog) == [
+        "Attention is computed by the `reference` backend, which is slow: no `triton` (it needs Triton); "
+        "`flash_attn` cannot serve layer 0 of this model: `flash_attn` wants both alike; "
+        "no `torch_varlen` (torch is too old)"
+    ]
+
+
+@pytest.mark.usefixtures("offers")
+def test_a_substitute_keeps_the_blocks(caplog: pytest.LogCaptureFixture) -> None:
+    """When the layers are known at last, the size of the blocks has been told to others."""
+    triton = select_backend(None, CUDA, HALF)
+    assert substitute(triton, PLAIN, None, CUDA, HALF).name == "triton"
+    assert not warnings(caplog)
+    assert substitute(triton, CAPPED, None, CUDA, HALF).name == "reference"
+    assert len(warnings(caplog)) == 1
+    flash_attn = select_backend("flash_attn", CUDA, HALF)
+    assert substitute(flash_attn, CAPPED, "flash_attn", CUDA, HALF).name == "flash_attn"
+    with pytest.raises(StartupError, match="`flash_attn` wants both alike"):
+        substitute(flash_attn, LATENT, "flash_attn", CUDA, HALF)
+
+
+def test_every_name_has_an_offer() -> None:
+    assert set(choice._OFFERS) == set(OWN_NAMES)
+    assert {name for names in choice.PREFERENCE.values() for name in names} <= set(OWN_NAMES)
+    backend: AttentionBackend = choice._OFFERS["reference"](CPU, torch.float32).backend
+    assert backend.name == "reference"

@@ -3,117 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from parity.protocol import CPU, attention_metadata
-from torch import Tensor
+from parity.protocol import CPU
+from support.attention_scene import BATCHES, HEADS, Scene, naive
 
 from model_server.attention import reference
-from model_server.attention.backend import Alibi, AttentionLayer
-from model_server.attention.metadata import AttentionMetadata
+from model_server.attention.backend import Alibi
 from model_server.attention.reference import ReferenceBackend
 from model_server.kv_cache import KvCache, KvShape
-
-# (query tokens, tokens in all) of each sequence.
-BATCHES: dict[str, list[tuple[int, int]]] = {
-    "one decode row": [(1, 9)],
-    "first token": [(1, 1)],
-    "decode, equal lengths": [(1, 7), (1, 7), (1, 7)],
-    "decode, ragged": [(1, 1), (1, 16), (1, 17), (1, 40), (1, 5)],
-    "one prompt": [(13, 13)],
-    "prompts": [(9, 9), (2, 2), (20, 20)],
-    "chunk on a prefix": [(6, 30), (4, 5)],
-    "everything mixed": [(1, 12), (7, 7), (1, 1), (5, 33), (1, 33)],
-}
-HEADS = {"plain": (4, 4), "grouped": (4, 2), "one key head": (4, 1)}
-
-
-def naive_bias(alibi: Alibi, head: int, keys: Tensor, position: int) -> Tensor:
-    if alibi.bfloat16_scale is None:
-        return alibi.slopes[head].double() * (keys - position)
-    return (alibi.slopes[head].bfloat16() * keys).double() * alibi.bfloat16_scale
-
-
-def naive(
-    layer: AttentionLayer, query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], batch: list[tuple[int, int]]
-) -> Tensor:
-    """float64, straight from the definition: softmax(softcap(q k scale) + bias, sink) v over the visible positions."""
-    rows, row = [], 0
-    for (count, total), key, value in zip(batch, keys, values, strict=True):
-        for position in range(total - count, total):
-            first = 0 if layer.window is None else max(0, position + 1 - layer.window)
-            first = first if layer.chunk is None else position - position % layer.chunk
-            heads = []
-            for head in range(layer.num_heads):
-                kv = head // (layer.num_heads // layer.num_kv_heads)
-                scores = key[first : position + 1, kv].double() @ query[row, head].double() * layer.scale
-                if layer.softcap is not None:
-                    scores = layer.softcap * (scores / layer.softcap).tanh()
-                if layer.alibi is not None:
-                    scores = scores + naive_bias(layer.alibi, head, torch.arange(first, position + 1), position)
-                if layer.sinks is not None:
-                    scores = torch.cat((scores, layer.sinks[head : head + 1].double()))
-                weights = scores.softmax(0)[: position + 1 - first]
-                heads.append(weights @ value[first : position + 1, kv].double())
-            rows.append(torch.cat(heads))
-            row += 1
-    return torch.stack(rows)
-
-
-class Scene:
-    """Random queries, keys and values of a batch, and a cache full of NaN wherever nothing was written."""
-
-    def __init__(
-        self,
-        batch: list[tuple[int, int]],
-        num_heads: int,
-        num_kv_heads: int,
-        block_size: int,
-        dtype: torch.dtype = torch.float32,
-        value_dim: int = 16,
-    ) -> None:
-        generator = torch.Generator().manual_seed(0)
-        dim = 16
-        counts = [-(-total // block_size) for _, total in batch]
-        blocks = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
-        tables = [[blocks.pop() for _ in range(n)] for n in counts]
-        self.batch = batch
-        self.metadata: AttentionMetadata = attention_metadata(tables, [(t - q, t) for q, t in batch], block_size)
-        self.cache = KvCache((KvShape(num_kv_heads, dim, value_dim),), sum(counts) + 1, block_size, dtype, CPU)
-        self.cache.rows[0].fill_(math.nan)
-        everything = attention_metadata(tables, [(0, t) for _, t in batch], block_size)
-        total = sum(t for _, t in batch)
-        key, value = (
-            torch.randn(total, num_kv_heads, width, generator=generator).to(dtype) for width in (dim, value_dim)
-        )
-        self.cache.write(0, everything.slots, key, value)
-        self.keys, self.values = (t.split([n for _, n in batch]) for t in (key, value))
-        self.query = torch.randn(sum(q for q, _ in batch), num_heads, dim, generator=generator).to(dtype)
-        self.new_key, self.new_value = (
-            torch.cat([t[n - q :] for t, (q, n) in zip(part, batch, strict=True)]) for part in (self.keys, self.values)
-        )
-
-    def layer(self, window: int | None = None, scale: float = 0.25, **options: Any) -> AttentionLayer:
-        return AttentionLayer(
-            index=0,
-            num_heads=self.query.shape[1],
-            num_kv_heads=self.keys[0].shape[1],
-            head_dim=16,
-            value_dim=self.values[0].shape[2],
-            scale=scale,
-            window=window,
-            **options,
-        )
-
-    def attend(self, layer: AttentionLayer) -> Tensor:
-        step = ReferenceBackend().begin(self.metadata, self.cache)
-        return step.attend(layer, self.query, self.new_key, self.new_value)
-
-    def expected(self, layer: AttentionLayer) -> Tensor:
-        return naive(layer, self.query, self.keys, self.values, self.batch)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -84,7 +84,7 @@ def test_rotation_is_the_half_split_one_in_another_order(dtype: torch.dtype) -> 
 
     rows = interleave_rows(heads.flatten(), dim).view(5, 3, dim).clone()
     buffer = torch.cat((rows, torch.zeros(5, 1, dim, dtype=dtype)), 1)  # heads are a part of a wider matrix
-    rotate_(buffer[:, :3], Rotary(rope, CPU).rotations(positions, 64))
+    rotate_(buffer[:, :3], Rotary(rope, CPU).rotations(positions, 64).gathered)
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(buffer[:, :3].double(), wanted, rtol=tolerance, atol=tolerance * 2)
     assert not buffer[:, 3].any()
@@ -100,10 +100,10 @@ def test_table_grows_and_keeps_its_values() -> None:
     rope = Rope("default", 10000.0, 16, 64)
     small, large = Rotary(rope, CPU), Rotary(rope, CPU)
     positions = torch.tensor([3, 63, 200])
-    grown = small.rotations(positions, 201)
+    grown = small.rotations(positions, 201).gathered
     large.rotations(positions, 5000)
     assert grown.shape == (3, 1, 8)
-    assert torch.equal(grown, large.rotations(positions, 201))
+    assert torch.equal(grown, large.rotations(positions, 201).gathered)
 
 
 def test_longrope_goes_by_position() -> None:
@@ -111,7 +111,7 @@ def test_longrope_goes_by_position() -> None:
     parameters = {"original_max_position_embeddings": 8, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
     rope = Rope("longrope", 100.0, 4, 16, parameters)
     scale = (1 + math.log(2) / math.log(8)) ** 0.5
-    table = Rotary(rope, CPU).rotations(torch.tensor([7, 8, 20]), 21)[:, 0]
+    table = Rotary(rope, CPU).rotations(torch.tensor([7, 8, 20]), 21).gathered[:, 0]
     torch.testing.assert_close(table.abs(), torch.full((3, 2), scale))
     angles = torch.tensor([[7.0, 7 * 0.1 / 2], [8 / 3, 8 * 0.1 / 4], [20 / 3, 20 * 0.1 / 4]])
     torch.testing.assert_close(table / scale, torch.polar(torch.ones(3, 2), angles))
@@ -122,7 +122,7 @@ def test_longrope_with_factors_of_its_own_on_either_side() -> None:
         "original_max_position_embeddings": 8, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0],
         "short_mscale": 1.25, "long_mscale": 1.5,
     }  # fmt: skip
-    table = Rotary(Rope("longrope", 100.0, 4, 16, parameters), CPU).rotations(torch.tensor([0, 7, 8]), 9)[:, 0]
+    table = Rotary(Rope("longrope", 100.0, 4, 16, parameters), CPU).rotations(torch.tensor([0, 7, 8]), 9).gathered[:, 0]
     torch.testing.assert_close(table.abs(), torch.tensor([[1.25] * 2, [1.25] * 2, [1.5] * 2]))
 
 
@@ -135,3 +135,21 @@ def test_unusable_factors(factors: Any) -> None:
 
 def test_interleave_rows_of_a_part() -> None:
     assert interleave_rows(torch.arange(12), 6, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+
+
+def test_a_reserved_table_stays_where_it_is() -> None:
+    rotary = Rotary(Rope("default", 100.0, 8, 64), CPU)
+    rotary.reserve(300)
+    positions = torch.tensor([299, 0])
+    at = rotary.rotations(positions, 300).table.data_ptr()
+    rotary.reserve(200)
+    assert rotary.rotations(positions, 300).table.data_ptr() == at
+    wide = Rotary(Rope("default", 100.0, 8, 300), CPU)
+    assert torch.equal(rotary.rotations(positions, 300).gathered, wide.rotations(positions, 300).gathered)
+
+
+def test_the_real_table_is_the_complex_one() -> None:
+    rotations = Rotary(Rope("default", 100.0, 8, 64), CPU).rotations(torch.tensor([5, 9]), 10)
+    assert rotations.real_table.data_ptr() == rotations.table.data_ptr()
+    pairs = torch.view_as_complex(rotations.real_table[[5, 9]].view(2, 1, 4, 2))
+    assert torch.equal(pairs, rotations.gathered)

@@ -1,0 +1,24 @@
+"""Why a backend cannot be used, in words for the user."""
+
+from __future__ import annotations
+
+import torch
+
+# What the flash-attn family of kernels computes in.
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class AbsentError(Exception):
+    """The backend cannot run here: not installed, not for this device or not for this number type."""
+
+
+def require_ampere(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises AbsentError unless `device` is a GPU of capability 8.0 or later and `dtype` a half."""
+    if device.type != "cuda":
+        raise AbsentError(f"it computes on a CUDA device, not on {device.type}")
+    if torch.version.hip is not None:
+        raise AbsentError("it is for NVIDIA's GPUs")
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        raise AbsentError("it needs a GPU of capability 8.0 or later")
+    if dtype not in HALVES:
+        raise AbsentError(f"it computes in float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}")

@@ -1,0 +1,181 @@
+"""Attention by the flash-attn package, version 2 (`flash_attn`) or 3 (`flash_attn_interface`, Hopper).
+
+Both read pages through strides: of K and V only the last dimension must be contiguous, so the views of our cache, in
+which a token's keys and values share a row, are given as they are. They copy 16 bytes at once: heads that are no
+multiple of 8 numbers would be padded, the whole cache with them, and are refused. Pages of version 2 hold a multiple of
+256 tokens; version 3 takes any.
+
+Sources: `csrc/flash_attn/flash_api.cpp` (mha_varlen_fwd, mha_fwd_kvcache), `hopper/flash_api.cpp` (mha_fwd) and the two
+`flash_attn_interface.py` of the package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_server.attention.absence import AbsentError, require_ampere
+from model_server.attention.backend import AttentionLayer
+from model_server.attention.metadata import AttentionMetadata
+from model_server.kv_cache import KvCache
+
+# The first with a block table and a soft cap in both functions, and with contiguity asked of the last dimension alone.
+OLDEST_VERSION = (2, 7)
+LARGEST_HEAD = 256
+# Where version 3 may lie: newer builds put it into a package.
+MODULES_OF_3 = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
+
+
+class FlashAttnBackend:
+    """Version 2 or 3, by the module it is given."""
+
+    name = "flash_attn"
+    tgi_name = "flashdecoding"
+    capturable = True  # decode takes lengths and pages from the device, and its launches follow from shapes
+
+    def __init__(self, module: ModuleType | Any, version: int) -> None:
+        """module: has flash_attn_with_kvcache, in version 2 flash_attn_varlen_func too."""
+        self._module = module
+        self._version = version
+
+    @property
+    def block_size(self) -> int:
+        return 256 if self._version == 2 else 16
+
+    def refuses(self, layer: AttentionLayer) -> str | None:
+        """Why it cannot serve `layer`, as the end of a sentence that begins with its name; None: it can."""
+        common = refusal(layer)
+        if common is not None:
+            return common
+        if layer.alibi is not None and self._version == 3:
+            return "has no ALiBi in version 3"
+        if layer.alibi is not None and layer.alibi.bfloat16_scale is not None:
+            return "has no ALiBi that rounds to bfloat16 (Falcon)"
+        return None
+
+    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> FlashAttnStep:
+        return FlashAttnStep(self._module, self._version, metadata, cache)
+
+
+class FlashAttnStep:
+    """One forward: the lengths are summed up once, then each layer is one call."""
+
+    def __init__(self, module: ModuleType | Any, version: int, metadata: AttentionMetadata, cache: KvCache) -> None:
+        self._module = module
+        self._version = version
+        self._metadata = metadata
+        self._cache = cache
+        self._decode = metadata.is_decode
+        self._cu_seqlens_k = cumulative(metadata.kv_lengths) if version == 2 and not self._decode else None
+
+    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `AttentionStep`. All keys, those of this step too, are read from the cache."""
+        pages = self._cache.keys[layer.index], self._cache.values[layer.index]
+        options: dict[str, Any] = {
+            "softmax_scale": layer.scale,
+            "causal": True,
+            "window_size": window_size(layer),
+            "softcap": 0.0 if layer.softcap is None else layer.softcap,
+        }
+        if layer.alibi is not None:
+            options["alibi_slopes"] = layer.alibi.slopes
+        if self._version == 3:
+            output = self._attend_3(query, pages, options)
+        elif self._decode:
+            output = self._module.flash_attn_with_kvcache(
+                query.unsqueeze(1),
+                *pages,
+                cache_seqlens=self._metadata.kv_lengths,
+                block_table=self._metadata.block_tables,
+                **options,
+            )
+        else:
+            output = self._module.flash_attn_varlen_func(
+                query,
+                *pages,
+                cu_seqlens_q=self._metadata.cu_seqlens_q,
+                cu_seqlens_k=self._cu_seqlens_k,
+                max_seqlen_q=self._metadata.max_query_length,
+                max_seqlen_k=self._metadata.max_kv_length,
+                block_table=self._metadata.block_tables,
+                **options,
+            )
+        return output.reshape(query.shape[0], layer.num_heads * layer.value_dim)
+
+    def _attend_3(self, query: Tensor, pages: tuple[Tensor, Tensor], options: dict[str, Any]) -> Tensor:
+        """Version 3 takes a page table in one function only, which takes queries of several lengths too."""
+        metadata = self._metadata
+        if self._decode:
+            query = query.unsqueeze(1)
+        else:
+            options |= {"cu_seqlens_q": metadata.cu_seqlens_q, "max_seqlen_q": metadata.max_query_length}
+        output: Any = self._module.flash_attn_with_kvcache(
+            query, *pages, cache_seqlens=metadata.kv_lengths, page_table=metadata.block_tables, **options
+        )
+        # Its betas return the logarithms of the softmax' sums too, asked or not.
+        attended: Tensor = output[0] if isinstance(output, tuple) else output
+        return attended
+
+
+def refusal(layer: AttentionLayer) -> str | None:
+    """What no kernel of this family does, as the end of a sentence; None if the layer asks for nothing of that kind."""
+    if layer.sinks is not None:
+        return "has no attention sinks"
+    if layer.chunk is not None:
+        return "has no attention in chunks"
+    if layer.value_dim != layer.head_dim:
+        return f"wants values as wide as keys, not {layer.value_dim} beside {layer.head_dim}"
+    if layer.head_dim > LARGEST_HEAD or layer.head_dim % 8:
+        return f"wants heads of a multiple of 8 up to {LARGEST_HEAD}, not of {layer.head_dim}"
+    return None
+
+
+def window_size(layer: AttentionLayer) -> tuple[int, int]:
+    """(left, right): how many keys before and after its own position a query sees; -1: all. Ours counts itself."""
+    return (-1, -1) if layer.window is None else (layer.window - 1, 0)
+
+
+def cumulative(lengths: Tensor) -> Tensor:
+    """[n] int32 -> [n + 1] int32: where each sequence begins if all stand in a row."""
+    return F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+
+
+def present(device: torch.device, dtype: torch.dtype) -> FlashAttnBackend:
+    """Version 3 on Hopper where it is installed, else version 2. Raises AbsentError."""
+    require_ampere(device, dtype)
+    if torch.cuda.get_device_capability(device)[0] == 9:
+        for name in MODULES_OF_3:
+            module = _module(name)
+            if module is not None:
+                return FlashAttnBackend(module, 3)
+    module = _module("flash_attn")
+    if module is None:
+        raise AbsentError("flash-attn is not installed (extra `flash-attn`)")
+    version = importlib.metadata.version("flash_attn")
+    if _numbers(version) < OLDEST_VERSION:
+        raise AbsentError(f"flash-attn {version} is too old: 2.7 is the first that serves")
+    return FlashAttnBackend(module, 2)
+
+
+def _module(name: str) -> ModuleType | None:
+    """None if it is not installed. Raises AbsentError if it is and cannot be loaded, as after a change of torch."""
+    try:
+        if importlib.util.find_spec(name) is None:
+            return None
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
+    except (ImportError, OSError, RuntimeError) as error:
+        raise AbsentError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)

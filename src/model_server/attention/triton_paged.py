@@ -1,0 +1,142 @@
+"""Attention by our own Triton kernels: the default on a GPU.
+
+Single queries go to the decode kernel, runs of queries to the prefill kernel; a mixed batch launches both. What they
+need to know of the batch is worked out once per step and shared by the layers of the same shape and reach.
+
+A step of single queries takes lengths and blocks from the device alone, and everything about its launches follows from
+shapes: it can be captured in a CUDA graph and replayed with other numbers in the same tensors. Rows that fill up such a
+graph may have a length of 0, or of 1 in the reserved block.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_server.attention.backend import AttentionLayer
+from model_server.attention.metadata import AttentionMetadata
+from model_server.kernels.decode_plan import DecodePlan
+from model_server.kernels.paged_decode import DecodeForm, decode_form, paged_decode, plan_rows
+from model_server.kernels.paged_prefill import PrefillForm, paged_prefill, prefill_form, tile_list
+from model_server.kv_cache import KvCache
+
+# What a program can hold of a head, in registers and shared memory.
+MAX_DIM = 256
+MAX_LATENT_DIM, MAX_LATENT_VALUE_DIM = 640, 512
+
+_Forms = tuple[DecodeForm, PrefillForm]
+
+
+def refuses(layer: AttentionLayer) -> str | None:
+    """Why the kernels cannot serve `layer`, as the end of a sentence that begins with its name; None: they can."""
+    latent = layer.num_kv_heads == 1 and layer.value_dim < layer.head_dim
+    if latent and layer.head_dim <= MAX_LATENT_DIM and layer.value_dim <= MAX_LATENT_VALUE_DIM:
+        return None
+    widest = max(layer.head_dim, layer.value_dim)
+    if widest > MAX_DIM:
+        return f"has heads of {widest} numbers, and the kernels hold {MAX_DIM}"
+    return None
+
+
+class TritonBackend:
+    """Runs on GPUs of capability 8.0 and later, and in Triton's interpreter.
+
+    batch_invariant: a row's result has the same bits alone and in any batch. Off, the keys of a decode batch are cut so
+    that all processors have about the same work, which depends on the batch.
+    """
+
+    name = "triton"
+    tgi_name = "paged"
+    block_size = 16
+    capturable = True  # see above: decode takes lengths and pages from the device, and its launches follow from shapes
+
+    def __init__(self, *, batch_invariant: bool = False) -> None:
+        self._batch_invariant = batch_invariant
+        self._forms: dict[tuple[int, int, int, int, bool, torch.dtype, torch.device], _Forms] = {}
+
+    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> TritonStep:
+        """See `AttentionBackend`. Launches nothing yet."""
+        return TritonStep(self, metadata, cache)
+
+    def forms(self, layer: AttentionLayer, cache: KvCache) -> _Forms:
+        """How layers of this shape are computed."""
+        rows = cache.rows[layer.index]
+        value_in_key = cache.shapes[layer.index].value_in_key
+        key = (
+            layer.num_heads,
+            layer.num_kv_heads,
+            layer.head_dim,
+            layer.value_dim,
+            value_in_key,
+            rows.dtype,
+            rows.device,
+        )
+        found = self._forms.get(key)
+        if found is None:
+            decode = decode_form(
+                layer,
+                value_in_key=value_in_key,
+                cache_dtype=rows.dtype,
+                device=rows.device,
+                batch_invariant=self._batch_invariant,
+            )
+            prefill = prefill_form(layer, value_in_key=value_in_key, cache_dtype=rows.dtype, device=rows.device)
+            found = self._forms[key] = (decode, prefill)
+        return found
+
+
+class TritonStep:
+    """One forward, see `AttentionStep`. Plans are made when the first layer asks for them."""
+
+    def __init__(self, backend: TritonBackend, metadata: AttentionMetadata, cache: KvCache) -> None:
+        self._backend = backend
+        self._metadata = metadata
+        self._cache = cache
+        lengths = metadata.query_lengths_host
+        self._num_single = len(lengths) if metadata.is_decode else lengths.count(1)
+        self._plans: dict[tuple[DecodeForm, int, int | None, int | None], DecodePlan] = {}
+        self._tiles: dict[tuple[int, int, int | None, int | None], Tensor] = {}
+
+    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `AttentionStep`. The step's own keys and values are read from the cache, where they are already."""
+        metadata, cache = self._metadata, self._cache
+        decode, prefill = self._backend.forms(layer, cache)
+        keys, values = cache.keys[layer.index], cache.values[layer.index]
+        tables = metadata.block_tables
+        if query.stride(-1) != 1:
+            query = query.contiguous()
+        out = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
+        if self._num_single:
+            paged_decode(query, keys, values, tables, self._plan(layer, decode), layer, decode, out=out)
+        if self._num_single < len(metadata.query_lengths_host):
+            paged_prefill(query, keys, values, tables, self._tile_list(layer, prefill), layer, prefill, out=out)
+        return out
+
+    def _plan(self, layer: AttentionLayer, form: DecodeForm) -> DecodePlan:
+        key = (form, layer.num_kv_heads, layer.window, layer.chunk)
+        found = self._plans.get(key)
+        if found is None:
+            metadata = self._metadata
+            found = plan_rows(form, layer, metadata.kv_lengths, metadata.cu_seqlens_q, self._num_single)
+            self._plans[key] = found
+        return found
+
+    def _tile_list(self, layer: AttentionLayer, form: PrefillForm) -> Tensor:
+        group = layer.num_heads // layer.num_kv_heads
+        key = (group, form.tiles.rows, layer.window, layer.chunk)
+        found = self._tiles.get(key)
+        if found is None:
+            metadata = self._metadata
+            tiles = tile_list(
+                metadata.query_lengths_host,
+                metadata.kv_lengths_host,
+                group,
+                form.tiles.rows,
+                window=layer.window,
+                chunk=layer.chunk,
+                skip_single=True,
+            )
+            if metadata.slots.is_cuda:
+                tiles = tiles.pin_memory().to(metadata.slots.device, non_blocking=True)
+            found = self._tiles[key] = tiles
+        return found
