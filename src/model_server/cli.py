@@ -9,11 +9,13 @@ import time
 from importlib.metadata import version
 
 from model_server.config import DownloadConfig, ServeConfig
-from model_server.errors import StartupError
+from model_server.errors import FatalError, LostPeerError, StartupError
+from model_server.peer_watch import leave_at_once
 from model_server.weights.checkpoint import examine
 from model_server.weights.locate import resolve
 from wire import log_line
-from wire.options import run_group
+from wire.commands import run_group
+from wire.exit_status import LOST_PEER
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +44,13 @@ def serve(config: ServeConfig) -> int:
         run_shard(config, checkpoint)
     except StartupError as error:
         logger.error("%s", error)
-        return 1
-    except Exception:
-        logger.exception("The shard failed")
-        return 1
+        leave_at_once(1)
+    except FatalError as error:
+        logger.error("%s", error)
+        leave_at_once(LOST_PEER if isinstance(error, LostPeerError) else 1)
+    except Exception as error:
+        logger.exception("The shard failed: %s: %s", type(error).__name__, error)
+        leave_at_once(1)
     return 0
 
 

@@ -42,12 +42,29 @@ class ServeConfig:
         None, help="Upper bound of the KV cache in tokens; unset: measured (GPU) or 16000 and up (CPU)"
     )
     cuda_memory_fraction: float = option(1.0, help="Share of the device's memory that may be used")
+    cuda_graphs: list[int] = option(
+        [], separator=",", help="Decode batch sizes to capture as CUDA graphs, 0 for none; unset: 1 to 256"
+    )
+    max_batch_size: int | None = option(
+        None, env="MAX_BATCH_SIZE", help="Most requests that the router decodes at once; larger graphs are left out"
+    )
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
-    attention: str | None = option(None, help="Attention backend; TGI's names are mapped to the best one present")
+    attention: str | None = option(
+        None,
+        help="Attention backend: triton, flash_attn, torch_varlen, native or reference; TGI's names stand for the best "
+        "one that can serve the model",
+    )
     prefix_caching: bool = option(
         True, help="Let requests share the KV cache of a common beginning; the router keeps track of it"
     )
     prefill_chunking: bool = option(True, help="Compute long prompts in several steps, beside running requests")
+    disable_custom_kernels: bool = option(
+        False, help="Leave every sum over the shards to NCCL, also where the GPUs could read each other's memory"
+    )
+    profile: Path | None = option(
+        None, env="TERCET_PROFILE", help="Folder for a Chrome trace of some steps, rank-<rank>.json"
+    )
+    profile_steps: int = option(50, env="TERCET_PROFILE_STEPS", minimum=1, help="Steps that --profile records")
     watermark_gamma: float = option(0.5, help="Share of the vocabulary that a watermark favours")
     watermark_delta: float = option(2.0, help="Bias that a watermark adds to the logits of its share")
     rank: int = option(0, help="Rank of this shard")

@@ -108,13 +108,14 @@ class DeviceThread:
             self._expected = sequence
             self._wake.notify()
 
-    def stop(self, timeout_s: float | None = None) -> None:
-        """Finish the running job, refuse the rest, end the thread."""
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Finish the running job, refuse the rest, end the thread; whether it ended within that time."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _take(self, block: bool) -> Job[Any] | None:
         """The next job in order; None when there is none (not blocking) or the thread is to end."""

@@ -1,5 +1,16 @@
 """The ranks of one model and their collectives; with one rank they are no-ops.
 
+| What                        | CPU          | CUDA                                                            |
+|-----------------------------|--------------|-----------------------------------------------------------------|
+| sums and gathers of tensors | gloo         | NCCL; small sums in one shot where peers allow (`peer_reduce`)  |
+| agreement on numbers        | gloo         | gloo: nothing waits for the device, and a lost rank is an error |
+| a rank's end                | `peer_watch` | `peer_watch`                                                    |
+
+On CUDA nothing here waits for the host, so sums and gathers may be captured in a graph. The communicator exists before
+the first call (torch's `device_id`), and both kinds of collective have run once: neither may be set up in a capture.
+NCCL's watchdog sees no collective of a replayed graph, nor any before its time-out; a failure that it finds, or that a
+kernel leaves, comes up at the next wait for the device as torch's own RuntimeError, which ends the process as well.
+
 Knows nothing of models. The store that the ranks meet at listens on the given address alone (loopback by default),
 where torch's own would listen on every interface.
 """
@@ -10,15 +21,29 @@ import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model_server.errors import FatalError, StartupError
+from model_server import peer_reduce
+from model_server.errors import FatalError, LostPeerError, StartupError
+from model_server.peer_reduce import OneShot
+from model_server.peer_watch import Identity, PeerWatch
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 # As TGI's (utils/dist.py); also the longest time that ranks may drift apart while they load.
 TIMEOUT_S = 120.0
+
+# A rank that ends in order closes its connections some time before its process is gone.
+NAMING_S = 2.0
+
+
+# Its name since torch 2.13, and the one before.
+_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class ProcessGroup:
@@ -28,7 +53,7 @@ class ProcessGroup:
     size: int = 1
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over the ranks, in place."""
+        """The sum over the ranks, in `tensor`'s memory or new one: `tensor` itself is no longer to be read."""
         return tensor
 
     def all_gather_last(self, tensor: Tensor) -> Tensor:
@@ -36,14 +61,18 @@ class ProcessGroup:
         return tensor
 
     def all_reduce_min(self, value: int) -> int:
-        """The smallest of the ranks' values, on every rank."""
+        """The smallest of the ranks' values, on every rank. Does not touch the device."""
         return value
 
     def barrier(self) -> None:
         """Return once every rank has come here."""
 
-    def close(self) -> None:
-        """Leave the group. Safe to call twice."""
+    def on_lost(self, report: Callable[[str], object]) -> None:
+        """From now on `report` learns, on a thread of its own, that another rank is gone. Before, the process ends."""
+
+    def close(self, *, orderly: bool = True) -> None:
+        """Leave the group. Safe to call twice. Not `orderly`: this rank has failed, and the others do not leave too, so
+        that it must not wait for them."""
 
 
 def connect(
@@ -54,84 +83,154 @@ def connect(
     address: str = "127.0.0.1",
     port: int = 29500,
     timeout_s: float = TIMEOUT_S,
+    one_shot: bool = True,
+    force: bool = False,
 ) -> ProcessGroup:
     """Meet the other ranks at `address`:`port` (rank 0 listens there); gloo for a CPU device, nccl for CUDA.
 
+    one_shot: small sums on CUDA bypass NCCL where the devices can read each other's memory. force: one rank alone
+    makes a group too, whose collectives are real ones (`address` and `port` are then not used); for measuring.
     Raises StartupError if the port is taken or not all ranks come within `timeout_s` seconds.
     """
-    if world_size == 1:
-        return ProcessGroup()
     if not 0 <= rank < world_size:
         raise StartupError(f"rank {rank} is not below the number of shards {world_size}")
-    if address == "localhost" or address.startswith("127."):
+    if world_size == 1 and not force:
+        return ProcessGroup()
+    if world_size == 1 or address == "localhost" or address.startswith("127."):
         # gloo would otherwise resolve the host name, which need not have an address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    timeout = timedelta(seconds=timeout_s)
-    listener: socket.socket | None = None
     try:
-        if rank == 0:
-            listener = socket.create_server((address, port))
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            address,
-            port,
-            world_size,
-            is_master=rank == 0,
-            timeout=timeout,
-            master_listen_fd=None if listener is None else listener.detach(),
-        )
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            device_id=device if device.type == "cuda" else None,
-        )
+        store = _store(rank, world_size, address, port, timeout_s)
+        _join(store, rank, world_size, device, timeout_s)
+        group = _TorchGroup(rank, world_size, _watch(store, rank, world_size))
+        if device.type == "cuda":
+            group.use_device(device, one_shot=one_shot and world_size > 1)
     except OSError as error:
         raise StartupError(
             f"cannot listen on {address}:{port} for the other shards: {os.strerror(error.errno or 0)}; "
             "choose another --master-port"
         ) from error
+    except dist.DistBackendError as error:
+        raise StartupError(f"rank {rank} of {world_size}: {_told(error)}") from error
     except (RuntimeError, ValueError) as error:
         # ValueError: torch's word for a store that closed while the ranks were meeting.
         raise StartupError(
             f"rank {rank} of {world_size} did not meet the others at {address}:{port} within {timeout_s:g} s"
         ) from error
-    return _TorchGroup(rank, world_size, device)
+    return group
+
+
+def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> Store:
+    if world_size == 1:
+        return dist.HashStore()  # type: ignore[attr-defined]
+    listener = socket.create_server((address, port)) if rank == 0 else None
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+
+
+def _join(store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
+    timeout = timedelta(seconds=timeout_s)
+    if device.type != "cuda":
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+        return
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        pg_options=options,
+        device_id=device,
+    )
+
+
+def _watch(store: Store, rank: int, world_size: int) -> PeerWatch:
+    store.set(f"process/{rank}", Identity.own().encode())
+    others = [peer for peer in range(world_size) if peer != rank]
+    watch = PeerWatch(rank, {peer: Identity.decode(store.get(f"process/{peer}").decode()) for peer in others})
+    watch.start()
+    return watch
 
 
 class _TorchGroup(ProcessGroup):
-    """Several ranks over torch.distributed's default group. A lost rank is fatal: raises FatalError."""
+    """Several ranks over torch.distributed's default group. What goes wrong in a collective is fatal."""
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int, watch: PeerWatch) -> None:
         self.rank = rank
         self.size = size
-        self._device = device
+        self._watch = watch
+        self._one_shot: OneShot | None = None
+        self._is_whole = True
+
+    def use_device(self, device: torch.device, *, one_shot: bool) -> None:
+        """Run each collective of a CUDA `device` once; see whether small sums can do without NCCL."""
+        tensor = torch.ones(1, 64, device=device)
+        self.all_gather_last(self.all_reduce(tensor))
+        torch.cuda.synchronize(device)
+        if one_shot:
+            self._one_shot = peer_reduce.connect(self.rank, self.size, device, self._agree)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
+        if self._one_shot is not None and self._one_shot.takes(tensor):
+            return self._one_shot.all_reduce(tensor)
         self._run(lambda: dist.all_reduce(tensor))
         return tensor
 
     def all_gather_last(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._run(lambda: dist.all_gather(parts, tensor))
-        return torch.cat(parts, dim=-1)
+        rows = tensor.reshape(-1, tensor.shape[-1]).contiguous()
+        gathered = rows.new_empty(self.size * rows.shape[0], rows.shape[1])
+        self._run(lambda: _gather(gathered, rows))
+        # [ranks, rows, n] -> [rows, ranks, n]; for one row the memory is in order already.
+        by_row = gathered.view(self.size, *rows.shape).transpose(0, 1)
+        return by_row.reshape(*tensor.shape[:-1], self.size * tensor.shape[-1])
 
     def all_reduce_min(self, value: int) -> int:
-        tensor = torch.tensor([value], dtype=torch.int64, device=self._device)
+        tensor = torch.tensor([value], dtype=torch.int64)
         self._run(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MIN))
         return int(tensor.item())
 
     def barrier(self) -> None:
         self.all_reduce_min(0)
 
-    def close(self) -> None:
-        if dist.is_initialized():
+    def on_lost(self, report: Callable[[str], object]) -> None:
+        self._watch.on_lost = report
+
+    def close(self, *, orderly: bool = True) -> None:
+        self._watch.close()
+        self._one_shot = None
+        # With a rank missing the farewell would wait for it.
+        if orderly and self._is_whole and self._watch.lost() is None and dist.is_initialized():
             dist.destroy_process_group()
 
+    def _agree(self, good: bool) -> bool:
+        return self.all_reduce_min(int(good)) == 1
+
     def _run(self, collective: Callable[[], object]) -> None:
+        """Raises FatalError for what the backend says of the others, LostPeerError if one of them is known to be gone.
+        An error of this rank's device or memory is passed on as it is."""
         try:
             collective()
         except RuntimeError as error:
-            raise FatalError(f"rank {self.rank} lost another rank: {str(error).splitlines()[0]}") from error
+            if not _speaks_of_peers(error):
+                raise
+            self._is_whole = False
+            lost = self._watch.lost(NAMING_S)
+            if lost is None:
+                raise FatalError(f"rank {self.rank} cannot reach the others: {_told(error)}") from error
+            raise LostPeerError(f"rank {self.rank} lost {lost}: {_told(error)}") from error
+
+
+def _speaks_of_peers(error: RuntimeError) -> bool:
+    """NCCL's and the store's errors have types of their own; gloo's are bare RuntimeErrors, the device's are not."""
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "CUDA" not in str(error))
+
+
+def _told(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]

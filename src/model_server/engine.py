@@ -11,29 +11,29 @@ Knows nothing of protobuf, sockets or how a model computes.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from model_server.admission import Admission, Place, with_places
 from model_server.answers import Answers
 from model_server.batch.batch import Batch
-from model_server.batch.growth import Failure, Growth, grow, rows_without_room, will_have_room
-from model_server.batch.inputs import StepInputs, decode_inputs, ragged_inputs
+from model_server.batch.growth import Failure, Growth, will_have_room
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.batch.store import BatchStore
 from model_server.errors import FatalError, OutOfMemoryError, RequestError
 from model_server.generation import CachedBatch, Generation, StepResult
 from model_server.kv_cache import KvCache
+from model_server.profile import StepProfiler
 from model_server.runner import KeepsState, Runner
-from model_server.sampling.logprobs import prompt_logprobs
-from model_server.sampling.sampler import HostSampled, Sampled, Sampler
+from model_server.sampling.parameters import SamplingParameters
+from model_server.sampling.sampler import HostSampled, Sampler
+from model_server.step import LaunchedStep, Stepper, goes_on
 from model_server.tokenizer import Tokenizer
 
 _UNBOUNDED = 2**63 - 1  # until a warm-up says how many tokens one forward may have: no prompt is cut further
@@ -49,19 +49,6 @@ class EngineOptions:
     block_size: int
     prompt_logprobs_allowed: bool
     chunking: bool = False
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """A step on the device. `rows` are the sequences that draw a token in it, in the order of `sampled`; `refused`
-    answers for requests that took no part in it."""
-
-    batch: Batch
-    started_ns: int
-    rows: list[Sequence] = field(default_factory=list)
-    sampled: Sampled | None = None
-    concat_ns: int | None = None
-    refused: list[Generation] = field(default_factory=list)
 
 
 class Engine:
@@ -82,12 +69,14 @@ class Engine:
         self.grows = False
         self.max_prefill_tokens = _UNBOUNDED
         self._sampler = sampler
+        self._stepper = Stepper(runner, sampler, options.device)
         self.keeps_state = isinstance(runner, KeepsState)
         prefix = runner.decoder_prefix if isinstance(runner, KeepsState) else None
         self._admission = Admission(tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, prefix)
         self._answers = Answers(tokenizer)
         self._store = BatchStore()
         self._cache: KvCache | None = None
+        self._finished_at = 0  # when the last step was finished, as `time.perf_counter_ns` says
 
     @property
     def cache(self) -> KvCache:
@@ -99,6 +88,10 @@ class Engine:
         """Give the engine its KV memory; every batch that used the old one is forgotten."""
         self._store.clear(None)
         self._cache = cache
+
+    def profile(self, profiler: StepProfiler) -> None:
+        """Record steps from now on."""
+        self._stepper.profiler = profiler
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
         """Token ids of the prompts. May run on any thread."""
@@ -120,7 +113,7 @@ class Engine:
             return False
         if batch.is_prefilling or any(s.row.grammar is not None for s in batch.sequences):
             return False
-        return not self.grows or will_have_room(batch, growth, self.cache)
+        return not self.grows or (not growth and goes_on(batch)) or will_have_room(batch, growth, self.cache)
 
     def launch_prefill(
         self,
@@ -208,6 +201,13 @@ class Engine:
         if self.options.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def rehearse_draw(self, sampling: SamplingParameters, num_rows: int) -> None:
+        """Draw a token for so many rows from nothing, so that the memory it takes is seen."""
+        sampling = dataclasses.replace(sampling, watermark=False, grammar=None)  # these go row by row
+        rows = [self._sampler.new_row(sampling, [0], 1) for _ in range(num_rows)]
+        logits = torch.zeros(num_rows, self.runner.vocab_size, device=self.options.device)
+        self._sampler.sample(logits, rows)
+
     def health(self) -> None:
         """Touch the device; raises what it raises."""
         torch.zeros((2, 2), device=self.options.device)
@@ -255,63 +255,32 @@ class Engine:
 
     def _launch(self, batch: Batch, growth: Rows[Growth], numbered: bool) -> LaunchedStep:
         """Enqueue the next forward of a batch and its draws."""
-        step = LaunchedStep(batch, time.time_ns())
+        self._stepper.profiler.step()
+        step = LaunchedStep(batch)
+        # A batch that is decoding and not on the device has waited since the last step was finished.
+        if batch.decode is not None and batch.launched is None:
+            step.idle_ns = max(0, step.marks[0] - self._finished_at)
         with self._losing_on_error(batch):
-            if growth:
-                self._fail_rows(step, grow(batch, growth, self.cache, numbered=numbered))
-            if self.grows:
-                self._fail_rows(step, rows_without_room(batch))
-            rows = [s for s in batch.sequences if not (s.is_exhausted or s.finished)]
-            if not rows:
-                return step
-            tables = batch.block_tables()
-            if len(rows) < len(batch.sequences):
-                taking = {id(s) for s in rows}
-                tables = tables[[i for i, s in enumerate(batch.sequences) if id(s) in taking]]
-            if batch.is_prefilling:
-                self._run_ragged(step, rows, tables)
-            else:
-                inputs = decode_inputs(rows, tables, _unseen_ids(batch, rows), self.options.device)
-                self._draw(step, rows, self.runner.forward(inputs.model, self.cache))
-                for sequence in rows:
-                    sequence.advance()
+            failures = self._stepper.grow(batch, growth, self.cache, numbered=numbered, grows=self.grows)
+            self._fail_rows(step, failures)
+            self._stepper.launch(step, self.cache, self.max_prefill_tokens, some_failed=bool(failures))
         return step
-
-    def _run_ragged(self, step: LaunchedStep, rows: list[Sequence], tables: npt.NDArray[np.int32]) -> None:
-        """One forward of prompts, chunks and decode rows; then the next chunks are planned."""
-        assert not any(s.is_behind for s in rows), "launched ahead of a step whose ids it needs"
-        inputs = ragged_inputs(rows, tables, self.options.device)
-        logits = self.runner.forward(inputs.model, self.cache)
-        _keep_prompt_logprobs(inputs, logits)
-        if inputs.drawn_rows is not None:
-            logits = logits.index_select(0, inputs.drawn_rows)
-        drawing = [s for s in rows if s.draws]
-        if drawing:
-            self._draw(step, drawing, logits)
-        elif logits.is_cuda:
-            # Nobody waits for ids of this step; without this one, whole prompts would queue up on the device.
-            torch.cuda.current_stream(logits.device).synchronize()
-        for sequence in rows:
-            sequence.advance()
-        step.batch.plan_chunks(self.max_prefill_tokens)
-
-    def _draw(self, step: LaunchedStep, rows: list[Sequence], logits: Tensor) -> None:
-        step.rows, step.sampled = rows, self._sampler.sample(logits, [s.row for s in rows])
-        step.batch.launched = step
 
     def _finish(self, step: LaunchedStep) -> StepResult:
         batch = step.batch
+        waiting_at = time.perf_counter_ns()
         self._store.find(batch.id)  # raises if the step before this one failed
-        with self._losing_on_error(batch):
+        with self._losing_on_error(batch), self._stepper.profiler.phase("wait"):
             host = step.sampled.to_host() if step.sampled is not None else None
-        drawn_ns = time.time_ns()
+        drawn_ns, drawn_at = time.time_ns(), time.perf_counter_ns()
         if batch.launched is step:
             batch.launched = None
-        generations = self._generations(step, host) if host is not None else []
+        with self._stepper.profiler.phase("text"):
+            generations = self._generations(step, host) if host is not None else []
         batch.drop_finished(keep_visible=self.stock_router)
         if not batch.sequences:
             self._store.remove(batch.id)
-        done_ns = time.time_ns()
+        done_ns, self._finished_at = time.time_ns(), time.perf_counter_ns()
         return StepResult(
             generations=step.refused + generations,
             batch=batch.describe(self.options.block_size) if batch.sequences else None,
@@ -319,6 +288,7 @@ class Engine:
             decode_ns=done_ns - drawn_ns,
             total_ns=done_ns - step.started_ns,
             concat_ns=step.concat_ns,
+            phases_ns=_phases(step, waiting_at, drawn_at, self._finished_at),
         )
 
     def _generations(self, step: LaunchedStep, host: HostSampled) -> list[Generation]:
@@ -370,6 +340,9 @@ class Engine:
             yield
         except torch.OutOfMemoryError as error:
             self._store.lose(batch.id)
+            batch.decode = batch.drawn = batch.launched = None
+            # The error's frames hold the step's tensors for as long as somebody reports it.
+            traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
             kind = OutOfMemoryError if self.options.world_size == 1 else FatalError
             raise kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size") from error
@@ -378,23 +351,11 @@ class Engine:
             raise
 
 
-def _unseen_ids(batch: Batch, rows: list[Sequence]) -> Tensor | None:
-    """The ids of the step before, on the device, for rows whose last token the host has not seen yet."""
-    if not any(s.is_behind for s in rows):
-        return None
-    step = batch.launched
-    assert step is not None and step.sampled is not None, "a row is behind, but no step is launched"
-    place = {id(s): i for i, s in enumerate(step.rows)}
-    picked = [place[id(s)] for s in rows]
-    if len(picked) == len(step.rows):
-        return step.sampled.ids
-    return step.sampled.ids.index_select(0, torch.tensor(picked, device=step.sampled.ids.device))
-
-
-def _keep_prompt_logprobs(inputs: StepInputs, logits: Tensor) -> None:
-    """Row j of a prompt's logits scores its token j + 1; the logprobs are delivered with the request's first token."""
-    for part in inputs.scored:
-        following = part.sequence.ids[part.position + 1 : part.position + 1 + part.count]
-        ids = torch.tensor(following, dtype=torch.int64, device=logits.device)
-        scores = logits[part.first_row : part.first_row + part.count]
-        part.sequence.prompt_logprobs.append(prompt_logprobs(scores, ids))
+def _phases(step: LaunchedStep, waiting_at: int, drawn_at: int, done_at: int) -> tuple[int, ...]:
+    """Durations in the order of `wire.step_phases.PHASES`; empty for a step that drew nothing."""
+    if len(step.marks) < 4:
+        return ()
+    began, laid_out, enqueued, drawn = step.marks
+    return (
+        step.idle_ns, laid_out - began, enqueued - laid_out, drawn - enqueued, drawn_at - waiting_at, done_at - drawn_at
+    )  # fmt: skip

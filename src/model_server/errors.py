@@ -6,7 +6,8 @@ ModelServerError
 │   └── BatchGoneError        a batch that was dropped because an earlier step of it failed
 ├── OutOfMemoryError      a step did not fit; its batch is dropped, the shard goes on
 ├── StartupError          the shard cannot start; one line that names the cause and the flag to change
-└── FatalError            the shard cannot go on (device fault, lost peer, broken call order); the process ends
+└── FatalError            the shard cannot go on (device fault, broken call order); the process ends
+    └── LostPeerError         another rank is gone, and this one goes because of it
 """
 
 from __future__ import annotations
@@ -44,3 +45,7 @@ class StartupError(ModelServerError):
 
 class FatalError(ModelServerError):
     """The process must end; the launcher decides what follows."""
+
+
+class LostPeerError(FatalError):
+    """Never the cause: the rank that is named in it is, or has said why it left."""

@@ -17,7 +17,10 @@ class FinishReason(enum.Enum):
     STOP_SEQUENCE = "stop_sequence"
 
 
-@dataclass(frozen=True, slots=True)
+# One Tokens and one Generation are made for every row of every step. They are not frozen: that would triple the time.
+
+
+@dataclass(slots=True)
 class Tokens:
     """Parallel lists. `is_special` is empty for prompt tokens, as in TGI."""
 
@@ -37,7 +40,7 @@ class GeneratedText:
     seed: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Generation:
     """What one step produced for one request; with `error` set, nothing else is."""
 
@@ -69,3 +72,4 @@ class StepResult:
     decode_ns: int
     total_ns: int
     concat_ns: int | None = None
+    phases_ns: tuple[int, ...] = ()  # in the order of `wire.step_phases.PHASES`

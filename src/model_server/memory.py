@@ -6,6 +6,7 @@ the user names, never "most of the RAM" (the machine is not ours alone).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from model_server.batch.sequence import NewRequest, number_blocks
+from model_server.cache_budget import DeviceMemory, Measured, cache_blocks
+from model_server.cuda_graphs import GraphCost, GraphedRunner
 from model_server.distributed import ProcessGroup
 from model_server.engine import Engine
 from model_server.errors import OutOfMemoryError, StartupError
@@ -27,8 +30,13 @@ logger = logging.getLogger(__name__)
 DEFAULT_CPU_TOKENS = 16_000
 # A CPU warm-up measures no memory; it only has to touch every code path once.
 CPU_WARMUP_TOKENS = 64
-# TGI's head-room for what the allocator cannot use (TGI_WIGGLE_ROOM in its shard is 0.90).
-HEADROOM = 0.95
+# Rows whose tokens are drawn at once while memory is measured: as many as the largest default CUDA graph has.
+LARGEST_DRAW = 256
+# Where memory turns out to be short after all, so much less of it is tried, so often.
+SMALLER, ATTEMPTS = 0.95, 5
+# The longest sequence that is thought of while graphs are measured and nobody has named a limit: it decides about
+# tables of a few megabytes only.
+UNKNOWN_LENGTH = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,56 +66,112 @@ class MemoryPlan:
     max_batch_total_tokens: int | None
     cuda_memory_fraction: float
     model_max_length: int | None
+    memory: DeviceMemory | None  # None: it is not measured (CPU)
 
 
 def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: WarmupRequest) -> Capacity:
-    """Run a prefill and a decode step, size the cache, allocate it.
+    """Run a prefill and a decode step, size the cache, allocate it, record CUDA graphs over it.
 
-    All ranks call this together and agree on the smallest result.
+    All ranks call this together and agree on the smallest result. A second call begins anew.
 
     Raises StartupError when the prefill does not fit, a row of it fails on any rank, or no block is left.
     """
     started = time.perf_counter()
     engine.max_prefill_tokens = asked.max_prefill_tokens
     block_size = engine.options.block_size
-    on_cuda = engine.options.device.type == "cuda"
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats(engine.options.device)
-    used_blocks, failure = _try_step(engine, plan, asked.requests, None if on_cuda else CPU_WARMUP_TOKENS)
+    graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
+    if graphs is not None:
+        graphs.release()
+    engine.set_cache(None)
+    max_tokens = CPU_WARMUP_TOKENS if plan.memory is None else None
+    failure = _try_step(engine, plan, asked.requests, max_tokens)
     if not group.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
         raise StartupError(f"the warm-up failed: {failure or 'another rank says why'}")
-    if on_cuda:
-        num_blocks = used_blocks + _free_blocks(engine, plan)
-        if plan.max_batch_total_tokens is not None:
-            num_blocks = min(num_blocks, plan.max_batch_total_tokens // block_size)
+    if plan.memory is not None:
+        num_blocks = _measured_blocks(engine, group, plan, plan.memory, graphs, asked)
     else:
+        engine.set_cache(None)
         num_blocks = _cpu_blocks(engine, plan, asked)
-    num_blocks = group.all_reduce_min(num_blocks)
-    if num_blocks < 2:
-        raise StartupError(
-            "no memory is left for the KV cache; lower --max-batch-prefill-tokens or raise --cuda-memory-fraction"
-        )
-    engine.set_cache(None)
-    cache = KvCache(engine.runner.kv_shapes, num_blocks, block_size, plan.dtype, engine.options.device)
+    cache = _allocate(engine, group, plan, num_blocks)
     engine.set_cache(cache)
-    capacity = _limits(engine, plan, asked, num_blocks)
+    capacity = _limits(engine, plan, asked, cache.num_blocks)
     logger.info(
         "%s: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
         "Room for the states of requests" if engine.keeps_state else "KV cache",
-        num_blocks,
+        cache.num_blocks,
         block_size,
-        num_blocks * _block_bytes(engine, plan) / 2**20,
+        cache.num_blocks * _block_bytes(engine, plan) / 2**20,
         time.perf_counter() - started,
     )
+    if graphs is not None:
+        graphs.capture(cache, capacity.max_total_tokens, group)
     return capacity
 
 
-def _try_step(
-    engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_tokens: int | None
-) -> tuple[int, str | None]:
-    """One prefill and one decode of the router's warm-up batch (cut to `max_tokens`).
+def _measured_blocks(
+    engine: Engine,
+    group: ProcessGroup,
+    plan: MemoryPlan,
+    memory: DeviceMemory,
+    graphs: GraphedRunner | None,
+    asked: WarmupRequest,
+) -> int:
+    """Blocks that fit beside the step that was just run. Leaves the engine without a cache."""
+    peak = memory.peak()
+    cost = GraphCost(0, 0)
+    if graphs is not None:
+        lengths = (asked.max_total_tokens, engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
+        longest = asked.max_total_tokens or min(length for length in lengths if length)
+        cost = graphs.measure(engine.cache, longest, group)
+    engine.set_cache(None)
+    free, total = memory.rest()
+    recorded = 0 if graphs is None else cost.total(len(graphs.sizes))
+    measured = Measured(total=total, free=free, peak=peak, graphs=recorded)
+    num_blocks = cache_blocks(measured, plan.cuda_memory_fraction, _block_bytes(engine, plan))
+    logger.info(
+        "Device memory in MiB: %.0f in all, %.0f free, %.0f for the largest step, %.0f for CUDA graphs; "
+        "of %.0f for the KV cache at a fraction of %g, %.0f are used",
+        *(number / 2**20 for number in (total, free, peak, recorded, measured.budget(plan.cuda_memory_fraction))),
+        plan.cuda_memory_fraction,
+        num_blocks * _block_bytes(engine, plan) / 2**20,
+    )
+    if plan.max_batch_total_tokens is not None:
+        num_blocks = min(num_blocks, plan.max_batch_total_tokens // engine.options.block_size)
+    return num_blocks
 
-    Returns the blocks that it took, and the error of the first row that failed.
+
+def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks: int) -> KvCache:
+    """The cache, of the size that all ranks can have. Smaller if memory is gone since it was measured: another process
+    may have taken it."""
+    num_blocks = group.all_reduce_min(num_blocks)
+    for _ in range(ATTEMPTS):
+        if num_blocks < 2:
+            break
+        cache: KvCache | None = None
+        with contextlib.suppress(torch.OutOfMemoryError):
+            cache = _cache(engine, plan, num_blocks)
+        if group.all_reduce_min(int(cache is not None)):
+            assert cache is not None
+            return cache
+        cache = None
+        if plan.memory is not None:
+            plan.memory.rest()
+        logger.warning("No memory for %d blocks, though it was there when it was measured; trying less", num_blocks)
+        num_blocks = int(num_blocks * SMALLER)
+    raise StartupError(
+        "no memory is left for the KV cache; lower --max-batch-prefill-tokens or raise --cuda-memory-fraction"
+    )
+
+
+def _cache(engine: Engine, plan: MemoryPlan, num_blocks: int) -> KvCache:
+    options = engine.options
+    return KvCache(engine.runner.kv_shapes, num_blocks, options.block_size, plan.dtype, options.device)
+
+
+def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_tokens: int | None) -> str | None:
+    """One prefill and one decode of the router's warm-up batch (cut to `max_tokens`), over a cache that just holds it.
+
+    Returns the error of the first row that failed.
     """
     prompts, kept = [], []
     budget = max_tokens
@@ -123,20 +187,22 @@ def _try_step(
     places = number_blocks(tokens, engine.options.block_size)
     kept = [dataclasses.replace(r, blocks=b, slots=s) for r, (b, s) in zip(kept, places, strict=True)]
     used_blocks = sum(len(blocks) for blocks, _ in places)
-    engine.set_cache(
-        KvCache(engine.runner.kv_shapes, used_blocks, engine.options.block_size, plan.dtype, engine.options.device)
-    )
     try:
+        engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
+        if plan.memory is not None:
+            plan.memory.begin()
         result = engine.launch_prefill(0, kept, prompts)()
         generations = result.generations
         if result.batch is not None:
             generations = generations + engine.launch_decode([0], numbered=True)().generations
-    except OutOfMemoryError as error:
+        if plan.memory is not None and kept:
+            engine.rehearse_draw(kept[0].sampling, LARGEST_DRAW)
+    except (OutOfMemoryError, torch.OutOfMemoryError) as error:
         raise StartupError(
             f"Not enough memory to handle {sum(len(p) for p in prompts)} prefill tokens. "
             "You need to decrease `--max-batch-prefill-tokens`"
         ) from error
-    return used_blocks, next((g.error for g in generations if g.error is not None), None)
+    return next((g.error for g in generations if g.error is not None), None)
 
 
 def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
@@ -144,17 +210,6 @@ def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
     if isinstance(runner, KeepsState):
         return runner.state_bytes
     return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in runner.kv_shapes)
-
-
-def _free_blocks(engine: Engine, plan: MemoryPlan) -> int:
-    device = engine.options.device
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    # Freed blocks of the step's own activations were handed back by empty_cache, so keep what its peak needed.
-    peak = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-    usable = free - peak - (1 - plan.cuda_memory_fraction * HEADROOM) * total
-    return max(0, math.floor(usable / _block_bytes(engine, plan)))
 
 
 def _cpu_blocks(engine: Engine, plan: MemoryPlan, asked: WarmupRequest) -> int:

@@ -74,3 +74,19 @@ class KeepsState(Protocol):
     @property
     def decoder_prefix(self) -> tuple[int, ...] | None:
         """The tokens that stand before the first generated one where that is not the prompt (encoder-decoder)."""
+
+
+@runtime_checkable
+class Capturable(Protocol):
+    """A runner whose decode steps may be recorded as CUDA graphs, if `capturable`.
+
+    Such a step asks the device for nothing, and the host's lengths only bound what it does: their true values are those
+    on the device.
+    """
+
+    @property
+    def capturable(self) -> bool:
+        """Whether this model on this device really is."""
+
+    def reserve_positions(self, max_positions: int) -> None:
+        """Tables by position stay where they are in memory from now on, for positions below `max_positions`."""

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from model_server.attention.backend import AttentionBackend
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import select_backend, substitute
+from model_server.cache_budget import CudaMemory
 from model_server.config import ServeConfig
+from model_server.cuda_graphs import GraphedRunner, graph_sizes, with_graphs
 from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
 from model_server.device_thread import DeviceThread
 from model_server.distributed import ProcessGroup, connect
 from model_server.engine import Engine, EngineOptions
-from model_server.errors import StartupError
+from model_server.errors import LostPeerError, StartupError
+from model_server.graph_recorder import CudaRecorder
 from model_server.memory import Capacity, MemoryPlan, WarmupRequest, warm_up
+from model_server.models.attention_layers import attention_layers_of
 from model_server.models.load import load_runner
+from model_server.profile import StepProfiler
 from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
-from model_server.runner import KeepsState
+from model_server.runner import KeepsState, Runner
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
@@ -37,6 +43,7 @@ STOP_LIMIT_S = 5.0
 def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
     rank, world_size = (config.rank, config.world_size) if config.sharded else (0, 1)
+    graphs = graph_sizes(config.cuda_graphs, config.max_batch_size)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     model_dir = checkpoint.directory
@@ -45,12 +52,22 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     dtype = resolve_dtype(config.dtype, device, checkpoint.file_bytes, needs_bfloat16=checkpoint.needs_bfloat16)
     num_threads = tune(device, world_size, checkpoint.file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
-    attention = select_backend(config.attention, device)
+    attention = select_backend(config.attention, device, dtype, attention_layers_of(model_dir))
     if world_size > 1:
         logger.info("Meeting the other %d ranks at %s:%d", world_size - 1, config.master_addr, config.master_port)
-    group = connect(rank, world_size, device, address=config.master_addr, port=config.master_port)
+    group = connect(
+        rank,
+        world_size,
+        device,
+        address=config.master_addr,
+        port=config.master_port,
+        one_shot=not config.disable_custom_kernels,
+    )
+    runner: Runner | None = None
+    orderly = False
     try:
-        engine = _load_engine(config, model_dir, tokenizer, dtype, group, attention, device)
+        engine = _load_engine(config, model_dir, tokenizer, dtype, group, attention, device, graphs)
+        runner = engine.runner
         facts = ShardFacts(
             dtype=str(dtype),
             device_type=device.type,
@@ -66,10 +83,13 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             max_batch_total_tokens=config.max_batch_total_tokens,
             cuda_memory_fraction=config.cuda_memory_fraction,
             model_max_length=engine.tokenizer.model_max_length,
+            memory=CudaMemory(device) if device.type == "cuda" else None,
         )
-        asyncio.run(_serve(engine, group, facts, plan, socket_path(config.uds_path, rank), tracing))
+        profiler = _profiler(config, rank, device)
+        path = socket_path(config.uds_path, rank)
+        orderly = asyncio.run(_serve(engine, group, facts, plan, path, tracing, profiler))
     finally:
-        group.close()
+        leave(runner, group, orderly=orderly)
         if tracing is not None:
             tracing.close()
 
@@ -91,6 +111,7 @@ def _load_engine(
     group: ProcessGroup,
     attention: AttentionBackend,
     device: torch.device,
+    graphs: tuple[int, ...],
 ) -> Engine:
     runner = load_runner(
         model_dir,
@@ -98,10 +119,13 @@ def _load_engine(
         dtype=dtype,
         group=group,
         attention=attention,
+        substitute=partial(substitute, requested=config.attention, device=device, dtype=dtype),
         trust_remote_code=config.trust_remote_code,
         progress=LoadProgress(),
     )
     settle(device)
+    if device.type == "cuda":
+        runner = with_graphs(runner, graphs, CudaRecorder(device))
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
@@ -116,19 +140,66 @@ def _load_engine(
     return Engine(runner, tokenizer, sampler, options)
 
 
+def _profiler(config: ServeConfig, rank: int, device: torch.device) -> StepProfiler | None:
+    if config.profile is None:
+        return None
+    try:
+        return StepProfiler(config.profile, rank, config.profile_steps, device)
+    except OSError as error:
+        raise StartupError(f"--profile {config.profile}: {error.strerror}") from None
+
+
 async def _serve(
-    engine: Engine, group: ProcessGroup, facts: ShardFacts, plan: MemoryPlan, path: Path, tracing: Tracing | None
-) -> None:
+    engine: Engine,
+    group: ProcessGroup,
+    facts: ShardFacts,
+    plan: MemoryPlan,
+    path: Path,
+    tracing: Tracing | None,
+    profiler: StepProfiler | None,
+) -> bool:
+    """Until a stop is asked for. False: the device thread has not come to its end."""
+
     def warm(asked: WarmupRequest) -> Capacity:
-        return warm_up(engine, group, plan, asked)
+        capacity = warm_up(engine, group, plan, asked)
+        if profiler is not None:
+            engine.profile(profiler)
+        return capacity
 
     def on_fatal(error: BaseException) -> None:
         server.request_stop(error)
 
-    device = DeviceThread(enter=lambda: enter(engine.options.device), on_fatal=on_fatal, is_fatal=is_fatal)
+    def on_lost(message: str) -> None:
+        if not server.is_stopping:  # else all are leaving
+            server.request_stop(LostPeerError(message))
+
+    def ends_shard(error: BaseException) -> bool:
+        return is_fatal(error) or (group.size > 1 and parts_ranks(error))
+
+    device = DeviceThread(enter=lambda: enter(engine.options.device), on_fatal=on_fatal, is_fatal=ends_shard)
     server = ShardServer(Servicer(engine, device, facts, warm), path, tracing)
+    group.on_lost(on_lost)
     device.start()
     try:
         await server.serve()
     finally:
-        device.stop(STOP_LIMIT_S)
+        ended = device.stop(STOP_LIMIT_S)
+    return ended
+
+
+def leave(runner: Runner | None, group: ProcessGroup, *, orderly: bool) -> None:
+    """Leave the ranks. Recordings go first: before it ends, NCCL's communicator waits for every graph that holds one of
+    its collectives to be gone (`commDestroySync`)."""
+    try:
+        if orderly and group.size > 1 and isinstance(runner, GraphedRunner):
+            runner.release()
+    finally:
+        group.close(orderly=orderly)
+
+
+def parts_ranks(error: BaseException) -> bool:
+    """Whether a call failed for want of something that only this rank lacks: the others have gone on without it.
+
+    Other exceptions come of what is asked, which is the same everywhere: the call fails alike on all ranks.
+    """
+    return isinstance(error, (MemoryError, OSError))

@@ -13,7 +13,8 @@ from model_server.errors import RequestError
 from model_server.generation import CachedBatch
 
 if TYPE_CHECKING:
-    from model_server.engine import LaunchedStep
+    from model_server.batch.decode_state import DecodeState, Drawn
+    from model_server.step import LaunchedStep
 
 
 class Batch:
@@ -21,7 +22,8 @@ class Batch:
 
     `ended` holds the ids of requests that ended but that the router has not filtered yet. Only a stock router gets to
     see them: TGI keeps a finished request in its batch until FilterBatch. `launched` is the step that is on the device
-    and not finished, if any. `is_prefilling`: some sequence's first tokens are not all in the cache or on their way.
+    and not finished, if any; `drawn` the newest draw; `decode` what is kept between decode steps. `is_prefilling`: some
+    sequence's first tokens are not all in the cache or on their way.
     """
 
     def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
@@ -29,20 +31,26 @@ class Batch:
         self.sequences = sequences
         self.ended: list[int] = []
         self.launched: LaunchedStep | None = None
+        self.drawn: Drawn | None = None
+        self.decode: DecodeState | None = None
         self.is_prefilling = any(s.is_prefilling for s in sequences)
         self._block_tables: npt.NDArray[np.int32] | None = None
+        self._listed: tuple[list[int], int] | None = None  # ids that the router knows, and their blocks
         self._order = [s.id for s in sequences]
 
-    def block_tables(self) -> npt.NDArray[np.int32]:
-        """[num_sequences, longest table] int32, padded with the reserved block 0; rebuilt when membership or a table
-        changes."""
+    def block_tables(self, rows: list[Sequence]) -> npt.NDArray[np.int32]:
+        """[num_rows, longest table] int32 of some of the sequences, in their order, padded with the reserved block 0;
+        rebuilt when membership or a table changes."""
         if self._block_tables is None:
             width = max(len(s.blocks) for s in self.sequences)
             tables = np.zeros((len(self.sequences), width), dtype=np.int32)
             for row, sequence in enumerate(self.sequences):
                 tables[row, : len(sequence.blocks)] = sequence.blocks
             self._block_tables = tables
-        return self._block_tables
+        if len(rows) == len(self.sequences):
+            return self._block_tables
+        taking = {id(s) for s in rows}
+        return self._block_tables[[i for i, s in enumerate(self.sequences) if id(s) in taking]]
 
     def plan_chunks(self, max_prefill_tokens: int) -> None:
         """Set how much of each unfinished prompt the forward after the one just launched computes.
@@ -82,6 +90,7 @@ class Batch:
             for unknown in sorted(wanted - known):
                 raise RequestError(str(unknown))
         self.ended = [i for i in self.ended if i in wanted]
+        self._listed = None
         self._keep([s for s in self.sequences if s.id in wanted])
 
     def extend(self, other: Batch) -> None:
@@ -90,21 +99,26 @@ class Batch:
         self.is_prefilling = self.is_prefilling or other.is_prefilling
         self.ended = self.ended + other.ended
         self._order = self._order + other._order
-        self._block_tables = None
+        self._block_tables = self._listed = None
 
     def grow(self, sequence: Sequence, blocks: npt.NDArray[np.int64], block_size: int) -> None:
         """Append blocks to one sequence's table."""
         sequence.grow(blocks, block_size)
-        self._block_tables = None
+        self._block_tables = self._listed = None
+        if self.decode is not None:
+            self.decode.note_growth(sequence)
 
     def describe(self, block_size: int) -> CachedBatch:
         """What the router is told of this batch."""
-        listed = {s.id for s in self.sequences} | set(self.ended)
+        if self._listed is None:
+            listed = {s.id for s in self.sequences} | set(self.ended)
+            self._listed = [i for i in self._order if i in listed], sum(len(s.blocks) for s in self.sequences)
+        request_ids, num_blocks = self._listed
         return CachedBatch(
             id=self.id,
-            request_ids=[i for i in self._order if i in listed],
-            max_tokens=block_size * sum(len(s.blocks) for s in self.sequences),
-            current_tokens=sum(s.input_length for s in self.sequences),
+            request_ids=request_ids,
+            max_tokens=block_size * num_blocks,
+            current_tokens=sum(s.input_length for s in self.sequences) if self.is_prefilling else len(self.sequences),
         )
 
     def _keep(self, sequences: list[Sequence]) -> None:
@@ -112,6 +126,10 @@ class Batch:
             return
         self.sequences = sequences
         self.is_prefilling = self.is_prefilling and any(s.is_prefilling for s in sequences)
-        self._block_tables = None
+        self._block_tables = self._listed = None
+        if self.decode is not None:
+            self.decode.release(sequences)
+        if self.launched is None:
+            self.drawn = None  # the host has seen all of it
         listed = {s.id for s in sequences} | set(self.ended)
         self._order = [i for i in self._order if i in listed]

@@ -1,4 +1,7 @@
-"""From a list of sequences to the tensors of one forward: a pure function of visible state, built anew each step."""
+"""From a list of sequences with prompts among them to the tensors of one forward: a pure function of visible state.
+
+Steps that only decode keep their tensors instead: `batch.decode_state`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
+from model_server.batch.staging import Staging
 from model_server.runner import ModelInputs
 
 
@@ -36,42 +39,7 @@ class StepInputs:
     scored: tuple[Scored, ...] = ()
 
 
-def decode_inputs(
-    sequences: Rows[Sequence],
-    block_tables: npt.NDArray[np.int32],
-    drawn_ids: Tensor | None,
-    device: torch.device,
-) -> StepInputs:
-    """One token for each sequence.
-
-    drawn_ids: [num_sequences] int64 on the device: the tokens of a step whose ids the host has not seen yet; None when
-    the host knows them all.
-    """
-    count = len(sequences)
-    positions = np.fromiter((s.cache_length for s in sequences), np.int64, count)
-    slots = np.fromiter((s.slots[s.cache_length] for s in sequences), np.int64, count)
-    if drawn_ids is None:
-        drawn_ids = _to_device(np.fromiter((s.ids[-1] for s in sequences), np.int64, count), device)
-    kv_lengths = (positions + 1).astype(np.int32)
-    metadata = AttentionMetadata(
-        slots=_to_device(slots, device),
-        block_tables=_to_device(block_tables, device),
-        cu_seqlens_q=torch.arange(count + 1, dtype=torch.int32, device=device),
-        kv_lengths=_to_device(kv_lengths, device),
-        query_lengths_host=(1,) * count,
-        kv_lengths_host=tuple(kv_lengths.tolist()),
-    )
-    inputs = ModelInputs(
-        input_ids=drawn_ids,
-        positions=_to_device(positions, device),
-        attention=metadata,
-        logit_rows=None,
-        states=tuple([s.state for s in sequences]),
-    )
-    return StepInputs(inputs)
-
-
-def ragged_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32], device: torch.device) -> StepInputs:
+def ragged_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32], staging: Staging) -> StepInputs:
     """The next `input_length` tokens of each sequence, whose ids the host knows: prompts, chunks of them, decode rows.
 
     Logits are asked for the last token of each sequence that draws, and for all prompt tokens that are scored.
@@ -84,22 +52,24 @@ def ragged_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32]
     kv_lengths = np.array([b for _, b in spans], np.int32)
     cu_seqlens = np.concatenate([np.zeros(1, np.int32), np.cumsum(query_lengths, dtype=np.int32)])
     logit_rows, drawn_rows, scored = _logit_rows(sequences, cu_seqlens.tolist())
+    arrays = (ids, positions, logit_rows, slots, block_tables, cu_seqlens, kv_lengths)
+    uploaded = staging.upload(*arrays, *(() if drawn_rows is None else (drawn_rows,)))
     metadata = AttentionMetadata(
-        slots=_to_device(slots, device),
-        block_tables=_to_device(block_tables, device),
-        cu_seqlens_q=_to_device(cu_seqlens, device),
-        kv_lengths=_to_device(kv_lengths, device),
+        slots=uploaded[3],
+        block_tables=uploaded[4],
+        cu_seqlens_q=uploaded[5],
+        kv_lengths=uploaded[6],
         query_lengths_host=tuple(query_lengths.tolist()),
         kv_lengths_host=tuple(kv_lengths.tolist()),
     )
     inputs = ModelInputs(
-        input_ids=_to_device(ids, device),
-        positions=_to_device(positions, device),
+        input_ids=uploaded[0],
+        positions=uploaded[1],
         attention=metadata,
-        logit_rows=_to_device(logit_rows, device),
+        logit_rows=uploaded[2],
         states=tuple([s.state for s in sequences]),
     )
-    return StepInputs(inputs, None if drawn_rows is None else _to_device(drawn_rows, device), scored)
+    return StepInputs(inputs, None if drawn_rows is None else uploaded[7], scored)
 
 
 def _logit_rows(
@@ -122,10 +92,3 @@ def _logit_rows(
         return np.zeros(1, np.int64), np.zeros(0, np.int64), ()
     rows = np.array(wanted, np.int64)
     return rows, None if len(drawn) == len(wanted) else np.array(drawn, np.int64), tuple(scored)
-
-
-def _to_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

@@ -148,6 +148,7 @@ def _fill(response: R, result: StepResult, columns: bool) -> R:
     if not columns:
         response.generations.extend(_generation_to(g) for g in result.generations)
         return response
+    response.phases_ns.extend(result.phases_ns)
     plain = [g for g in result.generations if _is_plain(g)]
     response.generations.extend(_generation_to(g) for g in result.generations if not _is_plain(g))
     if plain:

@@ -66,6 +66,11 @@ class ShardServer:
         self._loop = asyncio.get_running_loop()
         self._failure: BaseException | None = None
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a stop was asked for. May be read from any thread."""
+        return self._stop.is_set()
+
     def request_stop(self, failure: BaseException | None = None) -> None:
         """Leave the serve loop; with a failure, `serve` raises it."""
 

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_server.sampling.drawing import weight_bits
 from model_server.sampling.filters import LARGEST_SELECTION, Filters
 from model_server.sampling.grammar import GrammarMasks, GrammarState
+from model_server.sampling.kernel_rows import KernelRows, fits
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import LogitBias, Penalties
 from model_server.sampling.randomness import uniforms
@@ -22,6 +24,8 @@ from model_server.sampling.upload import upload
 
 # Room for this many new tokens is made whenever the histories of a batch are laid out.
 _GROWTH = 256
+# Steps whose random numbers are made at once.
+_STEPS_AHEAD = 16
 
 
 class SamplingRow:
@@ -80,10 +84,9 @@ class SamplingRow:
             raise ValueError(f"logit_bias names token {outside[0]}, the vocabulary has {vocab_size}")
         row = cls(parameters, max_new_tokens, top_n_tokens, len(prompt_ids) - num_generated, num_generated, grammar)
         if parameters.penalises:
-            history = torch.tensor(prompt_ids, dtype=torch.int64)
-            if int(history.min()) < 0 or int(history.max()) >= vocab_size:
+            if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
                 raise ValueError(f"penalties need prompt ids inside the vocabulary of {vocab_size}")
-            row.history = upload(history, device)
+            row.history = upload(torch.tensor(prompt_ids, dtype=torch.int64), device)
         if parameters.watermark:
             row.last_ids = torch.tensor(prompt_ids[-1:])
         return row
@@ -135,22 +138,38 @@ class Group:
 class Plan:
     """How to sample the given rows, as long as they are the batch."""
 
-    def __init__(self, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device, most_rows: int) -> None:
-        """`most_rows`: how many whole rows are worked on at once."""
+    def __init__(
+        self,
+        rows: Sequence[SamplingRow],
+        vocab_size: int,
+        device: torch.device,
+        most_rows: int,
+        *,
+        kernels: bool = False,
+    ) -> None:
+        """`most_rows`: how many whole rows are worked on at once. kernels: they take the rows that they can."""
         self.rows = tuple(rows)
         self._device = device
         parameters = [row.parameters for row in rows]
-        kinds = [_kind(row) for row in parameters]
-        drawn = [number for number, kind in enumerate(kinds) if kind is not GroupKind.GREEDY]
+        taken = [number for number, row in enumerate(rows) if fits(row)] if kernels else []
+        self.kernel_rows = (
+            KernelRows([rows[n] for n in taken], taken, vocab_size, weight_bits(vocab_size), device) if taken else None
+        )
+        left = sorted(set(range(len(rows))).difference(taken))
+        kinds = {number: _kind(parameters[number]) for number in left}
+        drawn = [number for number, kind in kinds.items() if kind is not GroupKind.GREEDY]
         self.groups = []
-        for kind in dict.fromkeys(kinds):
-            numbers = [number for number, of in enumerate(kinds) if of is kind]
+        for kind in dict.fromkeys(kinds.values()):
+            numbers = [number for number, of in kinds.items() if of is kind]
             # Selecting candidates reads each row once, all else works on whole rows.
             most = len(numbers) if kind is GroupKind.TOP_K and device.type == "cpu" else most_rows
             for start in range(0, len(numbers), most):
                 self.groups.append(self._group(kind, numbers[start : start + most], drawn, vocab_size))
         self._seeds = np.array([parameters[number].seed for number in drawn], dtype=np.uint64)
         self._num_generated = np.array([rows[number].num_generated for number in drawn], dtype=np.uint64)
+        # Random numbers of the coming steps, [steps, num_drawn, 1] float64 on the device: one upload for many.
+        self._uniforms = torch.zeros(0)
+        self._next_step = 0
 
         self.watermarked = [number for number, row in enumerate(parameters) if row.watermark]
         biased = [number for number, row in enumerate(parameters) if row.logit_bias]
@@ -169,9 +188,14 @@ class Plan:
         """This step's random numbers [num_drawn, 1] float64 on the device; None if nothing is drawn."""
         if not len(self._seeds):
             return None
-        numbers = torch.from_numpy(uniforms(self._seeds, self._num_generated))[:, None]
-        self._num_generated += np.uint64(1)
-        return upload(numbers, self._device)
+        if self._next_step == len(self._uniforms):
+            steps = np.arange(_STEPS_AHEAD, dtype=np.uint64)[:, None]
+            numbers = uniforms(self._seeds[None], self._num_generated + steps)
+            self._uniforms = upload(torch.from_numpy(numbers)[..., None], self._device)
+            self._num_generated += np.uint64(_STEPS_AHEAD)
+            self._next_step = 0
+        self._next_step += 1
+        return self._uniforms[self._next_step - 1]
 
     def advance(self, ids: Tensor) -> None:
         """Take the step's ids, [num_rows] int64 on the device, into every row's state."""

@@ -5,7 +5,8 @@ OpenAI's penalties and biases, grammar masks (`_adjust`), temperature, top-k, to
 log-softmax of what is left.
 
 Rows are sorted once per batch composition into groups that take the same path (`plan`); a group is computed for all its
-rows at once. A row's path follows from its own parameters alone.
+rows at once. A row's path follows from its own parameters alone. Where kernels can run, they take most rows
+(`kernel_rows`), all kinds in the same few launches.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from model_server.kernels.present import usable
+from model_server.native import library
+from model_server.native.greedy import greedy
 from model_server.sampling.drawing import draw, weight_bits, weights
 from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted, unusable
 from model_server.sampling.grammar import GrammarState
+from model_server.sampling.kernel_rows import KernelRows
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import Watermark
 from model_server.sampling.plan import Group, GroupKind, Plan, SamplingRow
 from model_server.sampling.top_tokens import TopTokens
+from model_server.sampling.upload import download
 
 _BLOCK = 64
 # Logits worked on at once: on a CPU what stays in its cache, elsewhere what bounds the temporaries (8 bytes each).
@@ -97,8 +103,11 @@ class Sampler:
         self._watermark = Watermark(watermark_gamma, watermark_delta, device)
         # Where a look at a value costs nothing, few candidates are tried first and checked; elsewhere rows go whole.
         self._may_look = device.type == "cpu"
+        self._kernels = usable(device)
         self._most_rows = max(1, (_CACHED_ELEMENTS if self._may_look else _DEVICE_ELEMENTS) // vocab_size)
         self._in_block = torch.arange(_BLOCK, device=device)
+        if self._kernels and device.type == "cuda":
+            self._compile_kernels()
 
     def new_row(
         self,
@@ -123,8 +132,8 @@ class Sampler:
         """Choose one token per row and advance every row's state by it.
 
         `logits` [num_rows, vocab_size] float32 in the order of `rows`; overwritten where rows ask for it. Waits for
-        the device only for watermarked rows and for rows that want top tokens. The grammar of a row must have taken
-        every token before this one.
+        the device only for watermarked rows, whose last token is needed on the host. The grammar of a row must have
+        taken every token before this one.
         """
         plan = self._plan_for(rows)
         self._adjust(logits, plan)
@@ -132,12 +141,24 @@ class Sampler:
         uniforms = plan.next_uniforms()
         for group in plan.groups:
             self._choose(logits[group.index], group, uniforms, len(rows), step)
-        return self._finish(plan, step)
+        if plan.kernel_rows is None:
+            ids, packed = self._joined(len(rows), step.choices)
+        else:
+            ids, packed = self._with_kernels(plan.kernel_rows, logits, step.choices)
+        plan.advance(ids)
+        return _on_its_way(ids, packed, step.top)
+
+    def _compile_kernels(self) -> None:
+        """One row of every kind: without this the first request of its kind would wait for the compiler."""
+        kinds = (SamplingParameters(), SamplingParameters(do_sample=True), SamplingParameters(top_k=1))
+        rows = [self.new_row(parameters, [0], 1) for parameters in kinds]
+        self.sample(torch.zeros(len(rows), self._vocab_size, device=self._device), rows)
+        self._plan = None
 
     def _plan_for(self, rows: Sequence[SamplingRow]) -> Plan:
         plan = self._plan
         if plan is None or plan.full or len(plan.rows) != len(rows) or not all(map(operator.is_, plan.rows, rows)):
-            plan = Plan(rows, self._vocab_size, self._device, self._most_rows)
+            plan = Plan(rows, self._vocab_size, self._device, self._most_rows, kernels=self._kernels)
             self._plan = plan
         return plan
 
@@ -182,8 +203,12 @@ class Sampler:
                 self._choose_drawn(chosen, drawn[index], part, step)
 
     def _choose_greedy(self, logits: Tensor, group: Group, step: _Step) -> None:
-        ids, peak = self._largest(logits)
-        log_total = (logits - peak).exp_().sum(1, keepdim=True).log_()
+        if library.usable(self._device, logits.dtype):
+            ids, peak, total = greedy(logits)
+        else:
+            ids, peak = self._largest(logits)
+            total = (logits - peak).exp_().sum(1, keepdim=True)
+        log_total = total.log_()
         step.choices.append(_Choice(group.index, ids.squeeze(1), -log_total.squeeze(1), unusable(peak)))
         if group.top:
             step.top.append(TopTokens.of(logits, None, (log_total + peak).squeeze(1), group.top))
@@ -213,27 +238,43 @@ class Sampler:
         if group.top:
             step.top.append(TopTokens.of(scores.values, scores.columns, log_total.squeeze(1), group.top))
 
-    def _finish(self, plan: Plan, step: _Step) -> Sampled:
-        num_rows = len(plan.rows)
-        if len(step.choices) == 1:
-            [choice] = step.choices
+    def _joined(self, num_rows: int, choices: Sequence[_Choice]) -> tuple[Tensor, Tensor]:
+        """Ids [num_rows], and all results [3, num_rows]."""
+        if len(choices) == 1:
+            [choice] = choices
             ids, logprobs, failed = choice.ids, choice.logprobs, choice.failed
         else:
             ids = torch.empty(num_rows, dtype=torch.int64, device=self._device)
             logprobs = torch.empty(num_rows, dtype=torch.float32, device=self._device)
             failed = torch.empty(num_rows, dtype=torch.bool, device=self._device)
-            for choice in step.choices:
+            for choice in choices:
                 ids[choice.index] = choice.ids
                 logprobs[choice.index] = choice.logprobs
                 failed[choice.index] = choice.failed
         ids = ids.masked_fill(failed, 0)
-        plan.advance(ids)
-        packed = torch.stack([ids.double(), logprobs.masked_fill(failed, 0.0).double(), failed.double()])
-        copied = None
-        if packed.is_cuda:
-            on_host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            on_host.copy_(packed, non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record()
-            packed = on_host
-        return Sampled(ids, packed, step.top, copied)
+        return ids, _pack(ids, logprobs, failed)
+
+    def _with_kernels(self, taken: KernelRows, logits: Tensor, choices: Sequence[_Choice]) -> tuple[Tensor, Tensor]:
+        """The same, where the kernels choose for some rows or for all."""
+        ids = torch.empty(len(logits), dtype=torch.int64, device=self._device)
+        packed = torch.empty(3, len(logits), dtype=torch.float64, device=self._device)
+        taken.choose(logits, ids, packed)
+        for choice in choices:
+            chosen = choice.ids.masked_fill(choice.failed, 0)
+            ids[choice.index] = chosen
+            packed[:, choice.index] = _pack(chosen, choice.logprobs, choice.failed)
+        return ids, packed
+
+
+def _pack(ids: Tensor, logprobs: Tensor, failed: Tensor) -> Tensor:
+    return torch.stack([ids.double(), logprobs.masked_fill(failed, 0.0).double(), failed.double()])
+
+
+def _on_its_way(ids: Tensor, packed: Tensor, top: list[TopTokens]) -> Sampled:
+    """Queue the copy to the host. The copies of top tokens are queued before it, so one event covers them."""
+    on_host = download(packed)
+    copied = None
+    if packed.is_cuda:
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+    return Sampled(ids, on_host, top, copied)

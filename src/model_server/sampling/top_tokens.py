@@ -9,18 +9,29 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_server.sampling.upload import download, upload
+
+# Ties beyond the numbers asked for that are looked for at once; more of them are rare and cost a second look.
+_TIE_MARGIN = 16
+
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """Top tokens of some rows, on the host.
+    """Top tokens of some rows, on their way to the host.
 
     TGI's rule (`utils/tokens.py:batch_top_tokens`): everything at or above the n-th largest value, so ties give more
     than n; what was filtered out never shows, so fewer are possible.
     """
 
     rows: list[int]  # which rows of the batch
-    logprobs: list[list[float]]  # descending; -inf past a row's own number
-    ids: list[list[int]]
+    _scores: Tensor  # [n, width], on the device
+    _columns: Tensor | None  # [n, width]
+    _log_total: Tensor  # [n, 1]
+    _least: Tensor  # [n, 1]: each row's n-th largest score
+    # The first of them, on the host once the step is over: descending, -inf past a row's own.
+    _logprobs: Tensor  # [n, looked at]
+    _ids: Tensor
+    _num_kept: Tensor  # [n]: how many there are in all
 
     @classmethod
     def of(
@@ -28,22 +39,48 @@ class TopTokens:
     ) -> TopTokens:
         """From a group's `scores` [n, width] (-inf: filtered), `columns` [n, width] and `log_total` [n].
 
-        `wanted`: (row of the group, row of the batch, top_n). Waits for the device: ties decide how many there are.
+        `wanted`: (row of the group, row of the batch, top_n). Does not wait for the device.
         """
-        device = scores.device
-        local = torch.tensor([row for row, _, _ in wanted], device=device)
-        numbers = torch.tensor([[min(n, scores.shape[1])] for _, _, n in wanted], device=device)
-        scores = scores[local]
-        best = scores.topk(int(numbers.max()), dim=1).values
-        kept = (scores >= best.gather(1, numbers - 1)) & (scores > -math.inf)
-        values, column = scores.masked_fill(~kept, -math.inf).topk(int(kept.sum(1).max()), dim=1)
-        ids = column if columns is None else columns[local].gather(1, column)
-        logprobs = values - log_total[local, None]
-        return cls([row for _, row, _ in wanted], logprobs.tolist(), ids.tolist())
+        width = scores.shape[1]
+        local = upload(torch.tensor([row for row, _, _ in wanted]), scores.device)
+        numbers = [min(n, width) for _, _, n in wanted]
+        places = upload(torch.tensor(numbers)[:, None] - 1, scores.device)
+        scores, log_total = scores[local], log_total[local, None]
+        columns = None if columns is None else columns[local]
+        values, column = scores.topk(min(max(numbers) + _TIE_MARGIN, width), dim=1)
+        least = values.gather(1, places)
+        logprobs, ids = _kept(values, column, columns, least, log_total)
+        num_kept = ((scores >= least) & (scores > -math.inf)).sum(1)
+        return cls(
+            rows=[row for _, row, _ in wanted],
+            _scores=scores,
+            _columns=columns,
+            _log_total=log_total,
+            _least=least,
+            _logprobs=download(logprobs),
+            _ids=download(ids),
+            _num_kept=download(num_kept),
+        )
 
     def to_host(self) -> Iterator[tuple[int, list[tuple[int, float]]]]:
-        """(row of the batch, its (id, logprob) pairs): most likely first, lower id first among equals."""
-        for row, logprobs, ids in zip(self.rows, self.logprobs, self.ids, strict=True):
-            pairs = [pair for pair in zip(ids, logprobs, strict=True) if pair[1] > -math.inf]
+        """(row of the batch, its (id, logprob) pairs): most likely first, lower id first among equals.
+
+        Once the step is over. Waits for the device only if some row has many ties.
+        """
+        logprobs, ids = self._logprobs, self._ids
+        most = int(self._num_kept.max())
+        if most > logprobs.shape[1]:
+            values, column = self._scores.topk(most, dim=1)
+            logprobs, ids = _kept(values, column, self._columns, self._least, self._log_total)
+        for row, row_logprobs, row_ids in zip(self.rows, logprobs.tolist(), ids.tolist(), strict=True):
+            pairs = [pair for pair in zip(row_ids, row_logprobs, strict=True) if pair[1] > -math.inf]
             pairs.sort(key=lambda pair: (-pair[1], pair[0]))
             yield row, pairs
+
+
+def _kept(
+    values: Tensor, column: Tensor, columns: Tensor | None, least: Tensor, log_total: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Log probabilities, -inf below `least`, and ids: both [n, count]."""
+    ids = column if columns is None else columns.gather(1, column)
+    return values.masked_fill(values < least, -math.inf) - log_total, ids

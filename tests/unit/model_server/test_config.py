@@ -15,3 +15,9 @@ def test_chunks_and_shared_prefixes_can_be_switched_off(value: str | None, expec
     environ = {} if value is None else {"PREFILL_CHUNKING": value, "PREFIX_CACHING": value}
     config = parse(ServeConfig, ["demo"], environ)
     assert (config.prefill_chunking, config.prefix_caching) == (expected, expected)
+
+
+def test_sums_between_gpus_can_be_left_to_nccl() -> None:
+    """The launcher's --disable-custom-kernels, as TGI spells it for its shards."""
+    assert not parse(ServeConfig, ["demo"], {}).disable_custom_kernels
+    assert parse(ServeConfig, ["demo"], {"DISABLE_CUSTOM_KERNELS": "True"}).disable_custom_kernels

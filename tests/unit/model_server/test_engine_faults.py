@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.engine_shard import EngineShard, generations_of, tokens_of
+from support.fake_model import FakeRunner
 
 from model_server.batch.sequence import Sequence
+from model_server.errors import BatchGoneError, OutOfMemoryError
+from model_server.kv_cache import KvCache
+from model_server.runner import ModelInputs
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.tokenizer import Tokenizer
 
@@ -79,3 +84,29 @@ def test_top_tokens_that_have_no_text(tiny_tokenizer: Tokenizer, monkeypatch: py
         said = generations_of(*shard.run_out(first, 0))
         assert said[faulty.id][-1].error is not None
         assert [i for g in said[plain.id] if g.tokens for i in g.tokens.ids] == shard.expected(plain)
+
+
+def test_a_batch_without_memory_ends_alone_and_its_tensors_go(tiny_tokenizer: Tokenizer) -> None:
+    """Even while somebody still holds the error, whose frames held the step's tensors."""
+    taken: list[weakref.ref[torch.Tensor]] = []
+
+    class Hungry(FakeRunner):
+        def forward(self, inputs: ModelInputs, cache: KvCache) -> torch.Tensor:
+            activations = torch.zeros(3)
+            if self.num_forwards == 2:
+                taken.append(weakref.ref(activations))
+                raise torch.OutOfMemoryError("no memory")
+            return super().forward(inputs, cache)
+
+    shard = EngineShard(tiny_tokenizer, runner=Hungry(vocab_size=tiny_tokenizer.vocab_size))
+    with torch.inference_mode():
+        shard.prefill(0, shard.request([5, 6], 5))
+        shard.decode(0)
+        with pytest.raises(OutOfMemoryError) as raised:
+            shard.decode(0)
+        assert raised.value.__cause__ is not None and taken[0]() is None
+        with pytest.raises(BatchGoneError):
+            shard.decode(0)
+        shard.runner.num_forwards = 3
+        other = shard.request([7, 8], 5)
+        assert tokens_of(*shard.run_out(shard.prefill(1, other), 1))[other.id] == shard.expected(other)

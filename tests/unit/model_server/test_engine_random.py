@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 from support.engine_shard import BLOCK, EngineShard, tokens_of
+from support.graph_doubles import CapturableRunner, PlainRecorder, copying_staging
 
 from model_server.batch.growth import Growth
 from model_server.batch.sequence import NewRequest
+from model_server.cuda_graphs import GraphedRunner
+from model_server.distributed import ProcessGroup
 from model_server.generation import StepResult
 from model_server.sampling.parameters import SamplingParameters
 from model_server.tokenizer import Tokenizer
@@ -107,11 +110,27 @@ class Router:
         return result
 
 
+def as_on_a_gpu(tokenizer: Tokenizer, budget: int) -> EngineShard:
+    """Replayed decode steps, inputs that the device counts up, uploads through buffers."""
+    runner = GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (4, 2, 1), PlainRecorder())
+    shard = EngineShard(tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS, runner=runner)  # type: ignore[arg-type]
+    runner.capture(shard.engine.cache, 64, ProcessGroup())
+    shard.engine._stepper._staging = copying_staging()
+    return shard
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("seed", range(25))
-def test_whatever_a_router_does_each_request_says_what_it_says_alone(tiny_tokenizer: Tokenizer, seed: int) -> None:
+def test_whatever_a_router_does_each_request_says_what_it_says_alone(
+    tiny_tokenizer: Tokenizer, seed: int, device: str
+) -> None:
     dice = random.Random(seed)
     budget = dice.choice([1, 3, 8, 40, 1000])
-    router = Router(EngineShard(tiny_tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS), dice)
+    if device == "gpu":
+        shard = as_on_a_gpu(tiny_tokenizer, budget)
+    else:
+        shard = EngineShard(tiny_tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS)
+    router = Router(shard, dice)
     gone = set()
     for _ in range(60):
         choice = dice.random()

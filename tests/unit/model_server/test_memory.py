@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 from support.fake_model import FakeRunner, FakeStateRunner
+from support.graph_doubles import CapturableRunner, PlainRecorder
 from support.tiny_models import write_tokenizer
 
+from model_server import memory as memory_module
 from model_server.batch.sequence import NewRequest
+from model_server.cache_budget import CACHE_SHARE, DeviceMemory, Measured, cache_blocks
+from model_server.cuda_graphs import GraphedRunner
 from model_server.distributed import ProcessGroup
 from model_server.engine import Engine, EngineOptions
 from model_server.errors import StartupError
@@ -29,7 +33,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def _engine(tokenizer: Tokenizer, runner: FakeRunner | FakeStateRunner, *, chunking: bool = False) -> Engine:
+def _engine(
+    tokenizer: Tokenizer, runner: FakeRunner | FakeStateRunner | GraphedRunner, *, chunking: bool = False
+) -> Engine:
     options = EngineOptions(
         device=torch.device("cpu"), rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=True,
         chunking=chunking,
@@ -39,12 +45,13 @@ def _engine(tokenizer: Tokenizer, runner: FakeRunner | FakeStateRunner, *, chunk
 
 def _warm_up(
     tokenizer: Tokenizer,
-    runner: FakeRunner | FakeStateRunner | None = None,
+    runner: FakeRunner | FakeStateRunner | GraphedRunner | None = None,
     *,
     max_batch_total_tokens: int | None = None,
     model_max_length: int | None = None,
     group: ProcessGroup | None = None,
     engine: Engine | None = None,
+    memory: DeviceMemory | None = None,
     **limits: int,
 ) -> tuple[Engine, Capacity]:
     engine = engine or _engine(tokenizer, runner or FakeRunner(vocab_size=tokenizer.vocab_size))
@@ -63,7 +70,7 @@ def _warm_up(
     )
     plan = MemoryPlan(
         dtype=torch.float32, max_batch_total_tokens=max_batch_total_tokens, cuda_memory_fraction=1.0,
-        model_max_length=model_max_length,
+        model_max_length=model_max_length, memory=memory,
     )  # fmt: skip
     with torch.inference_mode():
         return engine, warm_up(engine, group or ProcessGroup(), plan, asked)
@@ -163,3 +170,107 @@ def test_a_runner_that_keeps_states_gets_blocks_without_memory(tokenizer: Tokeni
     assert capacity.max_total_tokens == 4096
     _, bounded = _warm_up(tokenizer, FakeStateRunner(vocab_size=tokenizer.vocab_size), max_batch_total_tokens=640)
     assert bounded.total_tokens == 640
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.9, 0.95, 1.0])
+def test_almost_all_of_the_budget_becomes_cache(fraction: float) -> None:
+    measured = Measured(total=140 * GIB, free=120 * GIB, peak=2 * GIB, graphs=GIB)
+    block = 16 * 131_072
+    blocks = cache_blocks(measured, fraction, block)
+    budget = 120 * GIB - (1 - fraction) * 140 * GIB - 3 * GIB
+    assert 0.92 * budget <= blocks * block <= budget
+    assert blocks == int(measured.budget(fraction) * CACHE_SHARE) // block
+
+
+def test_what_others_use_is_not_ours() -> None:
+    alone = Measured(total=80 * GIB, free=60 * GIB, peak=GIB, graphs=0)
+    beside = Measured(total=80 * GIB, free=40 * GIB, peak=GIB, graphs=0)
+    assert alone.budget(0.9) - beside.budget(0.9) == 20 * GIB
+
+
+@pytest.mark.parametrize("free", [0, 3, 8])
+def test_no_budget_is_no_blocks(free: int) -> None:
+    assert cache_blocks(Measured(total=80 * GIB, free=free * GIB, peak=GIB, graphs=GIB), 0.9, 1 << 21) == 0
+
+
+class FakeMemory:
+    """A device of 1 MB that notes what it is asked."""
+
+    def __init__(self, free: int = 600_000, peak: int = 50_000) -> None:
+        self.free = free
+        self.largest = peak
+        self.asked: list[str] = []
+
+    def begin(self) -> None:
+        self.asked.append("begin")
+
+    def peak(self) -> int:
+        self.asked.append("peak")
+        return self.largest
+
+    def rest(self) -> tuple[int, int]:
+        self.asked.append("rest")
+        return self.free, 1_000_000
+
+
+def test_a_measured_device_is_filled(tokenizer: Tokenizer) -> None:
+    memory = FakeMemory()
+    engine, capacity = _warm_up(tokenizer, memory=memory)
+    block_bytes = BLOCK * 2 * 4
+    assert engine.cache.num_blocks == int(550_000 * CACHE_SHARE) // block_bytes
+    assert capacity.total_tokens == engine.cache.num_blocks * BLOCK
+    assert memory.asked == ["begin", "peak", "rest"]
+    bounded, _ = _warm_up(tokenizer, memory=FakeMemory(), max_batch_total_tokens=640)
+    assert bounded.cache.num_blocks == 640 // BLOCK
+
+
+def test_a_measured_device_without_room(tokenizer: Tokenizer) -> None:
+    with pytest.raises(StartupError, match="--cuda-memory-fraction"):
+        _warm_up(tokenizer, memory=FakeMemory(peak=700_000))
+
+
+def _graphed(tokenizer: Tokenizer, **changes: object) -> tuple[GraphedRunner, PlainRecorder]:
+    recorder = PlainRecorder(**changes)  # type: ignore[arg-type]
+    return GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (8, 4, 2, 1), recorder), recorder
+
+
+def test_graphs_are_measured_first_and_recorded_last(tokenizer: Tokenizer) -> None:
+    runner, recorder = _graphed(tokenizer, cost=10_000)
+    engine, _ = _warm_up(tokenizer, runner, memory=FakeMemory())
+    block_bytes = BLOCK * 2 * 4
+    assert engine.cache.num_blocks == int(510_000 * CACHE_SHARE) // block_bytes, "room for four of them is kept"
+    assert runner.recorded_sizes == (1, 2, 4, 8)
+    assert [r.released for r in recorder.recordings] == [True, True, False, False, False, False]
+
+
+def test_a_second_warm_up_releases_the_graphs_of_the_first(tokenizer: Tokenizer) -> None:
+    runner, recorder = _graphed(tokenizer, cost=10_000)
+    engine, first = _warm_up(tokenizer, runner, memory=FakeMemory())
+    old = engine.cache
+    _, second = _warm_up(tokenizer, engine=engine, memory=FakeMemory())
+    assert first == second and engine.cache is not old
+    assert [r.released for r in recorder.recordings] == [True] * 8 + [False] * 4
+
+
+def test_graphs_reach_as_far_as_a_request_may(tokenizer: Tokenizer) -> None:
+    runner, _ = _graphed(tokenizer)
+    _, capacity = _warm_up(tokenizer, runner, memory=FakeMemory())
+    assert runner._buffers is not None and runner._buffers.max_length == capacity.max_total_tokens
+
+
+def test_memory_that_is_gone_when_it_is_wanted(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tried = memory_module.KvCache, []
+
+    def cache(shapes: object, num_blocks: int, *rest: object) -> object:
+        tried.append(num_blocks)
+        if num_blocks > 4000:
+            raise torch.OutOfMemoryError("another process was quicker")
+        return real(shapes, num_blocks, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(memory_module, "KvCache", cache)
+    engine, capacity = _warm_up(tokenizer, memory=FakeMemory())
+    assert engine.cache.num_blocks == tried[-1] == int(tried[-2] * 0.95) <= 4000
+    assert capacity.total_tokens == engine.cache.num_blocks * BLOCK

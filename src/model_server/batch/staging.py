@@ -1,0 +1,89 @@
+"""Small host arrays to the device, all of a step in one copy that the host does not wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+# Views of every number type may begin at multiples of this.
+_ALIGNMENT = 16
+# Copies that may be under way at once before the host waits for the oldest: steps in flight, twice over.
+NUM_BUFFERS = 4
+# Bytes of a buffer at first: positions and ids of 256 rows and some table entries.
+_SMALLEST = 1 << 14
+
+
+class Event(Protocol):
+    """What marks the end of a copy: `torch.cuda.Event` or a stand-in."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Staging:
+    """Uploads through pinned buffers that are used again and again.
+
+    A buffer is not written before the copy that reads it is over (its event says so). On a CPU there is nothing to
+    copy: tensors share the arrays' memory (`shares_memory`). Not thread-safe: it belongs to the device thread.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        allocate: Callable[[int], Tensor] | None = None,
+        new_event: Callable[[], Event] | None = None,
+    ) -> None:
+        """allocate: makes a host buffer of so many bytes (uint8); new_event: see `Event`. Unset: for `device`."""
+        self._device = device
+        self.shares_memory = device.type == "cpu" and allocate is None
+        self._allocate = allocate or _pinned
+        self._new_event: Callable[[], Event] = new_event or torch.cuda.Event
+        self._buffers: list[Tensor | None] = [None] * NUM_BUFFERS
+        self._events: list[Event | None] = [None] * NUM_BUFFERS
+        self._next = 0
+
+    def upload(self, *arrays: npt.NDArray[np.generic]) -> list[Tensor]:
+        """Tensors on the device with the values that the arrays have now, in their shapes and types.
+
+        On a CPU the tensors are the arrays: the caller leaves those alone.
+        """
+        if self.shares_memory:
+            return [torch.from_numpy(array) for array in arrays]
+        places, size = [], 0
+        for array in arrays:
+            places.append(size)
+            size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if size == 0:
+            return [torch.from_numpy(array).to(self._device) for array in arrays]
+        number = self._next
+        self._next = (number + 1) % NUM_BUFFERS
+        event = self._events[number]
+        if event is None:
+            event = self._events[number] = self._new_event()
+        else:
+            event.synchronize()
+        buffer = self._buffers[number]
+        if buffer is None or buffer.shape[0] < size:
+            buffer = self._buffers[number] = self._allocate(max(_SMALLEST, 1 << (size - 1).bit_length()))
+        host = buffer.numpy()
+        for array, place in zip(arrays, places, strict=True):
+            host[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
+        on_device.copy_(buffer[:size], non_blocking=True)
+        event.record()
+        tensors = []
+        for array, place in zip(arrays, places, strict=True):
+            dtype = torch.from_numpy(array[:0]).dtype
+            tensors.append(on_device[place : place + array.nbytes].view(dtype).view(array.shape))
+        return tensors
+
+
+def _pinned(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

@@ -1,0 +1,101 @@
+"""Device work, recorded and then done again at the cost of one launch: CUDA graphs behind a small interface."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Recording(Protocol):
+    """Work that was recorded."""
+
+    def replay(self) -> None:
+        """Do it again, with what the memory it reads holds now."""
+
+    def release(self) -> None:
+        """It will not be done any more."""
+
+
+class Recorder(Protocol):
+    """Records one piece of work after the other. All of them share memory for what lives only inside of them, so they
+    are never replayed at the same time; the largest comes first."""
+
+    def rehearse(self, work: Callable[[], object]) -> None:
+        """Do the work once without recording it: libraries set themselves up, kernels are compiled."""
+
+    def record(self, work: Callable[[], object]) -> Recording:
+        """Record work that was rehearsed; it is not done. Raises torch.OutOfMemoryError, and RuntimeError for work that
+        cannot be recorded."""
+
+    def used_bytes(self) -> int:
+        """Memory of the device in use, by whomever."""
+
+    def release(self) -> None:
+        """All recordings are released: give their common memory back."""
+
+
+class CudaRecorder:
+    """One stream and one memory pool for all graphs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+
+    def rehearse(self, work: Callable[[], object]) -> None:
+        """See `Recorder`. On the stream of the recording: libraries keep workspaces for each stream."""
+        stream = self._own_stream()
+        current = torch.cuda.current_stream(self._device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            work()
+        current.wait_stream(stream)
+
+    def record(self, work: Callable[[], object]) -> Recording:
+        """See `Recorder`. Not with `torch.cuda.graph`, which stays on its stream if work and capture both fail."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what the rehearsal left on the stream
+        with torch.cuda.stream(self._own_stream()):
+            # thread_local: Health touches the device from another thread, which must not end the capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return _CudaRecording(graph)
+
+    def used_bytes(self) -> int:
+        """See `Recorder`."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
+
+    def release(self) -> None:
+        """See `Recorder`."""
+        self._pool = None  # a pool whose graphs are gone may not be used again
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+
+    def _own_stream(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return self._stream
+
+
+class _CudaRecording:
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._graph = graph
+        self.replay = graph.replay
+
+    def release(self) -> None:
+        self._graph.reset()

@@ -1,0 +1,61 @@
+"""`--profile`: some steps of a serving shard as a trace that chrome://tracing and Perfetto show.
+
+Only what runs on the device thread is recorded: operators, GPU kernels, and the phases of a step as spans.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+logger = logging.getLogger(__name__)
+
+# Steps before the recording begins: the first ones compile, fill caches and see few requests.
+SKIPPED_STEPS = 20
+
+_NOTHING: AbstractContextManager[object] = nullcontext()
+
+
+class StepProfiler:
+    """Counts steps and records `num_steps` of them, once. For the device thread alone."""
+
+    def __init__(self, folder: Path, rank: int, num_steps: int, device: torch.device) -> None:
+        """The trace goes to `folder`/rank-<rank>.json; the folder is made. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = folder / f"rank-{rank}.json"
+        self._num_steps = num_steps
+        self._activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+        self._steps = 0
+        self._running: profile | None = None
+
+    def step(self) -> None:
+        """A step begins."""
+        self._steps += 1
+        if self._steps == SKIPPED_STEPS + 1:
+            logger.info("Profiling the next %d steps", self._num_steps)
+            self._running = profile(activities=self._activities)
+            self._running.start()
+        elif self._running is not None and self._steps > SKIPPED_STEPS + self._num_steps:
+            running, self._running = self._running, None
+            running.stop()
+            running.export_chrome_trace(str(self._file))
+            logger.info("Wrote the trace %s", self._file)
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """A span of the trace while one is being recorded."""
+        return _NOTHING if self._running is None else record_function(name)
+
+
+class NoProfiler:
+    """What stands in the profiler's place where none is asked for."""
+
+    def step(self) -> None:
+        """Nothing is counted."""
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Nothing is recorded."""
+        return _NOTHING

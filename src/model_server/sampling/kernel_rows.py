@@ -1,0 +1,69 @@
+"""The rows of a batch whose tokens the kernels choose (`kernels.sampling`); all others go by plain torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_server.sampling.parameters import SamplingParameters
+from model_server.sampling.upload import upload
+
+
+class Row(Protocol):
+    """What is read of a `plan.SamplingRow`."""
+
+    parameters: SamplingParameters
+    num_generated: int
+    top_n_tokens: int
+
+
+def fits(row: Row) -> bool:
+    """The kernels know neither typical-p nor top tokens. A row's path follows from what it asks for alone."""
+    return row.parameters.typical_p >= 1.0 and row.top_n_tokens == 0
+
+
+class KernelRows:
+    """Some rows of one batch composition, laid out on the device, where their random numbers are made too."""
+
+    __slots__ = ("_bits", "_taken")
+
+    def __init__(
+        self, rows: Sequence[Row], numbers: Sequence[int], vocab_size: int, bits: int, device: torch.device
+    ) -> None:
+        """`numbers`: which rows of the batch these are; bits: `drawing.weight_bits`. Needs `kernels.present.usable`."""
+        from model_server.kernels.sampling import SampledRows
+
+        order = sorted(range(len(rows)), key=lambda place: _kind(rows[place].parameters))
+        given = [rows[place].parameters for place in order]
+        kinds = [_kind(p) for p in given]
+
+        def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
+            return upload(torch.tensor(values, dtype=dtype), device)
+
+        self._bits = bits
+        self._taken = SampledRows(
+            rows=column([numbers[place] for place in order], torch.int32),
+            seeds=column([p.seed - ((p.seed >> 63) << 64) for p in given], torch.int64),
+            counts=column([rows[place].num_generated for place in order], torch.int64),
+            temperature=column([p.temperature for p in given], torch.float32),
+            top_k=column([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in given], torch.int32),
+            dropped=column([1.0 - p.top_p if p.top_p < 1.0 else -1.0 for p in given], torch.float64),
+            min_p=column([math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in given], torch.float32),
+            num_greedy=kinds.count(0),
+            num_unfiltered=kinds.count(1),
+        )
+
+    def choose(self, logits: Tensor, ids: Tensor, packed: Tensor) -> None:
+        """One token for each of the rows, see `kernels.sampling.sample`."""
+        from model_server.kernels.sampling import sample
+
+        sample(logits, self._taken, self._bits, ids, packed)
+
+
+def _kind(parameters: SamplingParameters) -> int:
+    """0: greedy, 1: drawn from the whole row, 2: filtered."""
+    return 2 if parameters.filters else int(parameters.samples)

@@ -1,0 +1,127 @@
+"""Several ranks: whichever is lost, and however, the others end within seconds and every request gets one answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.launched import NOTICED_S, Stream, ended, port_is_free, served, socket_folder, streams
+from support.running_server import RunningServer, running_server
+
+pytestmark = pytest.mark.e2e
+
+# Read by the interpreter of every shard as it starts: rank 1 fails in its next collective once the file is there.
+_FAILING_RANK = """
+import os
+if os.environ.get("RANK") == "1" and os.environ.get("WORLD_SIZE"):
+    import torch
+    import torch.distributed as dist
+    real = dist.all_reduce
+    def all_reduce(*args, **kwargs):
+        if os.path.exists({flag!r}):
+            raise {error}
+        return real(*args, **kwargs)
+    dist.all_reduce = all_reduce
+"""
+
+
+def assert_failed(running: list[Stream]) -> None:
+    """Every stream has ended, after its tokens, with one error."""
+    for stream in running:
+        assert stream.ended.wait(NOTICED_S), "a stream hangs"
+        assert not stream.is_complete
+        assert stream.status == 200 and "error" in stream.events[-1]
+        assert sum("error" in event for event in stream.events) == 1
+
+
+def children(server: RunningServer) -> list[psutil.Process]:
+    return psutil.Process(server.process.pid).children(recursive=True)
+
+
+def wait_for(server: RunningServer, text: str, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while server.log().count(text) < count:
+        assert server.process.poll() is None and time.monotonic() < deadline, server.log()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (4, 2)])
+def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
+    with served("--num-shard", str(size)) as (server, family):
+        assert len(family.shards) == size
+        folder = socket_folder(family)
+        running = streams(server, 3)
+        family.shards[rank].send_signal(signal.SIGKILL)
+        assert_failed(running)
+        assert ended(server) == 1
+        assert family.left_after(2.0) == []
+        log = server.log()
+        assert f'Error: ShardFailed("shard {rank} was killed by signal 9' in log
+        for survivor in range(size):
+            if survivor != rank:
+                assert f"rank {survivor} lost rank {rank}: " in log, log
+        assert not folder.exists()
+        assert port_is_free(server.port)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("importing torch", 2), ("Server started at", 1)], ids=["before-they-meet", "when-one-is-up"]
+)
+def test_one_is_killed_while_they_start(text: str, count: int) -> None:
+    with running_server("demo", "--num-shard", "2", wait=False) as server:
+        wait_for(server, text, count)
+        family = children(server)
+        [victim] = [p for p in family if "model_server" in p.cmdline() and p.environ().get("RANK") == "1"]
+        victim.send_signal(signal.SIGKILL)
+        assert ended(server) == 1
+        _, alive = psutil.wait_procs(family, timeout=2.0)
+        assert not alive
+        assert "shard 1 was killed by signal 9" in server.log().rstrip().splitlines()[-1], server.log()
+
+
+def test_ranks_that_are_stopped_in_order_do_not_miss_each_other() -> None:
+    with served("--num-shard", "4") as (server, family):
+        running = streams(server, 1, 20)
+        assert server.stop() == 0
+        assert running[0].ended.wait(NOTICED_S) and running[0].is_complete
+        assert family.left_after(2.0) == []
+        assert " lost rank " not in server.log() and "ERROR" not in server.log(), server.log()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_makes_no_progress(rank: int) -> None:
+    with served("--num-shard", "2", MAX_STEP_SECONDS="2") as (server, family):
+        running = streams(server, 2)
+        family.shards[rank].send_signal(signal.SIGSTOP)
+        assert_failed(running)
+        assert not server.is_healthy()
+        assert ended(server) == 1
+        assert family.left_after(2.0) == []
+        assert "no step finished for 2 s" in server.log().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("torch.OutOfMemoryError('no room')", "out of memory in one step; lower --max-batch-prefill-tokens"),
+        ("MemoryError('no room')", "The shard failed: MemoryError: no room"),
+    ],
+    ids=["device-memory", "host-memory"],
+)
+def test_one_fails_in_a_step(tmp_path: Path, error: str, said: str) -> None:
+    """The others are inside a collective that it will never join: it ends, and is the one that is named."""
+    flag = tmp_path / "fail"
+    (tmp_path / "sitecustomize.py").write_text(_FAILING_RANK.format(flag=str(flag), error=error))
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with served("--num-shard", "2", PYTHONPATH=path) as (server, family):
+        running = streams(server, 2)
+        flag.touch()
+        assert_failed(running)
+        assert ended(server) == 1
+        assert family.left_after(2.0) == []
+        last = server.log().rstrip().splitlines()[-1]
+        assert last.startswith('Error: ShardFailed("shard 1 exited with status 1: ') and said in last, server.log()

@@ -1,0 +1,110 @@
+"""Stand-ins for what only a GPU has: recordings, pinned buffers, a runner whose lengths are on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from support.fake_model import FakeRunner
+from torch import Tensor
+
+from model_server.attention.metadata import AttentionMetadata
+from model_server.batch.staging import Staging
+from model_server.kv_cache import KvCache
+from model_server.runner import ModelInputs
+
+
+@dataclass
+class CapturableRunner(FakeRunner):
+    """Believes the lengths on the device alone, as a captured step does; the host's are only upper bounds.
+
+    `lose_memory_at`: numbers of rows in whose steps memory runs out. `seen` counts rows of its forwards.
+    """
+
+    capturable: bool = True
+    reserved: int = 0
+    lose_memory_at: set[int] = field(default_factory=set)
+    seen: list[int] = field(default_factory=list)
+
+    def reserve_positions(self, max_positions: int) -> None:
+        self.reserved = max_positions
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
+        metadata = inputs.attention
+        self.seen.append(len(metadata.query_lengths_host))
+        if self.seen[-1] in self.lose_memory_at:
+            raise torch.OutOfMemoryError("no memory")
+        lengths = tuple(metadata.kv_lengths.tolist())
+        assert all(true <= said for true, said in zip(lengths, metadata.kv_lengths_host, strict=True))
+        true = AttentionMetadata(
+            slots=metadata.slots,
+            block_tables=metadata.block_tables,
+            cu_seqlens_q=metadata.cu_seqlens_q,
+            kv_lengths=metadata.kv_lengths,
+            query_lengths_host=metadata.query_lengths_host,
+            kv_lengths_host=lengths,
+        )
+        return super().forward(replace(inputs, attention=true), cache)
+
+
+@dataclass
+class PlainRecording:
+    """Does the work again."""
+
+    replay: Callable[[], object]
+    released: bool = False
+
+    def release(self) -> None:
+        assert not self.released
+        self.released = True
+
+
+@dataclass
+class PlainRecorder:
+    """A `Recorder` that records nothing. `fail`: the error that recording a number of rows ends with, by its turn.
+
+    `bytes_used` grows by `cost` with each recording.
+    """
+
+    fail: dict[int, Exception] = field(default_factory=dict)
+    cost: int = 0
+    bytes_used: int = 0
+    recordings: list[PlainRecording] = field(default_factory=list)
+
+    def rehearse(self, work: Callable[[], object]) -> None:
+        work()
+
+    def record(self, work: Callable[[], object]) -> PlainRecording:
+        if (error := self.fail.get(len(self.recordings))) is not None:
+            self.fail.pop(len(self.recordings))
+            raise error
+        self.bytes_used += self.cost
+        self.recordings.append(PlainRecording(work))
+        return self.recordings[-1]
+
+    def used_bytes(self) -> int:
+        return self.bytes_used
+
+    def release(self) -> None:
+        assert all(recording.released for recording in self.recordings)
+        self.bytes_used = 0
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    """Counts its uses."""
+
+    recorded: int = 0
+    waited: int = 0
+
+    def record(self) -> None:
+        self.recorded += 1
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+def copying_staging() -> Staging:
+    """Uploads as to a GPU: through buffers, to memory of their own."""
+    return Staging(torch.device("cpu"), allocate=lambda size: torch.empty(size, dtype=torch.uint8), new_event=FakeEvent)

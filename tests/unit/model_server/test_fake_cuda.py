@@ -1,0 +1,166 @@
+"""Decoding on a GPU that is not there: devices, types and shapes agree, and no step asks the device for anything."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.dict_reader import DictReader
+from support.fake_cuda import CUDA, DeviceRecorder, NeverWaits, OnDeviceAlone, fake_cuda, on_cuda
+from support.tiny_models import tiny_checkpoint
+from torch import Tensor
+
+from model_server.attention.torch_varlen import TorchVarlenBackend
+from model_server.batch.batch import Batch
+from model_server.batch.growth import Growth
+from model_server.batch.sequence import NewRequest, Sequence
+from model_server.cuda_graphs import GraphedRunner
+from model_server.distributed import ProcessGroup
+from model_server.kv_cache import KvCache
+from model_server.layers.experts import ExpertWeights, GroupedExperts
+from model_server.models.build import build
+from model_server.models.config import ModelConfig
+from model_server.models.decoder import Decoder
+from model_server.models.families import spec_of
+from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from model_server.sampling.sampler import Sampler
+from model_server.sampling.stopping import StoppingState
+from model_server.step import LaunchedStep, Stepper
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is not None, reason="kernels of our own do not run on fake tensors"
+)
+
+BLOCK, NUM_BLOCKS, MAX_LENGTH = 16, 64, 256
+DTYPE = torch.bfloat16
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, *given: Any, **named: Any) -> Tensor:
+    """In place of the library's attention: shapes alone, and where its arguments lie."""
+    tensors = [t for t in (query, keys, values, *given, *named.values()) if isinstance(t, Tensor)]
+    assert all(t.device == CUDA for t in tensors)
+    return query.new_empty(*query.shape[:-1], values.shape[-1])
+
+
+def decoder(state: dict[str, Tensor], config: ModelConfig) -> Decoder:
+    spec = spec_of(config)
+    made = {name: on_cuda(tensor, DTYPE) for name, tensor in state.items()}
+    made |= {spec.names.base + name: t for name, t in made.items() if not name.startswith(spec.names.base)}
+    made |= {name.removeprefix(spec.names.base): t for name, t in made.items()}
+    reader = DictReader(made)
+    reader.dtype = DTYPE
+    return build(spec, reader, device=CUDA, group=ProcessGroup(), attention=TorchVarlenBackend(attend))
+
+
+def requests(sampler: Sampler, kinds: list[dict[str, Any]], first_id: int = 0) -> list[Sequence]:
+    """Prompts of 5 tokens; each has 2 blocks, and slots for all of them."""
+    made = []
+    for number, kind in enumerate(kinds, first_id):
+        top, prefill = kind.pop("top_n_tokens", 0), kind.pop("prefill_logprobs", False)
+        sampling, stopping = SamplingParameters(**kind), StoppingParameters(max_new_tokens=100, ignore_eos_token=True)
+        blocks = np.array([1 + 3 * number, 2 + 3 * number], np.int32)
+        slots = (blocks[:, None].astype(np.int64) * BLOCK + np.arange(BLOCK)).ravel()
+        prompt = [5, 6, 7, 8, 9]
+        request = NewRequest(
+            id=number, text="", truncate=0, add_special_tokens=False, sampling=sampling, stopping=stopping,
+            prefill_logprobs=prefill, top_n_tokens=top, blocks=blocks, slots=slots, cache_len=0, chunk_len=None,
+        )  # fmt: skip
+        row = sampler.new_row(sampling, prompt, 100, top)
+        stop = StoppingState(stopping, frozenset())
+        made.append(
+            Sequence(request, prompt, row=row, stopping=stop, detokenizer=None, owned=True, prefill_logprobs=prefill)
+        )
+    return made
+
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"do_sample": True, "seed": 3},
+    {"do_sample": True, "top_k": 7, "seed": 1},
+    {"do_sample": True, "top_p": 0.5, "seed": 1},
+    {"do_sample": True, "typical_p": 0.5, "top_n_tokens": 2, "seed": 1},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    {"presence_penalty": 0.3, "logit_bias": ((3, 1.0), (4, -1.0)), "top_n_tokens": 3},
+    {"prefill_logprobs": True},
+]
+
+FAMILIES = [
+    ("llama", "odd_vocab"), ("gemma2", "plain"), ("phi3", "longrope"), ("opt", "post_norm"), ("olmo2", "mha"),
+    ("qwen2_moe", "plain"), ("gpt_oss", "plain"), ("deepseek_v3", "plain"), ("llama4_text", "plain"),
+]  # fmt: skip
+
+
+@pytest.fixture(params=FAMILIES, ids="-".join)
+def runner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Decoder]:
+    family, variant = request.param
+    folder = tiny_checkpoint(family, tmp_path, variant=variant, with_tokenizer=False)
+    state, config = load_file(folder / "model.safetensors"), ModelConfig.read(folder)
+    with fake_cuda(monkeypatch):
+        yield decoder(state, config)
+
+
+def test_every_step_stays_on_the_device(runner: Decoder) -> None:
+    """Prompts, then decode steps whose ids the host never sees: replayed and not, with growth, leavers and joiners."""
+    sampler = Sampler(runner.vocab_size, CUDA)
+    cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK, DTYPE, CUDA)
+    assert runner.capturable
+    graphs = GraphedRunner(runner, (8, 4, 2), DeviceRecorder())
+    graphs.capture(cache, MAX_LENGTH, ProcessGroup())
+    assert graphs.recorded_sizes == (2, 4, 8)
+    stepper = Stepper(graphs, sampler, CUDA)
+    batch = Batch(0, requests(sampler, [dict(kind) for kind in KINDS]))
+
+    def step(growth: tuple[Growth, ...] = ()) -> LaunchedStep:
+        launched = LaunchedStep(batch)
+        assert not stepper.grow(batch, growth, cache, numbered=True, grows=True)
+        with NeverWaits():
+            stepper.launch(launched, cache, 1000, some_failed=False)
+        assert launched.sampled is not None and launched.sampled.ids.device == CUDA
+        assert launched.sampled.ids.shape == (len(batch.sequences),) and launched.sampled.ids.dtype == torch.int64
+        return launched
+
+    for _ in range(4):
+        step()
+    step((Growth(2, np.array([60])),))
+    batch.filter([0, 2, 3, 5, 6], strict=True)
+    step()
+    step()
+    batch.filter([2], strict=True)
+    step()
+    for _ in range(6):  # into its second block
+        step()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "expected"),
+    [(torch.bfloat16, (9, 0), True), (torch.float16, (9, 0), False), (torch.bfloat16, (8, 0), False)],
+    ids=["bfloat16", "float16", "ampere"],
+)
+def test_grouped_products_are_recorded_where_they_are_one_kernel(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, capability: tuple[int, int], expected: bool
+) -> None:
+    with fake_cuda(monkeypatch):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        made = [ExpertWeights(*(torch.empty(8, 8, dtype=dtype, device=CUDA) for _ in range(2))) for _ in range(2)]
+        assert GroupedExperts(made, torch.relu, on_input=False).capturable is expected
+
+
+def test_a_recording_that_touches_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cuda(monkeypatch):
+        numbers = torch.zeros(3, device=CUDA)
+        with pytest.raises(AssertionError, match="touches"), OnDeviceAlone():
+            torch.zeros(3).to(CUDA)
+        with OnDeviceAlone():
+            numbers.add_(1)
+        with pytest.raises(RuntimeError), OnDeviceAlone():
+            numbers.sum().item()
+        with pytest.raises(AssertionError, match="waits"), NeverWaits():
+            torch.tensor([1, 2], device=CUDA)
+        with NeverWaits():
+            torch.tensor([1, 2]).to(CUDA, non_blocking=True)
