@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from launcher import commands, env_report, hardware, model_info, preflight
+from launcher.bench.config import BenchConfig
 from launcher.child import Guard
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import DownloadError, LauncherError
@@ -19,7 +20,7 @@ from launcher.plan import LaunchPlan, make_plan, resolve_num_shard
 from launcher.signals import Signals
 from launcher.supervisor import Patience, Supervisor
 from wire import log_line
-from wire.options import run_command
+from wire.commands import run_group
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -32,7 +33,21 @@ def main() -> int:
     if not preflight.is_ip_address(os.environ.get("HOSTNAME", "")):
         os.environ.pop("HOSTNAME", None)
     version = importlib.metadata.version("tercet")
-    return run_command(LauncherConfig, run, prog="launcher", version=version, description=_DESCRIPTION)
+    return run_group(
+        {"bench": (BenchConfig, bench)},
+        prog="launcher",
+        version=version,
+        description=_DESCRIPTION,
+        default=(LauncherConfig, run),
+    )
+
+
+def bench(config: BenchConfig) -> int:
+    """Send load to a server that speaks TGI's native API or OpenAI's, and report its throughput and latencies."""
+    # Imported here: nothing of it is wanted for a launch.
+    from launcher.bench.command import run_bench
+
+    return run_bench(config)
 
 
 def run(config: LauncherConfig) -> int:

@@ -60,6 +60,8 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
     argv += [*_if_set("--otlp-endpoint", asked.otlp_endpoint), "--otlp-service-name", asked.otlp_service_name]
     argv += _if_set("--max-input-tokens", plan.max_input_tokens)
     argv += _if_set("--max-batch-total-tokens", asked.max_batch_total_tokens)
+    if asked.profile is not None:
+        argv += ["--profile", str(asked.profile), "--profile-steps", str(asked.profile_steps)]
     env = _model_server_environment(asked, environ)
     env |= {
         "RANK": str(rank),

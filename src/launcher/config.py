@@ -75,13 +75,13 @@ class LauncherConfig:
         [],
         panel=_SHARDS,
         separator=",",
-        help="Decode batch sizes to capture as CUDA graphs; accepted, none are captured yet.",
+        help="Decode batch sizes to capture as CUDA graphs, 0 for none. Default: 1, 2, 4, 8 and so on by 8 to 256.",
     )
     tgi_wiggle_room: float = option(
         0.95, panel=_SHARDS, minimum=0.0, maximum=1.0, hidden=True, help="Share of GPU memory that defaults count on."
     )
     disable_custom_kernels: bool = option(
-        False, panel=_SHARDS, help="Use no kernels of our own; accepted, there are none yet."
+        False, panel=_SHARDS, help="Leave every sum over the shards to NCCL; other kernels are not affected."
     )
 
     max_concurrent_requests: int = option(
@@ -133,6 +133,13 @@ class LauncherConfig:
         None, panel=_RUN, minimum=1, help="Seconds until everything must be ready. Default: no limit."
     )
     env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at start.")
+    profile: Path | None = option(
+        None, env="TERCET_PROFILE", panel=_RUN,
+        help="Folder where every shard writes a Chrome trace of some of its steps, rank-<rank>.json.",
+    )  # fmt: skip
+    profile_steps: int = option(
+        50, env="TERCET_PROFILE_STEPS", panel=_RUN, minimum=1, help="Steps that --profile records."
+    )
     otlp_endpoint: str | None = option(
         None, panel=_RUN, help="OpenTelemetry collector (http://host:port, OTLP over gRPC); needs `tercet[trace]`."
     )

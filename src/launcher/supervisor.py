@@ -25,6 +25,7 @@ from launcher.errors import (
     WebserverFailed,
 )
 from launcher.signals import Signals
+from wire.exit_status import LOST_PEER
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -168,11 +169,12 @@ class Supervisor:
         return limit is not None and time.monotonic() - self._began_at > limit
 
     def _check_alive(self, shard_error: type[LauncherError]) -> None:
-        """Raises for the child that failed first. Of several found at once: a killed one before one that gave up."""
+        """Raises for the child that failed first. Of several found at once: a killed one before one that gave up, and
+        last of all a shard that left because it had lost another."""
         ended = [child for child in [*self._shards, self._router] if child is not None and child.poll() is not None]
         if not ended:
             return
-        first = min(ended, key=lambda child: not _exit_of(child).is_signal)
+        first = min(ended, key=_innocence)
         if first is self._router:
             self._report_crash(first, "Webserver Crashed")
             could_not_exec = first.ready_at is None and _exit_of(first).returncode == 127
@@ -261,6 +263,11 @@ class Supervisor:
 def _exit_of(child: Child) -> Exit:
     assert child.exit is not None
     return child.exit
+
+
+def _innocence(child: Child) -> int:
+    end = _exit_of(child)
+    return 0 if end.is_signal else 2 if end.returncode == LOST_PEER else 1
 
 
 def _cause(child: Child) -> str:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from router.config import RouterConfig, check
 from router.errors import StartupError
 from wire import log_line
-from wire.options import run_group
+from wire.commands import run_group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ class ServingLimits:
     max_client_batch_size: int
     max_input_tokens: int
     max_total_tokens: int
-    max_batch_prefill_tokens: int  # per prefill
+    max_batch_prefill_tokens: int  # of one step
     max_batch_total_tokens: int  # KV capacity of the server in tokens, block 0 included
     max_batch_size: int | None
     max_waiting_tokens: int  # answered decode steps

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from wire.step_phases import PHASES
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _METHODS = ("method", ("prefill", "decode"))
@@ -79,6 +81,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_batch_inference_duration": _histogram("Call that ran the model in seconds", "seconds", _METHODS),
     "tgi_batch_forward_duration": _histogram("Forward pass in seconds", "seconds", _METHODS),
     "tgi_batch_decode_duration": _histogram("Choosing and decoding tokens in seconds", "seconds", _METHODS),
+    "tgi_batch_phase_duration": _histogram("Part of a step on the shard in seconds", "seconds", ("phase", PHASES)),
     "tgi_batch_filter_duration": _histogram(
         "Delivering tokens and filtering the batch in seconds", "seconds", _METHODS
     ),

@@ -26,6 +26,9 @@ T = TypeVar("T")
 # KV tokens when neither the shards nor the user say how many (padded models).
 _DEFAULT_CAPACITY = 16_000
 
+# See `tokens_of_a_step`.
+CPU_STEP_TOKENS = 512
+
 
 class StartupOptions(Protocol):
     """What this file reads of `RouterConfig`."""
@@ -94,9 +97,10 @@ async def connect_and_warm_up(
     try:
         await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
         info = await _or_refuse(shards.info(), "get the Python model shards info")
+        prefill_tokens = tokens_of_a_step(config.max_batch_prefill_tokens, info)
         plan = WarmUpPlan(
             max_input_tokens=config.max_input_tokens,
-            max_prefill_tokens=config.max_batch_prefill_tokens,
+            max_prefill_tokens=prefill_tokens,
             max_total_tokens=config.max_total_tokens,
             max_batch_size=config.max_batch_size,
         )
@@ -111,6 +115,8 @@ async def connect_and_warm_up(
     log.info("serving with %s", limits)
     if info.chunks:
         log.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
+    if prefill_tokens < config.max_batch_prefill_tokens:
+        log.info("on a CPU a step computes at most %d tokens of prompts, whatever more is allowed", prefill_tokens)
     seen: Shards = shards if tracing is None else TracedShards(shards, tracing)
     scheduler = Scheduler(
         seen,
@@ -126,6 +132,18 @@ async def connect_and_warm_up(
 
 def _connect_traced(tracing: Tracing, url: str) -> Client:
     return TracedClient(ShardClient(url), tracing)
+
+
+def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> int:
+    """How many tokens a step with prompts may compute.
+
+    What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS. There a step's time grows with
+    its tokens, and products of so many rows are as efficient as they get (measured: 512 rows to 4096 gain nothing): the
+    first of many prompts gets its token sooner, running requests wait less, and throughput stays.
+    """
+    if info.chunks and info.device_type == "cpu":
+        return min(max_batch_prefill_tokens, CPU_STEP_TOKENS)
+    return max_batch_prefill_tokens
 
 
 def resolve_limits(
@@ -167,7 +185,7 @@ def resolve_limits(
         max_client_batch_size=config.max_client_batch_size,
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_total_tokens,
-        max_batch_prefill_tokens=config.max_batch_prefill_tokens,
+        max_batch_prefill_tokens=tokens_of_a_step(config.max_batch_prefill_tokens, info),
         max_batch_total_tokens=max_batch_total_tokens,
         max_batch_size=config.max_batch_size,
         max_waiting_tokens=config.max_waiting_tokens,

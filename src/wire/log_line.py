@@ -85,14 +85,6 @@ class LogLine:
         return _TO_PYTHON.get(self.level, logging.INFO)
 
 
-def level_number(name: str) -> int:
-    """Python's number for a level name of either world, any case. Raises ValueError."""
-    try:
-        return _TO_PYTHON[name.strip().upper()]
-    except KeyError:
-        raise ValueError(f"{name!r} is not a log level") from None
-
-
 def level_from_filter(text: str) -> str:
     """The most verbose level that a `LOG_LEVEL` filter (`debug`, `info,router=trace`) names; INFO if it names none."""
     levels = [level for _, level in _directives(text) if level is not None]

@@ -2,124 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import signal
-import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from support.launched import NOTICED_S, SHORT, Stream, ended, port_is_free, served, socket_folder, streams
 from support.running_server import RunningServer, free_port, running_server
 
 pytestmark = pytest.mark.e2e
-
-NOTICED_S = 15.0
-"""From a child's death to the launcher's end: 2 s for the survivors, 5 s for the router, and slack."""
-LONG, SHORT = 3000, 300
-"""Tokens: more than anybody waits for; and enough to be running when the signal comes."""
-
-
-class Stream:
-    """A client that reads /generate_stream to its end, on a thread of its own."""
-
-    def __init__(self, server: RunningServer, tokens: int = LONG) -> None:
-        self.status: int | None = None
-        self.events: list[dict[str, object]] = []
-        self.started = threading.Event()
-        self.ended = threading.Event()
-        self._port = server.port
-        parameters = {"max_new_tokens": tokens, "ignore_eos": True}
-        self._body = json.dumps({"inputs": "Once upon a time", "parameters": parameters})
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
-        # A cut connection is an end too; what came before it is in `events`.
-        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            connection.request("POST", "/generate_stream", self._body, {"content-type": "application/json"})
-            response = connection.getresponse()
-            self.status = response.status
-            for line in response:
-                if line.startswith(b"data:"):
-                    self.events.append(json.loads(line[5:]))
-                    self.started.set()
-        connection.close()
-        self.ended.set()
-
-    @property
-    def is_complete(self) -> bool:
-        return bool(self.events) and self.events[-1].get("generated_text") is not None
-
-    @property
-    def indices(self) -> list[object]:
-        return [event["index"] for event in self.events if "token" in event]
-
-
-def streams(server: RunningServer, count: int, tokens: int = LONG) -> list[Stream]:
-    """Streams that have all delivered a token."""
-    made = [Stream(server, tokens) for _ in range(count)]
-    for stream in made:
-        assert stream.started.wait(60), f"no token: {stream.status}\n{server.log()}"
-    return made
-
-
-class Family:
-    """All processes below a launcher, taken while all was well."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self.members = psutil.Process(server.process.pid).children(recursive=True)
-        self.command_lines = {process.pid: process.cmdline() for process in self.members}
-
-    def find(self, *words: str) -> list[psutil.Process]:
-        return [p for p in self.members if set(words) <= set(self.command_lines[p.pid])]
-
-    @property
-    def router(self) -> psutil.Process:
-        return self.find("-m", "router")[0]
-
-    @property
-    def shards(self) -> list[psutil.Process]:
-        """By rank."""
-        found = self.find("-m", "model_server")
-        return sorted(found, key=lambda process: int(process.environ()["RANK"]))
-
-    def left_after(self, timeout_s: float) -> list[list[str]]:
-        """Command lines of those that are still there."""
-        _, alive = psutil.wait_procs(self.members, timeout=timeout_s)
-        return [self.command_lines[p.pid] for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-@contextlib.contextmanager
-def served(*options: str, **environ: str) -> Iterator[tuple[RunningServer, Family]]:
-    with running_server("demo", *options, environ=environ) as server:
-        yield server, Family(server)
-
-
-def ended(server: RunningServer, timeout_s: float = NOTICED_S) -> int:
-    """The exit status of a launcher that is about to end by itself."""
-    return server.process.wait(timeout_s)
-
-
-def port_is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return True
-    return False
-
-
-def socket_folder(family: Family) -> Path:
-    line = family.command_lines[family.shards[0].pid]
-    return Path(line[line.index("--uds-path") + 1]).parent
 
 
 def test_sigterm_lets_running_streams_finish() -> None:
@@ -209,20 +105,6 @@ def test_a_killed_launcher_leaves_no_orphans() -> None:
         while folder.exists():
             assert time.monotonic() < deadline, "the socket folder is left"
             time.sleep(0.02)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_of_two_ranks_dies_in_a_step(rank: int) -> None:
-    with served("--num-shard", "2") as (server, family):
-        assert len(family.shards) == 2
-        running = streams(server, 2)
-        family.shards[rank].send_signal(signal.SIGKILL)
-        for stream in running:
-            assert stream.ended.wait(NOTICED_S), "a stream hangs"
-            assert not stream.is_complete
-        assert ended(server) == 1
-        assert family.left_after(2.0) == []
-        assert f'Error: ShardFailed("shard {rank} was killed by signal 9' in server.log()
 
 
 def test_a_shard_that_is_stopped_is_killed_with_the_rest() -> None:

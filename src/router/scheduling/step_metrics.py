@@ -7,6 +7,7 @@ from collections import deque
 
 from router.scheduling.ports import Metrics
 from router.shards.interface import StepReply
+from wire.step_phases import PHASES
 
 
 class StepMetrics:
@@ -63,6 +64,9 @@ class StepMetrics:
         timings = reply.timings
         observe("tgi_batch_forward_duration", timings.forward_s, method=method)
         observe("tgi_batch_decode_duration", timings.decode_s, method=method)
+        # A newer shard may know phases that we do not: they come last.
+        for phase, phase_s in zip(PHASES, timings.phases_s, strict=False):
+            observe("tgi_batch_phase_duration", phase_s, phase=phase)
         if timings.concat_s is not None:
             observe("tgi_batch_concat_duration", timings.concat_s, method="decode")
         observe("tgi_batch_filter_duration", delivery_s, method=method)

@@ -188,7 +188,8 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
         reply.batch = cached_batch_from(last.batch)
     slowest = last if len(messages) == 1 else max(messages, key=lambda m: m.total_ns)
     concat_s = slowest.concat_ns * _NS if slowest.HasField("concat_ns") else None
-    reply.timings = Timings(slowest.forward_ns * _NS, slowest.decode_ns * _NS, concat_s)
+    phases_s = tuple([ns * _NS for ns in slowest.phases_ns])
+    reply.timings = Timings(slowest.forward_ns * _NS, slowest.decode_ns * _NS, concat_s, phases_s)
     return reply
 
 

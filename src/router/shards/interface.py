@@ -122,6 +122,7 @@ class Timings:
     forward_s: float = 0.0
     decode_s: float = 0.0
     concat_s: float | None = None
+    phases_s: tuple[float, ...] = ()  # in the order of `wire.step_phases.PHASES`; empty from a stock shard
 
 
 @dataclass(slots=True)

@@ -65,8 +65,8 @@ def router(folder: Path, port: int, *, on_term: str = "stop", program: str = _RO
     return Command(name="router", argv=argv, env=dict(os.environ), http=("127.0.0.1", port))
 
 
-def plain(program: str, *arguments: str, name: str = "download") -> Command:
-    return Command(name=name, argv=python(program, *arguments), env=dict(os.environ))
+def plain(program: str, *arguments: str, name: str = "download", rank: int | None = None) -> Command:
+    return Command(name=name, rank=rank, argv=python(program, *arguments), env=dict(os.environ))
 
 
 def journal(folder: Path) -> list[str]:

@@ -29,8 +29,8 @@ def test_every_flag_of_tgi_exists_with_its_variable() -> None:
     options = {opt.flag.removeprefix("--"): opt for opt in options_of(LauncherConfig)}
     assert len(TGI_FLAGS) == 54
     assert set(options) >= TGI_FLAGS
-    for flag, opt in options.items():
-        assert opt.env == (None if flag == "env" else flag.upper().replace("-", "_"))
+    for flag in TGI_FLAGS:
+        assert options[flag].env == (None if flag == "env" else flag.upper().replace("-", "_"))
     assert {opt.short: flag for flag, opt in options.items() if opt.short} == {
         "-p": "port", "-e": "env", "-g": "graceful-termination-timeout"
     }  # fmt: skip

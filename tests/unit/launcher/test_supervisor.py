@@ -213,9 +213,18 @@ def test_survivors_that_do_not_listen_are_killed_soon(launch: Launch) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_killed_shard_is_the_cause_of_one_that_gave_up(launch: Launch) -> None:
-    gave_up = plain("import sys; sys.exit(1)", name="shard")
-    killed = plain("import os; os.kill(os.getpid(), 11)", name="shard")
+@pytest.mark.parametrize(
+    ("first", "second", "cause"),
+    [
+        ("sys.exit(1)", "os.kill(os.getpid(), 11)", r"^shard 1 .*SIGSEGV"),
+        ("sys.exit(LOST_PEER)", "sys.exit(1)", "^shard 1 exited with status 1$"),
+        ("sys.exit(LOST_PEER)", "os.kill(os.getpid(), 9)", r"^shard 1 .*SIGKILL"),
+    ],
+    ids=["killed-before-failed", "failed-before-lost-a-peer", "killed-before-lost-a-peer"],
+)
+def test_of_several_dead_shards_the_first_cause_is_named(launch: Launch, first: str, second: str, cause: str) -> None:
+    head = "import os, sys; from wire.exit_status import LOST_PEER; "
+    children = [plain(head + last, name="shard", rank=rank) for rank, last in enumerate([first, second])]
 
     def both_dead() -> None:
         deadline = time.monotonic() + 20
@@ -228,8 +237,8 @@ def test_a_killed_shard_is_the_cause_of_one_that_gave_up(launch: Launch) -> None
         return {child.pid for child in launch.supervisor._shards}
 
     launch.on_started = both_dead
-    with pytest.raises(ShardCannotStart, match="SIGSEGV"):
-        launch.serve([gave_up, killed])
+    with pytest.raises(ShardCannotStart, match=cause):
+        launch.serve(children)
 
 
 def test_a_router_that_ends(launch: Launch) -> None:

@@ -54,6 +54,12 @@ OF_TGI: list[tuple[str, str, dict[str, set[str]], str]] = [
 OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     ("tgi_request_time_to_first_token_duration", "histogram", {}, DURATION),
     ("tgi_request_inter_token_duration", "histogram", {}, DURATION),
+    (
+        "tgi_batch_phase_duration",
+        "histogram",
+        {"phase": {"idle", "inputs", "forward", "sampling", "wait", "text"}},
+        DURATION,
+    ),
     ("tgi_request_preempted", "counter", {}, ""),
     ("tgi_kv_blocks_free", "gauge", {}, ""),
     ("tgi_kv_blocks_cached", "gauge", {}, ""),

@@ -56,6 +56,18 @@ def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
     assert (found.max_total_tokens, found.max_input_tokens) == (40_000, 39_999)
 
 
+@pytest.mark.parametrize(
+    ("device_type", "chunking", "asked", "tokens"),
+    [("cpu", True, 4096, 512), ("cpu", True, 100, 100), ("cpu", False, 4096, 4096), ("cuda", True, 4096, 4096)],
+)
+def test_a_step_on_a_cpu_is_kept_short_where_prompts_can_be_cut(
+    device_type: str, chunking: bool, asked: int, tokens: int
+) -> None:
+    options = Options(max_batch_prefill_tokens=asked, max_total_tokens=2000 if chunking else None)
+    found = limits(options, 50_000, device_type=device_type, support_chunking=chunking)
+    assert found.max_batch_prefill_tokens == tokens
+
+
 def test_unset_limits_respect_model_and_tokenizer():
     assert limits(Options(), 50_000, positions=2048, tokenizer=3000).max_total_tokens == 2048
     assert limits(Options(), 50_000, positions=2048, tokenizer=1000).max_total_tokens == 1000

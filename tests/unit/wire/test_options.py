@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.option_configs import Colour, Config, Positional
 
-from wire.options import UsageError, argument, option, options_of, parse, run_command, run_group, to_argv
-
-
-class Colour(enum.Enum):
-    RED = "red"
-    DARK_BLUE = "dark-blue"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    max_batch_size: int | None = option(None, help="n", maximum=1000)
-    port: int = option(3000, help="p", short="p", maximum=65535)
-    ratio: float = option(0.3, help="r", minimum=0.0)
-    name: str = option("bloom", help="s")
-    cache: Path | None = option(None, help="c")
-    json_output: bool = option(False, help="j", short="-j")
-    convert: bool = option(True, help="on by default")
-    sharded: bool | None = option(None, help="true or false")
-    quiet: bool = option(False, help="q", negatable=True)
-    dtype: Literal["float16", "bfloat16"] | None = option(None, help="d")
-    colour: Colour = option(Colour.RED, help="e")
-    origin: list[str] = option([], help="list")
-    graphs: tuple[int, ...] = option((), help="tuple", separator=",")
-    report: bool = option(False, help="no variable", env=None, short="e")
-    special: str | None = option(None, help="own variable", env="OTHER_NAME")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Positional:
-    model_id: str = argument(help="m")
-    revision: str | None = option(None, help="r")
+from wire.options import UsageError, options_of, parse, to_argv
 
 
 def ask(*argv: str, **environ: str) -> Config:
@@ -244,89 +211,3 @@ def test_a_field_without_declaration_is_a_mistake_of_ours() -> None:
 
     with pytest.raises(TypeError, match="size"):
         options_of(Bad)
-
-
-def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Config]]:
-    monkeypatch.delenv("PORT", raising=False)
-    seen: list[Config] = []
-
-    def record(config: Config) -> int:
-        seen.append(config)
-        return 5
-
-    return run_command(Config, record, prog="tool", argv=argv, version="1.2", description="Does it."), seen
-
-
-def test_run_returns_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NAME", "from-environment")
-    status, seen = run(["--port", "1"], monkeypatch)
-    assert status == 5
-    assert seen == [Config(port=1, name="from-environment")]
-
-
-def test_usage_error_goes_to_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    status, seen = run(["--prot", "1"], monkeypatch)
-    out, err = capsys.readouterr()
-    assert (status, seen, out) == (2, [], "")
-    assert "error: unexpected argument '--prot' found" in err
-    assert "'tool --help'" in err
-
-
-@pytest.mark.parametrize("flag", ["--version", "-V"])
-def test_version(flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([flag], monkeypatch) == (0, [])
-    assert capsys.readouterr().out == "tool 1.2\n"
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_names_everything(flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("TERMINAL_WIDTH", "120")
-    assert run(["--port", "bad", flag], monkeypatch) == (0, [])
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert "Does it." in out
-    for opt in options_of(Config):
-        assert opt.flag in out
-    for text in ("[default: 3000]", "<float16|bfloat16>", "--no-convert", "OTHER_NAME"):
-        assert text in out
-
-
-def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    def serve(config: Positional) -> int:
-        """Serves."""
-        return 1 if config.model_id == "m" else 2
-
-    def other(config: Config) -> int:
-        """Does something else."""
-        return config.port
-
-    commands: dict[str, Any] = {"serve": (Positional, serve), "other": (Config, other)}
-
-    def group(*argv: str, **more: Any) -> int:
-        return run_group(commands, prog="tool", argv=argv, version="9", **more)
-
-    assert group("serve", "m") == 1
-    assert group("other", "--port", "7") == 7
-    assert group("serve") == 2
-    assert "tool serve --help" in capsys.readouterr().err
-    assert group("nothing") == 2
-    assert group() == 2
-    assert group("--version") == 0
-    assert group("--help") == 0
-    out = capsys.readouterr().out
-    assert "serve" in out and "Does something else." in out
-    # The router's form: options of its own, and a command beside them.
-    assert group("--port", "8", default=(Config, other)) == 8
-    assert group("serve", "m", default=(Config, other)) == 1
-
-
-def test_an_ordinary_start_does_not_import_typer() -> None:
-    program = (
-        "import sys, dataclasses; from wire.options import *;"
-        "C = dataclasses.make_dataclass('C', [('a', int, option(1, help='a'))], frozen=True, kw_only=True);"
-        "assert run_command(C, lambda c: c.a, prog='x', argv=['--a', '4']) == 4;"
-        "sys.exit(int('typer' in sys.modules or 'rich' in sys.modules))"
-    )
-    began = time.monotonic()
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-    assert time.monotonic() - began < 5

@@ -1,0 +1,110 @@
+"""`launcher bench` from its options to its report."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from rich.console import Console
+
+from launcher.bench import report
+from launcher.bench.apis import Sampling, choose_api
+from launcher.bench.config import BenchConfig
+from launcher.bench.http_stream import BadAnswerError, Connection
+from launcher.bench.live import LiveView, table
+from launcher.bench.load import Load, Progress, Target
+from launcher.bench.prompts import PromptMaker, measured_tokens_per_word, offsets_of
+from launcher.bench.results import Cell, median_cell
+
+# Requests of a closed-loop cell for each client, the least of any cell, and those of an open-loop cell.
+PER_CLIENT, LEAST, OPEN_LOOP = 3, 16, 64
+
+
+def run_bench(config: BenchConfig) -> int:
+    """Measures every cell, prints the table, writes the report; returns the exit status."""
+    try:
+        cells = asyncio.run(_measure(config))
+        title = f"{config.label or config.url}: {config.prompt} -> {config.output} tokens"
+        # A pipe has no width of its own: as wide as the table.
+        Console(width=None if sys.stdout.isatty() else 140).print(table(title, cells))
+        report.write(config.out, title, _about(config), cells)
+    except (BadAnswerError, OSError, ValueError) as error:
+        sys.stderr.write(f"Error: {config.url}: {error or type(error).__name__}\n")
+        return 1
+    sys.stdout.write(f"Written: {config.out}/bench.json, bench.md, bench.svg\n")
+    failed = next((cell for cell in cells if cell.errors), None)
+    if failed is not None:
+        sys.stderr.write(f"Error: some requests failed ({failed.load}), the first: {failed.first_error}\n")
+    return 1 if failed is not None else 0
+
+
+async def _measure(config: BenchConfig) -> list[Cell]:
+    headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
+    target, prompts = await _prepare(config, headers)
+    progress, cells = Progress(), list[Cell]()
+    title = f"{config.label or config.url}, {target.api.path}"
+    numbers = iter(range(sys.maxsize))
+
+    def take(count: int) -> list[str]:
+        return [prompts.prompt(next(numbers)) for _ in range(count)]
+
+    with LiveView(title, progress, cells, Console(stderr=True)):
+        for warm, measure in _plan(config, target, progress, take):
+            await warm()
+            cells.append(median_cell([await measure() for _ in range(config.repeats)]))
+    return cells
+
+
+async def _prepare(config: BenchConfig, headers: dict[str, str]) -> tuple[Target, PromptMaker]:
+    connection = Connection(config.url, headers)
+    try:
+        sampling = Sampling(config.temperature, config.ignore_eos)
+        api = await choose_api(config.api, connection, sampling, config.model)
+        target = Target(url=config.url, api=api, headers=headers, timeout_s=config.timeout)
+        if config.tokenizer is not None:
+            return target, PromptMaker(config.prompt, config.seed, cut=offsets_of(str(config.tokenizer)))
+        per_word = await measured_tokens_per_word(connection, api)
+        return target, PromptMaker(config.prompt, config.seed, cut=None, tokens_per_word=per_word)
+    finally:
+        connection.close()
+
+
+_Measurement = Callable[[], Coroutine[Any, Any, Cell]]
+
+
+def _plan(
+    config: BenchConfig, target: Target, progress: Progress, take: Callable[[int], list[str]]
+) -> list[tuple[_Measurement, _Measurement]]:
+    """For each cell its warm-up and its measurement."""
+
+    def load() -> Load:
+        return Load(target, config.output, progress)
+
+    def closed(clients: int, count: int) -> _Measurement:
+        return lambda: load().closed(take(count), clients)
+
+    def at_rate(rate: float, count: int) -> _Measurement:
+        return lambda: load().open(take(count), rate, config.seed)
+
+    if config.rate:
+        count = config.num_requests or OPEN_LOOP
+        return [(closed(1, config.warmup), at_rate(rate, count)) for rate in config.rate]
+    return [
+        (closed(n, config.warmup * n), closed(n, config.num_requests or max(PER_CLIENT * n, LEAST)))
+        for n in config.concurrency
+    ]
+
+
+def _about(config: BenchConfig) -> dict[str, Any]:
+    options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "api_key"}
+    return {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "tool": f"launcher bench {version('tercet')}",
+        "options": {name: value if isinstance(value, int | float | str | list) else str(value)
+                    for name, value in options.items() if value is not None},
+    }  # fmt: skip

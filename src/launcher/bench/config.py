@@ -1,0 +1,52 @@
+"""What `launcher bench` was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from wire.options import option
+
+ApiName = Literal["auto", "tgi", "openai", "openai-chat"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """One run: every concurrency and every rate is a cell of the table."""
+
+    url: str = option("http://127.0.0.1:3000", env=None, help="Server to measure; its path stands before the routes")
+    api: ApiName = option(
+        "auto", env=None, help="tgi: /generate_stream; openai: /v1/completions; openai-chat: /v1/chat/completions; "
+        "auto: tgi if the server answers /info as TGI does, else openai",
+    )  # fmt: skip
+    model: str | None = option(None, env=None, help="Name sent as `model` to an OpenAI route; unset: the first listed")
+    api_key: str | None = option(None, env="API_KEY", help="Bearer token of the server")
+    concurrency: list[int] = option(
+        [1, 8, 32], env=None, separator=",", minimum=1, maximum=10_000,
+        help="Closed loop: so many clients, each sends its next request when its last one has ended",
+    )  # fmt: skip
+    rate: list[float] = option(
+        [], env=None, separator=",", minimum=0.001,
+        help="Open loop: requests per second that arrive at random moments (Poisson), answered or not; "
+        "replaces --concurrency",
+    )  # fmt: skip
+    prompt: int = option(128, env=None, minimum=1, maximum=1_000_000, help="Length of a prompt in tokens")
+    output: int = option(64, env=None, minimum=1, maximum=1_000_000, help="Tokens to generate for each request")
+    num_requests: int | None = option(
+        None, env=None, minimum=1, help="Requests of a cell; unset: 3 for each client, at least 16; open loop: 64"
+    )
+    warmup: int = option(1, env=None, help="Rounds of a cell's clients before it is measured")
+    repeats: int = option(1, env=None, minimum=1, help="Measure each cell so often and report its median")
+    temperature: float | None = option(None, env=None, minimum=0.0, help="Unset: greedy")
+    ignore_eos: bool = option(
+        True, env=None, help="Ask the server to go on behind the end-of-sequence token, so that every output is as long"
+    )
+    tokenizer: Path | None = option(
+        None, env=None,
+        help="tokenizer.json to cut prompts by, to the token; unset: the server's /tokenize, or the usage it reports",
+    )  # fmt: skip
+    seed: int = option(0, env=None, help="Of the prompts and of the arrivals")
+    timeout: float = option(600.0, env=None, minimum=1.0, help="Seconds for one request")
+    label: str = option("", env=None, help="What the report calls this server; unset: its URL")
+    out: Path = option(Path("bench-results"), env=None, help="Folder for bench.json, bench.md and bench.svg")

@@ -1,0 +1,58 @@
+"""A run's results on paper: JSON for machines, a Markdown table and a chart for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.bench.chart import Chart, svg
+from launcher.bench.results import Cell
+
+COLUMNS = (
+    "load", "output tok/s", "requests/s", "TTFT p50 / p99 ms", "ITL p50 / p99 ms", "TPOT p50 ms", "requests", "errors",
+)  # fmt: skip
+
+
+def row(cell: Cell) -> tuple[str, ...]:
+    """A line of the table, under COLUMNS."""
+    short = f" ({cell.short_requests} short)" if cell.short_requests else ""
+    return (
+        cell.load,
+        f"{cell.output_tokens_per_s:,.1f}",
+        f"{cell.requests_per_s:,.2f}",
+        f"{cell.ttft_p50 * 1e3:,.1f} / {cell.ttft_p99 * 1e3:,.1f}",
+        f"{cell.itl_p50 * 1e3:,.2f} / {cell.itl_p99 * 1e3:,.2f}",
+        f"{cell.tpot_p50 * 1e3:,.2f}",
+        f"{cell.num_requests}{short}",
+        str(cell.errors),
+    )
+
+
+def markdown(title: str, cells: Sequence[Cell], chart: str) -> str:
+    """The table, with the chart's file name below it."""
+    lines = [f"# {title}", "", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" + "---:|" * (len(COLUMNS) - 1)]
+    lines += ["| " + " | ".join(row(cell)) + " |" for cell in cells]
+    prompts = [cell.prompt_tokens for cell in cells if cell.prompt_tokens is not None]
+    if prompts:
+        lines += ["", f"Prompts as the server counts them: {min(prompts):.0f} to {max(prompts):.0f} tokens on average."]
+    return "\n".join([*lines, "", f"![{title}]({chart})", ""])
+
+
+def write(folder: Path, title: str, about: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+    """bench.json, bench.md and bench.svg in `folder`, which is made. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report = {"title": title, **about, "cells": [asdict(cell) for cell in cells]}
+    (folder / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
+    (folder / "bench.md").write_text(markdown(title, cells, "bench.svg"))
+    groups = [cell.load for cell in cells]
+    charts = [
+        Chart("output tokens/s", groups, {"": [cell.output_tokens_per_s for cell in cells]}),
+        Chart("time to first token, ms", groups,
+              {"p50": [cell.ttft_p50 * 1e3 for cell in cells], "p99": [cell.ttft_p99 * 1e3 for cell in cells]}),
+        Chart("between tokens, ms", groups,
+              {"p50": [cell.itl_p50 * 1e3 for cell in cells], "p99": [cell.itl_p99 * 1e3 for cell in cells]}),
+    ]  # fmt: skip
+    (folder / "bench.svg").write_text(svg(charts))

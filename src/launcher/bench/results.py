@@ -1,0 +1,86 @@
+"""What was measured: requests, and what a cell of the table says of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """One answered request. Times in seconds; gaps: between events, each of which brings a token or more."""
+
+    first_token_s: float
+    last_token_s: float
+    gaps_s: list[float]
+    output_tokens: int
+    prompt_tokens: int | None
+
+
+@dataclass
+class Cell:
+    """One measured cell; latencies in seconds. `repeats`: output tokens/s of each repeat.
+
+    tpot: seconds per output token behind the first, of whole requests; inter-token gaps mislead where a server sends
+    several tokens at once.
+    """
+
+    load: str
+    output_tokens_per_s: float
+    requests_per_s: float
+    ttft_p50: float
+    ttft_p99: float
+    itl_p50: float
+    itl_p99: float
+    tpot_p50: float
+    num_requests: int
+    short_requests: int  # answered with fewer tokens than were asked for
+    prompt_tokens: float | None  # on average, as the server counts
+    errors: int
+    first_error: str | None = None
+    repeats: list[float] = field(default_factory=list)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest-rank percentile; 0 for no values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
+def summarise(
+    load: str, times: Sequence[RequestTimes], errors: Sequence[str], elapsed_s: float, wanted_tokens: int
+) -> Cell:
+    """The cell of one measured stretch of `elapsed_s` seconds."""
+    gaps = [gap for t in times for gap in t.gaps_s]
+    per_token = [
+        (t.last_token_s - t.first_token_s) / (t.output_tokens - 1) for t in times if t.output_tokens > 1
+    ]  # fmt: skip
+    prompts = [t.prompt_tokens for t in times if t.prompt_tokens is not None]
+    first = [t.first_token_s for t in times]
+    return Cell(
+        load=load,
+        output_tokens_per_s=sum(t.output_tokens for t in times) / elapsed_s,
+        requests_per_s=len(times) / elapsed_s,
+        ttft_p50=percentile(first, 0.5),
+        ttft_p99=percentile(first, 0.99),
+        itl_p50=percentile(gaps, 0.5),
+        itl_p99=percentile(gaps, 0.99),
+        tpot_p50=percentile(per_token, 0.5),
+        num_requests=len(times),
+        short_requests=sum(t.output_tokens < wanted_tokens for t in times),
+        prompt_tokens=statistics.fmean(prompts) if prompts else None,
+        errors=len(errors),
+        first_error=errors[0] if errors else None,
+    )
+
+
+def median_cell(cells: Sequence[Cell]) -> Cell:
+    """The repeat with the median throughput, with the throughput of all repeats beside it."""
+    rates = [cell.output_tokens_per_s for cell in cells]
+    middle = min(cells, key=lambda cell: abs(cell.output_tokens_per_s - statistics.median(rates)))
+    middle.repeats = rates
+    middle.errors = sum(cell.errors for cell in cells)
+    return middle

@@ -1,0 +1,74 @@
+"""From a command line to a command: help, version, usage errors and exit statuses, around `wire.options.parse`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from wire.options import UsageError, parse
+
+T = TypeVar("T")
+
+
+def run_command(
+    config_type: type[T],
+    run: Callable[[T], int],
+    *,
+    prog: str,
+    argv: Sequence[str] | None = None,
+    version: str | None = None,
+    description: str = "",
+) -> int:
+    """Parses and runs; returns the exit status. Help and version go to stdout (0), a usage error to stderr (2)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    before_dashes = words[: words.index("--")] if "--" in words else words
+    if "--help" in before_dashes or "-h" in before_dashes:
+        # Here, not above: only a help page is worth the time that typer and rich take to import.
+        from wire.option_help import print_help
+
+        print_help(config_type, prog, description)
+        return 0
+    if version is not None and ("--version" in before_dashes or "-V" in before_dashes):
+        print(f"{prog} {version}")  # noqa: T201
+        return 0
+    try:
+        config = parse(config_type, words, os.environ)
+    except UsageError as error:
+        return _refuse(prog, str(error))
+    return run(config)
+
+
+def run_group(
+    commands: Mapping[str, tuple[type[Any], Callable[[Any], int]]],
+    *,
+    prog: str,
+    argv: Sequence[str] | None = None,
+    version: str | None = None,
+    description: str = "",
+    default: tuple[type[Any], Callable[[Any], int]] | None = None,
+) -> int:
+    """As `run_command`, the first word being the name of a command; `default` serves every other first word."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in commands:
+        config_type, run = commands[words[0]]
+        text = (run.__doc__ or "").partition("\n")[0]
+        return run_command(config_type, run, prog=f"{prog} {words[0]}", argv=words[1:], description=text)
+    if default is not None:
+        listed = description + "".join(f"\n\nCommand: {prog} {name}" for name in commands)
+        return run_command(*default, prog=prog, argv=words, version=version, description=listed)
+    if words and words[0] in ("--help", "-h"):
+        lines = [f"Usage: {prog} COMMAND ...", "", description, "", "Commands:"]
+        lines += [f"  {name:<20}{(run.__doc__ or '').partition(chr(10))[0]}" for name, (_, run) in commands.items()]
+        print("\n".join([*lines, "", f"Options of a command: {prog} COMMAND --help"]))  # noqa: T201
+        return 0
+    if words and version is not None and words[0] in ("--version", "-V"):
+        print(f"{prog} {version}")  # noqa: T201
+        return 0
+    return _refuse(prog, f"unrecognized command '{words[0]}'" if words else "a command is required")
+
+
+def _refuse(prog: str, message: str) -> int:
+    print(f"error: {message}\n\nFor more information, try '{prog} --help'.", file=sys.stderr)  # noqa: T201
+    return 2

@@ -1,0 +1,66 @@
+"""`launcher bench` against a real server, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.running_server import RunningServer, free_port, running_server
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("demo", "--dtype", "float32") as started:
+        yield started
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "launcher", "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("api", ["auto", "openai", "openai-chat"])
+def test_every_api_gives_whole_answers(server: RunningServer, tmp_path: Path, api: str) -> None:
+    ended = bench("--url", server.url, "--api", api, "--concurrency", "1,3", "--num-requests", "4", "--prompt", "40",
+                  "--output", "5", "--out", str(tmp_path))  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "3 clients" in ended.stdout
+    cells = json.loads((tmp_path / "bench.json").read_text())["cells"]
+    assert [(c["load"], c["num_requests"], c["short_requests"], c["errors"]) for c in cells] == [
+        ("1 client", 4, 0, 0),
+        ("3 clients", 4, 0, 0),
+    ]
+    # A chat's template adds to the prompt.
+    assert all(36 <= c["prompt_tokens"] <= (44 if api != "openai-chat" else 100) for c in cells)
+    assert (tmp_path / "bench.svg").read_text().startswith("<svg")
+
+
+def test_an_open_loop_and_a_tokenizer(server: RunningServer, tmp_path: Path) -> None:
+    from wire import demo_model
+
+    ended = bench("--url", server.url, "--rate", "20", "--num-requests", "6", "--prompt", "33", "--output", "4",
+                  "--tokenizer", str(demo_model.path() / "tokenizer.json"), "--out", str(tmp_path))  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    [cell] = json.loads((tmp_path / "bench.json").read_text())["cells"]
+    assert (cell["load"], cell["num_requests"], cell["errors"]) == ("20 requests/s", 6, 0)
+    assert 33 <= cell["prompt_tokens"] <= 34  # one more where the tokenizer puts a token in front
+
+
+def test_a_server_that_refuses_is_an_error_with_its_words(server: RunningServer, tmp_path: Path) -> None:
+    ended = bench("--url", server.url, "--concurrency", "1", "--num-requests", "2", "--prompt", "50000",
+                  "--warmup", "0", "--out", str(tmp_path))  # fmt: skip
+    assert ended.returncode == 1
+    assert "Input validation error" in ended.stderr
+
+
+def test_nobody_there(tmp_path: Path) -> None:
+    ended = bench("--url", f"http://127.0.0.1:{free_port()}", "--out", str(tmp_path))
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Error: http://127.0.0.1:")
+    assert "Traceback" not in ended.stderr

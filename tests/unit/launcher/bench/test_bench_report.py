@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from launcher.bench.chart import Chart, svg
+from launcher.bench.prompts import PromptMaker
+from launcher.bench.report import write
+from launcher.bench.results import RequestTimes, median_cell, percentile, summarise
+
+
+def times(first: float, gaps: list[float]) -> RequestTimes:
+    return RequestTimes(first, first + sum(gaps), gaps, len(gaps) + 1, 10)
+
+
+def test_a_cell_sums_up_its_requests() -> None:
+    cell = summarise("x", [times(0.1, [0.01, 0.03]), times(0.3, [0.02, 0.02])], ["broke"], 2.0, 3)
+    assert cell.output_tokens_per_s == pytest.approx(3.0)
+    assert cell.requests_per_s == pytest.approx(1.0)
+    assert (cell.ttft_p50, cell.ttft_p99) == (pytest.approx(0.1), pytest.approx(0.3))
+    assert cell.itl_p50 == pytest.approx(0.02)
+    assert cell.tpot_p50 == pytest.approx(0.02)
+    assert (cell.errors, cell.first_error, cell.prompt_tokens) == (1, "broke", 10)
+
+
+def test_nothing_answered_is_no_crash() -> None:
+    cell = summarise("x", [], ["broke"], 1.0, 3)
+    assert (cell.output_tokens_per_s, cell.ttft_p50, cell.prompt_tokens) == (0.0, 0.0, None)
+
+
+def test_percentiles_are_values_that_were_seen() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
+
+
+def test_the_median_repeat_speaks_for_the_cell() -> None:
+    cells = [summarise("x", [times(0.1, [0.1] * n)], ["e"] * (n == 5), 1.0, 1) for n in (9, 1, 5)]
+    middle = median_cell(cells)
+    assert middle.output_tokens_per_s == 6.0
+    assert (middle.repeats, middle.errors) == ([10.0, 2.0, 6.0], 1)
+
+
+def test_the_report_is_written_three_times(tmp_path: Path) -> None:
+    cell = summarise("8 clients", [times(0.1, [0.01])], [], 1.0, 3)
+    write(tmp_path / "new", "A <server> & co", {"options": {"prompt": 1}}, [cell])
+    report = json.loads((tmp_path / "new" / "bench.json").read_text())
+    assert report["cells"][0]["output_tokens_per_s"] == 2.0
+    assert "| 8 clients | 2.0 | 1.00 |" in (tmp_path / "new" / "bench.md").read_text()
+    ElementTree.fromstring((tmp_path / "new" / "bench.svg").read_text())
+
+
+def test_bars_are_as_long_as_their_numbers() -> None:
+    drawn = ElementTree.fromstring(svg([Chart("t", ["a", "b"], {"x": [2.0, 1.0], "y": [None, 0.0]})]))
+    bars = list(drawn.iter("{http://www.w3.org/2000/svg}rect"))[1:]  # the first is the ground
+    widths = [float(bar.attrib["width"]) for bar in bars]
+    assert widths == [420.0, 210.0, 0.0]
+
+
+def test_a_prompt_is_cut_to_the_token() -> None:
+    def words(text: str) -> list[tuple[int, int]]:
+        ends = [i for i, c in enumerate(text + " ") if c == " "]
+        return list(zip([0, *(e + 1 for e in ends)], ends, strict=False))
+
+    maker = PromptMaker(12, 7, cut=words)
+    assert len(maker.prompt(0).split()) == 12
+    assert maker.prompt(0) == maker.prompt(0) != maker.prompt(1)
+
+
+def test_without_a_tokenizer_the_measured_ratio_decides() -> None:
+    assert len(PromptMaker(30, 0, cut=None, tokens_per_word=1.5).prompt(3).split()) == 20

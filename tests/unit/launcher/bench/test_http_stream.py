@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.scripted_http import ScriptedServer
+
+from launcher.bench.http_stream import BadAnswerError, Connection
+
+
+async def test_a_kept_connection_serves_the_next_request(
+    server: ScriptedServer, connection: Connection, answer: Callable[..., bytes]
+) -> None:
+    server.answers = [answer(b"one"), answer(b"two")]
+    assert [await connection.get("/a"), await connection.get("/b")] == [b"one", b"two"]
+    assert server.num_connections == 1
+    assert b"x-name: value\r\n" in server.requests[1]
+
+
+async def test_a_connection_closed_without_a_word_is_made_anew(
+    server: ScriptedServer, connection: Connection, answer: Callable[..., bytes]
+) -> None:
+    server.close_after_each = True
+    server.answers = [answer(b"one"), answer(b"two")]
+    assert [await connection.get("/a"), await connection.get("/b")] == [b"one", b"two"]
+    assert server.num_connections == 2
+
+
+async def test_chunks_arrive_as_one_body(
+    server: ScriptedServer, connection: Connection, events: Callable[..., bytes]
+) -> None:
+    server.answers = [events(b"1", b"2")]
+    assert b"".join([part async for part in connection.post("/x", b"{}")]) == b"data: 1\n\ndata: 2\n\n"
+    assert server.requests[0].endswith(b"content-length: 2\r\n\r\n{}")
+
+
+async def test_a_refusal_is_an_error_with_its_text(
+    server: ScriptedServer, connection: Connection, answer: Callable[..., bytes]
+) -> None:
+    server.answers = [answer(b'{"error":"too many"}', "429 Too Many Requests")]
+    with pytest.raises(BadAnswerError, match=r"status 429.*too many"):
+        await connection.get("/x")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf", None, b"SMTP ready\r\n"],
+    ids=["cut off", "no answer", "not http"],
+)
+async def test_a_broken_answer_is_an_error(server: ScriptedServer, connection: Connection, raw: bytes | None) -> None:
+    server.close_after_each = True
+    server.answers = [raw]
+    with pytest.raises(BadAnswerError):
+        await connection.get("/x")
+
+
+@pytest.mark.parametrize("url", ["localhost:80", "ftp://host/", "http://"])
+def test_other_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="not an http"):
+        Connection(url, {})

@@ -1,0 +1,100 @@
+"""Commands around the parser: help, version, usage errors, exit statuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from support.option_configs import Config, Positional
+
+from wire.commands import run_command, run_group
+from wire.options import options_of
+
+
+def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Config]]:
+    monkeypatch.delenv("PORT", raising=False)
+    seen: list[Config] = []
+
+    def record(config: Config) -> int:
+        seen.append(config)
+        return 5
+
+    return run_command(Config, record, prog="tool", argv=argv, version="1.2", description="Does it."), seen
+
+
+def test_run_returns_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAME", "from-environment")
+    status, seen = run(["--port", "1"], monkeypatch)
+    assert status == 5
+    assert seen == [Config(port=1, name="from-environment")]
+
+
+def test_usage_error_goes_to_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status, seen = run(["--prot", "1"], monkeypatch)
+    out, err = capsys.readouterr()
+    assert (status, seen, out) == (2, [], "")
+    assert "error: unexpected argument '--prot' found" in err
+    assert "'tool --help'" in err
+
+
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([flag], monkeypatch) == (0, [])
+    assert capsys.readouterr().out == "tool 1.2\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_names_everything(flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TERMINAL_WIDTH", "120")
+    assert run(["--port", "bad", flag], monkeypatch) == (0, [])
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "Does it." in out
+    for opt in options_of(Config):
+        assert opt.flag in out
+    for text in ("[default: 3000]", "<float16|bfloat16>", "--no-convert", "OTHER_NAME"):
+        assert text in out
+
+
+def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    def serve(config: Positional) -> int:
+        """Serves."""
+        return 1 if config.model_id == "m" else 2
+
+    def other(config: Config) -> int:
+        """Does something else."""
+        return config.port
+
+    commands: dict[str, Any] = {"serve": (Positional, serve), "other": (Config, other)}
+
+    def group(*argv: str, **more: Any) -> int:
+        return run_group(commands, prog="tool", argv=argv, version="9", **more)
+
+    assert group("serve", "m") == 1
+    assert group("other", "--port", "7") == 7
+    assert group("serve") == 2
+    assert "tool serve --help" in capsys.readouterr().err
+    assert group("nothing") == 2
+    assert group() == 2
+    assert group("--version") == 0
+    assert group("--help") == 0
+    out = capsys.readouterr().out
+    assert "serve" in out and "Does something else." in out
+    # The router's form: options of its own, and a command beside them.
+    assert group("--port", "8", default=(Config, other)) == 8
+    assert group("serve", "m", default=(Config, other)) == 1
+
+
+def test_an_ordinary_start_does_not_import_typer() -> None:
+    program = (
+        "import sys, dataclasses; from wire.commands import run_command; from wire.options import option;"
+        "C = dataclasses.make_dataclass('C', [('a', int, option(1, help='a'))], frozen=True, kw_only=True);"
+        "assert run_command(C, lambda c: c.a, prog='x', argv=['--a', '4']) == 4;"
+        "sys.exit(int('typer' in sys.modules or 'rich' in sys.modules))"
+    )
+    began = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert time.monotonic() - began < 5
