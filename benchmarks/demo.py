@@ -8,21 +8,20 @@ no server and no continuous batching here: at concurrency n it gets the n prompt
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import Cell, closed_loop, median_cell
-from benchmarks.server import Server
+from benchmarks.server import Server, closed_cell
+from launcher.bench.results import Cell, median_cell
 from wire import demo_model
 
 OUT = Path(__file__).parent / "out" / "demo.json"
@@ -35,11 +34,6 @@ def prompt(index: int, num_words: int) -> str:
     return f"Story {index}: " + " ".join(WORDS[(index + i) % len(WORDS)] for i in range(num_words))
 
 
-def bodies(first: int, count: int, num_words: int, new_tokens: int) -> list[dict[str, Any]]:
-    parameters = {"max_new_tokens": new_tokens, "ignore_eos": True, "details": False}
-    return [{"inputs": prompt(first + i, num_words), "parameters": parameters} for i in range(count)]
-
-
 class Transformers:
     """The peer: one padded batch per call."""
 
@@ -50,7 +44,8 @@ class Transformers:
         self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 
-    def measure(self, concurrency: int, count: int, num_words: int, new_tokens: int) -> Cell:
+    def measure(self, concurrency: int, count: int, num_words: int, new_tokens: int) -> float:
+        """Output tokens per second."""
         started = time.perf_counter()
         tokens = 0
         for first in range(0, count, concurrency):
@@ -61,8 +56,7 @@ class Transformers:
                     **inputs, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False
                 )
             tokens += output.shape[0] * (output.shape[1] - inputs["input_ids"].shape[1])
-        elapsed = time.perf_counter() - started
-        return Cell(concurrency, tokens / elapsed, count / elapsed, 0.0, 0.0, elapsed / (tokens / concurrency), 0.0)
+        return float(tokens / (time.perf_counter() - started))
 
 
 def copy_bandwidth() -> float:
@@ -76,7 +70,7 @@ def copy_bandwidth() -> float:
     return best
 
 
-def show(ours: dict[int, Cell], theirs: dict[int, Cell], title: str) -> None:
+def show(ours: dict[int, Cell], theirs: dict[int, float], title: str) -> None:
     table = Table(title=title)
     for column in ("concurrency", "output tok/s", "transformers tok/s", "ratio", "TTFT p50/p99 ms", "ITL p50/p99 ms",
                    "errors"):  # fmt: skip
@@ -86,8 +80,8 @@ def show(ours: dict[int, Cell], theirs: dict[int, Cell], title: str) -> None:
         table.add_row(
             str(concurrency),
             f"{cell.output_tokens_per_s:,.0f}",
-            f"{peer.output_tokens_per_s:,.0f}",
-            f"{cell.output_tokens_per_s / peer.output_tokens_per_s:.2f}",
+            f"{peer:,.0f}",
+            f"{cell.output_tokens_per_s / peer:.2f}",
             f"{cell.ttft_p50 * 1e3:.1f} / {cell.ttft_p99 * 1e3:.1f}",
             f"{cell.itl_p50 * 1e3:.2f} / {cell.itl_p99 * 1e3:.2f}",
             str(cell.errors),
@@ -110,19 +104,20 @@ def main() -> None:
     peer = Transformers(options.dtype)
     server = Server(options.port, options.dtype)
     ours: dict[int, list[Cell]] = {c: [] for c in levels}
-    theirs: dict[int, list[Cell]] = {c: [] for c in levels}
+    theirs: dict[int, list[float]] = {c: [] for c in levels}
     try:
         for repeat in range(options.repeats):
             for level in levels:
                 count = max(8, 2 * level)
                 # Prompts that no cell before this one has brought into the prefix cache.
-                work = bodies(10_000 * repeat + 100 * level, count, options.prompt_words, options.new_tokens)
-                ours[level].append(asyncio.run(closed_loop(server.url, work, level)))
+                first = 10_000 * repeat + 100 * level
+                prompts = [prompt(first + i, options.prompt_words) for i in range(count)]
+                ours[level].append(closed_cell(server.url, prompts, level, options.new_tokens))
                 theirs[level].append(peer.measure(level, count, options.prompt_words, options.new_tokens))
     finally:
         server.stop()
     best_ours = {c: median_cell(cells) for c, cells in ours.items()}
-    best_theirs = {c: median_cell(cells) for c, cells in theirs.items()}
+    best_theirs = {c: median(rates) for c, rates in theirs.items()}
     title = f"demo model, {options.dtype}, {options.prompt_words} words -> {options.new_tokens} tokens"
     show(best_ours, best_theirs, title)
     weights = sum(f.stat().st_size for f in demo_model.path().glob("*.safetensors"))
@@ -136,7 +131,7 @@ def main() -> None:
         "read_bandwidth_bytes_per_s": bandwidth,
         "checkpoint_bytes": weights,
         "tercet": [asdict(c) for c in best_ours.values()],
-        "transformers": [asdict(c) for c in best_theirs.values()],
+        "transformers_tokens_per_s": best_theirs,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")

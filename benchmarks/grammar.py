@@ -33,7 +33,7 @@ from model_server.models.load import load_runner
 from model_server.rpc.convert import requests_from
 from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
-from model_server.weights.locate import weight_file_bytes
+from model_server.weights.checkpoint import examine
 from wire import demo_model
 from wire.v3 import generate_pb2 as pb
 
@@ -87,7 +87,7 @@ def _library_texts() -> Iterator[str]:
 
 def load(model_dir: Path) -> Engine:
     """The engine as a shard would run it here."""
-    tune(CPU, 1, weight_file_bytes(model_dir))
+    tune(CPU, 1, examine(model_dir).file_bytes)
     torch.set_num_threads(1)
     attention = select_backend(None, CPU)
     group = connect(0, 1, CPU, address="localhost", port=0)

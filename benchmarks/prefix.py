@@ -6,48 +6,36 @@ Every request has an ending of its own; the first one of a server computes the s
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.demo import prompt
-from benchmarks.load import Cell, closed_loop
-from benchmarks.server import Server
+from benchmarks.server import Server, closed_cell
+from launcher.bench.results import Cell
 
 OUT = Path(__file__).parent / "out" / "prefix.json"
 
 
-def bodies(first: int, count: int, num_words: int, shared: float, new_tokens: int) -> list[dict[str, Any]]:
+def prompts(first: int, count: int, num_words: int, shared: float) -> list[str]:
     """`count` prompts of about `num_words` tokens, the first `shared` of which are the same in all."""
     num_shared = round(num_words * shared)
     beginning = prompt(0, num_shared)
-    parameters = {"max_new_tokens": new_tokens, "ignore_eos": True}
-    return [
-        {"inputs": f"{beginning} {prompt(first + i, num_words - num_shared)}", "parameters": parameters}
-        for i in range(1, count + 1)
-    ]
+    return [f"{beginning} {prompt(first + i, num_words - num_shared)}" for i in range(1, count + 1)]
 
 
-def measure(port: int, levels: list[int], options: argparse.Namespace, caching: bool) -> list[Cell]:
+def measure(port: int, levels: list[int], options: argparse.Namespace, caching: bool) -> dict[int, Cell]:
     server = Server(port, "float32", PREFIX_CACHING=str(int(caching)))
+    words, shared = options.prompt_words, options.shared
     try:
-        warm = bodies(100_000, 2, options.prompt_words, options.shared, 2)
-        asyncio.run(closed_loop(server.url, warm, 1))
-        return [
-            asyncio.run(
-                closed_loop(
-                    server.url,
-                    bodies(1000 * level, 4 * level, options.prompt_words, options.shared, options.new_tokens),
-                    level,
-                )
-            )
+        closed_cell(server.url, prompts(100_000, 2, words, shared), 1, 2)
+        return {
+            level: closed_cell(server.url, prompts(1000 * level, 4 * level, words, shared), level, options.new_tokens)
             for level in levels
-        ]
+        }
     finally:
         server.stop()
 
@@ -68,9 +56,10 @@ def main() -> None:
     table = Table(title=f"{options.prompt_words} words, {options.shared:.0%} of them shared")
     for column in ("concurrency", "TTFT p50 ms without", "with", "ratio", "output tok/s without", "with", "errors"):
         table.add_column(column, justify="right")
-    for a, b in zip(without, with_cache, strict=True):
+    for level in levels:
+        a, b = without[level], with_cache[level]
         table.add_row(
-            str(a.concurrency),
+            str(level),
             f"{a.ttft_p50 * 1e3:.0f}",
             f"{b.ttft_p50 * 1e3:.0f}",
             f"{a.ttft_p50 / b.ttft_p50:.1f}",
@@ -81,8 +70,8 @@ def main() -> None:
     Console(width=120).print(table)
     report = {
         "options": {k: str(v) for k, v in vars(options).items() if k != "out"},
-        "without": [asdict(c) for c in without],
-        "with": [asdict(c) for c in with_cache],
+        "without": [asdict(c) for c in without.values()],
+        "with": [asdict(c) for c in with_cache.values()],
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")

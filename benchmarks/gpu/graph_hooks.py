@@ -1,0 +1,63 @@
+"""CUDA graphs for an engine that a benchmark has made itself, as the shard makes them at warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from model_server.cuda_graphs import with_graphs
+from model_server.distributed import ProcessGroup
+from model_server.engine import Engine
+from model_server.graph_recorder import CudaRecorder
+from model_server.runner import Runner
+
+
+def graphed(runner: Runner, device: torch.device, sizes: tuple[int, ...]) -> Runner:
+    """A runner that records decode steps of these batch sizes once `capture` is called; `runner` itself where that is
+    not possible: on a CPU, and with a model or backend whose step needs the host."""
+    if device.type != "cuda":
+        return runner
+    return with_graphs(runner, tuple(sorted(sizes, reverse=True)), CudaRecorder(device))
+
+
+def capture(engine: Engine, max_length: int) -> tuple[int, ...]:
+    """Record the sizes that the engine's runner was made for, over its cache; those that were recorded."""
+    runner: Any = engine.runner
+    if not hasattr(runner, "capture"):
+        return ()
+    runner.capture(engine.cache, max_length, ProcessGroup())
+    recorded: tuple[int, ...] = runner.recorded_sizes
+    return recorded
+
+
+class RepeatingRecorder:
+    """What stands for CUDA graphs on a CPU: a recording does the work again, from the same buffers."""
+
+    def rehearse(self, work: Callable[[], object]) -> None:
+        work()
+
+    def record(self, work: Callable[[], object]) -> Repeated:
+        return Repeated(work)
+
+    def used_bytes(self) -> int:
+        return 0
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+
+class Repeated:
+    """See `RepeatingRecorder`."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work: Callable[[], object] | None = work
+
+    def replay(self) -> None:
+        if self._work is None:
+            raise RuntimeError("the recording was released")
+        self._work()
+
+    def release(self) -> None:
+        self._work = None

@@ -1,0 +1,32 @@
+"""The stages, in the order in which they run: what each is, its module, and the seconds it may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """module: has `run(context)`, or `PARTS`, a mapping of names to such functions, each run in a process of its own
+    beside the others. box_s: with a GPU. for_model: also measures a user's own model."""
+
+    name: str
+    what: str
+    module: str
+    box_s: float
+    for_model: bool = False
+
+
+STAGES = (
+    Stage("S0", "probe: versions, bandwidth, matrix rate, gap per kernel", "probe", 60, for_model=True),
+    Stage("S1", "kernels against float64", "kernels", 120),
+    Stage("S2", "CUDA graphs", "graphs", 90),
+    Stage("S3", "end-to-end equality", "equality", 120),
+    Stage("S4", "engine against the roofline", "speed", 150, for_model=True),
+    Stage("S5", "the whole server", "served", 150, for_model=True),
+    Stage("S6", "peers on the same card", "peers", 180, for_model=True),
+    Stage("S7", "memory", "memory", 90),
+    Stage("S8", "several ranks on one card", "ranks", 60),
+    Stage("S9", "faults", "faults", 90),
+)
+BY_NAME = {stage.name: stage for stage in STAGES}

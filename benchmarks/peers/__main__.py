@@ -1,0 +1,178 @@
+"""`python -m benchmarks.peers`: every installed server on the same checkpoints, prompts and lengths, in turns.
+
+Order: repeat by repeat, shape by shape, server by server; each server alone on the machine, started anew for each
+repeat, with one unmeasured round per cell. A cell counts only if other processes used less than a tenth of a core; it
+is measured again otherwise, twice at most. Results are kept after every server, so that an interrupted run goes on
+where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.peers import report
+from benchmarks.peers.checkpoints import SHAPES, checkpoint
+from benchmarks.peers.machine import limits
+from benchmarks.peers.servers import PEERS, Peer, RunningPeer
+from launcher.bench.apis import NativeApi, OpenAiApi, Sampling
+from launcher.bench.load import Load, Target
+from launcher.bench.prompts import PromptMaker, offsets_of
+from launcher.bench.results import Cell
+
+OUT = Path(__file__).parent.parent / "out" / "peers" / "peers.json"
+QUIET_CORES = 0.1
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell to measure."""
+
+    prompt: int
+    output: int
+    concurrency: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.prompt}->{self.output} c={self.concurrency}"
+
+    @property
+    def num_requests(self) -> int:
+        """Three rounds, fewer of long ones: a minute at most on two cores."""
+        rounds = 2 if self.concurrency >= 32 else 3
+        return max(rounds * self.concurrency, 6)
+
+
+def main() -> None:
+    options = _options()
+    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() and not options.fresh else {}
+    results.setdefault("machine", None)
+    results.setdefault("runs", [])
+    if results["machine"] is None:
+        results["machine"] = limits()
+    done = {(r["peer"], r["shape"], r["precision"], r["repeat"]) for r in results["runs"]}
+    for peer, shape, precision, repeat in _turns(options):
+        if (peer.name, shape, precision, repeat) in done:
+            continue
+        print(f"{time.strftime('%H:%M:%S')} {peer.name}, {shape}, {precision}, repeat {repeat + 1}", flush=True)
+        results["runs"].append(_run(peer, shape, precision, repeat, options))
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+    report.show(results)
+    report.write(results, options.out)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated; those not installed are left out")
+    parser.add_argument("--shapes", default="135M,0.5B", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--lengths", default="128:64,512:16", help="prompt:output, comma-separated")
+    parser.add_argument("--concurrency", default="1,8,32")
+    parser.add_argument("--precisions", default="bfloat16", help="of bfloat16, float16, float32; the better one counts")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--port", type=int, default=8095)
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--out", type=Path, default=OUT)
+    return parser.parse_args()
+
+
+def _turns(options: argparse.Namespace) -> Iterator[tuple[Peer, str, str, int]]:
+    peers = [PEERS[name] for name in options.peers.split(",")]
+    for repeat in range(options.repeats):
+        for shape in options.shapes.split(","):
+            for precision in options.precisions.split(","):
+                for peer in peers:
+                    if peer.installed() and precision in peer.precisions:
+                        yield peer, shape, precision, repeat
+
+
+def _run(peer: Peer, shape: str, precision: str, repeat: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One start of one server: its cells, or why there are none."""
+    run: dict[str, Any] = {
+        "peer": peer.name, "version": peer.version(), "shape": shape, "precision": precision, "repeat": repeat,
+        "cells": {},
+    }  # fmt: skip
+    try:
+        server = RunningPeer(peer, shape, precision, options.port)
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        run["failed"] = str(error)
+        print(f"  did not start: {str(error)[-300:]}")
+        return run
+    run["start_s"] = server.start_s
+    try:
+        for job in _jobs(options):
+            cell, others = _cell(server, peer, shape, job, seed=repeat)
+            run["cells"][job.name] = {**asdict(cell), "other_cores": others}
+            latencies = f"TTFT {cell.ttft_p50 * 1e3:.0f} ms, TPOT {cell.tpot_p50 * 1e3:.1f} ms"
+            print(f"  {job.name}: {cell.output_tokens_per_s:.1f} tok/s, {latencies}, {cell.errors} errors, others used "
+                  f"{others:.2f} cores", flush=True)  # fmt: skip
+    finally:
+        server.stop()
+    return run
+
+
+def _jobs(options: argparse.Namespace) -> Iterator[Job]:
+    for lengths in options.lengths.split(","):
+        prompt, output = map(int, lengths.split(":"))
+        for concurrency in map(int, options.concurrency.split(",")):
+            yield Job(prompt, output, concurrency)
+
+
+def _cell(server: RunningPeer, peer: Peer, shape: str, job: Job, seed: int) -> tuple[Cell, float]:
+    """The cell, and how many cores other processes used in the meantime."""
+    # Where end-of-sequence cannot be ignored, random weights seldom draw it; the report counts short answers.
+    greedy = Sampling(None, ignore_eos=peer.knows_ignore_eos)
+    api = NativeApi(greedy) if peer.api == "tgi" else OpenAiApi(greedy, _model_name(peer, shape))
+    target = Target(url=server.url, api=api)
+    tokenizer = offsets_of(str(checkpoint(shape) / "tokenizer.json"))
+    for attempt in range(TRIES):
+        maker = PromptMaker(job.prompt, 1000 * seed + attempt, cut=tokenizer)
+        warm = [maker.prompt(-1 - i) for i in range(job.concurrency)]
+        prompts = [maker.prompt(i) for i in range(job.num_requests)]
+        asyncio.run(Load(target, min(job.output, 8)).closed(warm, job.concurrency))
+        clock = _Clock(server)
+        cell = asyncio.run(Load(target, job.output).closed(prompts, job.concurrency))
+        others = clock.other_cores()
+        if others < QUIET_CORES:
+            break
+    return cell, others
+
+
+def _model_name(peer: Peer, shape: str) -> str:
+    return str(checkpoint(shape)) if peer.name == "transformers" else "model"
+
+
+class _Clock:
+    """Who used the processors since it was made."""
+
+    def __init__(self, server: RunningPeer) -> None:
+        self._server = server
+        self._started = time.perf_counter()
+        self._all, self._ours = self._busy(), self._of_this_run()
+
+    def other_cores(self) -> float:
+        busy = self._busy() - self._all - (self._of_this_run() - self._ours)
+        return max(0.0, busy / (time.perf_counter() - self._started))
+
+    def _of_this_run(self) -> float:
+        own = psutil.Process().cpu_times()
+        return float(own.user + own.system) + self._server.cpu_seconds()
+
+    @staticmethod
+    def _busy() -> float:
+        times = psutil.cpu_times()
+        return float(times.user + times.nice + times.system)
+
+
+if __name__ == "__main__":
+    main()
