@@ -13,8 +13,9 @@ _OURS = (
 )  # fmt: skip
 
 
-# The real clients run in environments of their own: see tests/clients/run.py.
-collect_ignore = ["clients"]
+# The real clients run in environments of their own (tests/clients/run.py), so do the kernels (`make kernels`); tests
+# that need a card are `make test-gpu`.
+collect_ignore = ["clients", "kernels", "gpu"]
 
 
 @pytest.fixture(autouse=True)

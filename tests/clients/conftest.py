@@ -60,6 +60,20 @@ def _until_free(url: str) -> None:
     while "\ntgi_batch_current_size 0" not in (text := _get(url, "/metrics")) or "\ntgi_queue_size 0" not in text:
         assert time.monotonic() < deadline, "the server does not become idle"
         time.sleep(0.05)
+    # A request that was left gives up its place a moment after it has left the batch.
+    while not _is_answered(url):
+        assert time.monotonic() < deadline, "the server does not give up its places"
+        time.sleep(0.05)
+
+
+def _is_answered(url: str) -> bool:
+    """Whether the server takes a request."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 1}}
+    connection.request("POST", "/generate", json.dumps(body), {"content-type": "application/json"})
+    status = connection.getresponse().status
+    connection.close()
+    return status == 200
 
 
 def _listening(url: str) -> str:

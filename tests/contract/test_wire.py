@@ -149,8 +149,8 @@ OURS = {
     "Request": {"input_ids": (100, "uint32", "rep"), "resume_ids": (110, "uint32", "rep")},
     "PrefillRequest": {"sequence": (100, "uint64", "opt"), "growth": (110, "BlockGrowth", "rep")},
     "DecodeRequest": {"sequence": (100, "uint64", "opt"), "growth": (110, "BlockGrowth", "rep")},
-    "PrefillResponse": {"columns": (100, "Columns", "opt")},
-    "DecodeResponse": {"columns": (100, "Columns", "opt")},
+    "PrefillResponse": {"columns": (100, "Columns", "opt"), "phases_ns": (101, "uint64", "rep")},
+    "DecodeResponse": {"columns": (100, "Columns", "opt"), "phases_ns": (101, "uint64", "rep")},
     "Generation": {"error": (100, "string", "opt")},
     "NextTokenChooserParameters": {
         "presence_penalty": (100, "float", "opt"),

@@ -139,6 +139,7 @@ class Router:
 def main(rank: int, world_size: int, port: int, checkpoint: Path, budget: int) -> None:
     torch.set_num_threads(1)
     group = connect(rank, world_size, CPU, port=port, timeout_s=60)
+    group.on_lost(lambda message: None)  # the ranks end one by one
     with torch.inference_mode():
         said = Router(make_engine(checkpoint, group, budget)).chunked(make_requests())
     torch.save(said, checkpoint / f"said{rank}of{world_size}.pt")

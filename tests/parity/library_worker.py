@@ -23,6 +23,7 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     group = connect(rank, world_size, CPU, port=port, timeout_s=60)
+    group.on_lost(lambda message: None)  # the ranks end one by one
     results: dict[str, object] = {}
     target = jobs_file.with_name(f"rank{rank}of{world_size}.pt")
     for name, (path, sequences) in torch.load(jobs_file).items():
@@ -33,6 +34,7 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
         except StartupError as error:
             results[name] = str(error)
         torch.save(results, target)
+    group.barrier()
     group.close()
 
 

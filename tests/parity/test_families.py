@@ -11,6 +11,7 @@ from parity.cases import CASES, Case, Cases, Key, marked
 from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits, run_protocol
 from safetensors.torch import load_file
 
+from model_server.attention.choice import select_backend
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed import ProcessGroup
 from model_server.models.build import build
@@ -35,6 +36,16 @@ def test_family_equals_transformers(cases: Cases, key: Key) -> None:
     runner = load(case)
     for block_size, steps in itertools.product((4, 16), (STEPS, CHUNKS)):
         assert_equal_logits(run_protocol(runner, case.sequences, block_size, steps=steps), case.logits)
+
+
+@pytest.mark.parametrize("key", marked(CASES))
+def test_family_equals_transformers_with_the_attention_of_a_cpu(cases: Cases, key: Key) -> None:
+    """Where a compiler is: by the native operators."""
+    case = cases[key]
+    backend = select_backend(None, CPU)
+    runner = load_runner(case.path, device=CPU, dtype=torch.float32, group=ProcessGroup(), attention=backend)
+    for steps in (STEPS, CHUNKS):
+        assert_equal_logits(run_protocol(runner, case.sequences, 16, steps=steps), case.logits)
 
 
 @pytest.mark.parametrize("key", marked([("llama", "plain"), ("gpt_neox", "plain"), ("opt", "post_norm")]))

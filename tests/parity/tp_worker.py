@@ -21,6 +21,7 @@ from model_server.models.load import load_runner
 def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     torch.set_num_threads(1)
     group = connect(rank, world_size, CPU, port=port, timeout_s=60)
+    group.on_lost(lambda message: None)  # the ranks end one by one, and some still write their results
     results = {}
     for name, (path, sequences) in torch.load(jobs_file).items():
         runner = load_runner(Path(path), device=CPU, dtype=torch.float32, group=group, attention=ReferenceBackend())
