@@ -16,6 +16,7 @@ from model_server.weights.locate import resolve
 from wire import log_line
 from wire.commands import run_group
 from wire.exit_status import LOST_PEER
+from wire.grpc_polling import poll_in_place
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def serve(config: ServeConfig) -> int:
         checkpoint = examine(resolve(config.model_id, config.revision))
         size = checkpoint.file_bytes / 2**20
         logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.files), size)
+        poll_in_place()
         # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.
         from model_server.shard import run_shard
 

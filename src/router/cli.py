@@ -10,6 +10,7 @@ from router.config import RouterConfig, check
 from router.errors import StartupError
 from wire import log_line
 from wire.commands import run_group
+from wire.grpc_polling import poll_in_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ def run(config: RouterConfig) -> int:
     log_line.configure(config.json_output, config.log_level)
     try:
         check(config)
+        poll_in_place()
         import uvloop
 
         from router.serving import serve

@@ -27,7 +27,8 @@ T = TypeVar("T")
 _DEFAULT_CAPACITY = 16_000
 
 # See `tokens_of_a_step`.
-CPU_STEP_TOKENS = 512
+CPU_STEP_TOKENS = 1024
+CPU_CALM_STEP_TOKENS = 512
 
 
 class StartupOptions(Protocol):
@@ -97,7 +98,7 @@ async def connect_and_warm_up(
     try:
         await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
         info = await _or_refuse(shards.info(), "get the Python model shards info")
-        prefill_tokens = tokens_of_a_step(config.max_batch_prefill_tokens, info)
+        prefill_tokens, _ = tokens_of_a_step(config.max_batch_prefill_tokens, info)
         plan = WarmUpPlan(
             max_input_tokens=config.max_input_tokens,
             max_prefill_tokens=prefill_tokens,
@@ -134,16 +135,17 @@ def _connect_traced(tracing: Tracing, url: str) -> Client:
     return TracedClient(ShardClient(url), tracing)
 
 
-def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> int:
-    """How many tokens a step with prompts may compute.
+def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[int, int]:
+    """How many tokens a step with prompts may compute, and how many it computes while few requests wait.
 
-    What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS. There a step's time grows with
-    its tokens, and products of so many rows are as efficient as they get (measured: 512 rows to 4096 gain nothing): the
-    first of many prompts gets its token sooner, running requests wait less, and throughput stays.
+    What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_CALM_STEP_TOKENS. A
+    step's time grows with its tokens there, and products of so many rows are as efficient as they get (measured: 512
+    rows to 4096 gain nothing): the first of many prompts gets its token sooner, running requests wait less, and
+    throughput stays.
     """
     if info.chunks and info.device_type == "cpu":
-        return min(max_batch_prefill_tokens, CPU_STEP_TOKENS)
-    return max_batch_prefill_tokens
+        return min(max_batch_prefill_tokens, CPU_STEP_TOKENS), min(max_batch_prefill_tokens, CPU_CALM_STEP_TOKENS)
+    return max_batch_prefill_tokens, max_batch_prefill_tokens
 
 
 def resolve_limits(
@@ -177,6 +179,7 @@ def resolve_limits(
         if not info.chunks:
             max_input_tokens = min(max_input_tokens, config.max_batch_prefill_tokens)
     _check_order(config, info, max_input_tokens, max_total_tokens, max_batch_total_tokens)
+    prefill_tokens, calm_prefill_tokens = tokens_of_a_step(config.max_batch_prefill_tokens, info)
     return ServingLimits(
         max_concurrent_requests=config.max_concurrent_requests,
         max_best_of=config.max_best_of,
@@ -185,7 +188,8 @@ def resolve_limits(
         max_client_batch_size=config.max_client_batch_size,
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_total_tokens,
-        max_batch_prefill_tokens=tokens_of_a_step(config.max_batch_prefill_tokens, info),
+        max_batch_prefill_tokens=prefill_tokens,
+        calm_prefill_tokens=calm_prefill_tokens,
         max_batch_total_tokens=max_batch_total_tokens,
         max_batch_size=config.max_batch_size,
         max_waiting_tokens=config.max_waiting_tokens,

@@ -40,7 +40,8 @@ def make_limits(**changes: Any) -> ServingLimits:
         "max_waiting_tokens": 20,
         "waiting_served_ratio": 1.2,
     }
-    return ServingLimits(**(values | changes))
+    values |= changes
+    return ServingLimits(**({"calm_prefill_tokens": values["max_batch_prefill_tokens"]} | values))
 
 
 def make_info(**changes: Any) -> ShardInfo:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from router.limits import ServingLimits
 
+# So many waiting requests are a crowd: a step then takes all the prompt tokens that it may.
+CROWD = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -29,7 +32,7 @@ def when_idle(limits: ServingLimits) -> Admission:
     return Admission(
         min_size=None,
         max_size=limits.max_batch_size,
-        prefill_budget=limits.max_batch_prefill_tokens,
+        prefill_budget=limits.calm_prefill_tokens,
         token_budget=limits.max_batch_total_tokens,
         reason="",
     )
@@ -54,17 +57,22 @@ def while_running(limits: ServingLimits, num_running: int, used_tokens: int, wai
     )
 
 
-def while_running_in_chunks(limits: ServingLimits, num_running: int, current_tokens: int) -> Admission:
-    """As `while_running` where newcomers share a step with the running requests: nobody is interrupted, so there is
-    nothing to weigh.
+def while_running_in_chunks(
+    limits: ServingLimits, num_running: int, current_tokens: int, num_waiting: int
+) -> Admission:
+    """As `while_running` where newcomers share a step with the running requests: nobody is interrupted.
+
+    What is left to weigh is how long that step may get: where few wait it is short, for those who run; a crowd gets
+    longer ones, or most of it would wait for its first token while a few run fast.
 
     current_tokens: what the running requests will compute in that step.
     """
+    tokens = limits.max_batch_prefill_tokens if num_waiting >= CROWD else limits.calm_prefill_tokens
     max_size = None if limits.max_batch_size is None else max(limits.max_batch_size - num_running, 0)
     return Admission(
         min_size=None,
         max_size=max_size,
-        prefill_budget=max(limits.max_batch_prefill_tokens - current_tokens, 0),
+        prefill_budget=max(tokens - current_tokens, 0),
         token_budget=limits.max_batch_total_tokens,
         reason="chunking",
     )

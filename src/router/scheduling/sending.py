@@ -128,7 +128,8 @@ class Sender:
 
     def _while_running(self, running: RunningBatch) -> budget.Admission:
         if self._chunking:
-            return budget.while_running_in_chunks(self._limits, len(running.entries), running.current_tokens)
+            num_running, num_waiting = len(running.entries), len(self._queue)
+            return budget.while_running_in_chunks(self._limits, num_running, running.current_tokens, num_waiting)
         # In paged mode the allocator alone knows what is free; the shard's sum counts shared blocks repeatedly.
         used_tokens = 0 if self._paged else running.max_tokens
         return budget.while_running(self._limits, len(running.entries), used_tokens, self.waiting_tokens)

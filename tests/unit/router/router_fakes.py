@@ -41,6 +41,7 @@ LIMITS = ServingLimits(
     max_input_tokens=2000,
     max_total_tokens=2048,
     max_batch_prefill_tokens=4096,
+    calm_prefill_tokens=4096,
     max_batch_total_tokens=8192,
     max_batch_size=None,
     max_waiting_tokens=20,

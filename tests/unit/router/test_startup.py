@@ -57,15 +57,21 @@ def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
 
 
 @pytest.mark.parametrize(
-    ("device_type", "chunking", "asked", "tokens"),
-    [("cpu", True, 4096, 512), ("cpu", True, 100, 100), ("cpu", False, 4096, 4096), ("cuda", True, 4096, 4096)],
+    ("device_type", "chunking", "asked", "tokens", "calm"),
+    [
+        ("cpu", True, 4096, 1024, 512),
+        ("cpu", True, 600, 600, 512),
+        ("cpu", True, 100, 100, 100),
+        ("cpu", False, 4096, 4096, 4096),
+        ("cuda", True, 4096, 4096, 4096),
+    ],
 )
 def test_a_step_on_a_cpu_is_kept_short_where_prompts_can_be_cut(
-    device_type: str, chunking: bool, asked: int, tokens: int
+    device_type: str, chunking: bool, asked: int, tokens: int, calm: int
 ) -> None:
     options = Options(max_batch_prefill_tokens=asked, max_total_tokens=2000 if chunking else None)
     found = limits(options, 50_000, device_type=device_type, support_chunking=chunking)
-    assert found.max_batch_prefill_tokens == tokens
+    assert (found.max_batch_prefill_tokens, found.calm_prefill_tokens) == (tokens, calm)
 
 
 def test_unset_limits_respect_model_and_tokenizer():

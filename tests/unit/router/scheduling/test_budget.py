@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.factories import make_limits
 
-from router.scheduling.budget import round_up, when_idle, while_running
+from router.scheduling.budget import CROWD, round_up, when_idle, while_running, while_running_in_chunks
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,16 @@ def test_what_runs_counts_against_size_and_tokens():
 def test_an_idle_server_gives_everything():
     admission = when_idle(make_limits(max_batch_size=8, max_batch_total_tokens=100))
     assert (admission.min_size, admission.max_size, admission.token_budget) == (None, 8, 100)
+
+
+@pytest.mark.parametrize(("num_waiting", "tokens"), [(1, 512), (CROWD - 1, 512), (CROWD, 1024), (100, 1024)])
+def test_a_crowd_gets_longer_steps_than_a_few(num_waiting, tokens):
+    limits = make_limits(max_batch_prefill_tokens=1024, calm_prefill_tokens=512)
+    assert while_running_in_chunks(limits, 8, 10, num_waiting).prefill_budget == tokens - 10
+
+
+def test_a_crowd_before_an_idle_server_gets_short_steps_so_that_its_first_need_not_wait_for_the_rest():
+    assert when_idle(make_limits(max_batch_prefill_tokens=1024, calm_prefill_tokens=512)).prefill_budget == 512
 
 
 @pytest.mark.parametrize(
