@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from pathlib import Path
 
 import torch
+import uvloop
 
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend, substitute
@@ -87,7 +87,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         )
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
-        orderly = asyncio.run(_serve(engine, group, facts, plan, path, tracing, profiler))
+        orderly = uvloop.run(_serve(engine, group, facts, plan, path, tracing, profiler))
     finally:
         leave(runner, group, orderly=orderly)
         if tracing is not None:
