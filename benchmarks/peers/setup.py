@@ -73,6 +73,7 @@ def _llama_cpp() -> None:
     with tarfile.open(archive) as sources:
         sources.extractall(folder / "sdist", filter="data")
     [source] = (folder / "sdist").glob("*/vendor/llama.cpp")
+    (source / ".git").unlink(missing_ok=True)  # names a repository that is not here; the build would wait for its index
     if not (folder / "source").exists():
         (folder / "source").symlink_to(source)
     off = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "LLAMA_BUILD_UI", "LLAMA_USE_PREBUILT_UI",
