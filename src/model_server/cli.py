@@ -16,7 +16,7 @@ from model_server.weights.locate import resolve
 from wire import log_line
 from wire.commands import run_group
 from wire.exit_status import LOST_PEER
-from wire.grpc_polling import poll_in_place
+from wire.local_grpc import poll_in_place
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from router.config import RouterConfig, check
 from router.errors import StartupError
 from wire import log_line
 from wire.commands import run_group
-from wire.grpc_polling import poll_in_place
+from wire.local_grpc import poll_in_place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from model_server.errors import StartupError
 from model_server.rpc.tracing import TracingInterceptor
+from wire.local_grpc import CHANNEL_OPTIONS
 from wire.tracing import Tracing
 from wire.v3 import generate_pb2 as pb
 from wire.v3 import generate_pb2_grpc as pb_grpc
@@ -87,6 +88,7 @@ class ShardServer:
             options=[
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                *CHANNEL_OPTIONS,
             ],
         )
         pb_grpc.add_TextGenerationServiceServicer_to_server(self._servicer, server)

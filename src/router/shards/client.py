@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 
 from router.shards.interface import ShardError
+from wire.local_grpc import CHANNEL_OPTIONS
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
 Rpc = Literal["Info", "ServiceDiscovery", "ClearCache", "FilterBatch", "Warmup", "Prefill", "Decode", "Health"]
@@ -17,6 +18,7 @@ Rpc = Literal["Info", "ServiceDiscovery", "ClearCache", "FilterBatch", "Warmup",
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    *CHANNEL_OPTIONS,
 ]
 
 # Nothing more can be expected of a shard that answers so: it is gone, or it does not answer at all.

@@ -10,12 +10,12 @@ import pytest
 
 _PROGRAM = """
 import os, threading
-from wire.grpc_polling import poll_in_place
+from wire.local_grpc import CHANNEL_OPTIONS, poll_in_place
 poll_in_place()
 import asyncio, grpc, grpc.aio
 
 async def main():
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=CHANNEL_OPTIONS)
     async def answer(request, context):
         return request
     handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer)}
@@ -23,8 +23,9 @@ async def main():
     path = os.path.join(os.environ["FOLDER"], "socket")
     server.add_insecure_port(f"unix:{path}")
     await server.start()
-    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-        assert await channel.unary_unary("/test.Service/Ask")(b"hello") == b"hello"
+    large = bytes(3 * 1024 * 1024)  # more than a stream's window without probes would hold
+    async with grpc.aio.insecure_channel(f"unix:{path}", CHANNEL_OPTIONS) as channel:
+        assert await channel.unary_unary("/test.Service/Ask")(large) == large
     await server.stop(None)
 
 asyncio.run(main())
