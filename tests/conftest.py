@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
@@ -16,6 +17,15 @@ _OURS = (
 # The real clients run in environments of their own (tests/clients/run.py), so do the kernels (`make kernels`); tests
 # that need a card are `make test-gpu`.
 collect_ignore = ["clients", "kernels", "gpu"]
+
+
+def pytest_configure() -> None:
+    with contextlib.suppress(ImportError):  # tests/gpu does without
+        from hypothesis import HealthCheck, settings
+
+        # A machine that is busy with something else is no failure.
+        settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

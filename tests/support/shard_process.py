@@ -41,7 +41,7 @@ class ShardProcess:
         while not self.socket.exists():
             assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text()
             time.sleep(0.05)
-        self.stub.Health(pb.HealthRequest(), timeout=30, wait_for_ready=True)
+        self.stub.Health(pb.HealthRequest(), timeout=120, wait_for_ready=True)
 
     def stop(self) -> int:
         self.channel.close()
