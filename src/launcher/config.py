@@ -132,6 +132,7 @@ class LauncherConfig:
     startup_timeout: int | None = option(
         None, panel=_RUN, minimum=1, help="Seconds until everything must be ready. Default: no limit."
     )
+    verbose_startup: bool = option(False, panel=_RUN, help="Log where the time of the start-up went.")
     env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at start.")
     profile: Path | None = option(
         None, env="TERCET_PROFILE", panel=_RUN,
@@ -170,6 +171,8 @@ SECRETS = frozenset({"api_key", "ngrok_authtoken"})
 
 def check(config: LauncherConfig) -> None:
     """Refuses what is wrong whatever the machine and the model. Raises ArgumentValidation."""
+    if config.model_id == "":
+        raise ArgumentValidation("`--model-id` is empty")
     _check_served(config)
     try:
         tracing.check(config.otlp_endpoint)

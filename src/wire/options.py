@@ -4,9 +4,9 @@ A process' config is a frozen, keyword-only dataclass whose fields are made with
 come the parser, the `--help` page and (`to_argv`) the command line of a child. Knows no particular option.
 
 The rules are those of TGI's parser (clap): command line > environment > default; exact long names; a single-valued
-option given twice is an error; switches take no value; integers are unsigned. Typer draws the help page but does not
-parse: it takes the last of two repeated options, reads `os.environ` itself, and cannot name the variable that held a
-bad value.
+option given twice is an error; switches take no value; integers are unsigned. No library is used: typer takes the last
+of two repeated options, cannot name the variable that held a bad value, and needs longer to be imported than `--help`
+may take.
 
 Annotations are resolved at run time: a config module must import the names it annotates with, outside TYPE_CHECKING.
 """

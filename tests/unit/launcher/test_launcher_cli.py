@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from launcher.cli import _redacted
 from launcher.config import LauncherConfig
+from launcher.launch import redacted
 
 
 def launcher(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -98,6 +98,6 @@ def test_the_containers_host_name_is_no_address() -> None:
 
 
 def test_secrets_are_hidden() -> None:
-    text = _redacted(LauncherConfig(api_key="s3cret", ngrok_authtoken="s3cret", model_id="m"))
+    text = redacted(LauncherConfig(api_key="s3cret", ngrok_authtoken="s3cret", model_id="m"))
     assert "s3cret" not in text
     assert "api_key='<hidden>'" in text and "model_id='m'" in text
