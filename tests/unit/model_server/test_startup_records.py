@@ -24,13 +24,10 @@ from wire.options import parse
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def layers(
-    head_dim: int, heads: int = 32, kv_heads: int = 8, softcap: float | None = None
-) -> tuple[AttentionLayer, ...]:
+def layers(head_dim: int) -> tuple[AttentionLayer, ...]:
     return (
         AttentionLayer(
-            index=0, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, value_dim=head_dim, scale=1.0,
-            softcap=softcap,
+            index=0, num_heads=32, num_kv_heads=8, head_dim=head_dim, value_dim=head_dim, scale=1.0,
         ),
     )  # fmt: skip
 
