@@ -11,30 +11,6 @@ from launcher.config import SECRETS, LauncherConfig, check, input_limit
 from launcher.errors import ArgumentValidation
 from wire.options import options_of, parse
 
-TGI_FLAGS = {
-    "model-id", "revision", "validation-workers", "sharded", "num-shard", "quantize", "speculate", "dtype",
-    "kv-cache-dtype", "trust-remote-code", "max-concurrent-requests", "max-best-of", "max-stop-sequences",
-    "max-top-n-tokens", "max-input-tokens", "max-input-length", "max-total-tokens", "waiting-served-ratio",
-    "max-batch-prefill-tokens", "max-batch-total-tokens", "max-waiting-tokens", "max-batch-size", "cuda-graphs",
-    "hostname", "port", "prometheus-port", "shard-uds-path", "master-addr", "master-port", "huggingface-hub-cache",
-    "weights-cache-override", "disable-custom-kernels", "cuda-memory-fraction", "rope-scaling", "rope-factor",
-    "json-output", "otlp-endpoint", "otlp-service-name", "cors-allow-origin", "api-key", "watermark-gamma",
-    "watermark-delta", "ngrok", "ngrok-authtoken", "ngrok-edge", "tokenizer-config-path", "disable-grammar-support",
-    "env", "max-client-batch-size", "lora-adapters", "usage-stats", "payload-limit", "enable-prefill-logprobs",
-    "graceful-termination-timeout",
-}  # fmt: skip
-
-
-def test_every_flag_of_tgi_exists_with_its_variable() -> None:
-    options = {opt.flag.removeprefix("--"): opt for opt in options_of(LauncherConfig)}
-    assert len(TGI_FLAGS) == 54
-    assert set(options) >= TGI_FLAGS
-    for flag in TGI_FLAGS:
-        assert options[flag].env == (None if flag == "env" else flag.upper().replace("-", "_"))
-    assert {opt.short: flag for flag, opt in options.items() if opt.short} == {
-        "-p": "port", "-e": "env", "-g": "graceful-termination-timeout"
-    }  # fmt: skip
-
 
 def test_defaults_of_tgi() -> None:
     config = LauncherConfig()
