@@ -21,6 +21,10 @@ Quantize = Literal[
     "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin",
     "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8",
 ]  # fmt: skip
+Attention = Literal[
+    "triton", "flash_attn", "torch_varlen", "native", "reference",
+    "paged", "flashdecoding", "flashdecoding-ipex", "flashinfer",
+]  # fmt: skip
 
 _U32 = 2**32 - 1
 _PORT = 65535
@@ -49,8 +53,8 @@ class LauncherConfig:
         None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's (chat template)."
     )
     huggingface_hub_cache: Path | None = option(None, panel=_MODEL, help="Where the hub cache is.")
-    attention: str | None = option(
-        None, panel=_MODEL, help="Attention backend; TGI's names are mapped to the best one present."
+    attention: Attention | None = option(
+        None, panel=_MODEL, help="Attention backend; TGI's names (paged, flash...) stand for the best one present."
     )
 
     sharded: bool | None = option(

@@ -89,6 +89,7 @@ class _Launch:
         preflight.check_memory(model_id, machine, info, expected)
         address = preflight.listening_address(config)
         port = preflight.http_port(config, address)
+        self._config = config = preflight.without_busy_metrics_port(config, address)
         if not is_local:
             check_cache(model_id, directory, self._environ)
         with preflight.socket_prefix(config, expected) as prefix:
@@ -120,7 +121,9 @@ class _Launch:
         try:
             if config.shard_uds_path is None:
                 guard.remove_at_end(os.path.dirname(prefix))
-            if not model_info.is_local(model_id):
+            # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
+            is_complete = directory is not None and (directory / "tokenizer.json").is_file()
+            if not model_info.is_local(model_id) or not is_complete:
                 status = self._download(model_id, directory, supervisor)
                 if status is not None:
                     return status
@@ -143,14 +146,16 @@ class _Launch:
 
     def _download(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
         logger.info("Starting check and download process for %s", model_id)
-        if directory is None and not check_network(model_id, self._environ, self._signals):
+        is_absent = directory is None and not model_info.is_local(model_id)
+        if is_absent and not check_network(model_id, self._environ, self._signals):
             return 0
         try:
             status = supervisor.download(commands.download(self._config, model_id, self._environ))
         except DownloadError as error:
-            hint = "" if model_id.count("/") else f"; there is no directory {model_id} either"
-            demo = "" if "`--model-id demo`" in str(error) else "; `--model-id demo` needs no download"
-            raise DownloadError(f"{model_id}: {error}{hint}{demo}") from error
+            # The step's own last word says it all, if it is about the model.
+            said = str(error).rpartition(f"--model-id {model_id}: ")[2]
+            hint = "" if "/" in model_id else f"; there is no directory {model_id} either"
+            raise DownloadError(f"{model_id}: {said}{hint}") from error
         if status is None:
             logger.info("Successfully downloaded weights for %s", model_id)
         return status

@@ -5,9 +5,11 @@ Finds the addresses of this launch: the HTTP port, the rendezvous port, the plac
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import ipaddress
+import logging
 import os
 import shutil
 import socket
@@ -22,6 +24,8 @@ from launcher.errors import ArgumentValidation
 from launcher.hardware import Hardware
 from launcher.model_info import ModelInfo
 from launcher.plan import DEFAULT_MASTER_PORT
+
+logger = logging.getLogger("text_generation_launcher")
 
 _LONGEST_SOCKET_PATH = 107
 _RANK_DIGITS = 5
@@ -73,6 +77,18 @@ def http_port(config: LauncherConfig, address: str) -> int:
     """The port that was asked for, or a free one for 0. Raises ArgumentValidation if it cannot be bound."""
     flag, port = asked_http_port(config)
     return _bindable(flag, address, port)
+
+
+def without_busy_metrics_port(config: LauncherConfig, address: str) -> LauncherConfig:
+    """`config`, without a second port for metrics that cannot be had: they are on the HTTP port anyway."""
+    if not config.prometheus_port:
+        return config
+    try:
+        _bindable("--prometheus-port", address, config.prometheus_port)
+    except ArgumentValidation as error:
+        logger.warning("%s; going on without it, /metrics is on the HTTP port too", error)
+        return dataclasses.replace(config, prometheus_port=None)
+    return config
 
 
 def _bindable(flag: str, address: str, port: int) -> int:

@@ -34,7 +34,7 @@ def main() -> int:
 
 def serve(config: ServeConfig) -> int:
     """Load the model, bind the socket, serve until told to stop."""
-    log_line.configure(config.json_output, config.logger_level, rank=config.place[0] if config.sharded else None)
+    log_line.configure(config.json_output, config.logger_level, rank=config.rank if config.sharded else None)
     started = time.perf_counter()
     # Imported here, as all that is not needed for --help.
     from model_server.peer_watch import leave_at_once

@@ -177,6 +177,14 @@ def test_download() -> None:
     assert "LOG_LEVEL" not in command.env
 
 
+def test_the_shards_know_every_attention_backend_that_can_be_asked_for() -> None:
+    from model_server.attention.choice import OWN_NAMES, TGI_NAMES
+    from wire.options import options_of
+
+    asked = next(opt for opt in options_of(LauncherConfig) if opt.name == "attention")
+    assert set(asked.choices) == {*OWN_NAMES, *TGI_NAMES}
+
+
 def test_the_children_accept_these_command_lines() -> None:
     """The contract between the rooms, as far as parsing goes."""
     from model_server.config import DownloadConfig, ServeConfig

@@ -39,6 +39,15 @@ def test_a_free_port() -> None:
     assert preflight.http_port(config(port=0, aip_http_port=port), "127.0.0.1") == port
 
 
+def test_a_busy_metrics_port_is_no_reason_to_stay_away(caplog: pytest.LogCaptureFixture) -> None:
+    with listener() as server:
+        port = server.getsockname()[1]
+        assert preflight.without_busy_metrics_port(config(prometheus_port=port), "127.0.0.1").prometheus_port is None
+        assert f"`--prometheus-port` {port} is in use" in caplog.text and "going on without it" in caplog.text
+    for asked in (config(prometheus_port=port), config(prometheus_port=0), config()):
+        assert preflight.without_busy_metrics_port(asked, "127.0.0.1") == asked
+
+
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(ArgumentValidation, match="--hostname"):
         preflight.http_port(config(port=0), "192.0.2.1")
