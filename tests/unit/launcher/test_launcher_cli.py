@@ -33,6 +33,15 @@ def test_help_and_version() -> None:
     assert answer.stdout.startswith("launcher ")
 
 
+def test_help_imports_nothing_of_a_launch() -> None:
+    program = (
+        "import sys; from launcher.cli import main; sys.argv = ['launcher', '--help']; assert main() == 0;"
+        "sys.exit(int(bool({'launcher.launch', 'launcher.supervisor', 'rich', 'grpc'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done
+
+
 def test_usage_error() -> None:
     answer = launcher("--model_id", "x")
     assert (answer.returncode, answer.stdout) == (2, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 from support.option_configs import Config, Positional
 
 from wire.commands import run_command, run_group
+from wire.option_help import page
 from wire.options import options_of
 
 
@@ -88,11 +90,35 @@ def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert group("serve", "m", default=(Config, other)) == 1
 
 
-def test_an_ordinary_start_does_not_import_typer() -> None:
+@pytest.mark.parametrize("width", [60, 80, 120, 140])
+def test_the_page_keeps_to_its_width(width: int) -> None:
+    text = page(Config, "tool", "Does it.", width=width)
+    boxed = [line for line in text.splitlines() if line.startswith(("│", "╭", "╰"))]
+    assert {len(line) for line in boxed} == {width}
+    assert "\u00a0" not in text and "\033" not in text
+    words = " ".join(text.replace("│", " ").split())
+    for opt in options_of(Config):
+        assert opt.hidden or opt.positional or opt.flag in words
+
+
+def test_styles_are_for_terminals() -> None:
+    styled = page(Config, "tool", "Does it.", styled=True)
+    assert "\033[1m" in styled
+    assert re.sub(r"\033\[\dm", "", styled) == page(Config, "tool", "Does it.")
+
+
+def test_arguments_come_first_on_the_page() -> None:
+    text = page(Positional, "tool", "Does it.")
+    assert "Usage: tool [OPTIONS] MODEL_ID" in text
+    assert text.index("Arguments") < text.index("Options ─")
+
+
+def test_neither_a_start_nor_a_help_page_imports_a_library() -> None:
     program = (
         "import sys, dataclasses; from wire.commands import run_command; from wire.options import option;"
         "C = dataclasses.make_dataclass('C', [('a', int, option(1, help='a'))], frozen=True, kw_only=True);"
         "assert run_command(C, lambda c: c.a, prog='x', argv=['--a', '4']) == 4;"
+        "assert run_command(C, lambda c: c.a, prog='x', argv=['--help']) == 0;"
         "sys.exit(int('typer' in sys.modules or 'rich' in sys.modules))"
     )
     began = time.monotonic()
