@@ -69,6 +69,10 @@ class ServeConfig:
         help="Attention backend: triton, flash_attn, torch_varlen, native or reference; TGI's names stand for the best "
         "one that can serve the model",
     )
+    rope_scaling: Literal["linear", "dynamic"] | None = option(
+        None, help="RoPE scaling in the place of the config's; only `linear` is served"
+    )
+    rope_factor: float | None = option(None, minimum=0, help="What positions are divided by; unset with a kind: 1")
     prefix_caching: bool = option(
         True, help="Let requests share the KV cache of a common beginning; the router keeps track of it"
     )
@@ -100,9 +104,14 @@ class ServeConfig:
         None, env=None, panel=_REFUSED, help="Type of KV cache elements"
     )
     lora_adapters: str | None = option(None, panel=_REFUSED, help="Adapters to load")
-    rope_scaling: str | None = option(None, panel=_REFUSED, help="RoPE scaling kind")
-    rope_factor: float | None = option(None, panel=_REFUSED, help="RoPE scaling factor")
     weights_cache_override: Path | None = option(None, panel=_REFUSED, help="A flat directory of weight files")
+
+    @property
+    def linear_rope_factor(self) -> float | None:
+        """As TGI: a factor alone means `linear`, a kind alone a factor of 1."""
+        if self.rope_scaling is None:
+            return self.rope_factor
+        return 1.0 if self.rope_factor is None else self.rope_factor
 
     @property
     def place(self) -> tuple[int, int]:
@@ -163,11 +172,12 @@ def check(config: ServeConfig) -> None:
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
         ("--kv-cache-dtype", config.kv_cache_dtype is not None, "leave it out, the cache then has the model's type"),
         ("LORA_ADAPTERS", config.lora_adapters is not None, "merge the adapter into the model first"),
-        ("ROPE_SCALING", config.rope_scaling is not None, "set `rope_scaling` in the model's config.json"),
-        ("ROPE_FACTOR", config.rope_factor is not None, "set `rope_scaling` in the model's config.json"),
+        ("ROPE_SCALING dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind that config.json can name"),
         ("WEIGHTS_CACHE_OVERRIDE", config.weights_cache_override is not None, "give the directory as the model"),
     ):
         if is_set:
             raise StartupError(f"{flag} is {NOT_SERVED}: {remedy}")
+    if config.rope_factor == 0:
+        raise StartupError("ROPE_FACTOR must be > 0")
     if config.sharded and (config.rank is None or config.world_size is None):
         raise StartupError("--sharded needs the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")

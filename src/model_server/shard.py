@@ -123,6 +123,7 @@ def _load_engine(
         attention=attention,
         substitute=settled,
         trust_remote_code=config.trust_remote_code,
+        rope_factor=config.linear_rope_factor,
         progress=LoadProgress(),
     )
     settle(device)

@@ -45,9 +45,10 @@ def test_defaults_of_tgi() -> None:
         ({"lora_adapters": "a"}, ["--lora-adapters", "not served yet"]),
         ({"kv_cache_dtype": "fp8_e5m2"}, ["--kv-cache-dtype", "not served yet"]),
         ({"ngrok": True}, ["--ngrok", "not served yet"]),
-        ({"rope_scaling": "linear"}, ["--rope-scaling", "config.json"]),
-        ({"rope_factor": 2.0}, ["--rope-factor"]),
+        ({"rope_scaling": "dynamic"}, ["--rope-scaling dynamic", "not served yet", "`linear`"]),
+        ({"rope_factor": 0.0}, ["--rope-factor", "> 0"]),
         ({"weights_cache_override": Path("/x")}, ["--weights-cache-override"]),
+        ({"model_id": "org/m", "weights_cache_override": Path("/x")}, ["--weights-cache-override", "--model-id"]),
     ],
 )
 def test_refused(fields: dict[str, Any], words: list[str]) -> None:
@@ -62,6 +63,9 @@ def test_refused(fields: dict[str, Any], words: list[str]) -> None:
     "fields",
     [
         {"speculate": 0},
+        {"rope_factor": 2.0},
+        {"rope_scaling": "linear"},
+        {"model_id": "/repository", "weights_cache_override": Path("/repository/")},
         {"max_input_tokens": 7, "max_total_tokens": 8, "max_batch_total_tokens": 8},
         {"port": 0, "prometheus_port": 0},
         {"max_batch_prefill_tokens": 8, "max_batch_total_tokens": 8},

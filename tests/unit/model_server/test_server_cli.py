@@ -105,7 +105,8 @@ def test_a_shard_alone_needs_nothing_of_the_environment() -> None:
         (["--speculate", "2"], {}, "--speculate is not served yet"),
         (["--kv-cache-dtype", "fp8_e5m2"], {}, "--kv-cache-dtype is not served yet"),
         ([], {"LORA_ADAPTERS": "a"}, "LORA_ADAPTERS is not served yet: merge"),
-        ([], {"ROPE_SCALING": "linear", "ROPE_FACTOR": "2"}, "ROPE_SCALING is not served yet"),
+        ([], {"ROPE_SCALING": "dynamic", "ROPE_FACTOR": "2"}, "ROPE_SCALING dynamic is not served yet"),
+        ([], {"ROPE_FACTOR": "0"}, "ROPE_FACTOR must be > 0"),
         ([], {"WEIGHTS_CACHE_OVERRIDE": "/w"}, "WEIGHTS_CACHE_OVERRIDE is not served yet"),
         (["--sharded"], {}, "--sharded needs the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"),
         (["--sharded"], {"RANK": "0"}, "--sharded needs the variables"),
@@ -115,6 +116,17 @@ def test_a_shard_alone_needs_nothing_of_the_environment() -> None:
 def test_refused(argv: list[str], environ: dict[str, str], words: str) -> None:
     with pytest.raises(StartupError, match=words):
         check(parse(ServeConfig, ["demo", *argv], environ))
+
+
+@pytest.mark.parametrize(
+    ("environ", "factor"),
+    [({}, None), ({"ROPE_SCALING": "linear"}, 1.0), ({"ROPE_FACTOR": "2.5"}, 2.5),
+     ({"ROPE_SCALING": "linear", "ROPE_FACTOR": "4"}, 4.0)],
+)  # fmt: skip
+def test_rope(environ: dict[str, str], factor: float | None) -> None:
+    config = parse(ServeConfig, ["demo"], environ)
+    check(config)
+    assert config.linear_rope_factor == factor
 
 
 def test_no_speculation_is_no_wish() -> None:
