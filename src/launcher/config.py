@@ -216,6 +216,8 @@ def check(config: LauncherConfig) -> None:
     flag, port = http_port(config)
     if config.prometheus_port is not None and config.prometheus_port == port != 0:
         raise ArgumentValidation(f"`{flag}` and `--prometheus-port` are both {port}")
+    if config.master_port is not None and config.master_port in (port, config.prometheus_port) and config.master_port:
+        raise ArgumentValidation(f"`--master-port` {config.master_port} is asked for twice; choose another")
     _check_token_limits(config)
 
 

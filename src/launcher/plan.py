@@ -67,6 +67,7 @@ class LaunchPlan:
             ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
             ("dtype", asked.dtype or "chosen by the shard"),
             ("attention", asked.attention or "chosen by the shard"),
+            ("cuda graphs", self._cuda_graphs()),
             ("max input tokens", _shown(self.max_input_tokens, "max total tokens - 1")),
             ("max total tokens", _shown(asked.max_total_tokens, measured)),
             ("max batch prefill tokens", str(self.max_batch_prefill_tokens)),
@@ -76,6 +77,12 @@ class LaunchPlan:
             ("url", self.url),
             ("sockets", f"{self.endpoints.uds_prefix}-<rank>"),
         ]
+
+    def _cuda_graphs(self) -> str:
+        sizes = [str(size) for size in self.asked.cuda_graphs if size > 0]
+        if not self.on_gpu:
+            return "none on a CPU"
+        return ", ".join(sizes) or ("off" if self.asked.cuda_graphs else "default sizes")
 
 
 def _shown(value: int | None, default: str) -> str:

@@ -33,8 +33,12 @@ class _Row:
 
 
 def print_help(config_type: type, prog: str, description: str) -> None:
-    """Writes the page to standard output."""
-    print(page(config_type, prog, description, width=_width(), styled=_is_styled()))  # noqa: T201
+    """Writes the page to standard output. A reader that has seen enough (`| head`) is no error."""
+    try:
+        print(page(config_type, prog, description, width=_width(), styled=_is_styled()), flush=True)  # noqa: T201
+    except BrokenPipeError:
+        # Else the interpreter's own flush at its end would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def page(config_type: type, prog: str, description: str, *, width: int = _PIPED, styled: bool = False) -> str:

@@ -33,6 +33,16 @@ def test_help_and_version() -> None:
     assert answer.stdout.startswith("launcher ")
 
 
+def test_a_reader_that_has_seen_enough_of_the_help() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "--help"], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_help_imports_nothing_of_a_launch() -> None:
     program = (
         "import sys; from launcher.cli import main; sys.argv = ['launcher', '--help']; assert main() == 0;"

@@ -39,6 +39,8 @@ def test_defaults_of_tgi() -> None:
         ({"cuda_memory_fraction": 0.0}, ["--cuda-memory-fraction"]),
         ({"tokenizer_config_path": Path("/no/such")}, ["--tokenizer-config-path", "/no/such"]),
         ({"port": 9000, "prometheus_port": 9000}, ["--port", "--prometheus-port", "9000"]),
+        ({"port": 9000, "master_port": 9000}, ["--master-port", "9000", "twice"]),
+        ({"master_port": 9001, "prometheus_port": 9001}, ["--master-port", "9001", "twice"]),
         ({"aip_http_port": 9000, "prometheus_port": 9000}, ["--aip-http-port", "--prometheus-port", "9000"]),
         ({"quantize": "fp8"}, ["--quantize", "not served yet"]),
         ({"speculate": 2}, ["--speculate", "not served yet"]),

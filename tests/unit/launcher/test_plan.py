@@ -252,4 +252,7 @@ def test_the_plan_can_be_shown() -> None:
     rows = dict(plan(asked, machine(2, "nvidia-h200", 143771), from_config(LLAMA)).rows())
     assert rows["devices"] == "0: nvidia-h200\n1: nvidia-h200"
     assert rows["memory"] == "140.4 GiB each, 50% of it to be used"
+    for graphs, shown in (([], "default sizes"), ([0], "off"), ([8, 0, 16], "8, 16")):
+        assert dict(plan(LauncherConfig(cuda_graphs=graphs), machine(1)).rows())["cuda graphs"] == shown
+    assert dict(plan(LauncherConfig(cuda_graphs=[8])).rows())["cuda graphs"] == "none on a CPU"
     assert rows["architecture"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"
