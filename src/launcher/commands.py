@@ -74,6 +74,7 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
     graphs = [size for size in asked.cuda_graphs if size > 0]
+    has_rope = asked.rope_scaling is not None or asked.rope_factor is not None
     optional = {
         "MAX_TOTAL_TOKENS": _text(asked.max_total_tokens),
         "MAX_BATCH_SIZE": _text(asked.max_batch_size),
@@ -83,6 +84,8 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
         "WATERMARK_GAMMA": _text(asked.watermark_gamma),
         "WATERMARK_DELTA": _text(asked.watermark_delta),
         "ATTENTION": asked.attention,
+        "ROPE_SCALING": (asked.rope_scaling or "linear") if has_rope else None,
+        "ROPE_FACTOR": _number(asked.rope_factor or 1.0) if has_rope else None,
     }
     env |= {name: value for name, value in optional.items() if value is not None}
     return Command(
@@ -146,7 +149,9 @@ def drain_seconds(timeout: int) -> int:
 
 
 def _model_server_environment(config: LauncherConfig, environ: Environment) -> dict[str, str]:
-    env = _inherited(environ, without={"LOG_LEVEL", *map(str.upper, SECRETS)})
+    # An override that the launcher has accepted names the model's own directory.
+    removed = {"LOG_LEVEL", "WEIGHTS_CACHE_OVERRIDE", *map(str.upper, SECRETS)}
+    env = _inherited(environ, without=removed)
     if config.huggingface_hub_cache is not None:
         env["HUGGINGFACE_HUB_CACHE"] = str(config.huggingface_hub_cache)
     return env

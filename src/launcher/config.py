@@ -21,6 +21,10 @@ Quantize = Literal[
     "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin",
     "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8",
 ]  # fmt: skip
+Attention = Literal[
+    "triton", "flash_attn", "torch_varlen", "native", "reference",
+    "paged", "flashdecoding", "flashdecoding-ipex", "flashinfer",
+]  # fmt: skip
 
 _U32 = 2**32 - 1
 _PORT = 65535
@@ -48,9 +52,15 @@ class LauncherConfig:
     tokenizer_config_path: Path | None = option(
         None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's (chat template)."
     )
+    rope_scaling: Literal["linear", "dynamic"] | None = option(
+        None, panel=_MODEL, help="RoPE scaling in the place of the model's; only `linear` is served."
+    )
+    rope_factor: float | None = option(
+        None, panel=_MODEL, minimum=0.0, help="What positions are divided by. Default: 1 with --rope-scaling."
+    )
     huggingface_hub_cache: Path | None = option(None, panel=_MODEL, help="Where the hub cache is.")
-    attention: str | None = option(
-        None, panel=_MODEL, help="Attention backend; TGI's names are mapped to the best one present."
+    attention: Attention | None = option(
+        None, panel=_MODEL, help="Attention backend; TGI's names (paged, flash...) stand for the best one present."
     )
 
     sharded: bool | None = option(
@@ -132,6 +142,7 @@ class LauncherConfig:
     startup_timeout: int | None = option(
         None, panel=_RUN, minimum=1, help="Seconds until everything must be ready. Default: no limit."
     )
+    verbose_startup: bool = option(False, panel=_RUN, help="Log where the time of the start-up went.")
     env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at start.")
     profile: Path | None = option(
         None, env="TERCET_PROFILE", panel=_RUN,
@@ -156,8 +167,6 @@ class LauncherConfig:
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
         None, panel=_NOT_YET, help="Type of KV cache elements."
     )
-    rope_scaling: Literal["linear", "dynamic"] | None = option(None, panel=_NOT_YET, help="RoPE scaling kind.")
-    rope_factor: float | None = option(None, panel=_NOT_YET, help="RoPE scaling factor.")
     weights_cache_override: Path | None = option(None, panel=_NOT_YET, help="A flat directory of weight files.")
     ngrok: bool = option(False, panel=_NOT_YET, help="A tunnel to the internet.")
     ngrok_authtoken: str | None = option(None, panel=_NOT_YET, help="Token of the tunnel.")
@@ -170,6 +179,8 @@ SECRETS = frozenset({"api_key", "ngrok_authtoken"})
 
 def check(config: LauncherConfig) -> None:
     """Refuses what is wrong whatever the machine and the model. Raises ArgumentValidation."""
+    if config.model_id == "":
+        raise ArgumentValidation("`--model-id` is empty")
     _check_served(config)
     try:
         tracing.check(config.otlp_endpoint)
@@ -196,6 +207,8 @@ def check(config: LauncherConfig) -> None:
     ):
         if count == 0:
             raise ArgumentValidation(f"`{flag}` must be > 0")
+    if config.rope_factor == 0:
+        raise ArgumentValidation("`--rope-factor` must be > 0")
     if config.cuda_memory_fraction == 0:
         raise ArgumentValidation("`--cuda-memory-fraction` must be > 0")
     if config.tokenizer_config_path is not None and not config.tokenizer_config_path.is_file():
@@ -203,6 +216,8 @@ def check(config: LauncherConfig) -> None:
     flag, port = http_port(config)
     if config.prometheus_port is not None and config.prometheus_port == port != 0:
         raise ArgumentValidation(f"`{flag}` and `--prometheus-port` are both {port}")
+    if config.master_port is not None and config.master_port in (port, config.prometheus_port) and config.master_port:
+        raise ArgumentValidation(f"`--master-port` {config.master_port} is asked for twice; choose another")
     _check_token_limits(config)
 
 
@@ -238,13 +253,20 @@ def _check_served(config: LauncherConfig) -> None:
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
         ("--lora-adapters", bool(config.lora_adapters), "merge the adapter into the model first"),
         ("--kv-cache-dtype", config.kv_cache_dtype is not None, "leave it out, the cache then has the model's type"),
-        ("--rope-scaling", config.rope_scaling is not None, "set `rope_scaling` in the model's config.json"),
-        ("--rope-factor", config.rope_factor is not None, "set `rope_scaling` in the model's config.json"),
-        ("--weights-cache-override", config.weights_cache_override is not None, "give the directory as `--model-id`"),
+        ("--rope-scaling dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind of config.json"),
+        ("--weights-cache-override", not _is_the_model(config), "give the directory as `--model-id`"),
         ("--ngrok", config.ngrok, "put a tunnel of your choice in front of `--port`"),
     ):
         if is_set:
             raise ArgumentValidation(f"`{flag}` is not served yet: {remedy}")
+
+
+def _is_the_model(config: LauncherConfig) -> bool:
+    """Whether the flat directory of weights changes nothing, because it is not given or the model lies there itself."""
+    override = config.weights_cache_override
+    if override is None:
+        return True
+    return config.model_id is not None and override.resolve() == Path(config.model_id).resolve()
 
 
 def input_limit(config: LauncherConfig) -> int | None:

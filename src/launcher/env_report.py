@@ -1,4 +1,4 @@
-"""`--env`: the machine and the versions, as one text for a bug report. No secrets, no host names."""
+"""`--env`: the machine and the versions, as one text for a bug report. No secrets, no host names, no torch."""
 
 from __future__ import annotations
 
@@ -8,37 +8,113 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
+from launcher.config import SECRETS, LauncherConfig
 from launcher.hardware import Hardware
+from launcher.model_info import hub_cache
+from wire.options import options_of
 
 _PACKAGES = (
     "tercet", "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "accelerate", "grpcio",
-    "protobuf", "fastapi", "uvicorn", "uvloop", "llguidance", "triton", "flash-attn", "flashinfer-python",
+    "protobuf", "fastapi", "uvicorn", "uvloop", "llguidance", "numpy", "triton", "flash-attn", "flashinfer-python",
 )  # fmt: skip
-_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "ATTENTION", "PREFIX_CACHING",
-    "PREFILL_CHUNKING", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "LOG_LEVEL",
+_COMPILERS = ("g++", "c++", "gcc", "cc", "nvcc")
+_TOOL_LIMIT_S = 20.0
+
+# Instructions that our operators, and torch's, choose their code by.
+_CPU_FEATURES = (
+    "sse4_2", "avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "avx_vnni", "amx_tile", "amx_int8", "amx_bf16",
+    "asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
+_FEATURE_NAMES = {"asimd": "neon"}
+
+# What others read: the hub library, torch, its libraries, container runtimes.
+_PREFIXES = (
+    "HF_",
+    "HUGGING",
+    "TGI_",
+    "TERCET_",
+    "NCCL_",
+    "GLOO_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "TORCH_",
+    "CUDA_",
+    "NVIDIA_",
+)
+_OTHERS = ("ATTENTION", "PREFIX_CACHING", "PREFILL_CHUNKING", "USE_FLASH_ATTENTION", "COMPUTE_TYPE", "XDG_CACHE_HOME",
+           "LOG_COLORIZE", "TMPDIR", "ZE_AFFINITY_MASK", "TRANSFORMERS_OFFLINE")  # fmt: skip
+_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 
 
 def report(hardware: Hardware, environ: Mapping[str, str]) -> str:
     """Several lines; what cannot be found out is N/A."""
-    memory = f"{hardware.memory_bytes / 2**30:.1f} GiB" if hardware.memory_bytes else "N/A"
     lines = [
         "Runtime environment:",
-        f"Target: {platform.machine()}-{platform.system().lower()} ({' '.join(platform.libc_ver()) or 'N/A'})",
+        f"Target: {platform.machine()}-{platform.system().lower()} ({' '.join(platform.libc_ver()).strip() or 'N/A'})",
         f"Kernel: {platform.release()}",
         f"Python: {platform.python_implementation()} {platform.python_version()}",
-        f"CPU: {_cpu_model()}, {hardware.cores} cores, memory {memory}",
-        f"Docker label: {environ.get('DOCKER_LABEL', 'N/A')}",
-        f"Git sha: {environ.get('GIT_SHA', 'N/A')}",
+        f"torch: {_version('torch')}",
+        f"CPU: {hardware.cpu or 'N/A'}, {hardware.cores} cores, memory {_size(hardware.memory_bytes)}",
+        f"CPU features: {' '.join(cpu_features()) or 'N/A'}",
+        f"Shared memory (/dev/shm): {_size(hardware.shared_memory_bytes)}",
+        f"Compilers: {_compilers()}",
+        f"Hub cache: {_cache(environ)}",
+        f"Docker label: {environ.get('DOCKER_LABEL') or 'N/A'}",
+        f"Git sha: {environ.get('GIT_SHA') or 'N/A'}",
         "Packages: " + ", ".join(f"{name} {_version(name)}" for name in _PACKAGES),
-        "Variables: " + (", ".join(f"{name}={environ[name]}" for name in _VARIABLES if name in environ) or "none set"),
-        f"GPUs: {len(hardware.gpus)}",
+        f"Variables: {_variables(environ)}",
+        f"GPUs: {len(hardware.gpus)}" + (" (torch is built for CPUs only)" if hardware.unused_gpus else ""),
         "nvidia-smi:",
         _nvidia_smi(),
     ]
     return "\n".join(lines)
+
+
+def cpu_features(cpu_info: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """Of this processor, those that matter for speed."""
+    try:
+        lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    line = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    present = set(line.partition(":")[2].split())
+    return [_FEATURE_NAMES.get(name, name) for name in _CPU_FEATURES if name in present]
+
+
+def _variables(environ: Mapping[str, str]) -> str:
+    """Ours and those of the libraries, but no secrets: of these it is told only that they are set."""
+    ours = {opt.env: opt.name in SECRETS for opt in options_of(LauncherConfig) if opt.env}
+    shown = []
+    for name, value in sorted(environ.items()):
+        if name in ours or name in _OTHERS or name.startswith(_PREFIXES):
+            is_secret = ours.get(name, False) or (name not in ours and any(word in name for word in _SECRET_WORDS))
+            shown.append(f"{name}={'<hidden>' if is_secret else value}")
+    return ", ".join(shown) or "none set"
+
+
+def _size(count: int | None) -> str:
+    return "N/A" if count is None else f"{count / 2**30:.1f} GiB"
+
+
+def _cache(environ: Mapping[str, str]) -> str:
+    path = hub_cache(environ)
+    nearest = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    try:
+        free = _size(shutil.disk_usage(nearest).free)
+    except OSError:
+        free = "N/A"
+    state = "" if nearest == path else ", not there yet"
+    writable = "" if os.access(nearest, os.W_OK | os.X_OK) else ", not writable"
+    return f"{path} ({free} free{state}{writable})"
+
+
+def _compilers() -> str:
+    found = [path for path in map(shutil.which, _COMPILERS) if path is not None]
+    return ", ".join(found) or "none"
 
 
 def _version(package: str) -> str:
@@ -48,21 +124,13 @@ def _version(package: str) -> str:
         return "N/A"
 
 
-def _cpu_model() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "N/A")
-    except OSError:
-        return "N/A"
-
-
 def _nvidia_smi() -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "N/A"
     try:
         answer = subprocess.run(
-            [tool], capture_output=True, text=True, errors="replace", timeout=20.0, stdin=subprocess.DEVNULL
+            [tool], capture_output=True, text=True, errors="replace", timeout=_TOOL_LIMIT_S, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
         return "N/A"

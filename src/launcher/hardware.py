@@ -31,19 +31,66 @@ class Hardware:
     """The machine as this launch may use it: GPUs after `CUDA_VISIBLE_DEVICES`, cores after affinity and quota."""
 
     gpus: tuple[Gpu, ...] = ()
+    unused_gpus: int = 0
+    """Visible GPUs that the installed torch has no code for."""
+    cpu: str = ""
+    """Name of the processor, empty if unknown."""
     cores: int = 1
     memory_bytes: int | None = None
     shared_memory_bytes: int | None = None
+    omp_num_threads: int | None = None
+    """What the operator has set; None leaves it to the shards."""
+
+    def devices(self, num_shard: int) -> str:
+        """What `num_shard` shards run on, for people."""
+        if not self.gpus:
+            return f"{self.cpu or 'CPU'}, {self.cores} cores"
+        return "\n".join(f"{rank}: {gpu.card or gpu.uuid}" for rank, gpu in enumerate(self.gpus[:num_shard]))
+
+    def memory(self, num_shard: int, fraction: float) -> str:
+        """What they may use of it, for people."""
+        if not self.gpus:
+            return f"{self.memory_bytes / 2**30:.1f} GiB" if self.memory_bytes else "unknown"
+        sizes = [gpu.memory_mib for gpu in self.gpus[:num_shard]]
+        known = [f"{mib / 1024:.1f} GiB" if mib else "unknown" for mib in sizes]
+        shown = known[0] if len(set(known)) == 1 else ", ".join(known)
+        return (
+            shown + (" each" if len(known) > 1 else "") + (f", {fraction:.0%} of it to be used" if fraction < 1 else "")
+        )
 
 
 def detect(environ: Mapping[str, str]) -> Hardware:
     """Looks at the machine. Never raises: what cannot be found out is absent."""
+    gpus = visible(_query_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
+    is_usable = not gpus or not _is_cpu_build()
+    threads = environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return Hardware(
-        gpus=visible(_query_gpus(), environ.get("CUDA_VISIBLE_DEVICES")),
+        gpus=gpus if is_usable else (),
+        unused_gpus=0 if is_usable else len(gpus),
+        cpu=_cpu_model(),
         cores=_cores(),
         memory_bytes=_memory_bytes(),
         shared_memory_bytes=_shared_memory_bytes(),
+        omp_num_threads=int(threads) if threads.isdecimal() else None,
     )
+
+
+def _is_cpu_build() -> bool:
+    """Whether the installed torch says by its version that it has no code for GPUs. It is not imported."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch").endswith("+cpu")
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def process_age_s() -> float:

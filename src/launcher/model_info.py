@@ -5,6 +5,7 @@ Reads leniently, field by field: a config that is partly odd still gives what it
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -38,7 +39,24 @@ class ModelInfo:
     num_shared_experts: int = 0
     num_experts: int = 1
     has_vision: bool = False
-    is_quantized: bool = False
+    quantize: str | None = None
+    """`quant_method` of a checkpoint that is quantized, `unknown` where it does not say."""
+    weight_bytes: int | None = None
+    """Size of the weight files, where they are here already."""
+
+    def summary(self) -> str:
+        """For people: what is known of the model's kind and size."""
+        parts = [self.model_type or "unknown type"]
+        if self.num_layers:
+            parts.append(f"{self.num_layers} layers")
+        if self.num_heads:
+            parts.append(f"{self.num_heads} heads ({self.num_kv_heads} KV)")
+        if self.max_position_embeddings:
+            parts.append(f"{self.max_position_embeddings} positions")
+        if self.weight_bytes is not None:
+            unit, size = ("GiB", 2**30) if self.weight_bytes >= 2**30 else ("MiB", 2**20)
+            parts.append(f"{self.weight_bytes / size:.1f} {unit} of weights")
+        return ", ".join(parts)
 
 
 def is_local(model_id: str) -> bool:
@@ -77,8 +95,16 @@ def check_directory(model_id: str, path: Path) -> None:
     """Refuses a local directory that cannot be served. Raises ArgumentValidation."""
     if not path.is_dir():
         raise ArgumentValidation(f"`--model-id` {model_id}: no such directory")
-    found = sorted(entry.name for entry in path.iterdir())
+    try:
+        found = sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        raise ArgumentValidation(f"`--model-id` {model_id} cannot be read: {error.strerror}") from None
     if "config.json" not in found:
+        if "adapter_config.json" in found:
+            raise ArgumentValidation(
+                f"`--model-id` {model_id} holds an adapter and no model; adapters are not served yet: merge it into "
+                "its base model first"
+            )
         snapshots = sorted((path / "snapshots").glob("*")) if "snapshots" in found else []
         remedy = f"; did you mean {snapshots[-1]}?" if snapshots else f" (found: {_some(found)})"
         raise ArgumentValidation(f"`--model-id` {model_id}: the directory has no config.json{remedy}")
@@ -106,7 +132,17 @@ def read(path: Path | None) -> ModelInfo | None:
     except (OSError, ValueError, RecursionError) as error:
         logger.warning("Could not read config.json of the model, defaults are general ones: %s", error)
         return None
-    return from_config(config)
+    return dataclasses.replace(from_config(config), weight_bytes=_weight_bytes(path))
+
+
+def _weight_bytes(path: Path) -> int | None:
+    """Of the files that a shard would read, near enough: Mistral's second copy (`consolidated`) is left out."""
+    try:
+        sizes = {file.name: file.stat().st_size for file in path.glob("*.safetensors")}
+    except OSError:
+        return None
+    first = [size for name, size in sizes.items() if not name.startswith("consolidated")]
+    return sum(first or sizes.values()) or None
 
 
 def from_config(config: Mapping[str, Any]) -> ModelInfo:
@@ -134,8 +170,16 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         num_shared_experts=_count(config, "n_shared_experts") or 0,
         num_experts=_count(config, "num_local_experts") or 1,
         has_vision="vision_config" in config,
-        is_quantized=isinstance(config.get("quantization_config"), dict),
+        quantize=_quantize(config),
     )
+
+
+def _quantize(config: Mapping[str, Any]) -> str | None:
+    block = config.get("quantization_config") or config.get("compression_config")
+    if not isinstance(block, dict):
+        return None
+    method = block.get("quant_method")
+    return method if isinstance(method, str) else "unknown"
 
 
 def _count(config: Mapping[str, Any], *names: str) -> int | None:

@@ -6,25 +6,16 @@ decisions; the plan only passes on what the operator said about them.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation, NotEnoughCUDADevices
 from launcher.hardware import Hardware
 from launcher.model_info import ModelInfo
+from launcher.prefill import prefill_tokens
+from launcher.resolved import Resolved
 
 DEFAULT_MASTER_PORT = 29500
-_BASE_PREFILL = {"qwen2_vl": 10_000, "qwen2_5_vl": 10_000, "gemma3": 8_000}
-_DEFAULT_PREFILL = 4096
-
-# Dense fp16 operations a second, by card, as TGI's launcher has them.
-_CARD_FLOPS = {
-    "nvidia-4090": 82, "nvidia-t4": 65, "nvidia-l4": 121, "nvidia-l40": 181, "nvidia-l40s": 363, "nvidia-a10g": 125,
-    "nvidia-a40": 149, "nvidia-a100": 312, "nvidia-a100-sxm4-80gb": 312, "nvidia-a100-sxm4-40gb": 312,
-    "nvidia-a100-80gb-pcie": 312, "nvidia-h100": 900, "nvidia-h100-80gb-hbm3": 900, "nvidia-h100-nvl": 900,
-    "nvidia-h200": 989,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,26 +41,48 @@ class LaunchPlan:
     max_input_tokens: int | None
     max_batch_prefill_tokens: int
     compute_type: str | None
+    hardware: Hardware
+    info: ModelInfo | None
+    reasons: tuple[str, ...] = ()
+    """One record for each value that was not asked for: what it is, and the rule that gave it."""
     notes: tuple[str, ...] = ()
     """What the operator should know: each is logged as a warning."""
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches the server; every address of the machine counts as this one."""
+        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.endpoints.hostname, self.endpoints.hostname)
+        return (
+            f"http://[{address}]:{self.endpoints.port}" if ":" in address else f"http://{address}:{self.endpoints.port}"
+        )
 
     def rows(self) -> list[tuple[str, str]]:
         """The plan for people: what was decided, in the order of the work."""
         asked, measured = self.asked, "what fits (measured at warm-up)"
-        device = "GPU" if self.on_gpu else "CPU"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
-            ("shards", f"{self.num_shard} on {device}"),
+            ("architecture", self.info.summary() if self.info else "told by the shard"),
+            ("shards", f"{self.num_shard} on {'GPU' if self.on_gpu else 'CPU'}"),
+            ("devices", self.hardware.devices(self.num_shard)),
+            ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
             ("dtype", asked.dtype or "chosen by the shard"),
             ("attention", asked.attention or "chosen by the shard"),
+            ("cuda graphs", self._cuda_graphs()),
             ("max input tokens", _shown(self.max_input_tokens, "max total tokens - 1")),
             ("max total tokens", _shown(asked.max_total_tokens, measured)),
             ("max batch prefill tokens", str(self.max_batch_prefill_tokens)),
             ("max batch total tokens", _shown(asked.max_batch_total_tokens, measured)),
             ("max concurrent requests", str(asked.max_concurrent_requests)),
             ("listens on", f"{self.endpoints.hostname}:{self.endpoints.port}"),
+            ("url", self.url),
             ("sockets", f"{self.endpoints.uds_prefix}-<rank>"),
         ]
+
+    def _cuda_graphs(self) -> str:
+        sizes = [str(size) for size in self.asked.cuda_graphs if size > 0]
+        if not self.on_gpu:
+            return "none on a CPU"
+        return ", ".join(sizes) or ("off" if self.asked.cuda_graphs else "default sizes")
 
 
 def _shown(value: int | None, default: str) -> str:
@@ -78,125 +91,119 @@ def _shown(value: int | None, default: str) -> str:
 
 def make_plan(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, endpoints: Endpoints) -> LaunchPlan:
     """Raises ArgumentValidation or NotEnoughCUDADevices if the three do not go together."""
-    num_shard, notes = resolve_num_shard(config, hardware, info)
-    prefill, more = prefill_tokens(config, hardware, info, num_shard)
-    notes = (*notes, *more)
-    positions = info.max_position_embeddings if info else None
-    if positions and config.max_total_tokens and config.max_total_tokens > positions:
-        notes += (
-            f"`--max-total-tokens` {config.max_total_tokens} is more than the model's {positions} positions: "
-            "longer texts may be nonsense",
-        )
-    memory = hardware.shared_memory_bytes
-    if num_shard > 1 and hardware.gpus and memory is not None and memory < 2**30:
-        notes += (f"/dev/shm has {memory >> 20} MiB; shards may need 1 GiB there (docker: --shm-size 1g)",)
+    shards = resolve_num_shard(config, hardware, info)
+    prefill = prefill_tokens(config, hardware, info, shards.value)
+    reasons = [f"Number of shards: {shards.value} ({shards.reason})"]
+    if config.max_batch_prefill_tokens is None:
+        reasons.append(f"Default `max_batch_prefill_tokens` to {prefill.value} ({prefill.reason})")
     return LaunchPlan(
         asked=config,
         model_id=config.model_id or DEFAULT_MODEL_ID,
         endpoints=endpoints,
-        num_shard=num_shard,
+        num_shard=shards.value,
         on_gpu=bool(hardware.gpus),
         max_input_tokens=input_limit(config),
-        max_batch_prefill_tokens=prefill,
-        compute_type=_compute_type(hardware, num_shard),
-        notes=notes,
+        max_batch_prefill_tokens=prefill.value,
+        compute_type=_compute_type(hardware, shards.value),
+        hardware=hardware,
+        info=info,
+        reasons=tuple(reasons),
+        notes=(*shards.notes, *prefill.notes, *_notes(config, hardware, info, shards.value)),
     )
 
 
-def resolve_num_shard(
-    config: LauncherConfig, hardware: Hardware, info: ModelInfo | None
-) -> tuple[int, tuple[str, ...]]:
-    """The number of shards, and what to warn about. Raises as `make_plan`."""
+def _notes(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> list[str]:
+    """What goes together but may not be meant so."""
+    notes = []
+    positions = info.max_position_embeddings if info else None
+    if positions and config.max_total_tokens and config.max_total_tokens > positions:
+        notes.append(
+            f"`--max-total-tokens` {config.max_total_tokens} is more than the model's {positions} positions: "
+            "longer texts may be nonsense"
+        )
+    memory = hardware.shared_memory_bytes
+    if num_shard > 1 and hardware.gpus and memory is not None and memory < 2**30:
+        notes.append(f"/dev/shm has {memory >> 20} MiB; shards may need 1 GiB there (docker: --shm-size 1g)")
+    if num_shard > 1 and not hardware.gpus:
+        threads = hardware.omp_num_threads
+        if num_shard > hardware.cores:
+            notes.append(f"{num_shard} shards on {hardware.cores} CPU cores: they will wait for each other")
+        elif threads is not None and threads * num_shard > hardware.cores:
+            notes.append(
+                f"OMP_NUM_THREADS={threads} gives {num_shard} shards {threads * num_shard} threads on {hardware.cores} "
+                f"CPU cores; without it each shard takes its share, {max(1, hardware.cores // num_shard)}"
+            )
+    if hardware.unused_gpus:
+        notes.append(
+            f"{hardware.unused_gpus} GPUs are visible, but the installed torch is built for CPUs only: serving on the "
+            "CPU; install a torch for CUDA"
+        )
+    return notes
+
+
+def check_model(model_id: str, info: ModelInfo | None) -> None:
+    """What no shard could serve, said before one is started. Raises ArgumentValidation."""
+    if info is not None and info.quantize is not None:
+        raise ArgumentValidation(
+            f"`--model-id` {model_id} is quantized ({info.quantize} in its config.json), which is not served yet; "
+            "give the unquantized model"
+        )
+
+
+def resolve_num_shard(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None) -> Resolved:
+    """The number of shards. Raises as `make_plan`."""
     asked, available = config.num_shard, len(hardware.gpus)
-    heads = info.num_heads if info else None
     if asked is not None:
-        if available and asked > available:
-            raise ArgumentValidation(
-                f"`--num-shard` {asked} is more than the {available} visible GPUs (see CUDA_VISIBLE_DEVICES)"
-            )
-        if heads and heads % asked:
-            raise ArgumentValidation(
-                f"`--num-shard` {asked} does not divide the model's {heads} attention heads; "
-                f"try {_largest_divisor(heads, asked)}"
-            )
-        contradicts = config.sharded is False and asked > 1
-        return asked, (f"`--sharded false` contradicts `--num-shard` {asked}; {asked} shards",) if contradicts else ()
+        return _asked_num_shard(asked, config.sharded, available, info)
     if config.sharded is False:
-        return 1, ()
+        return Resolved(1, "`--sharded false`")
     if config.sharded and available <= 1:
         raise NotEnoughCUDADevices(
             f"`--sharded true` but only {available} CUDA devices were found; for shards on a CPU give `--num-shard`"
         )
     if available <= 1:
-        return 1, ()
-    count = _largest_divisor(heads, available) if heads else available
+        return Resolved(1, "one visible GPU" if available else "no visible GPU")
+    count = _largest_fitting(info, available)
+    heads = _heads(info)
     if config.sharded and count == 1:
-        raise ArgumentValidation(f"`--sharded true` but no count up to {available} divides the model's {heads} heads")
-    reduced = f"{available} GPUs are visible; using {count}, which divides the model's {heads} attention heads"
-    return count, (reduced,) if count < available else ()
+        raise ArgumentValidation(f"`--sharded true` but no count up to {available} divides the model's {heads}")
+    if count == available:
+        return Resolved(count, "all visible GPUs")
+    note = f"{available} GPUs are visible; using {count}, which divides the model's {heads}"
+    return Resolved(count, "the most GPUs that divide the model's heads", (note,))
 
 
-def _largest_divisor(number: int, limit: int) -> int:
-    return next(count for count in range(min(number, limit), 0, -1) if number % count == 0)
+def _asked_num_shard(asked: int, sharded: bool | None, available: int, info: ModelInfo | None) -> Resolved:
+    if available and asked > available:
+        raise ArgumentValidation(
+            f"`--num-shard` {asked} is more than the {available} visible GPUs (see CUDA_VISIBLE_DEVICES)"
+        )
+    if not _fits(info, asked):
+        raise ArgumentValidation(
+            f"`--num-shard` {asked} does not divide the model's {_heads(info)}; try {_largest_fitting(info, asked)}"
+        )
+    contradicts = sharded is False and asked > 1
+    notes = (f"`--sharded false` contradicts `--num-shard` {asked}; {asked} shards",) if contradicts else ()
+    return Resolved(asked, "`--num-shard`", notes)
 
 
-def prefill_tokens(
-    config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int
-) -> tuple[int, tuple[str, ...]]:
-    """TGI's default of max_batch_prefill_tokens: what the cards compute in about a second, within memory."""
-    if config.max_batch_prefill_tokens is not None:
-        return config.max_batch_prefill_tokens, ()
-    notes: tuple[str, ...] = ()
-    gpu = hardware.gpus[0] if hardware.gpus else None
-    flops = _CARD_FLOPS.get(gpu.card) if gpu else None
-    tokens = _BASE_PREFILL.get(info.model_type or "", _DEFAULT_PREFILL) if info else _DEFAULT_PREFILL
-    if info and gpu:
-        if flops is None:
-            notes += (f"no figures for the card {gpu.card!r}: default prefill budget",)
-        per_token = _model_flops(info)
-        if flops and per_token and (optimal := flops * 10**12 * num_shard // per_token) > 100:
-            tokens = optimal
-    if info and info.max_position_embeddings:
-        tokens = min(tokens, info.max_position_embeddings)
-    if info and gpu and gpu.memory_mib and not info.is_quantized:
-        available = _f32(float((gpu.memory_mib << 20) * num_shard))
-        available = _f32(_f32(available * _f32(config.cuda_memory_fraction)) * _f32(config.tgi_wiggle_room))
-        sizes = _memory_use(info)
-        if sizes is not None:
-            model_bytes, token_bytes = sizes
-            if model_bytes > available:
-                notes += ("the model seems to be larger than the memory of the GPUs",)
-            elif (cap := max(1, (int(available) - model_bytes) // token_bytes)) < tokens:
-                notes += (f"prefill budget lowered from {tokens} to {cap} tokens, which is what fits in memory",)
-                tokens = cap
-    # Ours: a default must not contradict what the operator set.
-    return min(tokens, config.max_batch_total_tokens or tokens), notes
+def _fits(info: ModelInfo | None, count: int) -> bool:
+    """The shards' rule: query heads are divided; KV heads too, or each is kept by several shards."""
+    if info is None or not info.num_heads:
+        return True
+    kv_heads = info.num_kv_heads or info.num_heads
+    return info.num_heads % count == 0 and (kv_heads % count == 0 or count % kv_heads == 0)
 
 
-def _model_flops(info: ModelInfo) -> int | None:
-    """Operations of one token in the linear layers."""
-    hidden, inner, heads = info.hidden_size, info.intermediate_size, info.num_heads
-    kv_heads, width, layers = info.num_kv_heads, info.head_dim, info.num_layers
-    if info.has_vision or not (hidden and inner and heads and kv_heads and width and layers):
-        return None
-    attention = 2 * hidden * (3 * heads * width + 2 * kv_heads * width)
-    return layers * (attention + 6 * hidden * inner * (info.experts_per_token + info.num_shared_experts))
+def _largest_fitting(info: ModelInfo | None, limit: int) -> int:
+    return next(count for count in range(limit, 0, -1) if _fits(info, count))
 
 
-def _memory_use(info: ModelInfo) -> tuple[int, int] | None:
-    """Bytes of the weights, and of one token in a prefill, at two bytes an element."""
-    hidden, inner, heads, vocab = info.hidden_size, info.intermediate_size, info.num_heads, info.vocab_size
-    kv_heads, width, layers, experts = info.num_kv_heads, info.head_dim, info.num_layers, info.num_experts
-    if not (hidden and inner and heads and kv_heads and width and layers and vocab):
-        return None
-    attention = (heads + 2 * kv_heads) * width + heads * width * hidden
-    model = 2 * (layers * (attention + 3 * inner * experts * hidden) + 2 * hidden * vocab)
-    return model, 4 * kv_heads * width * layers + 6 * (inner + inner // 2) * experts
-
-
-def _f32(value: float) -> float:
-    """TGI computes the memory cap in single precision; so do we, for equal defaults."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
+def _heads(info: ModelInfo | None) -> str:
+    if info is None:
+        return "attention heads"
+    many_kinds = info.num_kv_heads and info.num_kv_heads != info.num_heads
+    return f"{info.num_heads} attention heads" + (f" and {info.num_kv_heads} KV heads" if many_kinds else "")
 
 
 def _compute_type(hardware: Hardware, num_shard: int) -> str | None:

@@ -5,9 +5,11 @@ Finds the addresses of this launch: the HTTP port, the rendezvous port, the plac
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import ipaddress
+import logging
 import os
 import shutil
 import socket
@@ -19,11 +21,38 @@ from pathlib import Path
 from launcher.config import LauncherConfig
 from launcher.config import http_port as asked_http_port
 from launcher.errors import ArgumentValidation
-from launcher.plan import DEFAULT_MASTER_PORT, Endpoints
+from launcher.hardware import Hardware
+from launcher.model_info import ModelInfo
+from launcher.plan import DEFAULT_MASTER_PORT
+
+logger = logging.getLogger("text_generation_launcher")
 
 _LONGEST_SOCKET_PATH = 107
 _RANK_DIGITS = 5
 LOOPBACK = "127.0.0.1"
+
+
+def check_memory(model_id: str, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> None:
+    """Refuses weights that cannot fit whatever their type will be. Raises ArgumentValidation.
+
+    A file may shrink on loading by half at most, when float32 is kept as two bytes.
+    """
+    size = info.weight_bytes if info else None
+    if size is None:
+        return
+    sizes = [gpu.memory_mib for gpu in hardware.gpus[:num_shard]]
+    if sizes and all(sizes):
+        available, where = sum(mib or 0 for mib in sizes) << 20, f"{len(sizes)} GPUs"
+        remedy = "use more GPUs (`--num-shard`) or a smaller model"
+    elif not hardware.gpus and hardware.memory_bytes:
+        available, where, remedy = hardware.memory_bytes, "this machine", "use a smaller model"
+    else:
+        return
+    if size // 2 > available:
+        raise ArgumentValidation(
+            f"`--model-id` {model_id} has {size / 2**30:.1f} GiB of weights, which cannot fit in the "
+            f"{available / 2**30:.1f} GiB of {where}; {remedy}"
+        )
 
 
 def is_ip_address(text: str) -> bool:
@@ -48,6 +77,18 @@ def http_port(config: LauncherConfig, address: str) -> int:
     """The port that was asked for, or a free one for 0. Raises ArgumentValidation if it cannot be bound."""
     flag, port = asked_http_port(config)
     return _bindable(flag, address, port)
+
+
+def without_busy_metrics_port(config: LauncherConfig, address: str) -> LauncherConfig:
+    """`config`, without a second port for metrics that cannot be had: they are on the HTTP port anyway."""
+    if not config.prometheus_port:
+        return config
+    try:
+        _bindable("--prometheus-port", address, config.prometheus_port)
+    except ArgumentValidation as error:
+        logger.warning("%s; going on without it, /metrics is on the HTTP port too", error)
+        return dataclasses.replace(config, prometheus_port=None)
+    return config
 
 
 def _bindable(flag: str, address: str, port: int) -> int:
@@ -107,12 +148,29 @@ def socket_prefix(config: LauncherConfig, num_shard: int) -> Iterator[str]:
 @contextmanager
 def private_directory() -> Iterator[Path]:
     # Not under TMPDIR: that may be too deep for a socket path.
-    base = next((path for path in ("/tmp", tempfile.gettempdir()) if os.access(path, os.W_OK)), None)
-    directory = Path(tempfile.mkdtemp(prefix="tercet-", dir=base))
+    directory = _made_in(["/tmp", os.environ.get("TMPDIR") or "/var/tmp", "/dev/shm"])
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _made_in(folders: list[str]) -> Path:
+    """A new private folder in the first of these that takes one. Raises ArgumentValidation if none does."""
+    reasons = []
+    for folder in folders:
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="tercet-", dir=folder))
+        except OSError as error:
+            reasons.append(f"{folder}: {error.strerror}")
+            continue
+        if len(os.fsencode(directory)) + len("/shard-") + _RANK_DIGITS <= _LONGEST_SOCKET_PATH:
+            return directory
+        directory.rmdir()
+        reasons.append(f"{folder}: too long for a socket")
+    raise ArgumentValidation(
+        f"no folder for the shards' sockets ({'; '.join(reasons)}); make /tmp writable or give `--shard-uds-path`"
+    )
 
 
 @contextmanager
@@ -151,11 +209,3 @@ def _clear_dead_socket(path: str) -> None:
         except OSError as error:
             raise ArgumentValidation(f"`--shard-uds-path`: {path} cannot be used: {error}") from None
     raise ArgumentValidation(f"`--shard-uds-path`: a process is listening on {path}; give this launch another path")
-
-
-@contextmanager
-def endpoints(config: LauncherConfig, num_shard: int, *, address: str, port: int) -> Iterator[Endpoints]:
-    """All addresses of this launch; `address` and `port` were found free before the download."""
-    with socket_prefix(config, num_shard) as prefix:
-        master_port = rendezvous_port(config, num_shard)
-        yield Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)

@@ -6,26 +6,29 @@ import logging
 import signal
 import sys
 import time
-from importlib.metadata import version
+from pathlib import Path
 
-from model_server.config import DownloadConfig, ServeConfig
+from model_server.config import NOT_SERVED, DownloadConfig, QuantizeConfig, ServeConfig, check
 from model_server.errors import FatalError, LostPeerError, StartupError
-from model_server.peer_watch import leave_at_once
-from model_server.weights.checkpoint import examine
-from model_server.weights.locate import resolve
 from wire import log_line
-from wire.commands import run_group
+from wire.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER
 from wire.local_grpc import poll_in_place
 
 logger = logging.getLogger(__name__)
 
+ADAPTER_CONFIG = "adapter_config.json"
+
 
 def main() -> int:
     return run_group(
-        {"serve": (ServeConfig, serve), "download-weights": (DownloadConfig, download)},
+        {
+            "serve": (ServeConfig, serve),
+            "download-weights": (DownloadConfig, download),
+            "quantize": (QuantizeConfig, quantize),
+        },
         prog="model-server",
-        version=version("tercet"),
+        version=installed_version,
         description="One shard: runs the model on one device behind the generate.v3 gRPC contract.",
     )
 
@@ -34,7 +37,14 @@ def serve(config: ServeConfig) -> int:
     """Load the model, bind the socket, serve until told to stop."""
     log_line.configure(config.json_output, config.logger_level, rank=config.rank if config.sharded else None)
     started = time.perf_counter()
+    # Imported here, as all that is not needed for --help.
+    from model_server.peer_watch import leave_at_once
+
     try:
+        check(config)
+        from model_server.weights.checkpoint import examine
+        from model_server.weights.locate import resolve
+
         checkpoint = examine(resolve(config.model_id, config.revision))
         size = checkpoint.file_bytes / 2**20
         logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.files), size)
@@ -64,6 +74,7 @@ def download(config: DownloadConfig) -> int:
     # The default would end the process where it stands, and leave half-written files.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
+        _refuse_adapter(config.model_id)
         fetch(
             config.model_id,
             config.revision,
@@ -74,6 +85,23 @@ def download(config: DownloadConfig) -> int:
         logger.error("%s", error)
         return 1
     return 0
+
+
+def _refuse_adapter(model_id: str) -> None:
+    """Of a directory; what a hub repository holds is known when its files are listed. Raises StartupError."""
+    directory = Path(model_id).expanduser()
+    if (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
+        raise StartupError(
+            f"--model-id {model_id} holds an adapter ({ADAPTER_CONFIG}) and no model; adapters are {NOT_SERVED}: "
+            "merge it into its base model first"
+        )
+
+
+def quantize(config: QuantizeConfig) -> int:
+    """Not served yet: refuses, and says what to do instead."""
+    log_line.configure(config.json_output, config.logger_level)
+    logger.error("quantize is %s: serve the unquantized checkpoint of %s", NOT_SERVED, config.model_id)
+    return 1
 
 
 if __name__ == "__main__":

@@ -6,9 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from model_server.errors import StartupError
 from wire.options import argument, option
 
 DtypeName = Literal["float16", "bfloat16", "float32"]
+
+
+NOT_SERVED = "not served yet"
+
+Quantize = Literal[
+    "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "gptq", "awq", "compressed-tensors", "eetq", "exl2", "fp8",
+    "marlin",
+]  # fmt: skip
+_DISTRIBUTED, _RUN, _REFUSED = "Ranks", "Operation", "Not served yet (refused at start)"
+
+
+# TGI's command line reads no variables for its own options (an inherited REVISION would reach the download of every
+# adapter): those have `env=None`. Its launcher hands the rest to the shards by variables, which are options here.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,30 +30,31 @@ class ServeConfig:
     """`model-server serve MODEL_ID`: one shard."""
 
     model_id: str = argument(help="Hub id, local folder, or `demo` for the embedded model")
-    revision: str | None = option(None, help="Branch, tag or commit of a hub model")
-    sharded: bool = option(
-        False,
-        env=None,
-        help="This shard is one of WORLD_SIZE ranks (RANK, MASTER_ADDR and MASTER_PORT are then needed)",
-    )
+    revision: str | None = option(None, env=None, help="Branch, tag or commit of a hub model")
     dtype: DtypeName | None = option(
-        None, help="Type of weights and activations; unset: chosen from the device and the model"
+        None, env=None, help="Type of weights and activations; unset: chosen from the device and the model"
     )
     trust_remote_code: bool = option(
-        False, help="Allow code from the model repository; models that the native runner serves never need it"
+        False,
+        env=None,
+        negatable=True,
+        help="Allow code from the model repository; models that the native runner serves never need it",
     )
     uds_path: Path = option(
         Path("/tmp/text-generation-server"), env=None, help="Prefix of the unix socket; -<rank> is appended"
     )
-    logger_level: str = option("INFO", env=None, help="Least severe log level that is written")
-    json_output: bool = option(False, help="One JSON object for each log line")
+    logger_level: str = option("INFO", env=None, panel=_RUN, help="Least severe log level that is written")
+    json_output: bool = option(False, env=None, negatable=True, panel=_RUN, help="One JSON object for each log line")
     otlp_endpoint: str | None = option(
-        None, help="OpenTelemetry collector (http://host:port, OTLP over gRPC); needs the extra `trace`"
+        None, env=None, panel=_RUN,
+        help="OpenTelemetry collector (http://host:port, OTLP over gRPC); needs the extra `trace`",
+    )  # fmt: skip
+    otlp_service_name: str = option(
+        "text-generation-inference.server", env=None, panel=_RUN, help="Service name in traces"
     )
-    otlp_service_name: str = option("text-generation-inference.server", help="Service name in traces")
-    max_input_tokens: int | None = option(None, help="Longest prompt the router will send, in tokens")
+    max_input_tokens: int | None = option(None, env=None, help="Longest prompt the router will send, in tokens")
     max_batch_total_tokens: int | None = option(
-        None, help="Upper bound of the KV cache in tokens; unset: measured (GPU) or 16000 and up (CPU)"
+        None, env=None, help="Upper bound of the KV cache in tokens; unset: measured (GPU) or 16000 and up (CPU)"
     )
     cuda_memory_fraction: float = option(1.0, help="Share of the device's memory that may be used")
     cuda_graphs: list[int] = option(
@@ -54,6 +69,10 @@ class ServeConfig:
         help="Attention backend: triton, flash_attn, torch_varlen, native or reference; TGI's names stand for the best "
         "one that can serve the model",
     )
+    rope_scaling: Literal["linear", "dynamic"] | None = option(
+        None, help="RoPE scaling in the place of the config's; only `linear` is served"
+    )
+    rope_factor: float | None = option(None, minimum=0, help="What positions are divided by; unset with a kind: 1")
     prefix_caching: bool = option(
         True, help="Let requests share the KV cache of a common beginning; the router keeps track of it"
     )
@@ -67,10 +86,37 @@ class ServeConfig:
     profile_steps: int = option(50, env="TERCET_PROFILE_STEPS", minimum=1, help="Steps that --profile records")
     watermark_gamma: float = option(0.5, help="Share of the vocabulary that a watermark favours")
     watermark_delta: float = option(2.0, help="Bias that a watermark adds to the logits of its share")
-    rank: int = option(0, help="Rank of this shard")
-    world_size: int = option(1, help="Number of shards")
-    master_addr: str = option("localhost", help="Address where the ranks find each other")
-    master_port: int = option(29500, help="Port where the ranks find each other")
+    sharded: bool = option(
+        False,
+        env=None,
+        negatable=True,
+        panel=_DISTRIBUTED,
+        help="This shard is one of WORLD_SIZE ranks (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are then needed)",
+    )
+    rank: int | None = option(None, panel=_DISTRIBUTED, help="Rank of this shard")
+    world_size: int | None = option(None, panel=_DISTRIBUTED, minimum=1, help="Number of shards")
+    master_addr: str = option("localhost", panel=_DISTRIBUTED, help="Address where the ranks find each other")
+    master_port: int = option(29500, panel=_DISTRIBUTED, maximum=65535, help="Port where the ranks find each other")
+
+    quantize: Quantize | None = option(None, env=None, panel=_REFUSED, help="Quantization of the weights")
+    speculate: int | None = option(None, env=None, panel=_REFUSED, help="Tokens to speculate; 0 is accepted")
+    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
+        None, env=None, panel=_REFUSED, help="Type of KV cache elements"
+    )
+    lora_adapters: str | None = option(None, panel=_REFUSED, help="Adapters to load")
+    weights_cache_override: Path | None = option(None, panel=_REFUSED, help="A flat directory of weight files")
+
+    @property
+    def linear_rope_factor(self) -> float | None:
+        """As TGI: a factor alone means `linear`, a kind alone a factor of 1."""
+        if self.rope_scaling is None:
+            return self.rope_factor
+        return 1.0 if self.rope_factor is None else self.rope_factor
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Rank and number of ranks."""
+        return (self.rank or 0, self.world_size or 1) if self.sharded else (0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +124,10 @@ class DownloadConfig:
     """`model-server download-weights MODEL_ID`: fill the local hub cache, then end."""
 
     model_id: str = argument(help="Hub id of the model, or a local folder to check and convert")
-    revision: str | None = option(None, help="Branch, tag or commit")
-    trust_remote_code: bool = option(False, help="Also fetch the code files of the repository")
+    revision: str | None = option(None, env=None, help="Branch, tag or commit")
+    trust_remote_code: bool = option(
+        False, env=None, negatable=True, help="Also fetch the code files of the repository"
+    )
     auto_convert: bool = option(
         False,
         env=None,
@@ -90,5 +138,46 @@ class DownloadConfig:
     extension: Literal[".safetensors"] = option(
         ".safetensors", env=None, help="Kind of the weight files; no other is served"
     )
-    logger_level: str = option("INFO", env=None, help="Least severe log level that is written")
-    json_output: bool = option(False, help="One JSON object for each log line")
+    merge_lora: bool = option(
+        False,
+        env=None,
+        negatable=True,
+        help="Permits merging an adapter into its base model, which is not served yet: adapters are refused either "
+        "way, other models need no permission",
+    )
+    logger_level: str = option("INFO", env=None, panel=_RUN, help="Least severe log level that is written")
+    json_output: bool = option(False, env=None, negatable=True, panel=_RUN, help="One JSON object for each log line")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeConfig:
+    """`model-server quantize MODEL_ID OUTPUT_DIR`: TGI's command line, all of it refused."""
+
+    model_id: str = argument(help="Hub id of the model, or a local folder")
+    output_dir: Path = argument(help="Where the quantized model would go")
+    revision: str | None = option(None, env=None, help="Branch, tag or commit")
+    logger_level: str = option("INFO", env=None, panel=_RUN, help="Least severe log level that is written")
+    json_output: bool = option(False, env=None, negatable=True, panel=_RUN, help="One JSON object for each log line")
+    trust_remote_code: bool = option(False, env=None, negatable=True, help="Allow code from the model repository")
+    upload_to_model_id: str | None = option(None, env=None, help="Hub repository for the result")
+    percdamp: float = option(0.01, env=None, help="Dampening of the Hessian's diagonal")
+    act_order: bool = option(False, env=None, negatable=True, help="Quantize columns by falling activation size")
+    groupsize: int = option(128, env=None, help="Columns that share a scale")
+
+
+def check(config: ServeConfig) -> None:
+    """Refuses what cannot be served whatever the model. Raises StartupError."""
+    for flag, is_set, remedy in (
+        ("--quantize", config.quantize is not None, "serve the unquantized checkpoint"),
+        ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
+        ("--kv-cache-dtype", config.kv_cache_dtype is not None, "leave it out, the cache then has the model's type"),
+        ("LORA_ADAPTERS", config.lora_adapters is not None, "merge the adapter into the model first"),
+        ("ROPE_SCALING dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind that config.json can name"),
+        ("WEIGHTS_CACHE_OVERRIDE", config.weights_cache_override is not None, "give the directory as the model"),
+    ):
+        if is_set:
+            raise StartupError(f"{flag} is {NOT_SERVED}: {remedy}")
+    if config.rope_factor == 0:
+        raise StartupError("ROPE_FACTOR must be > 0")
+    if config.sharded and (config.rank is None or config.world_size is None):
+        raise StartupError("--sharded needs the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")

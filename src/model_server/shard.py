@@ -29,6 +29,7 @@ from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.runner import KeepsState, Runner
 from model_server.sampling.sampler import Sampler
+from model_server.startup_records import SettledBackend, tell_attention
 from model_server.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.progress import LoadProgress
@@ -42,7 +43,7 @@ STOP_LIMIT_S = 5.0
 
 def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
-    rank, world_size = (config.rank, config.world_size) if config.sharded else (0, 1)
+    rank, world_size = config.place
     graphs = graph_sizes(config.cuda_graphs, config.max_batch_size)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
@@ -113,14 +114,16 @@ def _load_engine(
     device: torch.device,
     graphs: tuple[int, ...],
 ) -> Engine:
+    settled = SettledBackend(attention, partial(substitute, requested=config.attention, device=device, dtype=dtype))
     runner = load_runner(
         model_dir,
         device=device,
         dtype=dtype,
         group=group,
         attention=attention,
-        substitute=partial(substitute, requested=config.attention, device=device, dtype=dtype),
+        substitute=settled,
         trust_remote_code=config.trust_remote_code,
+        rope_factor=config.linear_rope_factor,
         progress=LoadProgress(),
     )
     settle(device)
@@ -137,7 +140,15 @@ def _load_engine(
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not isinstance(runner, KeepsState),
     )
-    return Engine(runner, tokenizer, sampler, options)
+    engine = Engine(runner, tokenizer, sampler, options)
+    if group.rank == 0:
+        tell_attention(
+            settled.backend.name,
+            config.attention,
+            caching_asked=config.prefix_caching,
+            keeps_state=engine.keeps_state,
+        )
+    return engine
 
 
 def _profiler(config: ServeConfig, rank: int, device: torch.device) -> StepProfiler | None:

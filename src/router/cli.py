@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 
 from router.config import RouterConfig, check
 from router.errors import StartupError
 from wire import log_line
-from wire.commands import run_group
+from wire.commands import installed_version, run_group
 from wire.local_grpc import poll_in_place
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ def main() -> int:
     return run_group(
         {"print-schema": (PrintSchemaConfig, print_schema)},
         prog="router",
-        version=version("tercet"),
+        version=installed_version,
         description="Serves the HTTP API and decides which request the model shards run next.",
         default=(RouterConfig, run),
     )
@@ -41,7 +43,9 @@ def run(config: RouterConfig) -> int:
 
         return uvloop.run(serve(config))
     except StartupError as error:
-        print(f"Error: {error}", file=sys.stderr)  # noqa: T201
+        if config.json_output:  # then every line of the log is JSON, the last one too
+            logger.error("%s", error)
+        print(error.report(), file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 0

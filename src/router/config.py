@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from router.errors import StartupError
+from router.errors import ArgumentValidation
 from wire.options import option
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
@@ -17,6 +17,8 @@ from wire.tracing import check as check_tracing
 TGI_VERSION = "3.3.7"
 """The TGI level that we are compatible with; connectors gate features on it."""
 
+_U32 = 2**32 - 1
+"""Largest value of the options that are u32 in TGI."""
 _LIMITS = "Limits of a request"
 _BATCHING = "Batching"
 _HTTP = "HTTP"
@@ -34,7 +36,7 @@ class RouterConfig:
     )
     max_best_of: int = option(2, panel=_LIMITS, help="Largest `best_of`; 1 turns the parameter off.")
     max_stop_sequences: int = option(4, panel=_LIMITS, help="Largest number of `stop` texts in a request.")
-    max_top_n_tokens: int = option(5, panel=_LIMITS, help="Largest `top_n_tokens` and `top_logprobs`.")
+    max_top_n_tokens: int = option(5, panel=_LIMITS, maximum=_U32, help="Largest `top_n_tokens` and `top_logprobs`.")
     max_input_tokens: int | None = option(
         None, panel=_LIMITS, help="Longest prompt in tokens. Default: what fits, from the warm-up."
     )
@@ -61,9 +63,12 @@ class RouterConfig:
     waiting_served_ratio: float = option(
         1.2, panel=_BATCHING, help="Waiting to running requests from which a prefill interrupts decoding.", minimum=0
     )
-    max_batch_prefill_tokens: int = option(4096, panel=_BATCHING, help="Token budget of one prefill.")
+    max_batch_prefill_tokens: int = option(4096, panel=_BATCHING, maximum=_U32, help="Token budget of one prefill.")
     max_batch_total_tokens: int | None = option(
-        None, panel=_BATCHING, help="Token budget of a running batch. Default: what fits, from the warm-up."
+        None,
+        panel=_BATCHING,
+        maximum=_U32,
+        help="Token budget of a running batch. Default: what fits, from the warm-up.",
     )
     max_waiting_tokens: int = option(20, panel=_BATCHING, help="Decode steps after which waiting requests are let in.")
     max_batch_size: int | None = option(None, panel=_BATCHING, help="Largest number of requests in a batch.")
@@ -146,7 +151,7 @@ class RouterConfig:
 
 
 def check(config: RouterConfig) -> None:
-    """Refuses what can be known to be wrong before anything is loaded. Raises StartupError."""
+    """Refuses what can be known to be wrong before anything is loaded. Raises ArgumentValidation."""
     for flag, value in (
         ("--validation-workers", config.validation_workers),
         ("--max-batch-size", config.max_batch_size),
@@ -154,33 +159,40 @@ def check(config: RouterConfig) -> None:
         ("--max-client-batch-size", config.max_client_batch_size),
     ):
         if value == 0:
-            raise StartupError(f"ArgumentValidation: `{flag}` must be > 0")
+            raise ArgumentValidation(f"`{flag}` must be > 0")
     _check_token_limits(config)
     try:
         check_tracing(config.otlp_endpoint)
     except TracingError as error:
-        raise StartupError(str(error)) from None
+        raise ArgumentValidation(str(error)) from None
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
-        raise StartupError("ArgumentValidation: ngrok tunnels are not served; remove `--ngrok*`")
+        raise ArgumentValidation("ngrok tunnels are not served; remove `--ngrok*`")
     for flag, route in (
         ("--aip-predict-route", config.aip_predict_route),
         ("--aip-health-route", config.aip_health_route),
     ):
         if route is not None and (not route.startswith("/") or set(route) & set("{}?#")):
-            raise StartupError(f"ArgumentValidation: `{flag}` {route} is not a path")
+            raise ArgumentValidation(f"`{flag}` {route} is not a path")
     for flag, path in (
         ("--tokenizer-config-path", config.tokenizer_config_path),
         ("--chat-template", config.chat_template),
     ):
         if path is not None and not Path(path).is_file():
-            raise StartupError(f"ArgumentValidation: `{flag}` {path} is not a file")
+            raise ArgumentValidation(f"`{flag}` {path} is not a file")
 
 
 def _check_token_limits(config: RouterConfig) -> None:
     longest_input, total, capacity = config.max_input_tokens, config.max_total_tokens, config.max_batch_total_tokens
+    prefill = config.max_batch_prefill_tokens
     if longest_input is not None and total is not None and longest_input >= total:
-        raise StartupError("ArgumentValidation: `--max-input-tokens` must be < `--max-total-tokens`")
-    if capacity is not None and config.max_batch_prefill_tokens > capacity:
-        raise StartupError("ArgumentValidation: `--max-batch-prefill-tokens` must be <= `--max-batch-total-tokens`")
+        raise ArgumentValidation(
+            f"`--max-input-tokens` must be < `--max-total-tokens`. Given: {longest_input} and {total}"
+        )
+    if capacity is not None and prefill > capacity:
+        raise ArgumentValidation(
+            f"`--max-batch-prefill-tokens` must be <= `--max-batch-total-tokens`. Given: {prefill} and {capacity}"
+        )
     if capacity is not None and total is not None and total > capacity:
-        raise StartupError("ArgumentValidation: `--max-total-tokens` must be <= `--max-batch-total-tokens`")
+        raise ArgumentValidation(
+            f"`--max-total-tokens` must be <= `--max-batch-total-tokens`. Given: {total} and {capacity}"
+        )

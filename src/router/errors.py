@@ -11,6 +11,8 @@ RouterError
 ├── IncompleteError       500  incomplete_generation
 ├── UnhealthyError        503  healthcheck
 └── StartupError          (never reaches a client: ends the process with one line)
+    ├── ArgumentValidation    options that contradict each other or the shards
+    └── BackendError          the shards cannot be reached, or not warmed up
 """
 
 from __future__ import annotations
@@ -102,3 +104,18 @@ class StartupError(RouterError):
     """The router cannot start; the message names the cause and, where there is one, the flag to change."""
 
     error_type = "startup"
+    variant = "WebServer"
+    """TGI's name for the kind of failure, which log scrapers match."""
+
+    def report(self) -> str:
+        """The last line on standard error, in TGI's form."""
+        text = str(self).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        return f'Error: {self.variant}("{text}")'
+
+
+class ArgumentValidation(StartupError):
+    variant = "ArgumentValidation"
+
+
+class BackendError(StartupError):
+    variant = "Backend"

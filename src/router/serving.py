@@ -297,7 +297,7 @@ def bind(hostname: str, port: int) -> socket.socket:
         listener.bind((str(address), port))
     except OSError as error:
         listener.close()
-        raise StartupError(f"WebServer: cannot listen on {address}:{port}: {error.strerror}") from None
+        raise StartupError(f"cannot listen on {address}:{port}: {error.strerror}") from None
     listener.setblocking(False)
     return listener
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from router.errors import StartupError
+from router.errors import ArgumentValidation, BackendError
 from router.limits import ServingLimits, ShardInfo
 from router.scheduling.loop import Scheduler
 from router.scheduling.ports import Metrics
@@ -86,7 +86,7 @@ async def connect_and_warm_up(
     tokenizer_max_length: int | None,
     tracing: Tracing | None = None,
 ) -> Started:
-    """ServiceDiscovery, ClearCache, Info, Warmup, limits. Raises `StartupError` that names the cause or the flag.
+    """ServiceDiscovery, ClearCache, Info, Warmup, limits. Raises a `StartupError` that names the cause or the flag.
 
     max_positions and tokenizer_max_length are the model's own limits of a sequence, where known.
     """
@@ -113,6 +113,7 @@ async def connect_and_warm_up(
         await shards.close()
         raise
     metrics.gauge("tgi_batch_max_total_tokens", limits.max_batch_total_tokens)
+    log.info("Setting max batch total tokens to %d", limits.max_batch_total_tokens)  # TGI's words, which are watched
     log.info("serving with %s", limits)
     if info.chunks:
         log.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
@@ -156,7 +157,7 @@ def resolve_limits(
     max_positions: int | None,
     tokenizer_max_length: int | None,
 ) -> ServingLimits:
-    """What was asked for, bounded by what the shards can do. Raises `StartupError` for what cannot be honoured."""
+    """What was asked for, bounded by what the shards can do. Raises a `StartupError` for what cannot be honoured."""
     _check_echo("max_input_tokens", config.max_input_tokens, capacity.max_input_tokens)
     _check_echo("max_total_tokens", config.max_total_tokens, capacity.max_total_tokens)
     max_total_tokens = capacity.max_total_tokens
@@ -167,7 +168,7 @@ def resolve_limits(
     max_batch_total_tokens = _batch_total(config, capacity, max_total_tokens)
     if max_total_tokens > max_batch_total_tokens:
         if config.max_total_tokens is not None:
-            raise StartupError(f"Not enough memory to handle `max_total_tokens={max_total_tokens}`")
+            raise BackendError(f"Not enough memory to handle `max_total_tokens={max_total_tokens}`")
         max_total_tokens = max_batch_total_tokens
     if not info.requires_padding:
         # Block 0 is nobody's; the last token of a request is never stored.
@@ -211,7 +212,7 @@ def _batch_total(config: StartupOptions, capacity: Capacity, max_total_tokens: i
 
 def _check_echo(name: str, asked: int | None, answered: int) -> None:
     if answered <= 0 or (asked is not None and answered != asked):
-        raise StartupError(f"--{name.replace('_', '-')} is {asked}, but the model shards answered {answered}")
+        raise ArgumentValidation(f"--{name.replace('_', '-')} is {asked}, but the model shards answered {answered}")
 
 
 def _check_order(
@@ -219,15 +220,15 @@ def _check_order(
 ) -> None:
     prefill = config.max_batch_prefill_tokens
     if max_input_tokens >= max_total_tokens or max_input_tokens < 1:
-        raise StartupError(
+        raise ArgumentValidation(
             f"--max-input-tokens must be below --max-total-tokens. Given: {max_input_tokens} and {max_total_tokens}"
         )
     if max_input_tokens > prefill and not info.chunks:
-        raise StartupError(
+        raise ArgumentValidation(
             f"--max-batch-prefill-tokens must be at least --max-input-tokens. Given: {prefill} and {max_input_tokens}"
         )
     if prefill > batch_total:
-        raise StartupError(
+        raise ArgumentValidation(
             f"--max-batch-prefill-tokens must not exceed --max-batch-total-tokens. Given: {prefill} and {batch_total}"
         )
 
@@ -236,7 +237,7 @@ async def _or_refuse(answer: Awaitable[T], task: str) -> T:
     try:
         return await answer
     except (ShardError, ValueError) as error:
-        raise StartupError(f"Unable to {task}: {_said(error)}") from error
+        raise BackendError(f"Unable to {task}: {_said(error)}") from error
 
 
 def _said(error: Exception) -> str:

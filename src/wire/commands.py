@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from wire.options import UsageError, parse
 
 T = TypeVar("T")
+Version = str | Callable[[], str] | None
+"""A version, or what finds it when it is asked for: looking into the installed packages takes its time."""
 
 
 def run_command(
@@ -18,7 +20,7 @@ def run_command(
     *,
     prog: str,
     argv: Sequence[str] | None = None,
-    version: str | None = None,
+    version: Version = None,
     description: str = "",
 ) -> int:
     """Parses and runs; returns the exit status. Help and version go to stdout (0), a usage error to stderr (2)."""
@@ -31,8 +33,7 @@ def run_command(
         print_help(config_type, prog, description)
         return 0
     if version is not None and ("--version" in before_dashes or "-V" in before_dashes):
-        print(f"{prog} {version}")  # noqa: T201
-        return 0
+        return _print_version(prog, version)
     try:
         config = parse(config_type, words, os.environ)
     except UsageError as error:
@@ -45,7 +46,7 @@ def run_group(
     *,
     prog: str,
     argv: Sequence[str] | None = None,
-    version: str | None = None,
+    version: Version = None,
     description: str = "",
     default: tuple[type[Any], Callable[[Any], int]] | None = None,
 ) -> int:
@@ -64,9 +65,20 @@ def run_group(
         print("\n".join([*lines, "", f"Options of a command: {prog} COMMAND --help"]))  # noqa: T201
         return 0
     if words and version is not None and words[0] in ("--version", "-V"):
-        print(f"{prog} {version}")  # noqa: T201
-        return 0
+        return _print_version(prog, version)
     return _refuse(prog, f"unrecognized command '{words[0]}'" if words else "a command is required")
+
+
+def installed_version() -> str:
+    """Of this distribution."""
+    from importlib.metadata import version
+
+    return version("tercet")
+
+
+def _print_version(prog: str, version: str | Callable[[], str]) -> int:
+    print(f"{prog} {version if isinstance(version, str) else version()}")  # noqa: T201
+    return 0
 
 
 def _refuse(prog: str, message: str) -> int:

@@ -54,7 +54,12 @@ def print_help(config_type: type, prog: str, description: str) -> None:
     command.__doc__ = description
     app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     app.command()(command)
-    app(args=["--help"], prog_name=prog, standalone_mode=False)
+    try:
+        app(args=["--help"], prog_name=prog, standalone_mode=False)
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # rich makes the one the other
+        # A reader that has seen enough (`| head`) is no error; the interpreter's own flush would be the next.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shown_default(opt: Option) -> str:

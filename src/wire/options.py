@@ -245,7 +245,7 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list
             if (opt := flags.get(flag)) and not opt.is_switch:
                 record(opt, text if equals else _next_value(opt, words))
             elif (opt := flags.get(flag) or negatives.get(flag)) is None:
-                raise UsageError(f"unexpected argument '{flag}' found")
+                raise UsageError(f"unexpected argument '{flag}' found{_similar(flag, [*flags, *negatives])}")
             elif equals:
                 raise UsageError(f"unexpected value '{text}' for '{flag}' found; no more were expected")
             else:
@@ -253,6 +253,14 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list
         else:
             _read_shorts(word, shorts, words, record)
     return given
+
+
+def _similar(flag: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches  # only after a mistake
+
+    # TGI's users write underscores; so do its variables.
+    found = get_close_matches(flag.lower().replace("_", "-"), known, n=1)
+    return f"; a similar one exists: '{found[0]}'" if found else ""
 
 
 def _read_shorts(

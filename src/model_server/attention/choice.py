@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # What `--attention` and ATTENTION accept: our own names, then TGI's.
 OWN_NAMES = ("reference", "triton", "flash_attn", "torch_varlen", "native")
-TGI_NAMES = ("paged", "flashdecoding", "flashinfer")
+TGI_NAMES = ("paged", "flashdecoding", "flashdecoding-ipex", "flashinfer")
 
 # The best first; the reference serves everything everywhere. What a user has to name is not among them.
 PREFERENCE = {

@@ -1,7 +1,9 @@
 """From our C++ sources to a shared library for this very CPU, kept in a cache folder of the user.
 
-The name of the library holds a hash of the sources, the compiler, its flags and the CPU's features, so that a change of
-any of them compiles anew. The folder is private to the user: what is loaded from it runs with the server's rights.
+The name of the library holds a hash of the sources, the flags and the CPU's features, then one of the compiler, so that
+a change of any of them compiles anew. Where no compiler is installed, a library that was made ahead by any will do.
+
+The folder is private to the user: what is loaded from it runs with the server's rights.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ def compiled(cache: Path | None = None) -> Path:
     """
     compiler = _compiler()
     folder = _private(cache or _user_cache())
-    library = folder / f"native-{_key(compiler)}.so"
+    key = _key()
+    if compiler is None:
+        return _made_ahead(folder, key)
+    library = folder / f"native-{key}-{_hash(_version(compiler))}.so"
     if library.exists():
         return library
     try:
@@ -52,12 +57,24 @@ def compiled(cache: Path | None = None) -> Path:
     return library
 
 
-def _compiler() -> str:
-    for name in COMPILERS:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    raise CompileError(f"no C++ compiler is installed (looked for {', '.join(COMPILERS)})")
+def _made_ahead(folder: Path, key: str) -> Path:
+    """The library that a compiler made before it was taken away, the newest of several. Raises CompileError."""
+    found = sorted(folder.glob(f"native-{key}-*.so"), key=lambda path: path.stat().st_mtime_ns)
+    if not found:
+        raise CompileError(f"no C++ compiler is installed (looked for {', '.join(COMPILERS)})")
+    return found[-1]
+
+
+def _compiler() -> str | None:
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
+def _version(compiler: str) -> str:
+    return "".join(_run([compiler, "--version"]).splitlines()[:1])
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _user_cache() -> Path:
@@ -77,12 +94,11 @@ def _private(folder: Path) -> Path:
     return folder
 
 
-def _key(compiler: str) -> str:
+def _key() -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    version = _run([compiler, "--version"]).splitlines()[:1]
-    digest.update(repr((version, FLAGS, LINKING, platform.machine(), _cpu_features())).encode())
+    digest.update(repr((FLAGS, LINKING, platform.machine(), _cpu_features())).encode())
     return digest.hexdigest()[:32]
 
 

@@ -44,7 +44,9 @@ class _translated:
     """Inside, huggingface_hub's exceptions become ours."""
 
     def __init__(self, model_id: str, revision: str | None) -> None:
+        self._revision = revision
         self._name = model_id if revision is None else f"{model_id}@{revision}"
+        self._where = f"--model-id {model_id}"
 
     def __enter__(self) -> None:
         return None
@@ -60,8 +62,16 @@ class _translated:
             raise StartupError(
                 f"--model-id {self._name}: access is gated; ask for it on the hub, then set HF_TOKEN"
             ) from error
-        if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError):
-            raise StartupError(f"--model-id {self._name}: not on the hub, or private (then set HF_TOKEN)") from error
+        if isinstance(error, errors.RevisionNotFoundError):
+            raise StartupError(
+                f"{self._where}: the repository has no revision {self._revision!r}; --revision takes a branch, a tag "
+                "or a full commit"
+            ) from error
+        if isinstance(error, errors.RepositoryNotFoundError):
+            raise StartupError(
+                f"{self._where}: the hub has no such model, or it is private: check the id; for a private one set "
+                "HF_TOKEN"
+            ) from error
         # The transport's own errors have the base that the hub's HTTP error has; its package changes with versions.
         if isinstance(error, (OSError, *errors.HfHubHTTPError.__bases__)):
             raise Unreachable((str(error).splitlines() or [type(error).__name__])[0]) from error

@@ -52,7 +52,11 @@ def test_shard_environment() -> None:
         num_shard=2, enable_prefill_logprobs=True, cuda_memory_fraction=0.5, huggingface_hub_cache="/hub",
         max_total_tokens=9, max_batch_size=3, watermark_gamma=1.0, attention="paged", api_key="secret",
     )  # fmt: skip
-    command = commands.shard(made, 1, {"LOG_LEVEL": "debug", "API_KEY": "secret", "NCCL_DEBUG": "INFO", "RANK": "7"})
+    command = commands.shard(
+        made,
+        1,
+        {"LOG_LEVEL": "debug", "WEIGHTS_CACHE_OVERRIDE": "/m", "API_KEY": "secret", "NCCL_DEBUG": "INFO", "RANK": "7"},
+    )
     env = command.env
     expected = {
         "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29501", "REQUEST_LOGPROBS": "1",
@@ -60,7 +64,7 @@ def test_shard_environment() -> None:
         "MAX_TOTAL_TOKENS": "9", "MAX_BATCH_SIZE": "3", "WATERMARK_GAMMA": "1", "NCCL_DEBUG": "INFO",
     }  # fmt: skip
     assert {name: env.get(name) for name in expected} == expected
-    assert "LOG_LEVEL" not in env and "API_KEY" not in env
+    assert not {"LOG_LEVEL", "API_KEY", "WEIGHTS_CACHE_OVERRIDE"} & set(env)
     assert "secret" not in " ".join(command.argv)
 
 
@@ -75,6 +79,16 @@ def test_unset_things_are_not_said() -> None:
 @pytest.mark.parametrize(("graphs", "expected"), [([], None), ([0], "0"), ([8, 0, 16], "8,16")])
 def test_cuda_graphs(graphs: list[int], expected: str | None) -> None:
     assert commands.shard(plan(cuda_graphs=graphs), 0, {}).env.get("CUDA_GRAPHS") == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor", "expected"),
+    [(None, None, (None, None)), ("linear", None, ("linear", "1")), (None, 2.5, ("linear", "2.5")),
+     ("linear", 4.0, ("linear", "4"))],
+)  # fmt: skip
+def test_rope(kind: str | None, factor: float | None, expected: tuple[str | None, str | None]) -> None:
+    env = commands.shard(plan(rope_scaling=kind, rope_factor=factor), 0, {}).env
+    assert (env.get("ROPE_SCALING"), env.get("ROPE_FACTOR")) == expected
 
 
 def test_threads_are_the_shards_choice_unless_the_user_says() -> None:
@@ -175,6 +189,14 @@ def test_download() -> None:
     )  # fmt: skip
     assert command.env["HUGGINGFACE_HUB_CACHE"] == "/hub"
     assert "LOG_LEVEL" not in command.env
+
+
+def test_the_shards_know_every_attention_backend_that_can_be_asked_for() -> None:
+    from model_server.attention.choice import OWN_NAMES, TGI_NAMES
+    from wire.options import options_of
+
+    asked = next(opt for opt in options_of(LauncherConfig) if opt.name == "attention")
+    assert set(asked.choices) == {*OWN_NAMES, *TGI_NAMES}
 
 
 def test_the_children_accept_these_command_lines() -> None:

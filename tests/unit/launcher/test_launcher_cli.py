@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from launcher.cli import _redacted
 from launcher.config import LauncherConfig
+from launcher.launch import redacted
 
 
 def launcher(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -31,6 +31,25 @@ def test_help_and_version() -> None:
     answer = launcher("-V")
     assert answer.returncode == 0
     assert answer.stdout.startswith("launcher ")
+
+
+def test_a_reader_that_has_seen_enough_of_the_help() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "--help"], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_help_imports_nothing_of_a_launch() -> None:
+    program = (
+        "import sys; from launcher.cli import main; sys.argv = ['launcher', '--help']; assert main() == 0;"
+        "sys.exit(int(bool({'launcher.launch', 'launcher.supervisor', 'grpc'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done
 
 
 def test_usage_error() -> None:
@@ -98,6 +117,6 @@ def test_the_containers_host_name_is_no_address() -> None:
 
 
 def test_secrets_are_hidden() -> None:
-    text = _redacted(LauncherConfig(api_key="s3cret", ngrok_authtoken="s3cret", model_id="m"))
+    text = redacted(LauncherConfig(api_key="s3cret", ngrok_authtoken="s3cret", model_id="m"))
     assert "s3cret" not in text
     assert "api_key='<hidden>'" in text and "model_id='m'" in text

@@ -11,30 +11,6 @@ from launcher.config import SECRETS, LauncherConfig, check, input_limit
 from launcher.errors import ArgumentValidation
 from wire.options import options_of, parse
 
-TGI_FLAGS = {
-    "model-id", "revision", "validation-workers", "sharded", "num-shard", "quantize", "speculate", "dtype",
-    "kv-cache-dtype", "trust-remote-code", "max-concurrent-requests", "max-best-of", "max-stop-sequences",
-    "max-top-n-tokens", "max-input-tokens", "max-input-length", "max-total-tokens", "waiting-served-ratio",
-    "max-batch-prefill-tokens", "max-batch-total-tokens", "max-waiting-tokens", "max-batch-size", "cuda-graphs",
-    "hostname", "port", "prometheus-port", "shard-uds-path", "master-addr", "master-port", "huggingface-hub-cache",
-    "weights-cache-override", "disable-custom-kernels", "cuda-memory-fraction", "rope-scaling", "rope-factor",
-    "json-output", "otlp-endpoint", "otlp-service-name", "cors-allow-origin", "api-key", "watermark-gamma",
-    "watermark-delta", "ngrok", "ngrok-authtoken", "ngrok-edge", "tokenizer-config-path", "disable-grammar-support",
-    "env", "max-client-batch-size", "lora-adapters", "usage-stats", "payload-limit", "enable-prefill-logprobs",
-    "graceful-termination-timeout",
-}  # fmt: skip
-
-
-def test_every_flag_of_tgi_exists_with_its_variable() -> None:
-    options = {opt.flag.removeprefix("--"): opt for opt in options_of(LauncherConfig)}
-    assert len(TGI_FLAGS) == 54
-    assert set(options) >= TGI_FLAGS
-    for flag in TGI_FLAGS:
-        assert options[flag].env == (None if flag == "env" else flag.upper().replace("-", "_"))
-    assert {opt.short: flag for flag, opt in options.items() if opt.short} == {
-        "-p": "port", "-e": "env", "-g": "graceful-termination-timeout"
-    }  # fmt: skip
-
 
 def test_defaults_of_tgi() -> None:
     config = LauncherConfig()
@@ -63,15 +39,18 @@ def test_defaults_of_tgi() -> None:
         ({"cuda_memory_fraction": 0.0}, ["--cuda-memory-fraction"]),
         ({"tokenizer_config_path": Path("/no/such")}, ["--tokenizer-config-path", "/no/such"]),
         ({"port": 9000, "prometheus_port": 9000}, ["--port", "--prometheus-port", "9000"]),
+        ({"port": 9000, "master_port": 9000}, ["--master-port", "9000", "twice"]),
+        ({"master_port": 9001, "prometheus_port": 9001}, ["--master-port", "9001", "twice"]),
         ({"aip_http_port": 9000, "prometheus_port": 9000}, ["--aip-http-port", "--prometheus-port", "9000"]),
         ({"quantize": "fp8"}, ["--quantize", "not served yet"]),
         ({"speculate": 2}, ["--speculate", "not served yet"]),
         ({"lora_adapters": "a"}, ["--lora-adapters", "not served yet"]),
         ({"kv_cache_dtype": "fp8_e5m2"}, ["--kv-cache-dtype", "not served yet"]),
         ({"ngrok": True}, ["--ngrok", "not served yet"]),
-        ({"rope_scaling": "linear"}, ["--rope-scaling", "config.json"]),
-        ({"rope_factor": 2.0}, ["--rope-factor"]),
+        ({"rope_scaling": "dynamic"}, ["--rope-scaling dynamic", "not served yet", "`linear`"]),
+        ({"rope_factor": 0.0}, ["--rope-factor", "> 0"]),
         ({"weights_cache_override": Path("/x")}, ["--weights-cache-override"]),
+        ({"model_id": "org/m", "weights_cache_override": Path("/x")}, ["--weights-cache-override", "--model-id"]),
     ],
 )
 def test_refused(fields: dict[str, Any], words: list[str]) -> None:
@@ -86,6 +65,9 @@ def test_refused(fields: dict[str, Any], words: list[str]) -> None:
     "fields",
     [
         {"speculate": 0},
+        {"rope_factor": 2.0},
+        {"rope_scaling": "linear"},
+        {"model_id": "/repository", "weights_cache_override": Path("/repository/")},
         {"max_input_tokens": 7, "max_total_tokens": 8, "max_batch_total_tokens": 8},
         {"port": 0, "prometheus_port": 0},
         {"max_batch_prefill_tokens": 8, "max_batch_total_tokens": 8},

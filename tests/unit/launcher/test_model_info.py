@@ -28,7 +28,9 @@ from launcher.model_info import ModelInfo, check_directory, directory, from_conf
         ({"text_config": {}, "model_type": "llava"}, {"head_dim": None}),
         ({"num_key_value_heads": 1, "num_attention_heads": 4}, {"num_kv_heads": 1}),
         ({"vision_config": {}}, {"has_vision": True}),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, {"is_quantized": True}),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, {"quantize": "mxfp4"}),
+        ({"quantization_config": {}}, {"quantize": None}),
+        ({"compression_config": {"format": "x"}}, {"quantize": "unknown"}),
         ({"n_shared_experts": 2, "num_local_experts": 8, "num_experts_per_tok": 3},
          {"num_shared_experts": 2, "num_experts": 8, "experts_per_token": 3}),
         # One odd field does not cost the others.
@@ -117,6 +119,24 @@ def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
         check_directory("m", tmp_path)
     (tmp_path / "model.safetensors").write_text("")
     check_directory("m", tmp_path)
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ArgumentValidation, match="holds an adapter and no model; adapters are not served yet"):
+        check_directory("m", tmp_path)
+
+
+def test_the_size_of_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    info = read(tmp_path)
+    assert info is not None and info.weight_bytes is None
+    (tmp_path / "model-1.safetensors").write_bytes(b"x" * 7)
+    (tmp_path / "model-2.safetensors").write_bytes(b"x" * 8)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"x" * 15)
+    info = read(tmp_path)
+    assert info is not None and info.weight_bytes == 15
+    assert "0.0 MiB of weights" in info.summary()
 
 
 def test_the_root_of_a_cached_repository_is_explained(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, LauncherError, NotEnoughCUDADevices
 from launcher.hardware import Gpu, Hardware
 from launcher.model_info import ModelInfo, from_config
-from launcher.plan import Endpoints, LaunchPlan, make_plan, prefill_tokens, resolve_num_shard
+from launcher.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
+from launcher.prefill import prefill_tokens
 
 ENDS = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
 LLAMA = {
@@ -72,12 +73,12 @@ def test_prefill_tokens_follow_the_operator() -> None:
 
 
 def test_prefill_tokens_fit_in_memory() -> None:
-    tokens, notes = prefill_tokens(
+    tokens, reason, notes = prefill_tokens(
         LauncherConfig(cuda_memory_fraction=0.125), machine(1, "nvidia-h200", 143771), from_config(LLAMA), 1
     )
     assert 1 <= tokens < 65791
-    assert "lowered" in notes[0]
-    tokens, notes = prefill_tokens(LauncherConfig(), machine(1, "nvidia-h100", 100), from_config(BIG), 1)
+    assert "lowered" in notes[0] and "memory" in reason
+    tokens, _, notes = prefill_tokens(LauncherConfig(), machine(1, "nvidia-h100", 100), from_config(BIG), 1)
     assert (tokens, "larger than the memory" in notes[0]) == (6095, True)
     quantized = from_config(LLAMA | {"quantization_config": {"quant_method": "gptq"}})
     assert prefill_tokens(LauncherConfig(), machine(1, "nvidia-h200", 100), quantized, 1)[0] == 65791
@@ -98,12 +99,14 @@ def test_prefill_tokens_fit_in_memory() -> None:
         (True, 2, 4, None, 2),
         (None, 2, 0, 4, 2),
         (None, 4, 4, 32, 4),
+        (None, 6, 0, 12, 6),
     ],
 )
 def test_num_shard(sharded: bool | None, num_shard: int | None, gpus: int, heads: int | None, expected: int) -> None:
     config = LauncherConfig(sharded=sharded, num_shard=num_shard)
-    count, notes = resolve_num_shard(config, machine(gpus), ModelInfo(num_heads=heads))
+    count, reason, notes = resolve_num_shard(config, machine(gpus), ModelInfo(num_heads=heads))
     assert count == expected
+    assert reason
     surprising = (sharded is False and num_shard is not None) or (
         num_shard is None and sharded is None and count < gpus
     )
@@ -129,6 +132,83 @@ def test_num_shard_refused(
     with pytest.raises(error) as caught:
         resolve_num_shard(config, machine(gpus), ModelInfo(num_heads=heads))
     assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    ("count", "kv_heads", "fits"),
+    [(2, 8, True), (8, 2, True), (8, 8, True), (4, 1, True), (4, 6, False), (8, 3, False), (8, 12, False)],
+)
+def test_kv_heads_are_divided_or_kept_by_several(count: int, kv_heads: int, fits: bool) -> None:
+    """The rule of `model_server.models.attention.head_ranges`, said before anything is loaded."""
+    info = ModelInfo(num_heads=24, num_kv_heads=kv_heads)
+    if fits:
+        assert resolve_num_shard(LauncherConfig(num_shard=count), machine(), info).value == count
+        return
+    with pytest.raises(ArgumentValidation, match=rf"`--num-shard` {count} .* 24 attention heads and {kv_heads} KV"):
+        resolve_num_shard(LauncherConfig(num_shard=count), machine(), info)
+
+
+def test_a_count_is_reduced_to_what_suits_the_kv_heads_too() -> None:
+    count, _, notes = resolve_num_shard(LauncherConfig(), machine(4), ModelInfo(num_heads=24, num_kv_heads=6))
+    assert count == 3
+    assert "24 attention heads and 6 KV heads" in notes[0]
+
+
+def test_the_model_server_has_the_same_rule() -> None:
+    from types import SimpleNamespace
+
+    from model_server.errors import StartupError
+    from model_server.models.attention import head_ranges
+
+    for heads, kv_heads, count in ((24, 6, 4), (24, 3, 8), (24, 2, 8), (24, 8, 4), (24, 24, 3), (10, 2, 4)):
+        spec: Any = SimpleNamespace(num_heads=heads, num_kv_heads=kv_heads)
+        group: Any = SimpleNamespace(size=count, rank=0)
+        try:
+            head_ranges(spec, group)
+            served = True
+        except StartupError:
+            served = False
+        try:
+            resolve_num_shard(
+                LauncherConfig(num_shard=count), machine(), ModelInfo(num_heads=heads, num_kv_heads=kv_heads)
+            )
+            planned = True
+        except ArgumentValidation:
+            planned = False
+        assert planned is served, (heads, kv_heads, count)
+
+
+def test_each_default_says_why() -> None:
+    made = plan(LauncherConfig(), machine(2, "nvidia-h200", 143771), from_config(LLAMA))
+    assert made.reasons == (
+        "Number of shards: 2 (all visible GPUs)",
+        "Default `max_batch_prefill_tokens` to 131072 (the model's positions)",
+    )
+    made = plan(LauncherConfig(max_batch_prefill_tokens=9))
+    assert made.reasons == ("Number of shards: 1 (no visible GPU)",)
+    made = plan(LauncherConfig(max_batch_total_tokens=99))
+    assert made.reasons[1] == "Default `max_batch_prefill_tokens` to 99 (`--max-batch-total-tokens`)"
+
+
+def test_a_quantized_checkpoint_is_refused_before_it_is_loaded() -> None:
+    check_model("m", None)
+    check_model("m", from_config(LLAMA))
+    for field in ("quantization_config", "compression_config"):
+        with pytest.raises(ArgumentValidation, match=r"`--model-id` m is quantized \(gptq in its config.json\)"):
+            check_model("m", from_config(LLAMA | {field: {"quant_method": "gptq"}}))
+
+
+def test_cpu_shards_that_get_in_each_others_way() -> None:
+    def notes(num_shard: int, threads: int | None) -> str:
+        return " ".join(plan(LauncherConfig(num_shard=num_shard), machine(omp_num_threads=threads)).notes)
+
+    assert notes(2, None) == notes(2, 4) == notes(1, 8) == ""
+    assert "OMP_NUM_THREADS=8 gives 2 shards 16 threads on 8 CPU cores" in notes(2, 8)
+    assert "16 shards on 8 CPU cores" in notes(16, None)
+
+
+def test_gpus_that_torch_cannot_use_are_told() -> None:
+    assert "torch is built for CPUs only" in plan(LauncherConfig(), machine(unused_gpus=2)).notes[0]
 
 
 def test_defaults_and_names() -> None:
@@ -160,7 +240,19 @@ def test_warnings() -> None:
 
 
 def test_the_plan_can_be_shown() -> None:
-    rows = dict(plan(LauncherConfig(model_id="m", revision="r", max_total_tokens=77, num_shard=2)).rows())
+    asked = LauncherConfig(model_id="m", revision="r", max_total_tokens=77, num_shard=2)
+    rows = dict(plan(asked, machine(cpu="Some CPU", memory_bytes=8 << 30)).rows())
     assert rows["model"] == "m @ r"
     assert rows["max total tokens"] == "77"
     assert rows["shards"] == "2 on CPU"
+    assert (rows["devices"], rows["memory"]) == ("Some CPU, 8 cores", "8.0 GiB")
+    assert rows["url"] == "http://127.0.0.1:3000"
+    assert rows["architecture"] == "told by the shard"
+    asked = LauncherConfig(cuda_memory_fraction=0.5)
+    rows = dict(plan(asked, machine(2, "nvidia-h200", 143771), from_config(LLAMA)).rows())
+    assert rows["devices"] == "0: nvidia-h200\n1: nvidia-h200"
+    assert rows["memory"] == "140.4 GiB each, 50% of it to be used"
+    for graphs, shown in (([], "default sizes"), ([0], "off"), ([8, 0, 16], "8, 16")):
+        assert dict(plan(LauncherConfig(cuda_graphs=graphs), machine(1)).rows())["cuda graphs"] == shown
+    assert dict(plan(LauncherConfig(cuda_graphs=[8])).rows())["cuda graphs"] == "none on a CPU"
+    assert rows["architecture"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"

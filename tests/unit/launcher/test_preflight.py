@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from launcher import preflight
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation
+from launcher.hardware import Gpu, Hardware
+from launcher.model_info import ModelInfo
 
 
 def listener() -> socket.socket:
@@ -34,6 +37,15 @@ def test_a_free_port() -> None:
     assert preflight.http_port(config(port=port), "127.0.0.1") == port
     assert preflight.http_port(config(port=0), "127.0.0.1") > 0
     assert preflight.http_port(config(port=0, aip_http_port=port), "127.0.0.1") == port
+
+
+def test_a_busy_metrics_port_is_no_reason_to_stay_away(caplog: pytest.LogCaptureFixture) -> None:
+    with listener() as server:
+        port = server.getsockname()[1]
+        assert preflight.without_busy_metrics_port(config(prometheus_port=port), "127.0.0.1").prometheus_port is None
+        assert f"`--prometheus-port` {port} is in use" in caplog.text and "going on without it" in caplog.text
+    for asked in (config(prometheus_port=port), config(prometheus_port=0), config()):
+        assert preflight.without_busy_metrics_port(asked, "127.0.0.1") == asked
 
 
 def test_an_address_of_another_machine() -> None:
@@ -70,13 +82,64 @@ def test_rendezvous_port_moves_when_the_default_is_taken(monkeypatch: pytest.Mon
 
 
 def test_private_directory() -> None:
-    with preflight.endpoints(config(), 2, address="127.0.0.1", port=3) as ends:
-        folder = Path(ends.uds_prefix).parent
+    with preflight.socket_prefix(config(), 2) as prefix:
+        folder = Path(prefix).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.getuid()
         (folder / "shard-0").touch()
-        assert (ends.hostname, ends.port) == ("127.0.0.1", 3)
     assert not folder.exists()
+
+
+def test_another_folder_where_tmp_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    real = preflight.tempfile.mkdtemp
+
+    def mkdtemp(prefix: str, dir: str) -> str:
+        tried.append(dir)
+        if dir == "/tmp":
+            raise OSError(30, "Read-only file system")
+        return real(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(preflight.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with preflight.socket_prefix(config(), 1) as prefix:
+        assert Path(prefix).parent.parent in (tmp_path, Path("/dev/shm"))
+    assert tried[:2] == ["/tmp", str(tmp_path)]
+
+
+def test_no_folder_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ArgumentValidation, match=r"no folder .*nowhere: No such file.*make /tmp writable or give `--sh"
+    ):
+        preflight._made_in([str(tmp_path / "nowhere")])
+    deep = tmp_path / ("x" * 110)
+    deep.mkdir()
+    with pytest.raises(ArgumentValidation, match="too long for a socket"):
+        preflight._made_in([str(deep)])
+    assert list(deep.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory_gib", "weights_gib", "words"),
+    [
+        (0, 8, 16, None),
+        (0, 8, 17, "17.0 GiB of weights, which cannot fit in the 8.0 GiB of this machine; use a smaller model"),
+        (0, None, 999, None),
+        (2, 8, 100, None),
+        (2, 8, 200, "GiB of 2 GPUs; use more GPUs (`--num-shard`)"),
+        (2, 8, None, None),
+    ],
+)
+def test_weights_that_cannot_fit(gpus: int, memory_gib: int | None, weights_gib: int | None, words: str | None) -> None:
+    hardware = Hardware(
+        gpus=(Gpu(card="c", memory_mib=40 << 10),) * gpus, memory_bytes=memory_gib and memory_gib << 30, cores=2
+    )
+    info = ModelInfo(weight_bytes=weights_gib and (weights_gib << 30) + 2)
+    if words is None:
+        preflight.check_memory("m", hardware, ModelInfo(weight_bytes=weights_gib and weights_gib << 30), gpus or 1)
+        return
+    with pytest.raises(ArgumentValidation, match=re.escape(words)):
+        preflight.check_memory("m", hardware, info, gpus or 1)
 
 
 def test_given_prefix_is_locked_and_cleared(tmp_path: Path) -> None:

@@ -105,6 +105,14 @@ def test_help_and_errors_of_the_process(tmp_path: Path) -> None:
     assert done.returncode == 0 and "--max-concurrent" in done.stdout
     done = run("--tokenizer-name", str(tmp_path), "--hostname", "127.0.0.1", "--port", "0")
     assert done.returncode == 1 and "tokenizer.json" in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.startswith('Error: WebServer("') and done.stderr.count("\n") == 1
+    done = run("--max-input-tokens", "9", "--max-total-tokens", "9", "--json-output")
+    line = 'Error: ArgumentValidation("`--max-input-tokens` must be < `--max-total-tokens`. Given: 9 and 9")\n'
+    assert (done.returncode, done.stderr) == (1, line)
+    records = [json.loads(text) for text in done.stdout.splitlines()]
+    assert records[-1]["level"] == "ERROR" and "Given: 9 and 9" in records[-1]["message"]
+    done = run("--tokenizer-name", "demo", "--port", "0", "--master-shard-uds-path", str(tmp_path / "nobody-0"))
+    assert done.returncode == 1 and done.stderr.startswith('Error: Backend("Unable to connect')
 
 
 def test_a_start_imports_neither_torch_nor_transformers() -> None:

@@ -16,6 +16,7 @@ from support.tiny_types import type_checkpoint, type_model
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed import ProcessGroup
 from model_server.errors import StartupError
+from model_server.models.decoder import Decoder
 from model_server.models.load import load_runner
 from model_server.models.pretrained.paged import TransformersRunner
 from model_server.models.pretrained.stateful import StatefulRunner
@@ -137,3 +138,31 @@ def test_a_window_that_only_the_mask_knows_of_is_noticed(tmp_path: Path) -> None
     """phimoe's attention is not told of its window; in sequences shorter than it nothing would show."""
     type_checkpoint("phimoe", tmp_path, sliding_window=100)
     assert isinstance(load_from_library(tmp_path), StatefulRunner)
+
+
+def test_a_rope_factor_for_a_model_of_the_library_is_refused(tmp_path: Path) -> None:
+    type_checkpoint("olmo", tmp_path)
+    with pytest.raises(StartupError, match="--rope-scaling is not served for olmo: set it in the model's config"):
+        load_runner(
+            tmp_path, device=torch.device("cpu"), dtype=torch.float32, group=ProcessGroup(),
+            attention=ReferenceBackend(), rope_factor=2.0,
+        )  # fmt: skip
+
+
+def test_a_rope_factor_is_as_if_the_config_named_it(tmp_path: Path) -> None:
+    """Down to the table that the runner rotates by."""
+    tiny_checkpoint("llama", tmp_path)
+
+    def table(runner: Runner) -> torch.Tensor:
+        assert isinstance(runner, Decoder)
+        return runner._rotaries[0].rotations(torch.arange(8), 8).table[:8]
+
+    asked = load_runner(
+        tmp_path, device=torch.device("cpu"), dtype=torch.float32, group=ProcessGroup(), attention=ReferenceBackend(),
+        rope_factor=3.0,
+    )  # fmt: skip
+    plain = table(load(tmp_path))
+    theta = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_theta"]
+    change_config(tmp_path, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": theta})
+    assert torch.equal(table(asked), table(load(tmp_path)))
+    assert not torch.equal(table(asked), plain)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from model_server.errors import StartupError
+from model_server.layers.rotary import inverse_frequencies
 from model_server.models.config import ModelConfig
 from model_server.models.families import FAMILIES, spec_of
+from model_server.models.load import with_linear_rope
 from model_server.models.spec import Spec
 
 SIZES: dict[str, Any] = {
@@ -151,3 +155,19 @@ def test_stored_dtype(tmp_path: Path) -> None:
     assert ModelConfig.read(tmp_path).dtype == "bfloat16"
     assert ModelConfig({"dtype": "float16"}).dtype == "float16"
     assert ModelConfig({}).dtype is None
+
+
+def test_a_factor_takes_the_place_of_the_files_scaling() -> None:
+    """ROPE_SCALING and ROPE_FACTOR: as if the file had named that scaling, with its own theta and dimensions."""
+    named = spec(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4.0})
+    for given in (None, {"type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 8.0}):
+        changed = with_linear_rope(spec(rope_theta=5e5, rope_scaling=given), 4.0)
+        for mine, theirs in zip(changed.ropes, named.ropes, strict=True):
+            assert mine is not None and theirs is not None
+            assert torch.equal(inverse_frequencies(mine)[0], inverse_frequencies(theirs)[0])
+
+
+def test_a_factor_for_positions_that_do_not_rotate() -> None:
+    plain = dataclasses.replace(spec(), ropes=(None,) * 4)
+    with pytest.raises(StartupError, match="--rope-scaling: this model has no rotary positions"):
+        with_linear_rope(plain, 2.0)

@@ -1,0 +1,81 @@
+"""Whether a model can be fetched at all: the cache folder, the room on its disk, a network. Fetches nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from launcher.errors import ArgumentValidation, DownloadError
+from launcher.model_info import hub_cache
+from launcher.signals import Signals
+
+logger = logging.getLogger("text_generation_launcher")
+
+_FULL_BYTES = 64 << 20
+"""Less room than for the smallest models that anybody serves."""
+_NEARLY_FULL_BYTES = 2 << 30
+_NAME_SERVICE_PATIENCE_S = 15.0
+"""A container may be up before its name service is."""
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+def check_cache(model_id: str, snapshot: Path | None, environ: Mapping[str, str]) -> None:
+    """Refuses a download that cannot be stored. Nothing is needed of the cache where the model is in it already.
+
+    Raises ArgumentValidation.
+    """
+    if snapshot is not None and any(snapshot.glob("*.safetensors")):
+        return
+    cache = hub_cache(environ)
+    nearest = next(folder for folder in (cache, *cache.parents) if os.path.exists(folder))
+    remedy = "give another folder with `--huggingface-hub-cache` (or HF_HOME)"
+    if not nearest.is_dir():
+        raise ArgumentValidation(f"the hub cache {cache} cannot be made: {nearest} is no folder; {remedy}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        owner = f"the user {os.geteuid()} may not write to {nearest}"
+        raise ArgumentValidation(f"the hub cache {cache} cannot be used for {model_id}: {owner}; {remedy}")
+    try:
+        free = shutil.disk_usage(nearest).free
+    except OSError:
+        return
+    if free < _FULL_BYTES:
+        raise ArgumentValidation(
+            f"the disk of the hub cache {cache} is full ({free >> 20} MiB free): no room for {model_id}; {remedy}"
+        )
+    if free < _NEARLY_FULL_BYTES:
+        logger.warning("The disk of the hub cache %s has %d MiB free; %s may not fit", cache, free >> 20, model_id)
+
+
+def check_network(model_id: str, environ: Mapping[str, str], signals: Signals) -> bool:
+    """Whether to go on with a download; False: a signal has come. Raises DownloadError if the hub has no address here.
+
+    Only the name is looked up, and only where nothing stands between: a proxy knows names that this machine does not.
+    """
+    host = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
+    is_offline = environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
+    proxies = ("https_proxy", "http_proxy", "all_proxy")
+    if is_offline or host is None or any(environ.get(name) or environ.get(name.upper()) for name in proxies):
+        return True
+    deadline = time.monotonic() + _NAME_SERVICE_PATIENCE_S
+    while True:
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            return True
+        except (OSError, UnicodeError) as error:
+            is_passing = isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN
+            if not is_passing or time.monotonic() > deadline:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                raise DownloadError(
+                    f"{model_id} is not in the local cache, and the hub cannot be reached: {host} has no address here "
+                    f"({reason}); without a network use a local directory, or `--model-id demo`, which needs no "
+                    "download"
+                ) from None
+        signals.wait(1.0)
+        if signals.received:
+            return False

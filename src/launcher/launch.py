@@ -1,0 +1,212 @@
+"""LauncherConfig → checks → plan → children. The one place that knows the order of the launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher import commands, hardware, model_info, preflight
+from launcher.child import Guard
+from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
+from launcher.errors import DownloadError, LauncherError
+from launcher.hardware import Hardware
+from launcher.hub import check_cache, check_network
+from launcher.output import Output
+from launcher.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
+from launcher.signals import Signals
+from launcher.supervisor import Patience, Supervisor
+from wire import log_line
+
+logger = logging.getLogger("text_generation_launcher")
+
+_LAST_WORDS_S = 2.0
+
+
+def run_launch(config: LauncherConfig) -> int:
+    """Launches; returns the exit status."""
+    stdout, stderr = Output(sys.stdout.fileno()), Output(sys.stderr.fileno())
+    log_line.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
+    try:
+        with Signals() as signals:
+            return _Launch(config, signals, os.environ).run()
+    except LauncherError as error:
+        if config.json_output:
+            logger.error("%s", error.report())
+        stderr.write(error.report() + "\n")
+        return 1
+    except Exception:
+        logger.exception("The launcher itself failed")
+        stderr.write("Error: the launcher itself failed, see the log\n")
+        return 1
+    finally:
+        logging.shutdown()
+        stdout.finish(_LAST_WORDS_S)
+        stderr.finish(_LAST_WORDS_S)
+
+
+class _Launch:
+    """One launch, from the options to the end of the children."""
+
+    def __init__(self, config: LauncherConfig, signals: Signals, environ: Mapping[str, str]) -> None:
+        self._config, self._signals, self._environ = config, signals, environ
+        self._phases: list[tuple[str, float]] = []
+        """Name and seconds of what has been done so far."""
+        self._age_s = hardware.process_age_s()
+        self._phase_began = time.monotonic()
+        self._phases.append(("process start and imports", self._age_s))
+
+    def run(self) -> int:
+        """Returns the exit status. Raises LauncherError."""
+        config = self._config
+        machine = hardware.detect(self._environ)
+        self._end_phase("look at the machine")
+        if config.env:
+            from launcher import env_report
+
+            logger.info("%s", env_report.report(machine, self._environ))
+            if config.model_id is None:
+                return 0
+        logger.info("%s", redacted(config))
+        check(config)
+        self._warn()
+        model_id = config.model_id or DEFAULT_MODEL_ID
+        if config.huggingface_hub_cache is not None:
+            self._environ = {**self._environ, "HUGGINGFACE_HUB_CACHE": str(config.huggingface_hub_cache)}
+        directory = model_info.directory(model_id, config.revision, self._environ)
+        is_local = model_info.is_local(model_id)
+        if is_local and directory is not None:
+            model_info.check_directory(model_id, directory)
+        # What is known already is checked already: before a download, not after it.
+        info = model_info.read(directory)
+        check_model(model_id, info)
+        expected = resolve_num_shard(config, machine, info).value
+        preflight.check_memory(model_id, machine, info, expected)
+        address = preflight.listening_address(config)
+        port = preflight.http_port(config, address)
+        self._config = config = preflight.without_busy_metrics_port(config, address)
+        if not is_local:
+            check_cache(model_id, directory, self._environ)
+        with preflight.socket_prefix(config, expected) as prefix:
+            self._end_phase("checks")
+            return self._run_children(model_id, machine, directory, address, port, prefix)
+
+    def _warn(self) -> None:
+        config = self._config
+        if config.api_key is None:
+            logger.debug("No API key: every client that reaches the port is served")
+        if config.trust_remote_code:
+            logger.warning("`--trust-remote-code`: code from the model's repository will run on this machine")
+        if config.model_id is None:
+            empty = " (the variable MODEL_ID is set, but empty)" if "MODEL_ID" in self._environ else ""
+            logger.warning(
+                "NO MODEL WAS GIVEN%s: serving TGI's default %s. Give one with --model-id (or MODEL_ID); "
+                "`--model-id demo` serves the embedded model without any download",
+                empty,
+                DEFAULT_MODEL_ID,
+            )
+
+    def _run_children(
+        self, model_id: str, machine: Hardware, directory: Path | None, address: str, port: int, prefix: str
+    ) -> int:
+        config = self._config
+        guard = Guard()
+        patience = Patience(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
+        supervisor = Supervisor(self._signals, guard, patience, age_s=hardware.process_age_s())
+        try:
+            if config.shard_uds_path is None:
+                guard.remove_at_end(os.path.dirname(prefix))
+            # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
+            is_complete = directory is not None and (directory / "tokenizer.json").is_file()
+            if not model_info.is_local(model_id) or not is_complete:
+                status = self._download(model_id, directory, supervisor)
+                if status is not None:
+                    return status
+                directory = model_info.directory(model_id, config.revision, self._environ)
+                self._end_phase("download")
+            info = model_info.read(directory)
+            check_model(model_id, info)
+            num_shard = resolve_num_shard(config, machine, info).value
+            preflight.check_memory(model_id, machine, info, num_shard)
+            master_port = preflight.rendezvous_port(config, num_shard)
+            ends = Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)
+            plan = make_plan(config, machine, info, ends)
+            _tell_reasons(plan)
+            shards = [commands.shard(plan, rank, self._environ) for rank in range(plan.num_shard)]
+            router = commands.router(plan, self._environ)
+            return supervisor.serve(shards, router, on_started=lambda: self._announce(plan))
+        finally:
+            supervisor.kill_all()
+            guard.close()
+
+    def _download(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
+        logger.info("Starting check and download process for %s", model_id)
+        is_absent = directory is None and not model_info.is_local(model_id)
+        if is_absent and not check_network(model_id, self._environ, self._signals):
+            return 0
+        try:
+            status = supervisor.download(commands.download(self._config, model_id, self._environ))
+        except DownloadError as error:
+            # The step's own last word says it all, if it is about the model.
+            said = str(error).rpartition(f"--model-id {model_id}: ")[2]
+            hint = "" if "/" in model_id else f"; there is no directory {model_id} either"
+            raise DownloadError(f"{model_id}: {said}{hint}") from error
+        if status is None:
+            logger.info("Successfully downloaded weights for %s", model_id)
+        return status
+
+    def _announce(self, plan: LaunchPlan) -> None:
+        """The plan as one record, a table for people, fields for machines. Made while the shards load."""
+        self._end_phase("plan and start of the shards")
+        if plan.asked.json_output:
+            logger.info("Launch plan", extra={"plan": dict(plan.rows())})
+        else:
+            logger.info("Launch plan\n%s", _table(plan.rows()))
+        if plan.asked.verbose_startup:
+            rows = [(name, f"{seconds:.2f} s") for name, seconds in self._phases]
+            if plan.asked.json_output:
+                logger.info("Launcher's own start-up", extra={"phases_s": dict(self._phases)})
+            else:
+                logger.info("Launcher's own start-up\n%s", _table(rows))
+
+    def _end_phase(self, name: str) -> None:
+        now = time.monotonic()
+        self._phases.append((name, now - self._phase_began))
+        self._phase_began = now
+
+
+def redacted(config: LauncherConfig) -> str:
+    """All options that have a value, without the secrets among them."""
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    values |= {name: "<hidden>" for name in SECRETS if values[name] is not None}
+    return "Options: " + ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
+
+
+def _tell_reasons(plan: LaunchPlan) -> None:
+    """What was resolved and by which rule, before the first shard is started."""
+    for note in plan.notes:
+        logger.warning("%s", note)
+    if plan.num_shard > 1:
+        logger.info("Sharding model on %d processes", plan.num_shard)
+    for reason in plan.reasons:
+        logger.info("%s", reason)
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    # Imported here: it takes 50 ms, which pass while the shards load.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ROUNDED, show_header=False)
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    text = io.StringIO()
+    Console(file=text, width=110, color_system=None).print(table)
+    return text.getvalue().rstrip()
