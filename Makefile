@@ -8,7 +8,8 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak stubs clean
+.PHONY: run test parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak stubs locks check-deploy \
+        clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -64,6 +65,19 @@ stubs:
 	$(VENV)-stubs/bin/python -m grpc_tools.protoc -Iwire=proto \
 	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto
 
+# What the images install: every version, with the hashes of its files. Versions stay as they are, unless UPGRADE=1.
+TORCH_CPU ?= --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
+LOCK := $(VENV)-deploy/bin/uv pip compile pyproject.toml --extra trace -c constraints.txt --generate-hashes \
+    --python-version 3.11 --python-platform x86_64-manylinux_2_36 --only-binary :all: --no-annotate \
+    --no-emit-index-url --no-emit-find-links --custom-compile-command "make locks" --quiet $(if $(UPGRADE),--upgrade)
+locks: $(VENV)-deploy/.installed
+	$(LOCK) --output-file docker/requirements-cuda.txt
+	$(LOCK) $(TORCH_CPU) --output-file docker/requirements-cpu.txt
+
+# Dockerfiles, scripts, chart, manifests and queries before the tools that know them; needs no engine and no cluster.
+check-deploy: $(VENV)-deploy/.installed
+	$(VENV)-deploy/bin/python -m pytest tests/deploy
+
 # torch goes first and alone: a looser request would fetch gigabytes of CUDA libraries.
 $(VENV)/.torch: constraints.txt
 	@echo "Installing torch into $(VENV); this takes a minute or two, once"
@@ -76,6 +90,11 @@ $(VENV)-kernels/.installed: constraints.txt tests/kernels/requirements.txt
 	$(PYTHON) -m venv $(VENV)-kernels
 	$(KBIN)/pip install --quiet $(PIN) torch
 	$(KBIN)/pip install --quiet $(PIN) -r tests/kernels/requirements.txt
+	touch $@
+
+$(VENV)-deploy/.installed: tests/deploy/requirements.txt
+	$(PYTHON) -m venv $(VENV)-deploy
+	$(VENV)-deploy/bin/pip install --quiet -r tests/deploy/requirements.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
@@ -91,4 +110,4 @@ $(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels .venv-clients build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-deploy .venv-clients build dist src/*.egg-info

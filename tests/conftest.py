@@ -15,8 +15,8 @@ _OURS = (
 
 
 # The real clients run in environments of their own (tests/clients/run.py), so do the kernels (`make kernels`); tests
-# that need a card are `make test-gpu`.
-collect_ignore = ["clients", "kernels", "gpu"]
+# that need a card are `make test-gpu`, and those of the chart and the like `make check-deploy`.
+collect_ignore = ["clients", "deploy", "kernels", "gpu"]
 
 
 def pytest_configure() -> None:

@@ -8,6 +8,7 @@ import functools
 import gc
 import ipaddress
 import logging
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -141,6 +142,8 @@ def _served(
         chat_template=chat_template,
         model_id=config.tokenizer_name,
         model_sha=files.sha,
+        git_sha=os.environ.get("GIT_SHA") or None,
+        docker_label=os.environ.get("DOCKER_LABEL") or None,
     )
 
 

@@ -23,6 +23,9 @@ class Served:
     chat_template: ChatTemplate
     model_id: str
     model_sha: str | None = None
+    git_sha: str | None = None
+    docker_label: str | None = None
+    """What an image was built from, and its name: empty outside of one."""
     created: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -132,6 +132,22 @@ async def test_a_signal_lets_running_requests_finish(config: RouterConfig, sched
     assert scheduler.is_closed
 
 
+@pytest.mark.parametrize("given", [("0123abc", "sha-0123"), ("", ""), None])
+async def test_an_image_tells_what_it_was_built_from(
+    config: RouterConfig,
+    scheduler: EndingScheduler,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, str] | None,
+) -> None:
+    for name, value in zip(("GIT_SHA", "DOCKER_LABEL"), given or (None, None), strict=True):
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    serving_task = asyncio.ensure_future(serving.serve(config))
+    info = json.loads((await get(config.port, "/info")).partition(b"\r\n\r\n")[2])
+    assert (info["sha"], info["docker_label"]) == (given if given and any(given) else (None, None))
+    terminate()
+    assert await asyncio.wait_for(serving_task, 60) == 0
+
+
 async def test_requests_that_outlast_the_deadline_are_told(
     model: Path, free_port: int, scheduler: EndingScheduler
 ) -> None:
