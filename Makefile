@@ -8,7 +8,7 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak stubs clean
+.PHONY: run test parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak stubs reference clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -63,6 +63,10 @@ stubs:
 	$(VENV)-stubs/bin/pip install --quiet "grpcio-tools==1.66.2" "setuptools<80"
 	$(VENV)-stubs/bin/python -m grpc_tools.protoc -Iwire=proto \
 	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto
+
+# docs/reference, from the declarations in the code; a test fails where it is stale.
+reference: $(VENV)/.installed-test
+	$(BIN)/python -m docs.generate
 
 # torch goes first and alone: a looser request would fetch gigabytes of CUDA libraries.
 $(VENV)/.torch: constraints.txt
