@@ -15,8 +15,8 @@ from router.app import create_app
 Schema = dict[str, Any]
 _INTRO = """\
 Every route with its body and its answer, as `GET /api-doc/openapi.json` and `router print-schema` have them;
-`GET /docs` shows the same in a browser. The limits are the defaults: a running server's document has its own. HEAD is answered
-wherever GET is. Unknown fields are ignored, `null` means absent, `"20"` and `20.0` are not whole numbers.
+`GET /docs` shows the same in a browser. The limits are the defaults: a running server's document has its own. HEAD is
+answered wherever GET is. Unknown fields are ignored, `null` means absent, `"20"` and `20.0` are not whole numbers.
 
 With `--api-key` every POST needs `Authorization: Bearer <key>`. Metrics: [observability.md](../observability.md).
 Differences to TGI: [migrating-from-tgi.md](../migrating-from-tgi.md)."""

@@ -24,7 +24,8 @@ _RULES = """\
 `--option value` and `--option=value` are the same. The command line wins over the variable, the variable over the
 default. Names are exact; an option that is not a list may be given once. Switches take no value on the command line; in
 a variable they are `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`. An empty variable counts as unset. What
-cannot be understood ends the process with status 2 and a line that names the value, the option or variable, and the reason."""
+cannot be understood ends the process with status 2 and a line that names the value, the option or variable, and the
+reason."""
 _OURS = "Options that TGI lacks are marked (ours); where TGI reads the variable and has no option, (option ours)."
 _SEE_RULES = "How options are spelled: [launcher.md](launcher.md)."
 
