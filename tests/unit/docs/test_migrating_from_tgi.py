@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,11 +204,8 @@ def test_a_wrong_command_line_ends_with_two(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_texts_that_scrapers_look_for_are_written() -> None:
     row = next(row for row in rows(TEXT) if row[0] == "texts that scrapers look for")
-    source = "".join(
-        path.read_text()
-        for room in ("launcher", "router")
-        for path in Path(f"{documents.ROOT}/src/{room}").glob("*.py")
-    )
+    rooms = (documents.ROOT / "src" / room for room in ("launcher", "router"))
+    source = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
     words = re.findall(r"`([^`]+)`", row[1])
     assert len(words) == 4
     for word in words:
