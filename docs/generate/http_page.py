@@ -112,11 +112,15 @@ def kind(schema: Schema) -> str:
         return code(json.dumps(schema["const"]))
     if "enum" in schema:
         return ", ".join(code(json.dumps(one)) for one in schema["enum"])
+    if schema.get("type") == "array" and schema.get("maxItems") == 0:
+        return "empty list"
     if schema.get("type") == "array":
         bound = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
         return f"list of {kind(schema.get('items', {}))}{bound}"
     if "type" not in schema:
         return "any JSON"
+    if isinstance(values := schema.get("additionalProperties"), dict) and values:
+        return f"object of {kind(values)}"
     return " ".join(filter(None, [str(schema["type"]), _bounds(schema)]))
 
 
