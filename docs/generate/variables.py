@@ -72,6 +72,10 @@ VARIABLES = (
         "GLOO_SOCKET_IFNAME", "shard", "Interface that shards on CPUs use. Set to `lo` for shards of one machine.",
         in_code=True,
     ),
+    Variable(
+        "GRPC_EXPERIMENTS", "gRPC", "Unset: the processes of a server turn gRPC's event engine off among themselves.",
+        in_code=True,
+    ),
     Variable("TORCH_NCCL_AVOID_RECORD_STREAMS", "torch", "Set to 1 for the shards.", in_code=True),
     Variable("SAFETENSORS_FAST_GPU", "safetensors", "Set to 1 for the shards.", in_code=True),
     Variable("NCCL_*", "NCCL", "As NCCL documents them; the launcher hands them on."),

@@ -23,6 +23,7 @@ from router.api.openapi_answers import ERRORS
 from router.app import create_app
 from router.config import RouterConfig
 from router.metrics import DECLARED
+from router.startup import CPU_CALM_STEP_TOKENS, CPU_STEP_TOKENS
 from wire.commands import run_command
 from wire.options import Option, options_of, parse
 
@@ -103,6 +104,13 @@ def test_what_is_not_yet_is_refused_and_the_rest_is_not(row: list[str]) -> None:
         check(config)
     if opt.env and "--ngrok" not in argv:
         assert parse(LauncherConfig, [], {opt.env: "true" if opt.is_switch else argv[1]}) == config
+
+
+@pytest.mark.parametrize("name", ["docs/migrating-from-tgi.md", "docs/migrating-from-vllm.md"])
+def test_the_steps_on_a_cpu_are_those(name: str) -> None:
+    lines = documents.read(name).splitlines()
+    row = next(line for line in lines if line.startswith("| `--max-") and "`--max-batch-prefill-tokens` |" in line)
+    assert f"at most {CPU_CALM_STEP_TOKENS}" in row and f"{CPU_STEP_TOKENS} while a crowd waits" in row
 
 
 def test_every_variable_of_tgi_has_a_row() -> None:
