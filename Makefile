@@ -8,8 +8,8 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak stubs locks check-deploy \
-        clean
+.PHONY: run test parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak stubs reference locks \
+        check-deploy clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -77,6 +77,10 @@ locks: $(VENV)-deploy/.installed
 # Dockerfiles, scripts, chart, manifests and queries before the tools that know them; needs no engine and no cluster.
 check-deploy: $(VENV)-deploy/.installed
 	$(VENV)-deploy/bin/python -m pytest tests/deploy
+
+# docs/reference, from the declarations in the code; a test fails where it is stale.
+reference: $(VENV)/.installed-test
+	$(BIN)/python -m docs.generate
 
 # torch goes first and alone: a looser request would fetch gigabytes of CUDA libraries.
 $(VENV)/.torch: constraints.txt

@@ -23,6 +23,9 @@ from model_server.kernels.variant import Variant
 REACH_ALL, REACH_WINDOW, REACH_CHUNK = 0, 1, 2
 ALIBI_NONE, ALIBI_DISTANCE, ALIBI_BFLOAT16 = 0, 1, 2
 
+# Strides that the kernels take, of tensors whose last axis is contiguous.
+STRIDES = ("query_row_stride", "query_head_stride", "slot_stride", "key_head_stride", "value_head_stride")
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Triton's interpreter multiplies bfloat16 numbers as the integers that it stores them in.
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -243,6 +246,28 @@ def shared_memory(device: torch.device) -> int:
 def num_processors(device: torch.device) -> int:
     """Streaming multiprocessors; in the interpreter, those of an H200."""
     return 132 if device.type != "cuda" else int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def shared_constants(
+    layer: AttentionLayer, arguments: LayerArguments, widths: Widths, tiles: Tiles, page: int
+) -> dict[str, int | bool]:
+    """Constants that the kernels have in common; each adds its own."""
+    return {
+        "KV_HEADS": layer.num_kv_heads,
+        "GROUP": layer.num_heads // layer.num_kv_heads,
+        "MAIN_DIM": widths.main,
+        "REST_DIM": widths.rest,
+        "VALUE_DIM": widths.value,
+        "PAGE": page,
+        "SOFTCAP": arguments.has_softcap,
+        "ALIBI": arguments.alibi_kind,
+        "SINKS": arguments.sinks is not None,
+        "ROWS": tiles.rows,
+        "KEYS": tiles.keys,
+        "MAIN": widths.main_tile,
+        "REST": widths.rest_tile,
+        "VALUE": widths.value_tile,
+    }
 
 
 @dataclass(frozen=True, slots=True)

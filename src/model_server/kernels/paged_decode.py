@@ -29,6 +29,7 @@ from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
 from model_server.kernels.attention_parts import (
+    STRIDES,
     Example,
     LayerArguments,
     Tiles,
@@ -40,6 +41,7 @@ from model_server.kernels.attention_parts import (
     normalised,
     num_processors,
     product,
+    shared_constants,
     shared_memory,
     slots_of,
     widths_of,
@@ -59,7 +61,6 @@ _STAGE_BYTES = 40 * 1024
 _TWO_BUFFERS, _ONE_BUFFER = 5, 3
 _MAX_ROWS = 64
 NO_SPLITS = SplitRule(target_items=None, min_keys=1, max_splits=1)
-_STRIDES = ("query_row_stride", "query_head_stride", "slot_stride", "key_head_stride", "value_head_stride")
 
 
 @triton.jit
@@ -356,26 +357,8 @@ def paged_decode(
 
 
 def _constants(layer: AttentionLayer, arguments: LayerArguments, form: DecodeForm, page: int) -> dict[str, int | bool]:
-    widths, tiles = form.widths, form.tiles
-    return {
-        "KV_HEADS": layer.num_kv_heads,
-        "GROUP": layer.num_heads // layer.num_kv_heads,
-        "PARTS": form.parts,
-        "MAIN_DIM": widths.main,
-        "REST_DIM": widths.rest,
-        "VALUE_DIM": widths.value,
-        "PAGE": page,
-        "SOFTCAP": arguments.has_softcap,
-        "ALIBI": arguments.alibi_kind,
-        "SINKS": arguments.sinks is not None,
-        "ROWS": tiles.rows,
-        "KEYS": tiles.keys,
-        "MAIN": widths.main_tile,
-        "REST": widths.rest_tile,
-        "VALUE": widths.value_tile,
-        "UNROLL": form.unroll,
-        "WIDTH": ITEM_WIDTH,
-    }
+    shared = shared_constants(layer, arguments, form.widths, form.tiles, page)
+    return shared | {"PARTS": form.parts, "UNROLL": form.unroll, "WIDTH": ITEM_WIDTH}
 
 
 def variants() -> list[Variant]:
@@ -393,8 +376,8 @@ def variants() -> list[Variant]:
             **dict.fromkeys(("tables", "items", "arrivals"), "*i32"),
             **dict.fromkeys(("partials", "stats"), "*fp32"),
             **dict.fromkeys(("scale", "softcap", "alibi_scale", "value_scale"), "fp32"),
-            **dict.fromkeys((*_STRIDES, "table_stride"), "i32"),
+            **dict.fromkeys((*STRIDES, "table_stride"), "i32"),
         },
-        _STRIDES,
+        STRIDES,
         constants,
     )

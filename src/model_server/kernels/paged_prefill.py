@@ -30,6 +30,7 @@ from torch import Tensor
 from model_server.attention.backend import AttentionLayer
 from model_server.kernels.attention_parts import (
     SHARED_MEMORY,
+    STRIDES,
     Example,
     LayerArguments,
     Tiles,
@@ -41,6 +42,7 @@ from model_server.kernels.attention_parts import (
     load_tile,
     normalised,
     product,
+    shared_constants,
     shared_memory,
     slots_of,
     widths_of,
@@ -50,7 +52,6 @@ from model_server.kernels.variant import Variant
 # Columns of a tile: sequence, its first row, first token of the sequence's run, queries in the run, keys in all. The
 # others are padding.
 TILE_WIDTH = 8
-_STRIDES = ("query_row_stride", "query_head_stride", "slot_stride", "key_head_stride", "value_head_stride")
 
 
 @triton.jit
@@ -348,25 +349,8 @@ def paged_prefill(
 
 
 def _constants(layer: AttentionLayer, arguments: LayerArguments, form: PrefillForm, page: int) -> dict[str, int | bool]:
-    widths, tiles = form.widths, form.tiles
-    return {
-        "KV_HEADS": layer.num_kv_heads,
-        "GROUP": layer.num_heads // layer.num_kv_heads,
-        "MAIN_DIM": widths.main,
-        "REST_DIM": widths.rest,
-        "VALUE_DIM": widths.value,
-        "PAGE": page,
-        "REACH": arguments.reach_kind,
-        "SOFTCAP": arguments.has_softcap,
-        "ALIBI": arguments.alibi_kind,
-        "SINKS": arguments.sinks is not None,
-        "ROWS": tiles.rows,
-        "KEYS": tiles.keys,
-        "MAIN": widths.main_tile,
-        "REST": widths.rest_tile,
-        "VALUE": widths.value_tile,
-        "WIDTH": TILE_WIDTH,
-    }
+    shared = shared_constants(layer, arguments, form.widths, form.tiles, page)
+    return shared | {"REACH": arguments.reach_kind, "WIDTH": TILE_WIDTH}
 
 
 def variants() -> list[Variant]:
@@ -383,8 +367,8 @@ def variants() -> list[Variant]:
         {
             **dict.fromkeys(("tables", "tiles"), "*i32"),
             **dict.fromkeys(("scale", "softcap", "alibi_scale", "value_scale"), "fp32"),
-            **dict.fromkeys((*_STRIDES, "table_stride", "reach"), "i32"),
+            **dict.fromkeys((*STRIDES, "table_stride", "reach"), "i32"),
         },
-        _STRIDES,
+        STRIDES,
         constants,
     )

@@ -1,0 +1,127 @@
+"""Which pages docs/reference has, and what stands on each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from docs.generate import tgi, variables
+from docs.generate.http_page import http_page
+from docs.generate.markdown import cell, code, page, table
+from docs.generate.option_page import option_tables
+from launcher import errors as launcher_errors
+from launcher.bench.config import BenchConfig
+from launcher.config import LauncherConfig
+from model_server.config import DownloadConfig, ServeConfig
+from router.config import RouterConfig
+from wire.exit_status import LOST_PEER
+from wire.options import Option
+
+REFERENCE = Path(__file__).parents[1] / "reference"
+
+_RULES = """\
+`--option value` and `--option=value` are the same. The command line wins over the variable, the variable over the
+default. Names are exact; an option that is not a list may be given once. Switches take no value on the command line; in
+a variable they are `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`. An empty variable counts as unset. What
+cannot be understood ends the process with status 2 and a line that names the value, the option or variable, and the
+reason."""
+_OURS = "Options that TGI lacks are marked (ours); where TGI reads the variable and has no option, (option ours)."
+_SEE_RULES = "How options are spelled: [launcher.md](launcher.md)."
+
+
+def pages() -> dict[str, str]:
+    """File name → text."""
+    return {
+        "launcher.md": _launcher(),
+        "bench.md": _bench(),
+        "router.md": _router(),
+        "model-server.md": _model_server(),
+        "http.md": http_page(),
+    }
+
+
+def _mark(flags: frozenset[str], variables_of: frozenset[str]) -> Callable[[Option], str]:
+    def mark(opt: Option) -> str:
+        if opt.metavar in flags if opt.positional else opt.flag in flags:
+            return ""
+        return "(option ours)" if opt.env in variables_of else "(ours)"
+
+    return mark
+
+
+def _launcher() -> str:
+    other = [f"`{name}` ({cell(reason)})" for name, reason in variables.WITHOUT_EFFECT.items()]
+    return page(
+        "# launcher",
+        "`launcher [OPTIONS]`, also `text-generation-launcher`: starts, watches and stops the shards and the router. "
+        "`launcher bench` has a [page of its own](bench.md).",
+        _RULES,
+        _OURS,
+        option_tables(LauncherConfig, _mark(frozenset(tgi.LAUNCHER), tgi.VARIABLES)),
+        "## Variables of router and shards",
+        "The launcher has no option for these. It hands its environment on, so a variable that is set for the launcher "
+        "reaches the process that reads it; the values are those of the options in [router.md](router.md) and "
+        "[model-server.md](model-server.md).",
+        variables.inherited_table(),
+        "## Other variables",
+        variables.variable_table(),
+        "Variables of TGI without effect here: " + "; ".join(other) + ".",
+        "## Exit status",
+        table(("Status", "Meaning"), _statuses()),
+        'With status 1 the last line on standard error is `Error: NAME("sentence")`:',
+        table(("Name", "Meaning"), _errors()),
+    )
+
+
+def _statuses() -> list[tuple[str, str]]:
+    return [
+        ("0", "a signal to stop was obeyed; also `--help`, `--version`, and `--env` without a model"),
+        ("1", "the launch failed or a child ended; see below"),
+        ("2", "the command line or a variable could not be understood"),
+        ("128 + n", "a second signal n came while the server was stopping: everything was killed"),
+    ]
+
+
+def _errors() -> list[tuple[str, str]]:
+    lines = re.findall(r"^[├└]── (\w+) +(.+)$", launcher_errors.__doc__ or "", re.M)
+    return [(code(name), cell(meaning)) for name, meaning in lines]
+
+
+def _bench() -> str:
+    return page(
+        "# launcher bench",
+        "`launcher bench [OPTIONS]`: sends load to a server that speaks TGI's native API or OpenAI's, and reports its "
+        "throughput and latencies. In the place of TGI's `text-generation-benchmark`, which drives a shard directly.",
+        _SEE_RULES,
+        option_tables(BenchConfig, lambda opt: ""),
+    )
+
+
+def _router() -> str:
+    return page(
+        "# router",
+        "`router [OPTIONS]`, also `text-generation-router`: the HTTP server and the queue. The launcher starts it; "
+        "alone it needs a shard's socket. `router print-schema` prints the OpenAPI document.",
+        _SEE_RULES + " " + _OURS,
+        option_tables(RouterConfig, _mark(tgi.ROUTER, tgi.VARIABLES)),
+        "Exit status: 0 after a signal to stop, 1 with `Error: …` on standard error, 2 for a command line that cannot "
+        "be understood.",
+    )
+
+
+def _model_server() -> str:
+    return page(
+        "# model-server",
+        "`model-server COMMAND …`, also `text-generation-server`: one shard, and the download of a model. The launcher "
+        "runs both. TGI's `quantize` command is not served yet.",
+        _SEE_RULES + " " + _OURS,
+        "## serve",
+        "`model-server serve MODEL_ID [OPTIONS]`: loads the model and serves `generate.v3` on a unix socket.",
+        option_tables(ServeConfig, _mark(tgi.SERVE, tgi.SHARD_VARIABLES)),
+        f"Exit status: 0 after a signal to stop, {LOST_PEER} if the shard ended only because another one did, 1 for "
+        "every other failure, 2 for a command line that cannot be understood.",
+        "## download-weights",
+        "`model-server download-weights MODEL_ID [OPTIONS]`: fills the local hub cache.",
+        option_tables(DownloadConfig, _mark(tgi.DOWNLOAD, frozenset())),
+    )

@@ -1,0 +1,120 @@
+"""Environment variables that are no option's: read by our code by name, or by a library that we use.
+
+A test looks for variables that the code reads and this table lacks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from docs.generate import tgi
+from docs.generate.markdown import cell, code, table
+from launcher.config import LauncherConfig
+from model_server.config import ServeConfig
+from router.config import RouterConfig
+from wire.options import Option, options_of
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`reader`: who looks at it. `in_code`: our own code names it."""
+
+    name: str
+    reader: str
+    effect: str
+    in_code: bool = False
+
+
+VARIABLES = (
+    Variable(
+        "HF_TOKEN", "hub library", "Token for gated and private models; a token file in `HF_HOME` works too.",
+        in_code=True,
+    ),
+    Variable("HUGGING_FACE_HUB_TOKEN", "hub library", "An older name of `HF_TOKEN`, which wins."),
+    Variable("HF_API_TOKEN", "launcher", "Handed to every child as `HF_TOKEN`, which it replaces.", in_code=True),
+    Variable("HF_HUB_OFFLINE", "hub library", "`1`: nothing is fetched, the cache alone is used.", in_code=True),
+    Variable(
+        "HF_HUB_CACHE", "launcher, hub library",
+        "Where the hub cache is; wins over `HUGGINGFACE_HUB_CACHE`, which wins over `HF_HOME`.", in_code=True,
+    ),
+    Variable("HF_HOME", "launcher, hub library", "The hub cache is `$HF_HOME/hub`.", in_code=True),
+    Variable(
+        "XDG_CACHE_HOME", "launcher, shard, hub library",
+        "In the place of `~/.cache`: the hub cache, and the operators that a shard compiles for its CPU.", in_code=True,
+    ),
+    Variable("HF_ENDPOINT", "hub library", "Address of the hub or of a mirror."),
+    Variable("HF_XET_HIGH_PERFORMANCE", "hub library", "`1`: more bandwidth and memory for downloads."),
+    Variable("HF_HUB_USER_AGENT_ORIGIN", "hub library", "A word that is added to the user agent."),
+    Variable(
+        "HF_HUB_DISABLE_PROGRESS_BARS", "hub library",
+        "Set to 1 for the children; the log has its own records of progress.", in_code=True,
+    ),
+    Variable(
+        "CUDA_VISIBLE_DEVICES", "launcher, CUDA",
+        "Which GPUs are used. `all`: every one. Empty or `-1`: none, so the CPU.", in_code=True,
+    ),
+    Variable(
+        "NVIDIA_VISIBLE_DEVICES", "container runtime", "Which GPUs a container sees; `--env` shows it.", in_code=True,
+    ),
+    Variable(
+        "OMP_NUM_THREADS", "shard",
+        "Threads of a shard on a CPU. Unset: the CPUs by the number of shards; a small model leaves one to the router.",
+        in_code=True,
+    ),
+    Variable(
+        "TERCET_NATIVE", "shard", "`0`: torch's operators on a CPU instead of ours, which are compiled at first use.",
+        in_code=True,
+    ),
+    Variable("LOG_COLORIZE", "launcher", "`0`: no colours on a terminal.", in_code=True),
+    Variable("TERM", "launcher", "`dumb`: no bars of progress on a terminal.", in_code=True),
+    Variable("TERMINAL_WIDTH", "every command", "Columns of a help page in a pipe. Unset: 120.", in_code=True),
+    Variable(
+        "GLOO_SOCKET_IFNAME", "shard", "Interface that shards on CPUs use. Set to `lo` for shards of one machine.",
+        in_code=True,
+    ),
+    Variable(
+        "GRPC_EXPERIMENTS", "gRPC", "Unset: the processes of a server turn gRPC's event engine off among themselves.",
+        in_code=True,
+    ),
+    Variable("TORCH_NCCL_AVOID_RECORD_STREAMS", "torch", "Set to 1 for the shards.", in_code=True),
+    Variable("SAFETENSORS_FAST_GPU", "safetensors", "Set to 1 for the shards.", in_code=True),
+    Variable("NCCL_*", "NCCL", "As NCCL documents them; the launcher hands them on."),
+    Variable("OTEL_*", "OpenTelemetry", "Headers, attributes and the like of exported spans; see `--otlp-endpoint`."),
+    Variable("DOCKER_LABEL", "launcher", "Shown by `--env`.", in_code=True),
+    Variable("GIT_SHA", "launcher", "Shown by `--env`.", in_code=True),
+)  # fmt: skip
+
+WITHOUT_EFFECT = {
+    "HF_HUB_ENABLE_HF_TRANSFER": "the hub library has no such transfer any more; see `HF_XET_HIGH_PERFORMANCE`",
+    "USE_FLASH_ATTENTION": "use `--attention`",
+    "ZE_AFFINITY_MASK": "Intel's GPUs are not served",
+    "DEBUG": "use `--log-level debug` or `--profile`",
+}
+"""Variables of TGI that nobody reads here."""
+
+SET_BY_LAUNCHER = frozenset({"MASTER_SHARD_UDS_PATH", "TOKENIZER_NAME", "RANK", "WORLD_SIZE", "REQUEST_LOGPROBS"})
+"""Variables of a child that the launcher decides; the last one by `--enable-prefill-logprobs`."""
+
+
+def inherited() -> list[tuple[str, Option]]:
+    """Options of the children that the launcher has not: their variables reach the child through the launcher."""
+    taken = {opt.env for opt in options_of(LauncherConfig)} | SET_BY_LAUNCHER
+    found: dict[str, tuple[str, Option]] = {}
+    for child, config_type in (("router", RouterConfig), ("shard", ServeConfig)):
+        for opt in options_of(config_type):
+            if opt.env and opt.env not in taken:
+                found.setdefault(opt.env, (child, opt))
+    return list(found.values())
+
+
+def inherited_table() -> str:
+    rows = []
+    for child, opt in inherited():
+        own = "" if opt.env in tgi.VARIABLES or opt.flag in tgi.ROUTER else " (ours)"
+        rows.append((code(str(opt.env)), child, cell(opt.help).rstrip(".") + own + "."))
+    return table(("Variable", "Handed on to", "Meaning"), rows)
+
+
+def variable_table() -> str:
+    rows = [(code(one.name), one.reader, cell(one.effect)) for one in VARIABLES]
+    return table(("Variable", "Read by", "Effect"), rows)

@@ -1,0 +1,36 @@
+"""Links between the documents lead somewhere, and the index lists every page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.documents import ROOT
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCED = re.compile(r"^```.*?^```", re.M | re.S)
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as common renderers make them."""
+    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in _LINK.findall(_FENCED.sub("", page.read_text())):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in _anchors(linked), f"{page.name}: {target}"
+
+
+def test_the_index_lists_every_page_once() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = [(index.parent / target).resolve() for target in _LINK.findall(index.read_text())]
+    assert sorted(listed) == sorted(page for page in PAGES if page != index)
