@@ -107,7 +107,7 @@ def _launch(config: LauncherConfig, signals: Signals, environ: Mapping[str, str]
     patience = Patience(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
     supervisor = Supervisor(signals, guard, patience, age_s=hardware.process_age_s())
     try:
-        if not is_local:
+        if not is_local or (directory is not None and not (directory / "tokenizer.json").is_file()):
             status = _download(config, model_id, supervisor, environ)
             if status is not None:
                 return status
