@@ -1,4 +1,4 @@
-"""A model hub on loopback: what huggingface_hub asks over HTTP, answered as the real one answers, with faults on demand.
+"""A model hub on loopback: answers huggingface_hub as the real one does, or with faults on demand.
 
     with HubServer() as hub:
         repository = hub.add("org/name", {"config.json": b"{}", "model.safetensors": weights})
@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -80,9 +81,9 @@ class Fault:
         return cls(claimed_size=size)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Request:
-    """What a client asked, and how many bytes of body it got."""
+    """What a client asked, and how many bytes of body were sent to it so far."""
 
     method: str
     path: str
@@ -172,12 +173,12 @@ class HubServer:
         with self._lock:
             self._faults.setdefault(place, []).extend([fault] * times)
 
-    def environment(self, **more: str) -> dict[str, str]:
-        """For a process that is to use this hub and no other."""
-        names = ("HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
+    def environment(self, home: Path, **more: str) -> dict[str, str]:
+        """For a process that is to use this hub and no other, and a cache below `home`."""
         return {
             "HF_ENDPOINT": self.url, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1,localhost",
-            **dict.fromkeys(names, ""), **more,
+            "HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_HUB_DISABLE_TELEMETRY": "1",
+            **dict.fromkeys(("HF_TOKEN", "HF_API_TOKEN", "HUGGING_FACE_HUB_TOKEN"), ""), **more,
         }  # fmt: skip
 
     def sent(self, name: str) -> int:
@@ -186,8 +187,10 @@ class HubServer:
             return sum(r.sent for r in self.requests if r.method == "GET" and r.path.endswith("/" + name))
 
     def gets(self, name: str) -> list[Request]:
+        """Transfers of a file, redirections apart."""
         with self._lock:
-            return [r for r in self.requests if r.method == "GET" and r.path.endswith("/" + name)]
+            kept = [r for r in self.requests if r.method == "GET" and r.path.startswith("/")]
+            return [r for r in kept if r.path.endswith("/" + name)]
 
     def take_fault(self, place: str) -> Fault | None:
         with self._lock:
@@ -324,16 +327,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_body(path, status, headers, body, fault)
 
     def _send_body(self, path: str, status: int, headers: Mapping[str, str], body: bytes, fault: Fault) -> None:
-        sent = 0
-        try:
-            self._send(status, None, {**headers, "Content-Length": str(len(body))})
-            for piece in _pieces(body if fault.after is None else body[: fault.after], fault.chunk):
-                self.wfile.write(piece)
-                sent += len(piece)
-                if fault.pause_s and self.server.hub.ended.wait(fault.pause_s):
-                    return
-        finally:
-            self._note(path, sent)
+        request = self._note(path)
+        self._send(status, None, {**headers, "Content-Length": str(len(body))})
+        for piece in _pieces(body if fault.after is None else body[: fault.after], fault.chunk):
+            request.sent += len(piece)
+            self.wfile.write(piece)
+            if fault.pause_s and self.server.hub.ended.wait(fault.pause_s):
+                return
         if fault.stalls:
             self.server.hub.ended.wait(_STALL_S)
         if fault.after is not None:
@@ -346,10 +346,11 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.status is not None:
             raise _Refusal(fault.status, **dict(fault.headers))
 
-    def _note(self, path: str, sent: int = 0) -> None:
+    def _note(self, path: str, sent: int = 0) -> Request:
         host = self.headers.get("Host") or ""
         request = Request(self.command, path, self._token(), self.headers.get("Range"), host, sent)
         self.server.hub.note(request)
+        return request
 
     def _send(self, status: int, body: bytes | None, headers: Mapping[str, str]) -> None:
         self.send_response(status)

@@ -31,7 +31,7 @@ class DownloadProgress:
         self._done = 0
         self._received = 0
         self._samples = deque([(time.monotonic(), 0)])
-        self._lock = threading.Lock()
+        self._lock, self._files_lock = threading.Lock(), threading.Lock()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="download-progress", daemon=True)
 
@@ -53,12 +53,11 @@ class DownloadProgress:
             self._done += num_bytes
 
     def file_done(self, path: Path, seconds: float) -> None:
-        with self._lock:
+        with self._files_lock:  # so that the last record is the last one
             self._files_done += 1
-        logger.info("Downloaded %s in %.1f s.", path, seconds)
-        is_last = self._files_done >= self._num_files
-        extra = {"progress": "1000/1000", "bar": ""} if is_last else None
-        logger.info("Download: [%d/%d] -- ETA: %s", self._files_done, self._num_files, self._eta(), extra=extra)
+            logger.info("Downloaded %s in %.1f s.", path, seconds)
+            extra = {"progress": "1000/1000", "bar": ""} if self._files_done == self._num_files else None
+            logger.info("Download: [%d/%d] -- ETA: %s", self._files_done, self._num_files, self._eta(), extra=extra)
 
     def _run(self) -> None:
         while not self._end.wait(self._every_s):
