@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import re
 import signal
 import sys
 from pathlib import Path
@@ -26,12 +27,7 @@ SAMPLES = (
     " ",
 )
 _PDEATHSIG = 1
-_PACKAGES = {
-    "sentencepiece": "sentencepiece",
-    "tiktoken": "tiktoken",
-    "protobuf": "protobuf",
-    "mistral": "mistral-common",
-}
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 
 
 class Refused(Exception):
@@ -51,6 +47,7 @@ def main(folder: Path, target: Path) -> int:
 
 def convert(folder: Path, target: Path) -> None:
     """Write `target`. Raises Refused if transformers cannot load the tokenizer, or if ids would differ."""
+    _check_packages(folder)
     try:
         reference = _loaded(folder)
         backend = _backend_of(reference)
@@ -64,6 +61,18 @@ def convert(folder: Path, target: Path) -> None:
         raise Refused(_explained(folder, error)) from error
     if differing is not None:
         raise Refused(f"the tokenizer of {folder} has no equal tokenizer.json: ids differ for {differing!r:.80}")
+
+
+def _check_packages(folder: Path) -> None:
+    """transformers' own message for a missing package names whatever it has tried last."""
+    for path in sorted(folder.glob("*.model")):
+        with path.open("rb") as file:
+            package = "tiktoken" if _TIKTOKEN_LINE.match(file.read(4096)) else "sentencepiece"
+        if importlib.util.find_spec(package) is None:
+            raise Refused(f"{path} needs a package to become a tokenizer.json: `pip install {package}`")
+    tekken = folder / "tekken.json"
+    if tekken.is_file() and importlib.util.find_spec("mistral_common") is None:
+        raise Refused(f"{tekken} needs a package to become a tokenizer.json: `pip install mistral-common`")
 
 
 def _loaded(folder: Path) -> Any:
@@ -98,9 +107,6 @@ def _differing(reference: Any, target: Path) -> str | None:
 
 def _explained(folder: Path, error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    for word, package in _PACKAGES.items():
-        if word in text.lower() and importlib.util.find_spec(package.replace("-", "_")) is None:
-            return f"the tokenizer of {folder} needs a package to become a tokenizer.json: `pip install {package}`"
     if "trust_remote_code" in text:
         return f"the tokenizer of {folder} is code of its repository, which is not run: it has no tokenizer.json"
     return f"the tokenizer of {folder} cannot be made a tokenizer.json: {text[:300]}"
