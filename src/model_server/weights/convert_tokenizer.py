@@ -14,6 +14,7 @@ import importlib.util
 import re
 import signal
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Refused(Exception):
 
 def main(folder: Path, target: Path) -> int:
     _die_with_parent()
+    _hide_torch()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             convert(folder, target)
@@ -110,6 +112,16 @@ def _explained(folder: Path, error: Exception) -> str:
     if "trust_remote_code" in text:
         return f"the tokenizer of {folder} is code of its repository, which is not run: it has no tokenizer.json"
     return f"the tokenizer of {folder} cannot be made a tokenizer.json: {text[:300]}"
+
+
+def _hide_torch() -> None:
+    """transformers makes tokenizers without torch as well, and is imported in less than half the time."""
+    find_spec = importlib.util.find_spec
+
+    def without_torch(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "torch" else find_spec(name, package)
+
+    importlib.util.find_spec = without_torch
 
 
 def _die_with_parent() -> None:
