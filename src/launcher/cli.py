@@ -19,7 +19,7 @@ from launcher.output import Output
 from launcher.plan import LaunchPlan, make_plan, resolve_num_shard
 from launcher.signals import Signals
 from launcher.supervisor import Patience, Supervisor
-from wire import log_line
+from wire import log_line, progress_bars
 from wire.commands import run_group
 
 logger = logging.getLogger("text_generation_launcher")
@@ -126,6 +126,8 @@ def _launch(config: LauncherConfig, signals: Signals, environ: Mapping[str, str]
 
 def _download(config: LauncherConfig, model_id: str, supervisor: Supervisor, environ: Mapping[str, str]) -> int | None:
     logger.info("Starting check and download process for %s", model_id)
+    if progress_bars.are_drawn(environ):
+        environ = {**environ, progress_bars.WANTED: "1"}
     try:
         status = supervisor.download(commands.download(config, model_id, environ))
     except DownloadError as error:

@@ -194,7 +194,8 @@ def test_a_restart_without_the_hub(hub: HubServer, repository: Repository, tmp_p
 
 
 def test_a_bar_on_a_terminal(hub: HubServer, repository: Repository, tmp_path: Path) -> None:
-    hub.fault("model.safetensors", Fault.drip(64_000, 0.3))
+    """The launcher's terminal; the download itself has none."""
+    hub.fault("model.safetensors", Fault.drip(8_000, 0.3))
     screen, terminal = pty.openpty()
     seen = bytearray()
 
@@ -203,22 +204,20 @@ def test_a_bar_on_a_terminal(hub: HubServer, repository: Repository, tmp_path: P
             while data := os.read(screen, 4096):
                 seen.extend(data)
 
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
+    threading.Thread(target=read, daemon=True).start()
     process = subprocess.Popen(
-        [sys.executable, "-m", "model_server", "download-weights", ID], stdin=subprocess.DEVNULL, stdout=terminal,
-        env={**os.environ, **hub.environment(tmp_path, TERM="xterm", COLUMNS="200")},
+        [sys.executable, "-m", "launcher", "--model-id", ID, "--port", str(free_port())], stdin=subprocess.DEVNULL,
+        stdout=terminal, env={**os.environ, **hub.environment(tmp_path, TERM="xterm", COLUMNS="200")},
     )  # fmt: skip
     os.close(terminal)
+    bar = re.compile(rb"Downloading \[[#.]{30}] +\d+ %  \d+\.\d KiB of \d+\.\d KiB .*/s, \d+ s left")
     try:
-        assert process.wait(ENDS_S) == 0
+        wait_until(lambda: bar.search(bytes(seen)), "a bar", ENDS_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SOON_S) == 0
     finally:
         process.kill()
-    reader.join(10)
-    os.close(screen)
-    assert re.search(
-        rb"Downloading \[[#.]{30}] +\d+ %  \d+\.\d KiB of \d+\.\d KiB .* [KM]iB/s, \d+ s left", bytes(seen)
-    )
+        process.wait()
 
 
 def launched_errors(folder: Path, environ: dict[str, str], *options: str) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from model_server.errors import StartupError
@@ -18,9 +18,8 @@ def check_writable(folder: Path) -> None:
     """Raises StartupError unless files can be made in `folder`, which need not exist yet."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".tercet-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise explained(error, folder) from error
 

@@ -71,7 +71,10 @@ def download(
         if auto_convert and not has_safetensors(directory) and has_pickled_weights(directory):
             convert(directory)
         weight_files(directory)
-        ensure_tokenizer(directory)
+        if auto_convert and not has_tokenizer(directory):
+            logger.warning("%s: only its weights were asked for", nothing_found(str(directory)))
+        else:
+            ensure_tokenizer(directory)
         logger.info("Files are already present on the host. Skipping download.")
         return directory
     stop = threading.Event()

@@ -6,9 +6,11 @@ the library's own download drops what it has when it is interrupted, and does no
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import threading
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,9 +134,10 @@ class HuggingFaceHub:
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()  # our log carries the progress
-        bar: Any = None if meter is None else _told(meter)
-        path = hf_hub_download(model_id, file, revision=commit, endpoint=constants.ENDPOINT, tqdm_class=bar)
-        return Path(path)
+        told: dict[str, Any] = {}
+        if meter is not None and "tqdm_class" in inspect.signature(hf_hub_download).parameters:
+            told["tqdm_class"] = _told(meter)
+        return Path(hf_hub_download(model_id, file, revision=commit, endpoint=constants.ENDPOINT, **told))
 
 
 def _told(meter: Meter) -> type:
@@ -187,7 +190,8 @@ def record_commit(model_id: str, revision: str | None, commit: str) -> None:
     if path.is_file() and path.read_text() == commit:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not by the process' number: containers that share a cache have the same ones.
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     draft.write_text(commit)
     os.replace(draft, path)
 

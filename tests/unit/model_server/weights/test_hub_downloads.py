@@ -15,6 +15,7 @@ from support.hub_server import Fault, HubServer, Repository, etag
 
 from model_server.errors import StartupError
 from model_server.weights.download import TRIES, download
+from model_server.weights.download_progress import DownloadProgress
 from model_server.weights.hub import HuggingFaceHub, entry
 from model_server.weights.locate import resolve
 
@@ -103,6 +104,23 @@ def test_a_broken_transfer_goes_on_where_it_broke(hub: HubServer, repository: Re
 def test_more_breaks_than_tries_while_something_comes(hub: HubServer, repository: Repository) -> None:
     hub.fault("model.safetensors", Fault.cut(after=20_000), times=2 * TRIES)
     assert weights_of(fetch()) == LARGE
+
+
+def test_xet_is_the_library_s_business(
+    hub: HubServer, repository: Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where its own switch asks for it; the progress is told all the same."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_XET_HIGH_PERFORMANCE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    monkeypatch.setattr("model_server.weights.transfer.Transfer.run", lambda self: pytest.fail("not asked for"))
+    told: list[int] = []
+    monkeypatch.setattr(DownloadProgress, "received", lambda self, num_bytes: told.append(num_bytes))
+    assert weights_of(fetch()) == LARGE
+    assert sum(told) == len(LARGE) + len(SIDE["config.json"]) + len(SIDE["tokenizer.json"])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    repository.commit({**SIDE, "model.safetensors": SMALL})
+    with pytest.raises(pytest.fail.Exception, match="not asked for"):
+        fetch()
 
 
 def test_a_stall_ends_by_itself(
