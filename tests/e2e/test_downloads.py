@@ -220,9 +220,9 @@ def test_a_bar_on_a_terminal(hub: HubServer, repository: Repository, tmp_path: P
         process.wait()
 
 
-def launched_errors(folder: Path, environ: dict[str, str], *options: str) -> str:
+def launched_errors(folder: Path, environ: dict[str, str], *options: str, model: str = ID) -> str:
     """The one line on standard error of a launcher that cannot serve."""
-    command = [sys.executable, "-m", "launcher", "--model-id", ID, "--hostname", "127.0.0.1", *options]
+    command = [sys.executable, "-m", "launcher", "--model-id", model, "--hostname", "127.0.0.1", *options]
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         status = subprocess.run(
             [*command, "--port", str(free_port())], stdin=subprocess.DEVNULL, stdout=out, stderr=err, timeout=ENDS_S,
@@ -238,6 +238,16 @@ def test_a_gated_model(hub: HubServer, files: dict[str, bytes], tmp_path: Path) 
     hub.add(ID, files, is_gated=True, readers=frozenset({"hf_good"}))
     said = launched_errors(tmp_path, hub.environment(tmp_path))
     assert f"access is gated: accept its licence at {hub.url}/org/tiny, then set HF_TOKEN" in said
+
+
+def test_a_directory_whose_tokenizer_cannot_be_made(hub: HubServer, files: dict[str, bytes], tmp_path: Path) -> None:
+    """Seen before a shard is started: the launcher has the files of a directory converted too."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(b"[1, 2" if name == "vocab.json" else data)
+    said = launched_errors(tmp_path, hub.environment(tmp_path), model=str(folder))
+    assert f"the tokenizer of {folder} cannot be made a tokenizer.json: " in said
 
 
 def test_a_cache_that_cannot_be_written(hub: HubServer, repository: Repository, tmp_path: Path) -> None:

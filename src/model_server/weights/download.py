@@ -210,9 +210,11 @@ class _Download:
 
     def _fetch(self, found: Repository, name: str, meter: DownloadProgress | _Nobody) -> Path:
         path = snapshot_of(self._model_id, found.commit) / name
-        if path.exists() and not _is_there(path, found.sizes[name]):
+        if _is_there(path, found.sizes[name]):
+            return path
+        if path.exists():
             logger.warning("%s has not the size that the hub gives: fetching it again", path)
-            discard(path)
+            discard(self._model_id, path)
         return self._patiently(name, lambda: self._hub.fetch(self._model_id, name, found.commit, meter))
 
     def _patiently(self, what: str, call: Callable[[], _T]) -> _T:

@@ -168,12 +168,14 @@ def snapshot_of(model_id: str, commit: str) -> Path:
     return entry(model_id) / "snapshots" / commit
 
 
-def discard(path: Path) -> None:
+def discard(model_id: str, path: Path) -> None:
     """Removes a file of a snapshot with the blob behind it, so that it is fetched again."""
-    blob = path.resolve()
+    if path.is_symlink():
+        # One step only: the library may have made the blob a link into a store that other models share.
+        blob = Path(os.path.normpath(path.parent / path.readlink()))
+        if blob.parent == Path(os.path.normpath(entry(model_id) / "blobs")):
+            blob.unlink(missing_ok=True)
     path.unlink(missing_ok=True)
-    if blob.parent == path.parents[2].resolve() / "blobs":
-        blob.unlink(missing_ok=True)
 
 
 def is_commit(revision: str | None) -> bool:

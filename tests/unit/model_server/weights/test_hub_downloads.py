@@ -176,11 +176,24 @@ def test_a_partial_file_that_is_wrong(hub: HubServer, repository: Repository, co
     assert weights_of(fetch()) == LARGE
 
 
-def test_a_truncated_file_in_the_cache(hub: HubServer, repository: Repository) -> None:
+def test_truncated_files_in_the_cache(hub: HubServer) -> None:
+    template = "additional_chat_templates/tools.jinja"
+    hub.add(ID, {**SIDE, "model.safetensors": LARGE, template: b"a template"})
     directory = fetch()
-    (directory / "model.safetensors").resolve().write_bytes(LARGE[:1000])
+    for name in ("model.safetensors", template):
+        (directory / name).resolve().write_bytes(b"x")
     assert weights_of(fetch()) == LARGE
     assert hub.sent("model.safetensors") == 2 * len(LARGE)
+    assert (directory / template).read_bytes() == b"a template"
+
+
+def test_a_restart_asks_the_hub_once(hub: HubServer) -> None:
+    index = json.dumps({"weight_map": {"x": "model-1.safetensors"}}).encode()
+    hub.add(ID, {**SIDE, "model-1.safetensors": SMALL, "model.safetensors.index.json": index})
+    fetch()
+    asked = len(hub.requests)
+    fetch()
+    assert [request.path for request in hub.requests[asked:]] == ["/api/models/org/name"]
 
 
 def test_the_token_is_for_the_hub_alone(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
