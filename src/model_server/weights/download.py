@@ -225,7 +225,7 @@ class _Download:
                 return call()
             except Unreachable as error:
                 fruitless = 0 if error.has_progressed else fruitless + 1
-                if fruitless >= TRIES:
+                if fruitless >= TRIES or self._stop.is_set():
                     raise
                 pause_s = error.wait_s if error.wait_s is not None else wait_s
                 logger.warning("%s: %s; again in %g s (%d of %d)", what, error, pause_s, max(fruitless, 1), TRIES - 1)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hub_server import Fault, HubServer, Repository, etag
+from support.hub_server import Fault, HubServer, Repository, etag, wait_until
 
 from model_server.errors import StartupError
 from model_server.weights.download import TRIES, download
@@ -293,6 +293,21 @@ def test_the_old_commit_is_served_when_the_new_one_cannot_be_fetched(
     hub.fault("model.safetensors", Fault.answer(500), times=100)
     assert fetch() == directory
     assert resolve(ID, None) == directory
+    assert f"serving what is cached, commit {directory.name}" in caplog.messages[-1]
+
+
+def test_when_one_file_fails_the_others_are_given_up(
+    hub: HubServer, repository: Repository, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a little of a large file that would take minutes; what came of it is kept."""
+    hub.fault("tokenizer.json", Fault.answer(403))
+    hub.fault("model.safetensors", Fault.drip(1000, 0.05))
+    with pytest.raises(StartupError, match="the hub refuses access"):
+        download(ID, None, wait_s=0)
+    partial = entry(ID) / "blobs" / f"{etag('model.safetensors', LARGE)}.incomplete"
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("download-")], "their ends")
+    assert not partial.exists() or partial.stat().st_size < len(LARGE)
+    assert not [message for message in caplog.messages if "again in" in message]
 
 
 def test_offline(hub: HubServer, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
