@@ -21,7 +21,7 @@ from launcher.output import Output
 from launcher.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
 from launcher.signals import Signals
 from launcher.supervisor import Patience, Supervisor
-from wire import log_line
+from wire import log_line, progress_bars
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -149,8 +149,11 @@ class _Launch:
         is_absent = directory is None and not model_info.is_local(model_id)
         if is_absent and not check_network(model_id, self._environ, self._signals):
             return 0
+        environ = self._environ
+        if progress_bars.are_drawn(environ):
+            environ = {**environ, progress_bars.WANTED: "1"}
         try:
-            status = supervisor.download(commands.download(self._config, model_id, self._environ))
+            status = supervisor.download(commands.download(self._config, model_id, environ))
         except DownloadError as error:
             # The step's own last word says it all, if it is about the model.
             said = str(error).rpartition(f"--model-id {model_id}: ")[2]

@@ -18,6 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer as _Backend
 
 from model_server.errors import StartupError
+from wire import tokenizer_file
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -56,8 +57,8 @@ class Tokenizer:
     @classmethod
     def load(cls, model_dir: Path) -> Tokenizer:
         """Read a model's folder. Raises StartupError, one line, if a file is missing or not what it should be."""
-        path = model_dir / "tokenizer.json"
-        if not path.is_file():
+        path = tokenizer_file.find(model_dir)
+        if path is None:
             raise StartupError(
                 f"{model_dir} has no tokenizer.json: fetch or convert the model first (`model-server download-weights`)"
             )

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from router.errors import StartupError
+from wire import tokenizer_file
 
 DEMO = "demo"
 _PATTERNS = ["*.json", "*.jinja", "additional_chat_templates/*"]
@@ -43,8 +44,8 @@ def load(
 ) -> ModelFiles:
     """Finds and reads the files. Raises StartupError with the cause."""
     folder = locate(model_id, revision)
-    tokenizer_json = folder / "tokenizer.json"
-    if not tokenizer_json.is_file():
+    tokenizer_json = tokenizer_file.find(folder)
+    if tokenizer_json is None:
         raise StartupError(
             f"{model_id} has no tokenizer.json in {folder}: fetch or convert the model first "
             f"(`model-server download-weights {model_id}`)"

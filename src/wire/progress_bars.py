@@ -2,6 +2,9 @@
 
 A record that carries `extra={"progress": "done/total"}` moves the bar of its rank instead of being written; the last
 one takes the bar away and is written. Where there is no terminal all of them are plain records, without the field.
+
+A second field, `bar`, is the text behind the bar of what is no load of weights. Who can write such a record often or
+seldom asks `are_drawn`.
 """
 
 from __future__ import annotations
@@ -12,14 +15,24 @@ import logging
 import re
 import shutil
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wire.log_line import Stream
 
 FIELD = "progress"
+TEXT = "bar"
+WANTED = "TERCET_BARS"
+"""Set to 1 by a parent that draws bars from the records of this process."""
 WIDTH = 30
 _VALUE = re.compile(r"(\d{1,9})/(\d{1,9})")
+
+
+def are_drawn(environ: Mapping[str, str]) -> bool:
+    """Whether records with progress become bars, here or at the parent."""
+    streams = [getattr(handler, "stream", None) for handler in logging.getLogger().handlers]
+    return environ.get(WANTED) == "1" or any(isinstance(stream, StatusLines) for stream in streams)
 
 
 def bar(name: str, done: int, total: int) -> str:
@@ -90,31 +103,34 @@ class ProgressFilter(logging.Filter):
         self._lines, self._rank = lines, rank
 
     def filter(self, record: logging.LogRecord) -> bool:
-        found = self._taken(record)
-        if found is None or self._lines is None:
+        fields = self._taken(record)
+        found = _VALUE.fullmatch(str(fields.get(FIELD)))
+        if found is None or int(found[2]) == 0 or self._lines is None:
             # An error ends a load, whoever's: nothing should be left below it.
             if self._lines is not None and record.levelno >= logging.ERROR:
                 self._lines.clear()
             return True
-        rank, done, total = found
-        if done >= total:
-            self._lines.remove(rank)
-            return True
-        name = "Loading weights" if rank is None else f"Loading weights, rank {rank}"
-        self._lines.show(rank, bar(name, done, total))
-        return False
+        self._draw(fields, self._lines, done=int(found[1]), total=int(found[2]))
+        return int(found[1]) >= int(found[2])
 
-    def _taken(self, record: logging.LogRecord) -> tuple[int | None, int, int] | None:
-        """Rank, done and total of a record with progress, which loses the field."""
+    def _draw(self, fields: Mapping[str, Any], lines: StatusLines, *, done: int, total: int) -> None:
+        rank, text = fields["rank"], fields.get(TEXT)
+        if done >= total:
+            lines.remove(rank)
+        elif isinstance(text, str):
+            lines.show(rank, f"{bar('Downloading', done, total)}  {text[:100]}")
+        else:
+            name = "Loading weights" if rank is None else f"Loading weights, rank {rank}"
+            lines.show(rank, bar(name, done, total))
+
+    def _taken(self, record: logging.LogRecord) -> dict[str, Any]:
+        """The fields above of a record, which loses them, and its rank."""
         line = getattr(record, "log_line", None)
         if line is None:
-            value, rank = record.__dict__.pop(FIELD, None), self._rank
-        else:
-            value, rank = line.fields.get(FIELD), line.rank
-            rest = {key: field for key, field in line.fields.items() if key != FIELD}
-            if value is not None:
-                record.log_line = dataclasses.replace(line, fields=rest)
-        match = _VALUE.fullmatch(value) if isinstance(value, str) else None
-        if match is None or int(match[2]) == 0:
-            return None
-        return rank, int(match[1]), int(match[2])
+            taken = {name: record.__dict__.pop(name, None) for name in (FIELD, TEXT)}
+            return taken | {"rank": self._rank}
+        taken = {name: line.fields.get(name) for name in (FIELD, TEXT)}
+        if taken[FIELD] is not None:
+            rest = {key: field for key, field in line.fields.items() if key not in taken}
+            record.log_line = dataclasses.replace(line, fields=rest)
+        return taken | {"rank": line.rank}

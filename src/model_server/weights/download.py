@@ -1,41 +1,52 @@
 """`model-server download-weights`: bring what serving needs of a hub model into the local cache.
 
 That is: configs, tokenizer, chat templates, safetensors. Code files are fetched only with `trust_remote_code`, pickled
-weights only to convert them at once, with `auto_convert` and where there are no safetensors. What is already complete
-in the cache is used without asking the network (launcher.md R12).
+weights only to convert them at once, with `auto_convert` and where there are no safetensors. A complete snapshot in the
+cache is served even if the hub cannot be reached or refuses (launcher.md R12): the hub is asked only what is new.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from model_server.errors import StartupError
-from model_server.weights.convert import PICKLE_INDEX, convert, has_pickled_weights, pickled_names
-from model_server.weights.hub import Hub, HuggingFaceHub, Unreachable
-from model_server.weights.locate import (
-    INDEX,
-    SKIPPED_WORDS,
-    has_safetensors,
-    is_local,
-    resolve,
-    weight_files,
-    weight_map,
+from model_server.weights import disk
+from model_server.weights.convert import PICKLE_INDEX, convert, has_pickled_weights, is_pickled_weights
+from model_server.weights.download_progress import DownloadProgress, size
+from model_server.weights.header import read_header
+from model_server.weights.hub import (
+    Hub,
+    HuggingFaceHub,
+    Repository,
+    cache,
+    discard,
+    is_commit,
+    record_commit,
+    snapshot_of,
 )
+from model_server.weights.hub_errors import NotAnId, Refused, Unreachable
+from model_server.weights.json_file import read_object
+from model_server.weights.locate import ADAPTER_CONFIG, INDEX, has_safetensors, is_local, resolve, weight_files
+from model_server.weights.parallel import in_parallel
+from model_server.weights.selection import is_adapter, side_files, weights
+from model_server.weights.tokenizer_files import ensure_tokenizer, has_tokenizer, nothing_found
+from wire import tokenizer_file
 
 logger = logging.getLogger(__name__)
 
-# As TGI's (utils/hub.py).
+# Tries without a new byte; what has brought something does not count.
 TRIES = 5
-WAIT_S = 5.0
+# Seconds before the second try; twice as many before each further one.
+WAIT_S = 1.0
+MAX_WAIT_S = 8.0
 PARALLEL_FILES = 4
 
-_SIDE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
-_CODE_SUFFIXES = (".py",)
 _T = TypeVar("_T")
 
 
@@ -52,117 +63,191 @@ def download(
 
     auto_convert: where there are only pickled weights, write safetensors beside them (see `convert`).
 
-    Raises StartupError, one line: unknown or gated repository, no network and nothing cached, pickled weights only, or
-    ones that cannot be converted.
+    Raises StartupError, one line: unknown or gated repository, no network and nothing cached, no room or right to
+    write, an adapter, pickled weights only, or weights or a tokenizer that cannot be converted.
     """
-    directory = _on_this_machine(model_id, revision)
-    if directory is not None:
+    if is_local(model_id):
+        directory = resolve(model_id, revision)
         if auto_convert and not has_safetensors(directory) and has_pickled_weights(directory):
             convert(directory)
-        if is_local(model_id) or _is_complete(directory):
-            weight_files(directory)
-            logger.info("Files are already present on the host. Skipping download.")
-            return directory
-    hub = hub or HuggingFaceHub()
+        weight_files(directory)
+        if auto_convert and not has_tokenizer(directory):
+            logger.warning("%s: only its weights were asked for", nothing_found(str(directory)))
+        else:
+            ensure_tokenizer(directory)
+        logger.info("Files are already present on the host. Skipping download.")
+        return directory
+    stop = threading.Event()
+    wanted = _Download(model_id, revision, trust_remote_code, auto_convert, hub or HuggingFaceHub(stop), stop, wait_s)
     try:
-        directory = _fetch_all(hub, model_id, revision, trust_remote_code, auto_convert, wait_s)
-    except Unreachable as error:
-        raise StartupError(
-            f"--model-id {model_id}: not in the local cache, and the hub cannot be reached ({error}); "
-            "without a network use a local directory, or `--model-id demo`, which needs no download"
-        ) from error
-    if not has_safetensors(directory):
-        convert(directory)
+        directory = wanted.run()
+    except OSError as error:
+        raise disk.explained(error, cache()) from error
+    ensure_tokenizer(directory)
     return directory
 
 
-def _on_this_machine(model_id: str, revision: str | None) -> Path | None:
-    """The directory or cached snapshot, complete or not. Raises StartupError if a directory is meant but unusable."""
-    if is_local(model_id):
-        return resolve(model_id, revision)
-    try:
-        return resolve(model_id, revision)
-    except StartupError:
-        return None
+class _Download:
+    """One model of the hub, once."""
 
+    def __init__(
+        self, model_id: str, revision: str | None, code: bool, convert: bool, hub: Hub, stop: threading.Event,
+        wait_s: float,
+    ) -> None:  # fmt: skip
+        self._model_id, self._revision, self._code, self._convert = model_id, revision, code, convert
+        self._hub, self._stop, self._wait_s = hub, stop, wait_s
 
-def _is_complete(directory: Path) -> bool:
-    try:
-        weight_files(directory)
-    except StartupError:
-        return False
-    return True
+    @property
+    def _where(self) -> str:
+        return f"--model-id {self._model_id}"
 
-
-def _fetch_all(hub: Hub, model_id: str, revision: str | None, code: bool, pickled: bool, wait_s: float) -> Path:
-    names = _patiently(lambda: hub.files(model_id, revision), wait_s)
-    top = [name for name in names if "/" not in name]
-    suffixes = _SIDE_SUFFIXES + (_CODE_SUFFIXES if code else ())
-    side = sorted(name for name in top if name.endswith(suffixes))
-    if "config.json" not in side:
-        raise StartupError(f"--model-id {model_id}: the repository has no config.json")
-    paths = {name: _fetch(hub, model_id, name, revision, wait_s) for name in side}
-    weights = _weights(model_id, top, paths.get(INDEX), paths.get(PICKLE_INDEX) if pickled else None, pickled)
-    started = time.perf_counter()
-    with ThreadPoolExecutor(PARALLEL_FILES) as pool:
-        jobs = {pool.submit(_fetch_weights, hub, model_id, name, revision, wait_s) for name in weights}
+    def run(self) -> Path:
+        """The snapshot, complete. Raises StartupError, OSError."""
+        cached = self._cached()
+        if cached is not None and (self._hub.is_offline or is_commit(self._revision)):
+            logger.info("Files are already present on the host. Skipping download.")
+            return cached
+        if self._hub.is_offline:
+            raise StartupError(
+                f"{self._where}: not in the local cache, or not all of it, and HF_HUB_OFFLINE is set; use a local "
+                "directory, or `--model-id demo`, which needs no download"
+            )
         try:
-            for done, job in enumerate(as_completed(jobs), start=1):
-                job.result()
-                left_s = (time.perf_counter() - started) / done * (len(weights) - done)
-                logger.info("Download: [%d/%d] -- ETA: %.0f s", done, len(weights), left_s)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return paths["config.json"].parent
-
-
-def _weights(
-    model_id: str, names: list[str], index: Path | None, pickle_index: Path | None, pickled_allowed: bool
-) -> list[str]:
-    """The weight files to fetch: those of the index, or all that TGI would take; pickled ones for want of any other."""
-    weights = _listed(names, index)
-    if not weights:
-        safe = [n for n in names if n.endswith(".safetensors") and not any(word in n for word in SKIPPED_WORDS)]
-        weights = sorted(n for n in safe if not n.startswith("consolidated")) or sorted(safe)
-    if weights:
-        return weights
-    pickled = _listed(names, pickle_index) or pickled_names(names)
-    if not pickled:
-        raise StartupError(f"--model-id {model_id}: the repository holds no weights")
-    if not pickled_allowed:
-        raise StartupError(
-            f"--model-id {model_id}: the repository holds pickled weights ({pickled[0]}) and no safetensors; "
-            "Tercet never unpickles on its own: convert them once with "
-            f"`model-server download-weights {model_id} --auto-convert`"
-        )
-    return pickled
-
-
-def _listed(names: list[str], index: Path | None) -> list[str]:
-    """The files that an index lists and the repository has."""
-    return [] if index is None else sorted(set(weight_map(index).values()) & set(names))
-
-
-def _fetch_weights(hub: Hub, model_id: str, name: str, revision: str | None, wait_s: float) -> None:
-    logger.info("Download file: %s", name)
-    started = time.perf_counter()
-    path = _fetch(hub, model_id, name, revision, wait_s)
-    logger.info("Downloaded %s in %.1f s.", path, time.perf_counter() - started)
-
-
-def _fetch(hub: Hub, model_id: str, name: str, revision: str | None, wait_s: float) -> Path:
-    return _patiently(lambda: hub.fetch(model_id, name, revision), wait_s)
-
-
-def _patiently(call: Callable[[], _T], wait_s: float) -> _T:
-    """`call`, again after `wait_s` seconds while the network fails. Being offline on purpose is not retried."""
-    for attempt in range(1, TRIES + 1):
-        try:
-            return call()
-        except Unreachable as error:
-            if attempt == TRIES or "offline mode" in str(error).lower():
+            return self._from_hub(is_cached=cached is not None)
+        except (Unreachable, Refused) as error:
+            if cached is not None:
+                reason = str(error).removeprefix(f"{self._where}: ")
+                logger.warning("%s: %s; serving what is cached, commit %s", self._where, reason, cached.name)
+                return cached
+            if isinstance(error, Refused):
                 raise
-            logger.warning("Download failed (%s); trying again, %d of %d", error, attempt + 1, TRIES)
-            time.sleep(wait_s)
-    raise AssertionError("unreachable: the last attempt returns or raises")
+            raise StartupError(
+                f"{self._where}: not in the local cache, and the hub cannot be reached ({error}); "
+                "without a network use a local directory, or `--model-id demo`, which needs no download"
+            ) from error
+
+    def _cached(self) -> Path | None:
+        """The snapshot that needs no network: all weights, whole, and a tokenizer. Converts what can be converted."""
+        try:
+            directory = resolve(self._model_id, self._revision)
+        except NotAnId:
+            raise
+        except StartupError:
+            return None
+        if self._convert and not has_safetensors(directory) and has_pickled_weights(directory):
+            convert(directory)
+        try:
+            for file in weight_files(directory):
+                read_header(file)
+            config = read_object(directory / "config.json")
+        except StartupError:
+            return None
+        lacks_code = self._code and "auto_map" in config and not any(directory.glob("*.py"))
+        return directory if has_tokenizer(directory) and not lacks_code else None
+
+    def _from_hub(self, *, is_cached: bool) -> Path:
+        ask = partial(self._hub.repository, self._model_id, self._revision)
+        found = ask() if is_cached else self._patiently("The hub", ask)
+        logger.info("%s at revision %s is commit %s", self._model_id, self._revision or "main", found.commit)
+        directory = snapshot_of(self._model_id, found.commit)
+        if is_adapter(found.sizes):
+            raise StartupError(self._about_adapter(found))
+        if "config.json" not in found.sizes:
+            raise StartupError(f"{self._where}: the repository has no config.json")
+        if "tokenizer.json" not in found.sizes and not tokenizer_file.sources(found.sizes):
+            raise StartupError(nothing_found(f"{self._where}: the repository"))
+        wanted = self._wanted(found, directory)
+        missing = [name for name in wanted if not _is_there(directory / name, found.sizes[name])]
+        if missing:
+            self._fetch_all(found, missing)
+        if not has_safetensors(directory):
+            convert(directory)
+        weight_files(directory)
+        record_commit(self._model_id, self._revision, found.commit)
+        if not missing:
+            logger.info("Files are already present on the host. Skipping download.")
+        return directory
+
+    def _wanted(self, found: Repository, directory: Path) -> list[str]:
+        """Names of all files; the index is fetched first, because it says which."""
+        names = found.sizes
+        side = side_files(names, code=self._code)
+        indices: dict[str, Path] = {}
+        for name in (INDEX, PICKLE_INDEX) if self._convert else (INDEX,):
+            if name in names:
+                disk.check_writable(cache())
+                indices[name] = self._fetch(found, name, _Nobody())
+        if _only_pickled(names) and has_safetensors(directory):
+            return side  # converted before; the originals may have been removed
+        picked = weights(
+            self._model_id, names, indices.get(INDEX), indices.get(PICKLE_INDEX), pickled_allowed=self._convert
+        )
+        return [*side, *(name for name in picked if name not in side)]
+
+    def _about_adapter(self, found: Repository) -> str:
+        base = read_object(self._fetch(found, ADAPTER_CONFIG, _Nobody())).get("base_model_name_or_path")
+        base = base if isinstance(base, str) and base else "its base model"
+        return (
+            f"{self._where}: an adapter (LoRA) of {base}, without weights of its own: serve {base}, and name this one "
+            "in --lora-adapters"
+        )
+
+    def _fetch_all(self, found: Repository, missing: list[str]) -> None:
+        disk.check_writable(cache())
+        total = sum(found.sizes[name] or 0 for name in missing)
+        to_convert = sum(found.sizes[name] or 0 for name in missing if is_pickled_weights(name))
+        disk.check_room(cache(), total + to_convert - self._hub.partial_bytes(self._model_id))
+        logger.info("Downloading %d files, %s", len(missing), size(total))
+        with DownloadProgress(len(missing), total) as progress:
+            jobs = [partial(self._fetch_one, found, name, progress) for name in missing]
+            in_parallel(jobs, PARALLEL_FILES, self._stop)
+
+    def _fetch_one(self, found: Repository, name: str, progress: DownloadProgress) -> None:
+        logger.info("Download file: %s", name)
+        started = time.perf_counter()
+        path = self._fetch(found, name, progress)
+        progress.file_done(path, time.perf_counter() - started)
+
+    def _fetch(self, found: Repository, name: str, meter: DownloadProgress | _Nobody) -> Path:
+        path = snapshot_of(self._model_id, found.commit) / name
+        if _is_there(path, found.sizes[name]):
+            return path
+        if path.exists():
+            logger.warning("%s has not the size that the hub gives: fetching it again", path)
+            discard(self._model_id, path)
+        return self._patiently(name, lambda: self._hub.fetch(self._model_id, name, found.commit, meter))
+
+    def _patiently(self, what: str, call: Callable[[], _T]) -> _T:
+        """`call`, again while the network fails and nothing new has come for `TRIES` tries."""
+        fruitless, wait_s = 0, self._wait_s
+        while True:
+            try:
+                return call()
+            except Unreachable as error:
+                fruitless = 0 if error.has_progressed else fruitless + 1
+                if fruitless >= TRIES or self._stop.is_set():
+                    raise
+                pause_s = error.wait_s if error.wait_s is not None else wait_s
+                logger.warning("%s: %s; again in %g s (%d of %d)", what, error, pause_s, max(fruitless, 1), TRIES - 1)
+                self._stop.wait(pause_s)
+                wait_s = self._wait_s if error.has_progressed else min(2 * wait_s, MAX_WAIT_S)
+
+
+class _Nobody:
+    """Meter of files that are too small to speak of."""
+
+    def received(self, num_bytes: int) -> None: ...
+    def found(self, num_bytes: int) -> None: ...
+
+
+def _is_there(path: Path, num_bytes: int | None) -> bool:
+    """Whether a file of the snapshot is whole, as far as its size says."""
+    try:
+        there = path.stat().st_size
+    except OSError:
+        return False
+    return num_bytes is None or there == num_bytes
+
+
+def _only_pickled(names: Collection[str]) -> bool:
+    return not any(name.endswith(".safetensors") for name in names if "/" not in name)

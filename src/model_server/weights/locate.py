@@ -11,6 +11,7 @@ from model_server.weights.json_file import read_object
 
 EMBEDDED = "demo"
 INDEX = "model.safetensors.index.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 # By-products that TGI does not take for weights (model_server.md 5.2), and adapters.
 SKIPPED_WORDS = ("arguments", "args", "training", "adapter_model")
@@ -149,5 +150,9 @@ def _model_directory(directory: Path) -> Path:
     snapshots = sorted((directory / "snapshots").glob("*/config.json"))
     if snapshots:
         raise StartupError(f"{directory} is the root of a hub cache entry; use --model-id {snapshots[0].parent}")
+    if (directory / ADAPTER_CONFIG).is_file():
+        raise StartupError(
+            f"{directory} is an adapter (LoRA), not a model: serve its base model, and name this one in --lora-adapters"
+        )
     found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
     raise StartupError(f"directory {directory} has no config.json (found: {found})")

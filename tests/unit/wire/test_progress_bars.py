@@ -11,7 +11,7 @@ import pytest
 
 from wire import log_line
 from wire.log_line import LogLine
-from wire.progress_bars import StatusLines, bar
+from wire.progress_bars import StatusLines, are_drawn, bar
 
 _CONTROL = re.compile(r"\x1b\[(\d*)([A-Za-z])")
 
@@ -86,6 +86,25 @@ def test_own_records_of_a_shard_on_a_terminal() -> None:
     log_line.configure(False, stream=screen)
     logging.getLogger("model_server").info("layer 1 of 2", extra={"progress": "1/2"})
     assert screen.lines == [bar("Loading weights", 1, 2), ""]
+
+
+def test_a_bar_with_a_text_of_its_own() -> None:
+    screen = Screen()
+    log_line.configure(False, layout="launcher", stream=screen)
+    line = LogLine(level="INFO", message="half", fields={"progress": "1/2", "bar": "3.0 MiB/s"}, target="download")
+    logging.getLogger("text_generation_launcher.download").info("half", extra={"log_line": line})
+    assert screen.lines == [f"{bar('Downloading', 1, 2)}  3.0 MiB/s", ""]
+    logging.getLogger("launcher").info("all", extra={"progress": "2/2", "bar": ""})
+    assert screen.lines[0].endswith("launcher: all")
+    assert screen.lines[1:] == [""]
+
+
+def test_who_can_ask_whether_bars_are_drawn() -> None:
+    log_line.configure(False, stream=io.StringIO())
+    assert not are_drawn({})
+    assert are_drawn({"TERCET_BARS": "1"})
+    log_line.configure(False, stream=Screen())
+    assert are_drawn({})
 
 
 @pytest.mark.parametrize("term", ["dumb", None])

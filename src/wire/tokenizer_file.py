@@ -1,0 +1,64 @@
+"""Where a model's tokenizer.json is: router and shard must read the same one. Reads the disk only.
+
+It lies in the model's folder; or, where the model came without one and its folder cannot be written, the converted copy
+lies in the hub cache, under a name that changes with the files it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+NAME = "tokenizer.json"
+
+# What a tokenizer.json can be made of; each group must be whole.
+_SOURCES = (
+    ("vocab.json", "merges.txt"),
+    ("tokenizer.model",),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
+    ("tiktoken.model",),
+    ("tekken.json",),
+    ("vocab.txt",),
+)
+_SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+def find(folder: Path) -> Path | None:
+    """The tokenizer.json of the model in `folder`; None if there is none, or none yet."""
+    own = folder / NAME
+    if own.is_file():
+        return own
+    if not sources(_names(folder)):
+        return None
+    copy = converted_copy(folder)
+    return copy if copy.is_file() else None
+
+
+def sources(names: Iterable[str]) -> tuple[str, ...]:
+    """Of the files of a model those that a tokenizer.json could be made of; empty: there are none."""
+    present = set(names)
+    return next((group for group in _SOURCES if present.issuperset(group)), ())
+
+
+def converted_copy(folder: Path) -> Path:
+    """The place of the copy for a folder that cannot be written."""
+    # Imported here: wanted only for models without a tokenizer.json.
+    from huggingface_hub import constants
+
+    digest = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape"))
+    for name in (*sources(_names(folder)), *_SETTINGS):
+        try:
+            facts = (folder / name).stat()
+        except OSError:
+            continue
+        digest.update(f"\0{name} {facts.st_size} {facts.st_mtime_ns}".encode())
+    return Path(constants.HF_HUB_CACHE) / ".tercet" / digest.hexdigest()[:32] / NAME
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
