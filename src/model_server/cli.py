@@ -9,13 +9,13 @@ import time
 from importlib.metadata import version
 
 from model_server.config import DownloadConfig, ServeConfig
-from model_server.errors import FatalError, LostPeerError, StartupError
+from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from model_server.peer_watch import leave_at_once
 from model_server.weights.checkpoint import examine
 from model_server.weights.locate import resolve
-from wire import log_line
+from wire import log_line, phases, stack_dump
 from wire.commands import run_group
-from wire.exit_status import LOST_PEER
+from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.local_grpc import poll_in_place
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,14 @@ def main() -> int:
 def serve(config: ServeConfig) -> int:
     """Load the model, bind the socket, serve until told to stop."""
     log_line.configure(config.json_output, config.logger_level, rank=config.rank if config.sharded else None)
+    stack_dump.answer_requests()
     started = time.perf_counter()
+    phases.enter(phases.CHECKPOINT)
     try:
         checkpoint = examine(resolve(config.model_id, config.revision))
         size = checkpoint.file_bytes / 2**20
         logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.files), size)
+        phases.enter(phases.IMPORTING)
         poll_in_place()
         # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.
         from model_server.shard import run_shard
@@ -46,7 +49,7 @@ def serve(config: ServeConfig) -> int:
         run_shard(config, checkpoint)
     except StartupError as error:
         logger.error("%s", error)
-        leave_at_once(1)
+        leave_at_once(MISSING_PEER if isinstance(error, MissingPeerError) else 1)
     except FatalError as error:
         logger.error("%s", error)
         leave_at_once(LOST_PEER if isinstance(error, LostPeerError) else 1)

@@ -71,6 +71,9 @@ class ServeConfig:
     world_size: int = option(1, help="Number of shards")
     master_addr: str = option("localhost", help="Address where the ranks find each other")
     master_port: int = option(29500, help="Port where the ranks find each other")
+    dist_timeout: float = option(
+        120.0, env="TGI_DIST_TIMEOUT", minimum=0.1, help="Seconds that the ranks wait for each other at the start"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from model_server import peer_reduce
-from model_server.errors import FatalError, LostPeerError, StartupError
+from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from model_server.peer_reduce import OneShot
 from model_server.peer_watch import Identity, PeerWatch
 
@@ -90,7 +90,8 @@ def connect(
 
     one_shot: small sums on CUDA bypass NCCL where the devices can read each other's memory. force: one rank alone
     makes a group too, whose collectives are real ones (`address` and `port` are then not used); for measuring.
-    Raises StartupError if the port is taken or not all ranks come within `timeout_s` seconds.
+    Raises StartupError if the port is taken, and MissingPeerError, which names them, if not all ranks come within
+    `timeout_s` seconds.
     """
     if not 0 <= rank < world_size:
         raise StartupError(f"rank {rank} is not below the number of shards {world_size}")
@@ -101,6 +102,11 @@ def connect(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         store = _store(rank, world_size, address, port, timeout_s)
+        missing = _missing(store, rank, world_size, timeout_s)
+        if missing:
+            who = " and ".join(f"rank {peer}" for peer in missing)
+            text = f"{_unmet(rank, world_size, address, port, timeout_s)}: {who} did not come"
+            raise MissingPeerError(f"{text} (TGI_DIST_TIMEOUT sets the limit)")
         _join(store, rank, world_size, device, timeout_s)
         group = _TorchGroup(rank, world_size, _watch(store, rank, world_size))
         if device.type == "cuda":
@@ -114,24 +120,42 @@ def connect(
         raise StartupError(f"rank {rank} of {world_size}: {_told(error)}") from error
     except (RuntimeError, ValueError) as error:
         # ValueError: torch's word for a store that closed while the ranks were meeting.
-        raise StartupError(
-            f"rank {rank} of {world_size} did not meet the others at {address}:{port} within {timeout_s:g} s"
-        ) from error
+        raise MissingPeerError(f"{_unmet(rank, world_size, address, port, timeout_s)}: {_told(error)}") from error
     return group
+
+
+def _unmet(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> str:
+    return f"rank {rank} of {world_size} did not meet the others at {address}:{port} within {timeout_s:g} s"
 
 
 def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> Store:
     if world_size == 1:
         return dist.HashStore()  # type: ignore[attr-defined]
     listener = socket.create_server((address, port)) if rank == 0 else None
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address,
-        port,
-        world_size,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
+    try:
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            address,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=None if listener is None else listener.detach(),
+        )
+    except dist.DistError as error:
+        text = _unmet(rank, world_size, address, port, timeout_s)
+        raise MissingPeerError(f"{text}: rank 0, which listens there, did not come") from error
+
+
+def _missing(store: Store, rank: int, world_size: int, timeout_s: float) -> list[int]:
+    """The ranks that have not come in time. The store itself would wait as well, but only count them."""
+    store.set(f"arrived/{rank}", "yes")
+    arrived = [f"arrived/{peer}" for peer in range(world_size)]
+    try:
+        store.wait(arrived, timedelta(seconds=timeout_s))
+    except dist.DistStoreError:
+        return [peer for peer, key in enumerate(arrived) if not store.check([key])]
+    return []
 
 
 def _join(store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
@@ -232,5 +256,5 @@ def _speaks_of_peers(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "CUDA" not in str(error))
 
 
-def _told(error: RuntimeError) -> str:
+def _told(error: Exception) -> str:
     return str(error).partition("\n")[0]

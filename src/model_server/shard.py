@@ -32,6 +32,7 @@ from model_server.sampling.sampler import Sampler
 from model_server.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.progress import LoadProgress
+from wire import phases
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     num_threads = tune(device, world_size, checkpoint.file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     attention = select_backend(config.attention, device, dtype, attention_layers_of(model_dir))
+    phases.enter(phases.PROCESS_GROUP)
     if world_size > 1:
         logger.info("Meeting the other %d ranks at %s:%d", world_size - 1, config.master_addr, config.master_port)
     group = connect(
@@ -61,10 +63,12 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         device,
         address=config.master_addr,
         port=config.master_port,
+        timeout_s=config.dist_timeout,
         one_shot=not config.disable_custom_kernels,
     )
     runner: Runner | None = None
     orderly = False
+    phases.enter(phases.LOADING)
     try:
         engine = _load_engine(config, model_dir, tokenizer, dtype, group, attention, device, graphs)
         runner = engine.runner
@@ -87,6 +91,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         )
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
+        phases.enter(phases.BINDING)
         orderly = uvloop.run(_serve(engine, group, facts, plan, path, tracing, profiler))
     finally:
         leave(runner, group, orderly=orderly)
@@ -161,9 +166,11 @@ async def _serve(
     """Until a stop is asked for. False: the device thread has not come to its end."""
 
     def warm(asked: WarmupRequest) -> Capacity:
+        phases.enter(phases.WARM_UP)
         capacity = warm_up(engine, group, plan, asked)
         if profiler is not None:
             engine.profile(profiler)
+        phases.enter(phases.READY)
         return capacity
 
     def on_fatal(error: BaseException) -> None:

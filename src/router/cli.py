@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from router.config import RouterConfig, check
 from router.errors import StartupError
-from wire import log_line
+from wire import log_line, phases, stack_dump
 from wire.commands import run_group
 from wire.local_grpc import poll_in_place
 
@@ -32,6 +32,8 @@ def main() -> int:
 def run(config: RouterConfig) -> int:
     """Serve until a signal comes."""
     log_line.configure(config.json_output, config.log_level)
+    stack_dump.answer_requests()
+    phases.enter(phases.IMPORTING)
     try:
         check(config)
         poll_in_place()

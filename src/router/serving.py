@@ -25,9 +25,12 @@ from router.errors import StartupError
 from router.grammar import GrammarChecker
 from router.inference import Inference
 from router.metrics import CONTENT_TYPE, Metrics
+from router.shards.interface import StalledError
 from router.startup import Started, connect_and_warm_up
 from router.tokenizer import PromptTokenizer
 from router.validation import Validator
+from wire import phases
+from wire.exit_status import STALLED
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -69,6 +72,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         metrics_listener = None
         if config.prometheus_port is not None:
             metrics_listener = resources.enter_context(bind(config.hostname, config.prometheus_port))
+        phases.enter(phases.TOKENIZER)
         files = model_files.load(
             config.tokenizer_name,
             revision=config.revision,
@@ -85,6 +89,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         if not files.templates:
             logger.warning("the model has no chat template: chat requests will be refused")
         metrics = Metrics()
+        phases.enter(phases.WARM_UP)
         logger.info("Warming up model")
         started = await connect_and_warm_up(
             config,
@@ -154,6 +159,7 @@ async def _answer(
     tracing: Tracing | None,
 ) -> int:
     """Serves until a signal or the scheduler's end."""
+    phases.enter(phases.BINDING)
     app = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
     server = _Server(_uvicorn_config(app, config, config.graceful_termination_timeout + _LAST_WORDS_S))
     scheduling = asyncio.create_task(started.scheduler.run())
@@ -164,6 +170,7 @@ async def _answer(
         metrics_server = _Server(_uvicorn_config(_metrics_app(served.inference.metrics), config, 1))
         metrics_task = asyncio.create_task(metrics_server.serve([metrics_listener]))
     logger.info("Connected")
+    phases.enter(phases.READY)
     _calm_collector()
     try:
         await server.serve([listener])
@@ -172,7 +179,9 @@ async def _answer(
         if metrics_server is not None:
             metrics_server.should_exit = True
             await metrics_task
-    return 1 if stop.scheduler_failed else 0
+    if not stop.scheduler_failed:
+        return 0
+    return STALLED if isinstance(started.scheduler.failure, StalledError) else 1
 
 
 class Stop:
