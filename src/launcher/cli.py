@@ -7,7 +7,6 @@ import importlib.metadata
 import io
 import logging
 import os
-import sys
 from collections.abc import Mapping
 
 from launcher import commands, env_report, hardware, model_info, preflight
@@ -15,7 +14,7 @@ from launcher.bench.config import BenchConfig
 from launcher.child import Guard
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import DownloadError, LauncherError
-from launcher.output import Output
+from launcher.output import Output, claim_standard_descriptors
 from launcher.plan import LaunchPlan, make_plan, resolve_num_shard
 from launcher.signals import Signals
 from launcher.supervisor import Patience, Supervisor
@@ -52,7 +51,8 @@ def bench(config: BenchConfig) -> int:
 
 def run(config: LauncherConfig) -> int:
     """Launches; returns the exit status."""
-    stdout, stderr = Output(sys.stdout.fileno()), Output(sys.stderr.fileno())
+    claim_standard_descriptors()
+    stdout, stderr = Output(1, json_lines=config.json_output), Output(2)
     log_line.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
     try:
         with Signals() as signals:

@@ -64,6 +64,14 @@ class ProcessGroup:
         """The smallest of the ranks' values, on every rank. Does not touch the device."""
         return value
 
+    def any_of(self, yes: bool, limit_s: float | None = None) -> bool:
+        """Whether it is so on any rank, for ranks of which some may have left their step early. Waits `limit_s` for the
+        others, or as long as they may drift apart.
+
+        Raises FatalError if they do not come, or have not come by as many collectives: they wait in one for this rank.
+        """
+        return yes
+
     def barrier(self) -> None:
         """Return once every rank has come here."""
 
@@ -108,7 +116,7 @@ def connect(
             text = f"{_unmet(rank, world_size, address, port, timeout_s)}: {who} did not come"
             raise MissingPeerError(f"{text} (TGI_DIST_TIMEOUT sets the limit)")
         _join(store, rank, world_size, device, timeout_s)
-        group = _TorchGroup(rank, world_size, _watch(store, rank, world_size))
+        group = _TorchGroup(rank, world_size, _watch(store, rank, world_size), store, timeout_s)
         if device.type == "cuda":
             group.use_device(device, one_shot=one_shot and world_size > 1)
     except OSError as error:
@@ -186,9 +194,13 @@ def _watch(store: Store, rank: int, world_size: int) -> PeerWatch:
 class _TorchGroup(ProcessGroup):
     """Several ranks over torch.distributed's default group. What goes wrong in a collective is fatal."""
 
-    def __init__(self, rank: int, size: int, watch: PeerWatch) -> None:
+    def __init__(self, rank: int, size: int, watch: PeerWatch, store: Store, timeout_s: float) -> None:
         self.rank = rank
         self.size = size
+        self._store = store
+        self._timeout_s = timeout_s
+        self._num_collectives = 0
+        self._num_questions = 0
         self._watch = watch
         self._one_shot: OneShot | None = None
         self._is_whole = True
@@ -203,6 +215,7 @@ class _TorchGroup(ProcessGroup):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         if self._one_shot is not None and self._one_shot.takes(tensor):
+            self._num_collectives += 1
             return self._one_shot.all_reduce(tensor)
         self._run(lambda: dist.all_reduce(tensor))
         return tensor
@@ -219,6 +232,22 @@ class _TorchGroup(ProcessGroup):
         tensor = torch.tensor([value], dtype=torch.int64)
         self._run(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MIN))
         return int(tensor.item())
+
+    def any_of(self, yes: bool, limit_s: float | None = None) -> bool:
+        self._num_questions += 1
+        keys = [f"any/{self._num_questions}/{rank}" for rank in range(self.size)]
+        try:
+            self._store.set(keys[self.rank], f"{self._num_collectives} {int(yes)}")
+            self._store.wait(keys, timedelta(seconds=limit_s or self._timeout_s))
+            answers = [self._store.get(key).decode().split() for key in keys]
+        except RuntimeError as error:
+            lost = self._watch.lost(NAMING_S)
+            if lost is not None:
+                raise LostPeerError(f"rank {self.rank} lost {lost}: {_told(error)}") from error
+            raise FatalError(f"rank {self.rank} left a step that the others are still in: {_told(error)}") from error
+        if len({count for count, _ in answers}) > 1:
+            raise FatalError(f"rank {self.rank} left a step that the others are still in")
+        return any(answer == "1" for _, answer in answers)
 
     def barrier(self) -> None:
         self.all_reduce_min(0)
@@ -239,6 +268,7 @@ class _TorchGroup(ProcessGroup):
     def _run(self, collective: Callable[[], object]) -> None:
         """Raises FatalError for what the backend says of the others, LostPeerError if one of them is known to be gone.
         An error of this rank's device or memory is passed on as it is."""
+        self._num_collectives += 1
         try:
             collective()
         except RuntimeError as error:

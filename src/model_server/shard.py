@@ -88,6 +88,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             cuda_memory_fraction=config.cuda_memory_fraction,
             model_max_length=engine.tokenizer.model_max_length,
             memory=CudaMemory(device) if device.type == "cuda" else None,
+            weight_bytes=_weight_bytes(runner, device),
         )
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
@@ -143,6 +144,14 @@ def _load_engine(
         chunking=config.prefill_chunking and not isinstance(runner, KeepsState),
     )
     return Engine(runner, tokenizer, sampler, options)
+
+
+def _weight_bytes(runner: Runner, device: torch.device) -> int | None:
+    """What the model takes, just after it was loaded; None where nobody has counted."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    counted = getattr(runner, "weight_bytes", None)
+    return counted if isinstance(counted, int) else None
 
 
 def _profiler(config: ServeConfig, rank: int, device: torch.device) -> StepProfiler | None:

@@ -8,6 +8,7 @@ import functools
 import gc
 import ipaddress
 import logging
+import math
 import signal
 import socket
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 # After the deadline, when every request has got its error: what is left are clients that do not read.
 _LAST_WORDS_S = 2
 _REPORT_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.05
 # New objects before a pass over them, and passes before one over the next older generation. A waiting request holds
 # about a hundred objects and a pass takes half a microsecond for each, while nothing else is done.
 _COLLECTOR_PACE = (20_000, 4, 20)
@@ -213,7 +215,7 @@ class Stop:
             self._drain()
         else:
             logger.warning("stopping at once")
-            self._server.force_exit = True
+            self._server.should_exit = self._server.force_exit = True
             self._tasks.append(asyncio.ensure_future(self._fail_the_rest()))
 
     def scheduler_ended(self, started: Started) -> None:
@@ -233,18 +235,26 @@ class Stop:
             task.cancel()
 
     def _drain(self) -> None:
-        assert self._inference is not None and self._server is not None
+        """Whoever comes now is told to go elsewhere, which says more than a closed door; the last one out closes it."""
+        assert self._inference is not None
         self._inference.is_draining = True
-        self._server.should_exit = True
         self._tasks.append(asyncio.ensure_future(self._wait_for_requests()))
 
     async def _wait_for_requests(self) -> None:
-        assert self._inference is not None
-        loop = asyncio.get_running_loop()
+        assert self._inference is not None and self._server is not None
+        loop, permits = asyncio.get_running_loop(), self._inference.permits
         deadline = loop.time() + self._timeout_s
-        while (left_s := deadline - loop.time()) > 0:
-            await asyncio.sleep(min(left_s, _REPORT_EVERY_S))
-            logger.info("%d requests are still running", self._inference.permits.num_taken)
+        report_at = loop.time() + _REPORT_EVERY_S
+        while permits.num_taken and (now := loop.time()) < deadline:
+            if now >= report_at:
+                report_at += _REPORT_EVERY_S
+                logger.info("%d requests are still running", permits.num_taken)
+            await asyncio.sleep(min(deadline - now, _LOOK_EVERY_S))
+        # Answers that are written but not read yet may use what is left of the time.
+        left_s = math.ceil(max(0.0, deadline - loop.time()))
+        self._server.config.timeout_graceful_shutdown = left_s + _LAST_WORDS_S
+        self._server.should_exit = True
+        await asyncio.sleep(left_s)
         await self._fail_the_rest()
 
     async def _fail_the_rest(self) -> None:

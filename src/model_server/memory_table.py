@@ -1,0 +1,39 @@
+"""What the memory of a device is used for, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Bytes; None where nobody has measured.
+
+    activations: what the largest step takes beyond the rest. free: what is left beside all of it, of `total`.
+    """
+
+    weights: int | None
+    activations: int | None = None
+    cache: int | None = None
+    graphs: int | None = None
+    free: int | None = None
+    total: int | None = None
+
+    def table(self, cache_note: str = "", step_note: str = "") -> str:
+        """A line for each use, in MiB."""
+        rows: Sequence[tuple[str, int | None, str]] = (
+            ("weights", self.weights, ""),
+            ("activations", self.activations, step_note),
+            ("KV cache", self.cache, cache_note),
+            ("CUDA graphs", self.graphs, ""),
+            ("free", self.free, "" if self.total is None else f"of {self.total / _MIB:.1f}"),
+        )
+        lines = [_row(*row) for row in rows if row[1] is not None]
+        return "\n".join(["Memory in MiB", *lines])
+
+
+def _row(name: str, size: int | None, note: str) -> str:
+    return f"{name:<12}{(size or 0) / _MIB:>10.1f}  {note}".rstrip()
