@@ -125,13 +125,16 @@ class Progress:
         """Each phase and when it began, oldest first."""
         self._done = ""
 
-    def see(self, line: LogLine) -> None:
+    def see(self, line: LogLine) -> bool:
+        """Take note of a record; whether it tells of a phase and nothing else."""
         phase, done = line.fields.get(phases.FIELD), line.fields.get(PROGRESS)
-        if isinstance(phase, str):
+        if line.target == phases.LOGGER and isinstance(phase, str):
             self.began.append((phase, time.monotonic()))
             self._done = ""
-        elif isinstance(done, str):
+            return True
+        if isinstance(done, str):
             self._done = f" {done} layers"
+        return False
 
     @property
     def phase(self) -> str:
@@ -143,8 +146,9 @@ class Progress:
 
     def durations(self, until: float) -> list[tuple[str, float]]:
         """Each phase that began before `until` and what it took of the time before it."""
-        ends = [at for _, at in self.began[1:]] + [until]
-        return [(name, min(end, until) - at) for (name, at), end in zip(self.began, ends, strict=True) if at < until]
+        began = list(self.began)  # another thread adds to it
+        ends = [at for _, at in began[1:]] + [until]
+        return [(name, min(end, until) - at) for (name, at), end in zip(began, ends, strict=True) if at < until]
 
 
 class ChildLogs:
@@ -177,8 +181,7 @@ class ChildLogs:
             if raw.strip():
                 self._emit(self._raw(raw, "INFO"))
             return
-        self.progress.see(line)
-        if phases.FIELD in line.fields:
+        if self.progress.see(line):
             line = dataclasses.replace(line, fields={})
         else:
             self.last_message = line.message

@@ -22,7 +22,7 @@ from model_server.distributed import ProcessGroup
 from model_server.engine import Engine
 from model_server.errors import FatalError, OutOfMemoryError, StartupError, WarmUpMemoryError
 from model_server.kv_cache import KvCache
-from model_server.memory_table import MemoryUse
+from model_server.memory_table import MemoryUse, host_memory
 from model_server.runner import KeepsState
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
@@ -135,7 +135,7 @@ def _agreed_step(
         # Its frames hold what the step had allocated.
         traceback.clear_frames(short.__traceback__)
     engine.set_cache(None)
-    free, total = (None, None) if plan.memory is None else plan.memory.rest()
+    free, total = host_memory() if plan.memory is None else plan.memory.rest()
     use = MemoryUse(weights=plan.weight_bytes, free=free, total=total)
     tokens = asked.max_prefill_tokens
     logger.warning("Memory was short in a warm-up with %d tokens of prompts: %s\n%s", tokens, short, use.table())
@@ -161,14 +161,17 @@ def _report_memory(
     cache: KvCache,
 ) -> None:
     """The table of what goes where; of several ranks the first one's, the others' for who looks closer."""
-    use = MemoryUse(weights=plan.weight_bytes, cache=cache.num_blocks * _block_bytes(engine, plan))
-    if measured is not None:
-        assert use.cache is not None
-        use = dataclasses.replace(
-            use,
+    taken = cache.num_blocks * _block_bytes(engine, plan)
+    if measured is None:
+        free, total = host_memory()
+        use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free, total=total)
+    else:
+        use = MemoryUse(
+            weights=plan.weight_bytes,
             activations=measured.peak,
+            cache=taken,
             graphs=measured.graphs,
-            free=measured.free - use.cache - measured.peak - measured.graphs,
+            free=measured.free - taken - measured.peak - measured.graphs,
             total=measured.total,
         )
     logger.log(

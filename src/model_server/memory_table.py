@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,3 +38,14 @@ class MemoryUse:
 
 def _row(name: str, size: int | None, note: str) -> str:
     return f"{name:<12}{(size or 0) / _MIB:>10.1f}  {note}".rstrip()
+
+
+def host_memory() -> tuple[int | None, int | None]:
+    """Bytes that programs may still take and bytes in all, as the kernel says."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name in ("MemAvailable", "MemTotal"):
+                found[name] = int(value.split()[0]) * 1024
+    return found.get("MemAvailable"), found.get("MemTotal")

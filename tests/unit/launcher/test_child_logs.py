@@ -110,8 +110,8 @@ def test_phases_are_kept_and_shown_to_who_looks_closer(log: io.StringIO) -> None
     os.close(other_write)
     logs = ChildLogs("shard", 1, read, other_read)
     lines = [
-        LogLine(level="INFO", message="Found the weights"),
-        LogLine(level="DEBUG", message="Phase: loading", fields={"phase": "loading"}),
+        LogLine(level="INFO", message="Found the weights", fields={"phase": "of somebody else"}),
+        LogLine(level="DEBUG", message="Phase: loading", target="wire.phases", fields={"phase": "loading"}),
         LogLine(level="INFO", message="Loading weights: layer 3 of 9", fields={"progress": "3/9"}),
     ]
     with os.fdopen(write, "w") as file:

@@ -69,7 +69,7 @@ def test_a_child_that_does_not_listen_yet_is_not_killed_by_the_question(launch: 
 
 
 def test_a_warm_up_that_does_not_end_is_the_shards_fault(launch: Launch) -> None:
-    record = """print('{"level": "DEBUG", "message": "Phase: warm-up", "phase": "warm-up"}', flush=True)\n"""
+    record = """print('{"level": "DEBUG", "message": "Phase: warm-up", "target": "wire.phases", "phase": "warm-up"}', flush=True)\n"""
     warming = shard(launch.folder)
     program = warming.argv[2].replace("server.start()\n", "server.start()\n" + record)
     launch.hurry_at("Starting Webserver", 1.0)
@@ -107,7 +107,7 @@ def test_stacks_are_shown_when_somebody_has_waited_in_vain(launch: Launch, statu
 
 def test_where_the_seconds_went(launch: Launch) -> None:
     launch.stop_at("Start-up\n")
-    record = """print('{"level": "DEBUG", "message": "Phase: loading", "phase": "loading"}', flush=True)\n"""
+    record = """print('{"level": "DEBUG", "message": "Phase: loading", "target": "wire.phases", "phase": "loading"}', flush=True)\n"""
     slow = "import time; time.sleep(0.2)\n" + record + "time.sleep(0.2)\n" + shard(launch.folder).argv[2]
     assert launch.serve([shard(launch.folder, program=slow)], verbose_startup=True) == 0
     ready = next(line for line in launch.story.lines if line.startswith("Ready on"))
