@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -24,6 +25,12 @@ def forgotten_collective():
     time.sleep(600)
 forgotten_collective()
 """
+
+
+def _told(phase: str) -> str:
+    """A line of a program that tells of a phase."""
+    record = {"level": "DEBUG", "message": f"Phase: {phase}", "target": "wire.phases", "phase": phase}
+    return f"print({json.dumps(record)!r}, flush=True)\n"
 
 
 def stuck(folder: Path, rank: int, more: str = "") -> Command:
@@ -69,7 +76,7 @@ def test_a_child_that_does_not_listen_yet_is_not_killed_by_the_question(launch: 
 
 
 def test_a_warm_up_that_does_not_end_is_the_shards_fault(launch: Launch) -> None:
-    record = """print('{"level": "DEBUG", "message": "Phase: warm-up", "target": "wire.phases", "phase": "warm-up"}', flush=True)\n"""
+    record = _told("warm-up")
     warming = shard(launch.folder)
     program = warming.argv[2].replace("server.start()\n", "server.start()\n" + record)
     launch.hurry_at("Starting Webserver", 1.0)
@@ -107,7 +114,7 @@ def test_stacks_are_shown_when_somebody_has_waited_in_vain(launch: Launch, statu
 
 def test_where_the_seconds_went(launch: Launch) -> None:
     launch.stop_at("Start-up\n")
-    record = """print('{"level": "DEBUG", "message": "Phase: loading", "target": "wire.phases", "phase": "loading"}', flush=True)\n"""
+    record = _told("loading")
     slow = "import time; time.sleep(0.2)\n" + record + "time.sleep(0.2)\n" + shard(launch.folder).argv[2]
     assert launch.serve([shard(launch.folder, program=slow)], verbose_startup=True) == 0
     ready = next(line for line in launch.story.lines if line.startswith("Ready on"))
