@@ -135,13 +135,18 @@ def _agreed_step(
         # Its frames hold what the step had allocated.
         traceback.clear_frames(short.__traceback__)
     engine.set_cache(None)
-    free, total = host_memory() if plan.memory is None else plan.memory.rest()
-    use = MemoryUse(weights=plan.weight_bytes, free=free, total=total)
+    use = _left(plan)
     tokens = asked.max_prefill_tokens
     logger.warning("Memory was short in a warm-up with %d tokens of prompts: %s\n%s", tokens, short, use.table())
     raise WarmUpMemoryError(
-        f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens`"
+        f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens` ({use.line()})"
     ) from short
+
+
+def _left(plan: MemoryPlan) -> MemoryUse:
+    """What there is while the engine has no cache."""
+    free, total = host_memory() if plan.memory is None else plan.memory.rest()
+    return MemoryUse(weights=plan.weight_bytes, free=free, total=total)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -241,7 +246,7 @@ def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks:
         num_blocks = int(num_blocks * SMALLER)
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} a KV cache beside {asked.max_prefill_tokens} prefill tokens; "
-        "lower --max-batch-prefill-tokens or raise --cuda-memory-fraction"
+        f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction ({_left(plan).line()})"
     )
 
 

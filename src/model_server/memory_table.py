@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MIB = 2**20
@@ -25,19 +24,24 @@ class MemoryUse:
 
     def table(self, cache_note: str = "", step_note: str = "") -> str:
         """A line for each use, in MiB."""
-        rows: Sequence[tuple[str, int | None, str]] = (
+        lines = [
+            f"{name:<12}{size / _MIB:>10.1f}  {note}".rstrip() for name, size, note in self._rows(cache_note, step_note)
+        ]
+        return "\n".join(["Memory in MiB", *lines])
+
+    def line(self) -> str:
+        """The same in a few words."""
+        return "MiB: " + ", ".join(f"{name} {size / _MIB:.1f} {note}".rstrip() for name, size, note in self._rows())
+
+    def _rows(self, cache_note: str = "", step_note: str = "") -> list[tuple[str, int, str]]:
+        rows = (
             ("weights", self.weights, ""),
             ("activations", self.activations, step_note),
             ("KV cache", self.cache, cache_note),
             ("CUDA graphs", self.graphs, ""),
             ("free", self.free, "" if self.total is None else f"of {self.total / _MIB:.1f}"),
         )
-        lines = [_row(*row) for row in rows if row[1] is not None]
-        return "\n".join(["Memory in MiB", *lines])
-
-
-def _row(name: str, size: int | None, note: str) -> str:
-    return f"{name:<12}{(size or 0) / _MIB:>10.1f}  {note}".rstrip()
+        return [(name, size, note) for name, size, note in rows if size is not None]
 
 
 def host_memory() -> tuple[int | None, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -11,6 +12,8 @@ from router.errors import StartupError
 from wire import log_line, phases, stack_dump
 from wire.commands import run_group
 from wire.local_grpc import poll_in_place
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,8 @@ def run(config: RouterConfig) -> int:
 
         return uvloop.run(serve(config))
     except StartupError as error:
+        if config.json_output:  # who reads records finds the cause there too, behind whatever the end itself brought up
+            logger.error("%s", error)
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:

@@ -147,7 +147,7 @@ SHORT = [
 def test_after_a_warm_up_that_did_not_fit_a_smaller_one_may_be_asked_for(
     tokenizer: Tokenizer, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: error, 3: error})
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: error, 3: error, 4: error})
     engine = _engine(tokenizer, runner)
     with pytest.raises(
         WarmUpMemoryError, match=r"^Not enough memory to handle 4096 prefill tokens\. .*--max-batch-pre"
@@ -157,6 +157,8 @@ def test_after_a_warm_up_that_did_not_fit_a_smaller_one_may_be_asked_for(
     with pytest.raises(WarmUpMemoryError, match="2048"):
         _warm_up(tokenizer, engine=engine, max_prefill_tokens=2048)
     assert "Memory in MiB" in caplog.text
+    with pytest.raises(WarmUpMemoryError, match=r"\(MiB: weights 12\.0, free 100\.0 of 200\.0\)$"):
+        _warm_up(tokenizer, engine=engine, memory=FakeMemory(free=100 << 20, total=200 << 20), max_prefill_tokens=2048)
     _, capacity = _warm_up(tokenizer, engine=engine, max_prefill_tokens=1024)
     assert (capacity.max_total_tokens, engine.max_prefill_tokens) == (1024, 1024)
 
