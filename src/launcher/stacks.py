@@ -11,7 +11,7 @@ from launcher.child_logs import texts_of
 
 logger = logging.getLogger("text_generation_launcher")
 
-_LIMIT_S = 3.0
+_LIMIT_S = 5.0
 _QUIET_S = 0.2
 """An answer is complete when nothing more of it has come for so long: it is written in one go."""
 _POLL_S = 0.02

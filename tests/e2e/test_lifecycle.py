@@ -23,6 +23,7 @@ from support.launched import (
     served,
     socket_folder,
     streams,
+    wait_for_requests,
 )  # fmt: skip
 from support.running_server import RunningServer, free_port, running_server
 
@@ -97,6 +98,7 @@ def test_a_killed_shard_ends_everything() -> None:
     with served() as (server, family):
         running = streams(server, 4)
         unary = [Unary(server) for _ in range(4)]
+        wait_for_requests(server, 8)
         queued = [Stream(server) for _ in range(8)]  # More than the KV cache holds at once.
         family.shards[0].send_signal(signal.SIGKILL)
         # The clients first: each stream ends, with an error and not with a hang.

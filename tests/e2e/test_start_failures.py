@@ -109,14 +109,14 @@ def test_a_shard_that_fails_at_import_is_told_once_and_completely(tmp_path: Path
 
 def test_a_shard_that_hangs_is_named_with_its_phase_and_its_stacks(tmp_path: Path) -> None:
     environ = sabotaged(tmp_path, AT_IMPORT.format(action="time.sleep(600)", condition='== "0"'))
-    with running_server("demo", "--startup-timeout", "10", environ=environ, wait=False) as server:
+    with running_server("demo", "--startup-timeout", "15", environ=environ, wait=False) as server:
         wait_for(server, "importing torch")
         family = everybody(server)
         assert ended(server, 60) == 1
         assert all_gone(family)
         assert "Stacks of shard 0 (importing for " in server.log() and "in find_spec" in server.log()
         last = last_line(server)
-        assert last.startswith('Error: ShardCannotStart("shard 0 was not ready 10 s after the start'), last
+        assert last.startswith('Error: ShardCannotStart("shard 0 was not ready 15 s after the start'), last
         assert "phase: importing for " in last
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from support.invariants import metrics_of
 from support.running_server import RunningServer, running_server
 
 NOTICED_S = 15.0
@@ -159,3 +160,16 @@ def wait_for(server: RunningServer, text: str, count: int = 1, timeout_s: float 
     while server.log().count(text) < count:
         assert server.process.poll() is None and time.monotonic() < deadline, server.log()
         time.sleep(0.02)
+
+
+def wait_for_requests(server: RunningServer, count: int, timeout_s: float = 60.0) -> None:
+    """Until so many generations run or wait in the router."""
+    deadline = time.monotonic() + timeout_s
+    held = 0.0
+    while held < count:
+        assert time.monotonic() < deadline, f"{held:g} requests are there"
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("GET", "/metrics")
+        values = metrics_of(connection.getresponse().read().decode())
+        connection.close()
+        held = values["tgi_batch_current_size"] + values["tgi_queue_size"]

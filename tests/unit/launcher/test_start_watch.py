@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from unit.launcher.fake_children import plain, router, shard
 from unit.launcher.supervised import Launch
 
+from launcher.child import Child
 from launcher.commands import Command
 from launcher.errors import ShardCannotStart, WebserverCannotStart, WebserverFailed
 
@@ -38,30 +40,39 @@ def stuck(folder: Path, rank: int, more: str = "") -> Command:
     return Command(name="shard", rank=rank, argv=command.argv, env=command.env, socket=str(folder / f"never-{rank}"))
 
 
-def wait_for_phases(launch: Launch, count: int) -> None:
-    """As `on_started`: until every shard has told so many phases."""
-    deadline = time.monotonic() + 60
-    assert launch.supervisor is not None
-    while any(len(child.logs.progress.began) < count + 1 for child in launch.supervisor._shards):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def wait_until(launch: Launch, condition: Callable[[Child], bool]) -> None:
+    """As `on_started`: until it is so for every shard. The time for getting ready runs from then on."""
+    launch.hurry_at("Starting shard", 1.5)
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        assert launch.supervisor is not None
+        while not all(condition(child) for child in launch.supervisor._shards):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    launch.on_started = wait
+
+
+def is_in(phase: str) -> Callable[[Child], bool]:
+    return lambda child: child.logs.progress.phase == phase
 
 
 def test_who_is_late_is_named_with_its_phase_and_everybodys_stacks_are_shown(launch: Launch) -> None:
     ahead = "phases.enter(phases.PROCESS_GROUP)"
-    launch.on_started = lambda: wait_for_phases(launch, 1)
-    with pytest.raises(ShardCannotStart, match=r"^shard 1 was not ready 1 s after .*; phase: importing for \d+ s; "):
-        launch.serve([stuck(launch.folder, 0, ahead), stuck(launch.folder, 1)], startup_s=1.0, survivors_s=0.2)
+    wait_until(launch, lambda child: is_in("process group" if child.command.rank == 0 else "importing")(child))
+    with pytest.raises(ShardCannotStart, match=r"^shard 1 was not ready \S+ s after .*; phase: importing for \d+ s; "):
+        launch.serve([stuck(launch.folder, 0, ahead), stuck(launch.folder, 1)], survivors_s=0.2)
     for rank, phase in ((0, "process group"), (1, "importing")):
         [text] = [line for line in launch.story.lines if line.startswith(f"Stacks of shard {rank} ({phase} for ")]
         assert "in forgotten_collective" in text and "most recent call first" in text
 
 
 def test_a_process_that_is_stopped_has_no_stacks_and_the_log_says_why(launch: Launch) -> None:
-    launch.on_started = lambda: wait_for_phases(launch, 1)
+    wait_until(launch, is_in("importing"))
     stops = stuck(launch.folder, 0, "import os; os.kill(os.getpid(), signal.SIGSTOP)")
     with pytest.raises(ShardCannotStart, match="phase: importing"):
-        launch.serve([stops], startup_s=1.0, survivors_s=0.2)
+        launch.serve([stops], survivors_s=0.2)
     assert launch.story.has("No stacks of shard 0 (importing for ")
     assert launch.story.has("its state is T (stopped)")
 
@@ -69,8 +80,9 @@ def test_a_process_that_is_stopped_has_no_stacks_and_the_log_says_why(launch: La
 def test_a_child_that_does_not_listen_yet_is_not_killed_by_the_question(launch: Launch) -> None:
     deaf = plain('import time; print(\'{"level": "INFO", "message": "up"}\', flush=True); time.sleep(600)')
     deaf = Command(name="shard", rank=0, argv=deaf.argv, env=deaf.env, socket=str(launch.folder / "never"))
-    with pytest.raises(ShardCannotStart, match="was not ready 1 s after"):
-        launch.serve([deaf], startup_s=1.0, survivors_s=5.0)
+    wait_until(launch, lambda child: child.logs.last_message == "up")
+    with pytest.raises(ShardCannotStart, match="was not ready"):
+        launch.serve([deaf], survivors_s=5.0)
     assert launch.story.has("No stacks of shard 0")
     assert launch.story.has("its state is S (sleeping)")
 
@@ -78,7 +90,7 @@ def test_a_child_that_does_not_listen_yet_is_not_killed_by_the_question(launch: 
 def test_a_warm_up_that_does_not_end_is_the_shards_fault(launch: Launch) -> None:
     record = _told("warm-up")
     warming = shard(launch.folder)
-    program = warming.argv[2].replace("server.start()\n", "server.start()\n" + record)
+    program = warming.argv[2].replace("server.start()\n", record + "server.start()\n")
     launch.hurry_at("Starting Webserver", 1.0)
     never = plain("import time; time.sleep(600)", name="router")
     never = Command(name="router", argv=never.argv, env=never.env, http=("127.0.0.1", launch.port))
@@ -105,7 +117,6 @@ def test_stacks_are_shown_when_somebody_has_waited_in_vain(launch: Launch, statu
         with pytest.raises(WebserverFailed, match="status 5"):
             launch.serve(shards, router(launch.folder, launch.port, program=leave))
     else:
-        launch.on_started = lambda: wait_for_phases(launch, 1)
         gives_up = stuck(launch.folder, 0, f"time.sleep(1); {leave}")
         with pytest.raises(ShardCannotStart, match="shard 0 exited with status 6"):
             launch.serve([gives_up, shards[1]], survivors_s=0.2)
