@@ -77,7 +77,7 @@ def test_an_echo_of_a_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -
         os.kill(os.getpid(), signal.SIGTERM)
         signals.wait(0)
         assert signals.received == [signal.SIGTERM]
-        now += ECHO_S
+        now += 2 * ECHO_S
         os.kill(os.getpid(), signal.SIGTERM)
         signals.wait(0)
         assert signals.received == [signal.SIGTERM] * 2
