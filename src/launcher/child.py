@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from launcher.child_logs import ChildLogs
 from launcher.commands import Command
+from wire import phases, stack_dump
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -109,8 +110,9 @@ class Child:
         self._probe = _probe_for(command)
         self._process = subprocess.Popen(
             [*_LEASH, "exec", str(os.getpid()), *command.argv],
-            env=dict(command.env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True, umask=0o077 if command.private_files else -1,
+            env={**command.env, phases.VARIABLE: "1"}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            umask=0o077 if command.private_files else -1,
         )  # fmt: skip
         guard.watch(self._process.pid)
         assert self._process.stdout is not None and self._process.stderr is not None
@@ -152,6 +154,20 @@ class Child:
         """Asks it to end in order. Only it: its own children are its own business until it is gone."""
         if self.exit is None:
             os.kill(self._process.pid, signal.SIGTERM)
+
+    def ask_for_stacks(self) -> None:
+        """What its threads do will come on its standard error, unless it is stopped or the kernel holds it."""
+        if self.exit is None:
+            os.kill(self._process.pid, stack_dump.SIGNAL)
+
+    @property
+    def state(self) -> str:
+        """The kernel's word for what it does: `S (sleeping)`, `T (stopped)`; empty if it is gone."""
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
+                if line.startswith("State:"):
+                    return line.partition(":")[2].strip()
+        return ""
 
     def kill(self) -> None:
         """Kills its whole group."""

@@ -9,10 +9,14 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
+from wire import phases
 from wire.log_line import LogLine, escape, parse
+from wire.progress_bars import FIELD as PROGRESS
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -67,31 +71,84 @@ class KeptLines:
         self._lines: deque[str] = deque()
         self._size = 0
         self._dropped = 0
+        self._lock = threading.Lock()  # read by one thread while another one adds
 
     def add(self, line: str) -> None:
-        self._lines.append(line)
-        self._size += len(line)
-        while len(self._lines) > _KEPT_LINES or (self._size > _KEPT_BYTES and len(self._lines) > 1):
-            self._size -= len(self._lines.popleft())
-            self._dropped += 1
+        with self._lock:
+            self._lines.append(line)
+            self._size += len(line)
+            while len(self._lines) > _KEPT_LINES or (self._size > _KEPT_BYTES and len(self._lines) > 1):
+                self._size -= len(self._lines.popleft())
+                self._dropped += 1
+
+    @property
+    def num_added(self) -> int:
+        """How many lines there have ever been."""
+        with self._lock:
+            return self._dropped + len(self._lines)
+
+    def since(self, num_added: int) -> list[str]:
+        """The lines that came after that number of them, as far as they are kept."""
+        with self._lock:
+            return list(islice(self._lines, max(0, num_added - self._dropped), None))
 
     @property
     def last(self) -> str:
         """The last line that is not empty: of a traceback, the one that says what it was."""
-        return next((line for line in reversed(self._lines) if line.strip()), "")
+        return next((line for line in reversed(self.since(0)) if line.strip()), "")
 
-    def chunks(self, size: int = 32 * 1024) -> Iterator[str]:
-        """All of it, in texts of about `size` characters."""
-        text = [f"... {self._dropped} earlier lines"] if self._dropped else []
-        length = 0
-        for line in self._lines:
-            if text and length + len(line) > size:
-                yield "\n".join(text)
-                text, length = [], 0
-            text.append(line)
-            length += len(line) + 1
-        if text:
+    def chunks(self) -> Iterator[str]:
+        """All of it, in texts that fit a record."""
+        earlier = [f"... {self._dropped} earlier lines"] if self._dropped else []
+        return texts_of(earlier + self.since(0))
+
+
+def texts_of(lines: Iterable[str], size: int = 32 * 1024) -> Iterator[str]:
+    """The lines in texts of about `size` characters."""
+    text: list[str] = []
+    length = 0
+    for line in lines:
+        if text and length + len(line) > size:
             yield "\n".join(text)
+            text, length = [], 0
+        text.append(line)
+        length += len(line) + 1
+    if text:
+        yield "\n".join(text)
+
+
+class Progress:
+    """What a child says it is doing at its start (`wire.phases`), and since when."""
+
+    def __init__(self) -> None:
+        self.began: list[tuple[str, float]] = [(phases.STARTING, time.monotonic())]
+        """Each phase and when it began, oldest first."""
+        self._done = ""
+
+    def see(self, line: LogLine) -> bool:
+        """Take note of a record; whether it tells of a phase and nothing else."""
+        phase, done = line.fields.get(phases.FIELD), line.fields.get(PROGRESS)
+        if line.target == phases.LOGGER and isinstance(phase, str):
+            self.began.append((phase, time.monotonic()))
+            self._done = ""
+            return True
+        if isinstance(done, str):
+            self._done = f" {done} layers"
+        return False
+
+    @property
+    def phase(self) -> str:
+        """The present one, and how far it is where that is known."""
+        return self.began[-1][0] + self._done
+
+    def __str__(self) -> str:
+        return f"{self.phase} for {time.monotonic() - self.began[-1][1]:.0f} s"
+
+    def durations(self, until: float) -> list[tuple[str, float]]:
+        """Each phase that began before `until` and what it took of the time before it."""
+        began = list(self.began)  # another thread adds to it
+        ends = [at for _, at in began[1:]] + [until]
+        return [(name, min(end, until) - at) for (name, at), end in zip(began, ends, strict=True) if at < until]
 
 
 class ChildLogs:
@@ -102,6 +159,7 @@ class ChildLogs:
         self._name, self._rank = name, rank
         self._logger = logging.getLogger(f"text_generation_launcher.{name}")
         self.errors = KeptLines()
+        self.progress = Progress()
         self.last_message = ""
         self.last_error = ""
         """The last record at ERROR: mostly the reason of what comes next."""
@@ -123,7 +181,10 @@ class ChildLogs:
             if raw.strip():
                 self._emit(self._raw(raw, "INFO"))
             return
-        self.last_message = line.message
+        if self.progress.see(line):
+            line = dataclasses.replace(line, fields={})
+        else:
+            self.last_message = line.message
         if line.level == "ERROR":
             self.last_error = line.message
         self._emit(line)

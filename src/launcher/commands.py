@@ -12,6 +12,9 @@ from wire.log_line import level_from_filter
 
 Environment = Mapping[str, str]
 
+_LEAST_PREFILL = 256
+"""A prefill budget that nobody has asked for may be halved down to this where memory is short."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
@@ -137,6 +140,8 @@ def router(plan: LaunchPlan, environ: Environment) -> Command:
         env["API_KEY"] = asked.api_key  # Not in argv, which every user of the machine can read.
     if asked.enable_prefill_logprobs:
         env["REQUEST_LOGPROBS"] = "1"
+    if asked.max_batch_prefill_tokens is None:
+        env.setdefault("MIN_BATCH_PREFILL_TOKENS", str(_LEAST_PREFILL))
     if plan.compute_type is not None:
         env.setdefault("COMPUTE_TYPE", plan.compute_type)
     probe = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(ends.hostname, ends.hostname)

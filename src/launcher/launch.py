@@ -6,7 +6,6 @@ import dataclasses
 import io
 import logging
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import DownloadError, LauncherError
 from launcher.hardware import Hardware
 from launcher.hub import check_cache, check_network
-from launcher.output import Output
+from launcher.output import Output, claim_standard_descriptors
 from launcher.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
 from launcher.signals import Signals
 from launcher.supervisor import Patience, Supervisor
@@ -30,7 +29,8 @@ _LAST_WORDS_S = 2.0
 
 def run_launch(config: LauncherConfig) -> int:
     """Launches; returns the exit status."""
-    stdout, stderr = Output(sys.stdout.fileno()), Output(sys.stderr.fileno())
+    claim_standard_descriptors()
+    stdout, stderr = Output(1, json_lines=config.json_output), Output(2)
     log_line.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
     try:
         with Signals() as signals:
@@ -117,7 +117,13 @@ class _Launch:
         config = self._config
         guard = Guard()
         patience = Patience(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
-        supervisor = Supervisor(self._signals, guard, patience, age_s=hardware.process_age_s())
+        supervisor = Supervisor(
+            self._signals,
+            guard,
+            patience,
+            age_s=hardware.process_age_s(),
+            verbose_startup=config.verbose_startup,
+        )
         try:
             if config.shard_uds_path is None:
                 guard.remove_at_end(os.path.dirname(prefix))

@@ -1,7 +1,7 @@
 """A text stream that never blocks its writers: standard output for a process that must not stop because its reader did.
 
 A thread writes to the descriptor. When it falls behind by more than the buffer, whole writes are dropped and counted;
-when the descriptor is closed, everything is dropped. Knows nothing of log records.
+when the descriptor is closed, everything is dropped.
 """
 
 from __future__ import annotations
@@ -11,15 +11,30 @@ import os
 import threading
 import time
 from collections import deque
+from datetime import UTC, datetime
+
+from wire.log_line import LogLine, to_json
 
 _BUFFER_BYTES = 8 * 1024 * 1024
+
+
+def claim_standard_descriptors() -> None:
+    """Fill the first three descriptors with /dev/null where they are closed: else the next file or socket that is
+    opened becomes one of them, and what is printed goes there."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free: this one
 
 
 class Output(io.TextIOBase):
     """Writes to `descriptor`, which stays the caller's."""
 
-    def __init__(self, descriptor: int, *, buffer_bytes: int = _BUFFER_BYTES) -> None:
+    def __init__(self, descriptor: int, *, buffer_bytes: int = _BUFFER_BYTES, json_lines: bool = False) -> None:
+        """`json_lines`: what is said of dropped writes is JSON, as all that is written."""
         super().__init__()
+        self._json_lines = json_lines
         self._descriptor = descriptor
         self._room = buffer_bytes
         self._waiting: deque[bytes] = deque()
@@ -73,9 +88,17 @@ class Output(io.TextIOBase):
                     self._waiting.clear()
                     return
                 if self._dropped and not self._waiting:
-                    self._waiting.append(f"... {self._dropped} writes dropped: the reader is too slow\n".encode())
+                    self._waiting.append(self._note().encode())
                     self._room -= len(self._waiting[0])
                     self._dropped = 0
+
+    def _note(self) -> str:
+        text = f"{self._dropped} writes dropped: the reader is too slow"
+        if not self._json_lines:
+            return f"... {text}\n"
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        line = LogLine(level="WARN", message=text, timestamp=now, target="text_generation_launcher")
+        return to_json(line, "launcher") + "\n"
 
     def _deliver(self, data: bytes) -> bool:
         view = memoryview(data)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Self
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ECHO_S = 0.3
+"""The same signal again so soon is the same wish: `timeout`, for one, signals a process and then its whole group."""
 
 
 class Signals:
@@ -17,6 +20,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: list[int] = []
         """Every request to stop so far, oldest first."""
+        self._received_at = 0.0
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._previous: dict[int, object] = {}
         self._previous_wakeup = -1
@@ -45,7 +49,7 @@ class Signals:
 
     def notify(self, number: int) -> None:
         """As if the signal had been received."""
-        self.received.append(number)
+        self._on_stop(number, None)
         os.write(self._write, b"\0")
 
     def wait(self, timeout_s: float) -> None:
@@ -55,4 +59,7 @@ class Signals:
             os.read(self._read, 4096)
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
+        now = time.monotonic()
+        if not self.received or self.received[-1] != number or now - self._received_at >= ECHO_S:
+            self.received.append(number)
+            self._received_at = now

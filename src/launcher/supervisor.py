@@ -13,7 +13,9 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
+from launcher import stacks, start_times
 from launcher.child import Child, Exit, Guard
 from launcher.commands import Command
 from launcher.errors import (
@@ -25,7 +27,8 @@ from launcher.errors import (
     WebserverFailed,
 )
 from launcher.signals import Signals
-from wire.exit_status import LOST_PEER
+from wire import phases
+from wire.exit_status import LOST_PEER, MISSING_PEER, STALLED
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -62,9 +65,18 @@ class _KillRequested(Exception):
 
 
 class Supervisor:
-    def __init__(self, signals: Signals, guard: Guard, patience: Patience, *, age_s: float = 0.0) -> None:
-        """`age_s`: how long the launch has been going on already."""
+    def __init__(
+        self,
+        signals: Signals,
+        guard: Guard,
+        patience: Patience,
+        *,
+        age_s: float = 0.0,
+        verbose_startup: bool = False,
+    ) -> None:
+        """`age_s`: how long the launch has been going on already. `verbose_startup`: tell where each second went."""
         self._signals, self._guard, self._patience = signals, guard, patience
+        self._verbose_startup = verbose_startup
         self._shards: list[Child] = []
         self._router: Child | None = None
         self._download: Child | None = None
@@ -148,21 +160,42 @@ class Supervisor:
             self._check_alive(shard_error)
             for child in [child for child in missing if child.is_ready()]:
                 missing.remove(child)
-                logger.info(
-                    "%s ready in %.2f s", child.command.name.capitalize(), _start_time(child), extra=_rank(child)
-                )
-            if self._is_out_of_time():
-                raise _error_for(missing[0], ShardCannotStart, WebserverCannotStart)(
-                    f"{missing[0].title} was not ready {self._patience.startup_s:g} s after the start "
-                    f"(`--startup-timeout`); its last word: {missing[0].logs.last_message or 'none'}"
-                )
+                name, took = child.command.name.capitalize(), start_times.total(child)
+                logger.info("%s ready in %.2f s", name, took, extra=_rank(child))
+            if missing and self._is_out_of_time():
+                self._end_late_start(missing)
             if time.monotonic() >= record_at:
                 record_at += self._patience.waiting_record_s
                 for child in missing:
-                    said = f" (it said last: {child.logs.last_message})" if child.logs.last_message else ""
-                    logger.info("Waiting for %s to be ready...%s", child.command.name, said, extra=_rank(child))
+                    said = f"; it said last: {child.logs.last_message}" if child.logs.last_message else ""
+                    text = f"phase: {child.logs.progress}{said}"
+                    logger.info("Waiting for %s to be ready... (%s)", child.command.name, text, extra=_rank(child))
             if missing:
                 self._pause(_STARTING_POLL_S)
+
+    def _end_late_start(self, missing: Sequence[Child]) -> NoReturn:
+        """Raises for the one that is farthest behind, when everybody's stacks have been shown."""
+        warming = [child for child in self._shards if child.logs.progress.phase == phases.WARM_UP]
+        # A router that waits for the warm-up is not the one that is late.
+        late = warming or list(missing)
+        self._show_stacks([*late, *(child for child in missing if child not in late)])
+        last = min(late, key=lambda child: len(child.logs.progress.began))
+        error = WebserverCannotStart if last.command.rank is None else ShardCannotStart
+        raise error(
+            f"{last.title} was not ready {self._patience.startup_s:g} s after the start (`--startup-timeout`); "
+            f"phase: {last.logs.progress}; its last word: {last.logs.last_message or 'none'}"
+        )
+
+    def _show_stacks(self, children: Sequence[Child]) -> None:
+        """Raises _StopRequested on a signal that has not been obeyed yet."""
+
+        def wait(timeout_s: float) -> None:
+            self._signals.wait(timeout_s)
+            if len(self._signals.received) > self._signals_obeyed:
+                self._signals_obeyed = 1
+                raise _StopRequested
+
+        stacks.show(children, wait)
 
     def _is_out_of_time(self) -> bool:
         limit = self._patience.startup_s
@@ -175,6 +208,8 @@ class Supervisor:
         if not ended:
             return
         first = min(ended, key=_innocence)
+        if _exit_of(first).returncode in (STALLED, MISSING_PEER):
+            self._show_stacks([child for child in self._shards if child.poll() is None])
         if first is self._router:
             self._report_crash(first, "Webserver Crashed")
             could_not_exec = first.ready_at is None and _exit_of(first).returncode == 127
@@ -190,14 +225,13 @@ class Supervisor:
         logger.error("%s: %s", headline, _exit_of(child), extra=_rank(child))
 
     def _report_ready(self, router: Child) -> None:
-        now = time.monotonic()
-        first = min(child.started_at for child in self._shards)
-        parts = [f"before the shards {first - self._began_at:.2f} s"]
-        parts += [f"shard {child.command.rank} {_start_time(child):.2f} s" for child in self._shards]
-        parts += [f"router {_start_time(router):.2f} s"]
+        all_s = time.monotonic() - self._began_at
+        before_s = min(child.started_at for child in self._shards) - self._began_at
         address, port = router.command.http or ("", 0)
         where = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-        logger.info("Ready on %s after %.2f s: %s", where, now - self._began_at, ", ".join(parts))
+        logger.info("Ready on %s after %.2f s: %s", where, all_s, start_times.one_line(before_s, self._shards, router))
+        if self._verbose_startup:
+            logger.info("Start-up\n%s", start_times.table(before_s, self._shards, router, all_s))
 
     # Stopping
 
@@ -267,7 +301,7 @@ def _exit_of(child: Child) -> Exit:
 
 def _innocence(child: Child) -> int:
     end = _exit_of(child)
-    return 0 if end.is_signal else 2 if end.returncode == LOST_PEER else 1
+    return 0 if end.is_signal else {MISSING_PEER: 2, LOST_PEER: 3}.get(end.returncode, 1)
 
 
 def _cause(child: Child) -> str:
@@ -277,17 +311,9 @@ def _cause(child: Child) -> str:
     return f"{child.title} {_exit_of(child)}" + (f": {said}" if said else "")
 
 
-def _error_for(child: Child, shard: type[LauncherError], router: type[LauncherError]) -> type[LauncherError]:
-    return router if child.command.rank is None else shard
-
-
 def _is_orderly(end: Exit) -> bool:
     """Whether a shard's end during a stop is one: service managers send everybody the signal."""
     return end.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
-
-
-def _start_time(child: Child) -> float:
-    return (child.ready_at or time.monotonic()) - child.started_at
 
 
 def _rank(child: Child) -> dict[str, int]:

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from model_server.config import NOT_SERVED, DownloadConfig, QuantizeConfig, ServeConfig, check
-from model_server.errors import FatalError, LostPeerError, StartupError
-from wire import log_line
+from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
+from wire import log_line, phases, stack_dump
 from wire.commands import installed_version, run_group
-from wire.exit_status import LOST_PEER
+from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.local_grpc import poll_in_place
 
 logger = logging.getLogger(__name__)
@@ -36,10 +36,12 @@ def main() -> int:
 def serve(config: ServeConfig) -> int:
     """Load the model, bind the socket, serve until told to stop."""
     log_line.configure(config.json_output, config.logger_level, rank=config.rank if config.sharded else None)
+    stack_dump.answer_requests()
     started = time.perf_counter()
     # Imported here, as all that is not needed for --help.
     from model_server.peer_watch import leave_at_once
 
+    phases.enter(phases.CHECKPOINT)
     try:
         check(config)
         from model_server.weights.checkpoint import examine
@@ -48,6 +50,7 @@ def serve(config: ServeConfig) -> int:
         checkpoint = examine(resolve(config.model_id, config.revision))
         size = checkpoint.file_bytes / 2**20
         logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.files), size)
+        phases.enter(phases.IMPORTING)
         poll_in_place()
         # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.
         from model_server.shard import run_shard
@@ -56,7 +59,7 @@ def serve(config: ServeConfig) -> int:
         run_shard(config, checkpoint)
     except StartupError as error:
         logger.error("%s", error)
-        leave_at_once(1)
+        leave_at_once(MISSING_PEER if isinstance(error, MissingPeerError) else 1)
     except FatalError as error:
         logger.error("%s", error)
         leave_at_once(LOST_PEER if isinstance(error, LostPeerError) else 1)

@@ -98,6 +98,14 @@ class ServeConfig:
     master_addr: str = option("localhost", panel=_DISTRIBUTED, help="Address where the ranks find each other")
     master_port: int = option(29500, panel=_DISTRIBUTED, maximum=65535, help="Port where the ranks find each other")
 
+    dist_timeout: float = option(
+        120.0,
+        env="TGI_DIST_TIMEOUT",
+        panel=_DISTRIBUTED,
+        minimum=0.1,
+        help="Seconds that the ranks wait for each other at the start",
+    )
+
     quantize: Quantize | None = option(None, env=None, panel=_REFUSED, help="Quantization of the weights")
     speculate: int | None = option(None, env=None, panel=_REFUSED, help="Tokens to speculate; 0 is accepted")
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(

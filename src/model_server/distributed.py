@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from model_server import peer_reduce
-from model_server.errors import FatalError, LostPeerError, StartupError
+from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from model_server.peer_reduce import OneShot
 from model_server.peer_watch import Identity, PeerWatch
 
@@ -64,6 +64,14 @@ class ProcessGroup:
         """The smallest of the ranks' values, on every rank. Does not touch the device."""
         return value
 
+    def any_of(self, yes: bool, limit_s: float | None = None) -> bool:
+        """Whether it is so on any rank, for ranks of which some may have left their step early. Waits `limit_s` for the
+        others, or as long as they may drift apart.
+
+        Raises FatalError if they do not come, or have not come by as many collectives: they wait in one for this rank.
+        """
+        return yes
+
     def barrier(self) -> None:
         """Return once every rank has come here."""
 
@@ -90,7 +98,8 @@ def connect(
 
     one_shot: small sums on CUDA bypass NCCL where the devices can read each other's memory. force: one rank alone
     makes a group too, whose collectives are real ones (`address` and `port` are then not used); for measuring.
-    Raises StartupError if the port is taken or not all ranks come within `timeout_s` seconds.
+    Raises StartupError if the port is taken, and MissingPeerError, which names them, if not all ranks come within
+    `timeout_s` seconds.
     """
     if not 0 <= rank < world_size:
         raise StartupError(f"rank {rank} is not below the number of shards {world_size}")
@@ -101,8 +110,13 @@ def connect(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         store = _store(rank, world_size, address, port, timeout_s)
+        missing = _missing(store, rank, world_size, timeout_s)
+        if missing:
+            who = " and ".join(f"rank {peer}" for peer in missing)
+            text = f"{_unmet(rank, world_size, address, port, timeout_s)}: {who} did not come"
+            raise MissingPeerError(f"{text} (TGI_DIST_TIMEOUT sets the limit)")
         _join(store, rank, world_size, device, timeout_s)
-        group = _TorchGroup(rank, world_size, _watch(store, rank, world_size))
+        group = _TorchGroup(rank, world_size, _watch(store, rank, world_size), store, timeout_s)
         if device.type == "cuda":
             group.use_device(device, one_shot=one_shot and world_size > 1)
     except OSError as error:
@@ -114,24 +128,42 @@ def connect(
         raise StartupError(f"rank {rank} of {world_size}: {_told(error)}") from error
     except (RuntimeError, ValueError) as error:
         # ValueError: torch's word for a store that closed while the ranks were meeting.
-        raise StartupError(
-            f"rank {rank} of {world_size} did not meet the others at {address}:{port} within {timeout_s:g} s"
-        ) from error
+        raise MissingPeerError(f"{_unmet(rank, world_size, address, port, timeout_s)}: {_told(error)}") from error
     return group
+
+
+def _unmet(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> str:
+    return f"rank {rank} of {world_size} did not meet the others at {address}:{port} within {timeout_s:g} s"
 
 
 def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> Store:
     if world_size == 1:
         return dist.HashStore()  # type: ignore[attr-defined]
     listener = socket.create_server((address, port)) if rank == 0 else None
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        address,
-        port,
-        world_size,
-        is_master=rank == 0,
-        timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
+    try:
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            address,
+            port,
+            world_size,
+            is_master=rank == 0,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=None if listener is None else listener.detach(),
+        )
+    except dist.DistError as error:
+        text = _unmet(rank, world_size, address, port, timeout_s)
+        raise MissingPeerError(f"{text}: rank 0, which listens there, did not come") from error
+
+
+def _missing(store: Store, rank: int, world_size: int, timeout_s: float) -> list[int]:
+    """The ranks that have not come in time. The store itself would wait as well, but only count them."""
+    store.set(f"arrived/{rank}", "yes")
+    arrived = [f"arrived/{peer}" for peer in range(world_size)]
+    try:
+        store.wait(arrived, timedelta(seconds=timeout_s))
+    except dist.DistStoreError:
+        return [peer for peer, key in enumerate(arrived) if not store.check([key])]
+    return []
 
 
 def _join(store: Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
@@ -162,9 +194,13 @@ def _watch(store: Store, rank: int, world_size: int) -> PeerWatch:
 class _TorchGroup(ProcessGroup):
     """Several ranks over torch.distributed's default group. What goes wrong in a collective is fatal."""
 
-    def __init__(self, rank: int, size: int, watch: PeerWatch) -> None:
+    def __init__(self, rank: int, size: int, watch: PeerWatch, store: Store, timeout_s: float) -> None:
         self.rank = rank
         self.size = size
+        self._store = store
+        self._timeout_s = timeout_s
+        self._num_collectives = 0
+        self._num_questions = 0
         self._watch = watch
         self._one_shot: OneShot | None = None
         self._is_whole = True
@@ -179,6 +215,7 @@ class _TorchGroup(ProcessGroup):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         if self._one_shot is not None and self._one_shot.takes(tensor):
+            self._num_collectives += 1
             return self._one_shot.all_reduce(tensor)
         self._run(lambda: dist.all_reduce(tensor))
         return tensor
@@ -195,6 +232,22 @@ class _TorchGroup(ProcessGroup):
         tensor = torch.tensor([value], dtype=torch.int64)
         self._run(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MIN))
         return int(tensor.item())
+
+    def any_of(self, yes: bool, limit_s: float | None = None) -> bool:
+        self._num_questions += 1
+        keys = [f"any/{self._num_questions}/{rank}" for rank in range(self.size)]
+        try:
+            self._store.set(keys[self.rank], f"{self._num_collectives} {int(yes)}")
+            self._store.wait(keys, timedelta(seconds=limit_s or self._timeout_s))
+            answers = [self._store.get(key).decode().split() for key in keys]
+        except RuntimeError as error:
+            lost = self._watch.lost(NAMING_S)
+            if lost is not None:
+                raise LostPeerError(f"rank {self.rank} lost {lost}: {_told(error)}") from error
+            raise FatalError(f"rank {self.rank} left a step that the others are still in: {_told(error)}") from error
+        if len({count for count, _ in answers}) > 1:
+            raise FatalError(f"rank {self.rank} left a step that the others are still in")
+        return any(answer == "1" for _, answer in answers)
 
     def barrier(self) -> None:
         self.all_reduce_min(0)
@@ -215,6 +268,7 @@ class _TorchGroup(ProcessGroup):
     def _run(self, collective: Callable[[], object]) -> None:
         """Raises FatalError for what the backend says of the others, LostPeerError if one of them is known to be gone.
         An error of this rank's device or memory is passed on as it is."""
+        self._num_collectives += 1
         try:
             collective()
         except RuntimeError as error:
@@ -232,5 +286,5 @@ def _speaks_of_peers(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "CUDA" not in str(error))
 
 
-def _told(error: RuntimeError) -> str:
+def _told(error: Exception) -> str:
     return str(error).partition("\n")[0]

@@ -6,6 +6,8 @@ ModelServerError
 │   └── BatchGoneError        a batch that was dropped because an earlier step of it failed
 ├── OutOfMemoryError      a step did not fit; its batch is dropped, the shard goes on
 ├── StartupError          the shard cannot start; one line that names the cause and the flag to change
+│   ├── MissingPeerError      another rank did not come
+│   └── WarmUpMemoryError     memory is short for what the warm-up asks for; less may be asked for
 └── FatalError            the shard cannot go on (device fault, broken call order); the process ends
     └── LostPeerError         another rank is gone, and this one goes because of it
 """
@@ -41,6 +43,14 @@ class OutOfMemoryError(ModelServerError):
 
 class StartupError(ModelServerError):
     """Start-up is not possible; `str(error)` is the one line the user sees."""
+
+
+class MissingPeerError(StartupError):
+    """Names the ranks that this one has waited for in vain."""
+
+
+class WarmUpMemoryError(StartupError):
+    """Every rank says so, and is ready for another warm-up."""
 
 
 class FatalError(ModelServerError):

@@ -6,11 +6,11 @@ the user names, never "most of the RAM" (the machine is not ours alone).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
 import time
+import traceback
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +20,11 @@ from model_server.cache_budget import DeviceMemory, Measured, cache_blocks
 from model_server.cuda_graphs import GraphCost, GraphedRunner
 from model_server.distributed import ProcessGroup
 from model_server.engine import Engine
-from model_server.errors import OutOfMemoryError, StartupError
+from model_server.errors import FatalError, OutOfMemoryError, StartupError, WarmUpMemoryError
 from model_server.kv_cache import KvCache
+from model_server.memory_table import MemoryUse, host_memory
 from model_server.runner import KeepsState
+from wire.warm_up import NOT_ENOUGH_MEMORY
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ CPU_WARMUP_TOKENS = 64
 LARGEST_DRAW = 256
 # Where memory turns out to be short after all, so much less of it is tried, so often.
 SMALLER, ATTEMPTS = 0.95, 5
+# A rank whose memory is short waits so long for the others to say the same before it gives them up.
+SHORT_LIMIT_S = 30.0
 # The longest sequence that is thought of while graphs are measured and nobody has named a limit: it decides about
 # tables of a few megabytes only.
 UNKNOWN_LENGTH = 32_768
@@ -67,6 +71,7 @@ class MemoryPlan:
     cuda_memory_fraction: float
     model_max_length: int | None
     memory: DeviceMemory | None  # None: it is not measured (CPU)
+    weight_bytes: int | None = None  # None: not known
 
 
 def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: WarmupRequest) -> Capacity:
@@ -74,7 +79,8 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
 
     All ranks call this together and agree on the smallest result. A second call begins anew.
 
-    Raises StartupError when the prefill does not fit, a row of it fails on any rank, or no block is left.
+    Raises WarmUpMemoryError when the prefill does not fit or no block is left beside it, StartupError when a row fails
+    on any rank, FatalError when memory is short on some ranks only: the others wait in a collective.
     """
     started = time.perf_counter()
     engine.max_prefill_tokens = asked.max_prefill_tokens
@@ -84,15 +90,17 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
         graphs.release()
     engine.set_cache(None)
     max_tokens = CPU_WARMUP_TOKENS if plan.memory is None else None
-    failure = _try_step(engine, plan, asked.requests, max_tokens)
+    failure = _agreed_step(engine, group, plan, asked, max_tokens)
     if not group.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
         raise StartupError(f"the warm-up failed: {failure or 'another rank says why'}")
+    measured = None
     if plan.memory is not None:
-        num_blocks = _measured_blocks(engine, group, plan, plan.memory, graphs, asked)
+        measured = _measure(engine, group, plan, plan.memory, graphs, asked)
+        num_blocks = _measured_blocks(engine, plan, measured)
     else:
         engine.set_cache(None)
         num_blocks = _cpu_blocks(engine, plan, asked)
-    cache = _allocate(engine, group, plan, num_blocks)
+    cache = _allocate(engine, group, plan, num_blocks, asked)
     engine.set_cache(cache)
     capacity = _limits(engine, plan, asked, cache.num_blocks)
     logger.info(
@@ -105,18 +113,91 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
     )
     if graphs is not None:
         graphs.capture(cache, capacity.max_total_tokens, group)
+    _report_memory(engine, group, plan, asked, measured, cache)
     return capacity
 
 
-def _measured_blocks(
+def _agreed_step(
+    engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: WarmupRequest, max_tokens: int | None
+) -> str | None:
+    """As `_try_step`; whether memory is short is what all ranks say together."""
+    short: BaseException | None = None
+    failure = None
+    try:
+        failure = _try_step(engine, plan, asked.requests, max_tokens)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        short = error
+    if not group.any_of(short is not None, SHORT_LIMIT_S if short is not None else None):
+        return failure
+    if short is not None:
+        # Its frames hold what the step had allocated.
+        traceback.clear_frames(short.__traceback__)
+    engine.set_cache(None)
+    use = _left(plan)
+    tokens = asked.max_prefill_tokens
+    logger.warning("Memory was short in a warm-up with %d tokens of prompts: %s\n%s", tokens, short, use.table())
+    raise WarmUpMemoryError(
+        f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens` ({use.line()})"
+    ) from short
+
+
+def _left(plan: MemoryPlan) -> MemoryUse:
+    """What there is while the engine has no cache."""
+    free, total = host_memory() if plan.memory is None else plan.memory.rest()
+    return MemoryUse(weights=plan.weight_bytes, free=free, total=total)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was short, on a device or on the host. torch has no type for the latter."""
+    if isinstance(error, FatalError):  # what the engine makes of it where there are other ranks
+        return is_out_of_memory(error.__cause__)
+    kinds = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
+def _report_memory(
+    engine: Engine,
+    group: ProcessGroup,
+    plan: MemoryPlan,
+    asked: WarmupRequest,
+    measured: Measured | None,
+    cache: KvCache,
+) -> None:
+    """The table of what goes where; of several ranks the first one's, the others' for who looks closer."""
+    taken = cache.num_blocks * _block_bytes(engine, plan)
+    if measured is None:
+        free, total = host_memory()
+        use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free, total=total)
+    else:
+        use = MemoryUse(
+            weights=plan.weight_bytes,
+            activations=measured.peak,
+            cache=taken,
+            graphs=measured.graphs,
+            free=measured.free - taken - measured.peak - measured.graphs,
+            total=measured.total,
+        )
+    logger.log(
+        logging.INFO if group.rank == 0 else logging.DEBUG,
+        "%s",
+        use.table(
+            f"{cache.num_blocks} blocks of {engine.options.block_size} tokens",
+            f"the largest step, {asked.max_prefill_tokens} tokens of prompts",
+        ),
+    )
+
+
+def _measure(
     engine: Engine,
     group: ProcessGroup,
     plan: MemoryPlan,
     memory: DeviceMemory,
     graphs: GraphedRunner | None,
     asked: WarmupRequest,
-) -> int:
-    """Blocks that fit beside the step that was just run. Leaves the engine without a cache."""
+) -> Measured:
+    """What the device has beside the step that was just run. Leaves the engine without a cache."""
     peak = memory.peak()
     cost = GraphCost(0, 0)
     if graphs is not None:
@@ -126,12 +207,14 @@ def _measured_blocks(
     engine.set_cache(None)
     free, total = memory.rest()
     recorded = 0 if graphs is None else cost.total(len(graphs.sizes))
-    measured = Measured(total=total, free=free, peak=peak, graphs=recorded)
+    return Measured(total=total, free=free, peak=peak, graphs=recorded)
+
+
+def _measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> int:
     num_blocks = cache_blocks(measured, plan.cuda_memory_fraction, _block_bytes(engine, plan))
     logger.info(
-        "Device memory in MiB: %.0f in all, %.0f free, %.0f for the largest step, %.0f for CUDA graphs; "
-        "of %.0f for the KV cache at a fraction of %g, %.0f are used",
-        *(number / 2**20 for number in (total, free, peak, recorded, measured.budget(plan.cuda_memory_fraction))),
+        "Of %.0f MiB for the KV cache at a memory fraction of %g, %.0f are used",
+        measured.budget(plan.cuda_memory_fraction) / 2**20,
         plan.cuda_memory_fraction,
         num_blocks * _block_bytes(engine, plan) / 2**20,
     )
@@ -140,7 +223,7 @@ def _measured_blocks(
     return num_blocks
 
 
-def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks: int) -> KvCache:
+def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks: int, asked: WarmupRequest) -> KvCache:
     """The cache, of the size that all ranks can have. Smaller if memory is gone since it was measured: another process
     may have taken it."""
     num_blocks = group.all_reduce_min(num_blocks)
@@ -148,8 +231,11 @@ def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks:
         if num_blocks < 2:
             break
         cache: KvCache | None = None
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             cache = _cache(engine, plan, num_blocks)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
         if group.all_reduce_min(int(cache is not None)):
             assert cache is not None
             return cache
@@ -158,8 +244,9 @@ def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks:
             plan.memory.rest()
         logger.warning("No memory for %d blocks, though it was there when it was measured; trying less", num_blocks)
         num_blocks = int(num_blocks * SMALLER)
-    raise StartupError(
-        "no memory is left for the KV cache; lower --max-batch-prefill-tokens or raise --cuda-memory-fraction"
+    raise WarmUpMemoryError(
+        f"{NOT_ENOUGH_MEMORY} a KV cache beside {asked.max_prefill_tokens} prefill tokens; "
+        f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction ({_left(plan).line()})"
     )
 
 
@@ -171,7 +258,7 @@ def _cache(engine: Engine, plan: MemoryPlan, num_blocks: int) -> KvCache:
 def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_tokens: int | None) -> str | None:
     """One prefill and one decode of the router's warm-up batch (cut to `max_tokens`), over a cache that just holds it.
 
-    Returns the error of the first row that failed.
+    Returns the error of the first row that failed. Raises whatever a step raises.
     """
     prompts, kept = [], []
     budget = max_tokens
@@ -187,21 +274,15 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
     places = number_blocks(tokens, engine.options.block_size)
     kept = [dataclasses.replace(r, blocks=b, slots=s) for r, (b, s) in zip(kept, places, strict=True)]
     used_blocks = sum(len(blocks) for blocks, _ in places)
-    try:
-        engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
-        if plan.memory is not None:
-            plan.memory.begin()
-        result = engine.launch_prefill(0, kept, prompts)()
-        generations = result.generations
-        if result.batch is not None:
-            generations = generations + engine.launch_decode([0], numbered=True)().generations
-        if plan.memory is not None and kept:
-            engine.rehearse_draw(kept[0].sampling, LARGEST_DRAW)
-    except (OutOfMemoryError, torch.OutOfMemoryError) as error:
-        raise StartupError(
-            f"Not enough memory to handle {sum(len(p) for p in prompts)} prefill tokens. "
-            "You need to decrease `--max-batch-prefill-tokens`"
-        ) from error
+    engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
+    if plan.memory is not None:
+        plan.memory.begin()
+    result = engine.launch_prefill(0, kept, prompts)()
+    generations = result.generations
+    if result.batch is not None:
+        generations = generations + engine.launch_decode([0], numbered=True)().generations
+    if plan.memory is not None and kept:
+        engine.rehearse_draw(kept[0].sampling, LARGEST_DRAW)
     return next((g.error for g in generations if g.error is not None), None)
 
 

@@ -33,6 +33,7 @@ from model_server.startup_records import SettledBackend, tell_attention
 from model_server.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.progress import LoadProgress
+from wire import phases
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     num_threads = tune(device, world_size, checkpoint.file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     attention = select_backend(config.attention, device, dtype, attention_layers_of(model_dir))
+    phases.enter(phases.PROCESS_GROUP)
     if world_size > 1:
         logger.info("Meeting the other %d ranks at %s:%d", world_size - 1, config.master_addr, config.master_port)
     group = connect(
@@ -62,10 +64,12 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         device,
         address=config.master_addr,
         port=config.master_port,
+        timeout_s=config.dist_timeout,
         one_shot=not config.disable_custom_kernels,
     )
     runner: Runner | None = None
     orderly = False
+    phases.enter(phases.LOADING)
     try:
         engine = _load_engine(config, model_dir, tokenizer, dtype, group, attention, device, graphs)
         runner = engine.runner
@@ -85,9 +89,11 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             cuda_memory_fraction=config.cuda_memory_fraction,
             model_max_length=engine.tokenizer.model_max_length,
             memory=CudaMemory(device) if device.type == "cuda" else None,
+            weight_bytes=_weight_bytes(runner, device),
         )
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
+        phases.enter(phases.BINDING)
         orderly = uvloop.run(_serve(engine, group, facts, plan, path, tracing, profiler))
     finally:
         leave(runner, group, orderly=orderly)
@@ -151,6 +157,14 @@ def _load_engine(
     return engine
 
 
+def _weight_bytes(runner: Runner, device: torch.device) -> int | None:
+    """What the model takes, just after it was loaded; None where nobody has counted."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    counted = getattr(runner, "weight_bytes", None)
+    return counted if isinstance(counted, int) else None
+
+
 def _profiler(config: ServeConfig, rank: int, device: torch.device) -> StepProfiler | None:
     if config.profile is None:
         return None
@@ -172,9 +186,11 @@ async def _serve(
     """Until a stop is asked for. False: the device thread has not come to its end."""
 
     def warm(asked: WarmupRequest) -> Capacity:
+        phases.enter(phases.WARM_UP)
         capacity = warm_up(engine, group, plan, asked)
         if profiler is not None:
             engine.profile(profiler)
+        phases.enter(phases.READY)
         return capacity
 
     def on_fatal(error: BaseException) -> None:

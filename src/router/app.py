@@ -71,7 +71,7 @@ def create_app(
         allow_methods=["GET", "POST"],
         allow_headers=["content-type", "authorization"],
     )
-    app.add_middleware(RequestIdMiddleware, tracing=tracing)
+    app.add_middleware(RequestIdMiddleware, tracing=tracing, served=served)
     return app
 
 
@@ -88,11 +88,15 @@ def _add_asked_routes(app: FastAPI, config: RouterConfig) -> None:
 
 
 class RequestIdMiddleware:
-    """`x-request-id` in and out; a request without one gets one. Around all that belongs to the request: its span."""
+    """`x-request-id` in and out; a request without one gets one. Around all that belongs to the request: its span.
 
-    def __init__(self, app: ASGIApp, *, tracing: Tracing | None = None) -> None:
+    A server that drains ends every connection with the answer that it gives on it.
+    """
+
+    def __init__(self, app: ASGIApp, *, tracing: Tracing | None = None, served: Served | None = None) -> None:
         self._app = app
         self._tracing = tracing
+        self._served = served
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -110,6 +114,8 @@ class RequestIdMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                if self._served is not None and self._served.inference.is_draining:
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:

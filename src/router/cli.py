@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from router.config import RouterConfig, check
 from router.errors import StartupError
-from wire import log_line
+from wire import log_line, phases, stack_dump
 from wire.commands import installed_version, run_group
 from wire.local_grpc import poll_in_place
 
@@ -34,6 +34,8 @@ def main() -> int:
 def run(config: RouterConfig) -> int:
     """Serve until a signal comes."""
     log_line.configure(config.json_output, config.log_level)
+    stack_dump.answer_requests()
+    phases.enter(phases.IMPORTING)
     try:
         check(config)
         poll_in_place()
@@ -43,7 +45,7 @@ def run(config: RouterConfig) -> int:
 
         return uvloop.run(serve(config))
     except StartupError as error:
-        if config.json_output:  # then every line of the log is JSON, the last one too
+        if config.json_output:  # who reads records finds the cause there too, behind whatever the end itself brought up
             logger.error("%s", error)
         print(error.report(), file=sys.stderr)  # noqa: T201
         return 1

@@ -64,6 +64,12 @@ class RouterConfig:
         1.2, panel=_BATCHING, help="Waiting to running requests from which a prefill interrupts decoding.", minimum=0
     )
     max_batch_prefill_tokens: int = option(4096, panel=_BATCHING, maximum=_U32, help="Token budget of one prefill.")
+    min_batch_prefill_tokens: int | None = option(
+        None,
+        panel=_BATCHING,
+        help="How far the prefill budget may be lowered where memory is short at the start. Default: not at all.",
+        minimum=1,
+    )
     max_batch_total_tokens: int | None = option(
         None,
         panel=_BATCHING,

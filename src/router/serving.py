@@ -8,6 +8,7 @@ import functools
 import gc
 import ipaddress
 import logging
+import math
 import os
 import signal
 import socket
@@ -26,9 +27,12 @@ from router.errors import StartupError
 from router.grammar import GrammarChecker
 from router.inference import Inference
 from router.metrics import CONTENT_TYPE, Metrics
+from router.shards.interface import StalledError
 from router.startup import Started, connect_and_warm_up
 from router.tokenizer import PromptTokenizer
 from router.validation import Validator
+from wire import phases
+from wire.exit_status import STALLED
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -36,6 +40,7 @@ logger = logging.getLogger(__name__)
 # After the deadline, when every request has got its error: what is left are clients that do not read.
 _LAST_WORDS_S = 2
 _REPORT_EVERY_S = 5.0
+_LOOK_EVERY_S = 0.05
 # New objects before a pass over them, and passes before one over the next older generation. A waiting request holds
 # about a hundred objects and a pass takes half a microsecond for each, while nothing else is done.
 _COLLECTOR_PACE = (20_000, 4, 20)
@@ -70,6 +75,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         metrics_listener = None
         if config.prometheus_port is not None:
             metrics_listener = resources.enter_context(bind(config.hostname, config.prometheus_port))
+        phases.enter(phases.TOKENIZER)
         files = model_files.load(
             config.tokenizer_name,
             revision=config.revision,
@@ -86,6 +92,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         if not files.templates:
             logger.warning("the model has no chat template: chat requests will be refused")
         metrics = Metrics()
+        phases.enter(phases.WARM_UP)
         logger.info("Warming up model")
         started = await connect_and_warm_up(
             config,
@@ -157,6 +164,7 @@ async def _answer(
     tracing: Tracing | None,
 ) -> int:
     """Serves until a signal or the scheduler's end."""
+    phases.enter(phases.BINDING)
     app = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
     server = _Server(_uvicorn_config(app, config, config.graceful_termination_timeout + _LAST_WORDS_S))
     scheduling = asyncio.create_task(started.scheduler.run())
@@ -167,6 +175,7 @@ async def _answer(
         metrics_server = _Server(_uvicorn_config(_metrics_app(served.inference.metrics), config, 1))
         metrics_task = asyncio.create_task(metrics_server.serve([metrics_listener]))
     logger.info("Connected")
+    phases.enter(phases.READY)
     _calm_collector()
     try:
         await server.serve([listener])
@@ -175,7 +184,9 @@ async def _answer(
         if metrics_server is not None:
             metrics_server.should_exit = True
             await metrics_task
-    return 1 if stop.scheduler_failed else 0
+    if not stop.scheduler_failed:
+        return 0
+    return STALLED if isinstance(started.scheduler.failure, StalledError) else 1
 
 
 class Stop:
@@ -207,7 +218,7 @@ class Stop:
             self._drain()
         else:
             logger.warning("stopping at once")
-            self._server.force_exit = True
+            self._server.should_exit = self._server.force_exit = True
             self._tasks.append(asyncio.ensure_future(self._fail_the_rest()))
 
     def scheduler_ended(self, started: Started) -> None:
@@ -227,18 +238,26 @@ class Stop:
             task.cancel()
 
     def _drain(self) -> None:
-        assert self._inference is not None and self._server is not None
+        """Whoever comes now is told to go elsewhere, which says more than a closed door; the last one out closes it."""
+        assert self._inference is not None
         self._inference.is_draining = True
-        self._server.should_exit = True
         self._tasks.append(asyncio.ensure_future(self._wait_for_requests()))
 
     async def _wait_for_requests(self) -> None:
-        assert self._inference is not None
-        loop = asyncio.get_running_loop()
+        assert self._inference is not None and self._server is not None
+        loop, permits = asyncio.get_running_loop(), self._inference.permits
         deadline = loop.time() + self._timeout_s
-        while (left_s := deadline - loop.time()) > 0:
-            await asyncio.sleep(min(left_s, _REPORT_EVERY_S))
-            logger.info("%d requests are still running", self._inference.permits.num_taken)
+        report_at = loop.time() + _REPORT_EVERY_S
+        while permits.num_taken and (now := loop.time()) < deadline:
+            if now >= report_at:
+                report_at += _REPORT_EVERY_S
+                logger.info("%d requests are still running", permits.num_taken)
+            await asyncio.sleep(min(deadline - now, _LOOK_EVERY_S))
+        # Answers that are written but not read yet may use what is left of the time.
+        left_s = math.ceil(max(0.0, deadline - loop.time()))
+        self._server.config.timeout_graceful_shutdown = left_s + _LAST_WORDS_S
+        self._server.should_exit = True
+        await asyncio.sleep(left_s)
         await self._fail_the_rest()
 
     async def _fail_the_rest(self) -> None:

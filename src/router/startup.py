@@ -18,6 +18,7 @@ from router.shards.pool import ShardPool
 from router.shards.traced import TracedClient, TracedShards
 from router.shards.warm_up import Capacity, WarmUpPlan
 from wire.tracing import Tracing
+from wire.warm_up import NOT_ENOUGH_MEMORY
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class StartupOptions(Protocol):
     def waiting_served_ratio(self) -> float: ...
     @property
     def max_batch_prefill_tokens(self) -> int: ...
+    @property
+    def min_batch_prefill_tokens(self) -> int | None: ...
     @property
     def max_batch_total_tokens(self) -> int | None: ...
     @property
@@ -98,16 +101,14 @@ async def connect_and_warm_up(
     try:
         await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
         info = await _or_refuse(shards.info(), "get the Python model shards info")
-        prefill_tokens, _ = tokens_of_a_step(config.max_batch_prefill_tokens, info)
-        plan = WarmUpPlan(
-            max_input_tokens=config.max_input_tokens,
-            max_prefill_tokens=prefill_tokens,
-            max_total_tokens=config.max_total_tokens,
-            max_batch_size=config.max_batch_size,
-        )
-        capacity = await _or_refuse(shards.warm_up(plan), "warmup the Python model shards")
+        prefill_tokens, capacity = await _warm_up(config, shards, info)
         limits = resolve_limits(
-            config, info, capacity, max_positions=max_positions, tokenizer_max_length=tokenizer_max_length
+            config,
+            info,
+            capacity,
+            max_positions=max_positions,
+            tokenizer_max_length=tokenizer_max_length,
+            prefill_tokens=prefill_tokens,
         )
     except BaseException:
         await shards.close()
@@ -117,8 +118,8 @@ async def connect_and_warm_up(
     log.info("serving with %s", limits)
     if info.chunks:
         log.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
-    if prefill_tokens < config.max_batch_prefill_tokens:
-        log.info("on a CPU a step computes at most %d tokens of prompts, whatever more is allowed", prefill_tokens)
+    if limits.max_batch_prefill_tokens < prefill_tokens:
+        log.info("on a CPU a step computes at most %d tokens of prompts, whatever more is allowed", CPU_STEP_TOKENS)
     seen: Shards = shards if tracing is None else TracedShards(shards, tracing)
     scheduler = Scheduler(
         seen,
@@ -134,6 +135,41 @@ async def connect_and_warm_up(
 
 def _connect_traced(tracing: Tracing, url: str) -> Client:
     return TracedClient(ShardClient(url), tracing)
+
+
+async def _warm_up(config: StartupOptions, shards: ShardPool, info: ShardInfo) -> tuple[int, Capacity]:
+    """The prefill budget for which the shards have memory, and what they can do with it.
+
+    Where they say that memory is short, half the budget is tried, down to the least that `config` allows.
+    """
+    least = config.min_batch_prefill_tokens
+    if least is not None and not info.chunks:
+        least = max(least, config.max_input_tokens or 1)  # a prompt is computed in one prefill
+    budget = config.max_batch_prefill_tokens
+    while True:
+        plan = WarmUpPlan(
+            max_input_tokens=config.max_input_tokens,
+            max_prefill_tokens=tokens_of_a_step(budget, info)[0],
+            max_total_tokens=config.max_total_tokens,
+            max_batch_size=config.max_batch_size,
+        )
+        try:
+            capacity = await shards.warm_up(plan)
+        except ShardError as error:
+            smaller = 0 if least is None else max(plan.max_prefill_tokens // 2, least)
+            if error.fatal or NOT_ENOUGH_MEMORY not in str(error) or not 0 < smaller < plan.max_prefill_tokens:
+                raise BackendError(f"Unable to warmup the Python model shards: {_said(error)}") from error
+            budget = smaller
+            log.warning("%s; trying again with a prefill budget of %d tokens", error, budget)
+        except ValueError as error:
+            raise BackendError(f"Unable to warmup the Python model shards: {_said(error)}") from error
+        else:
+            holds = capacity.total_tokens
+            if least is None or holds is None or not least <= holds < budget:
+                return budget, capacity
+            # Shards and router are to know of one and the same budget: hence another warm-up.
+            budget = holds
+            log.warning("the KV cache holds %d tokens: trying again with a prefill budget of as many", holds)
 
 
 def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[int, int]:
@@ -156,16 +192,21 @@ def resolve_limits(
     *,
     max_positions: int | None,
     tokenizer_max_length: int | None,
+    prefill_tokens: int | None = None,
 ) -> ServingLimits:
-    """What was asked for, bounded by what the shards can do. Raises a `StartupError` for what cannot be honoured."""
+    """What was asked for, bounded by what the shards can do. Raises a `StartupError` for what cannot be honoured.
+
+    prefill_tokens: the prefill budget, where it is not the one that was asked for.
+    """
+    prefill = config.max_batch_prefill_tokens if prefill_tokens is None else prefill_tokens
     _check_echo("max_input_tokens", config.max_input_tokens, capacity.max_input_tokens)
     _check_echo("max_total_tokens", config.max_total_tokens, capacity.max_total_tokens)
     max_total_tokens = capacity.max_total_tokens
     if config.max_total_tokens is None:
-        one_prefill = None if info.chunks else config.max_batch_prefill_tokens
+        one_prefill = None if info.chunks else prefill
         bounds = (max_total_tokens, one_prefill, max_positions, tokenizer_max_length)
         max_total_tokens = min(bound for bound in bounds if bound is not None)
-    max_batch_total_tokens = _batch_total(config, capacity, max_total_tokens)
+    max_batch_total_tokens = _batch_total(config, capacity, max(max_total_tokens, prefill))
     if max_total_tokens > max_batch_total_tokens:
         if config.max_total_tokens is not None:
             raise BackendError(f"Not enough memory to handle `max_total_tokens={max_total_tokens}`")
@@ -178,9 +219,9 @@ def resolve_limits(
     if max_input_tokens is None:
         max_input_tokens = max_total_tokens - 1
         if not info.chunks:
-            max_input_tokens = min(max_input_tokens, config.max_batch_prefill_tokens)
-    _check_order(config, info, max_input_tokens, max_total_tokens, max_batch_total_tokens)
-    prefill_tokens, calm_prefill_tokens = tokens_of_a_step(config.max_batch_prefill_tokens, info)
+            max_input_tokens = min(max_input_tokens, prefill)
+    _check_order(info, prefill, max_input_tokens, max_total_tokens, max_batch_total_tokens)
+    step_tokens, calm_step_tokens = tokens_of_a_step(prefill, info)
     return ServingLimits(
         max_concurrent_requests=config.max_concurrent_requests,
         max_best_of=config.max_best_of,
@@ -189,8 +230,8 @@ def resolve_limits(
         max_client_batch_size=config.max_client_batch_size,
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_total_tokens,
-        max_batch_prefill_tokens=prefill_tokens,
-        calm_prefill_tokens=calm_prefill_tokens,
+        max_batch_prefill_tokens=step_tokens,
+        calm_prefill_tokens=calm_step_tokens,
         max_batch_total_tokens=max_batch_total_tokens,
         max_batch_size=config.max_batch_size,
         max_waiting_tokens=config.max_waiting_tokens,
@@ -198,7 +239,7 @@ def resolve_limits(
     )
 
 
-def _batch_total(config: StartupOptions, capacity: Capacity, max_total_tokens: int) -> int:
+def _batch_total(config: StartupOptions, capacity: Capacity, largest: int) -> int:
     """KV tokens to hand out: the shards' capacity, and never more than the user allows."""
     asked = config.max_batch_total_tokens
     if capacity.total_tokens is not None:
@@ -207,7 +248,7 @@ def _batch_total(config: StartupOptions, capacity: Capacity, max_total_tokens: i
         return capacity.total_tokens if asked is None else min(asked, capacity.total_tokens)
     if asked is not None:
         return asked
-    return max(_DEFAULT_CAPACITY, max_total_tokens, config.max_batch_prefill_tokens)
+    return max(_DEFAULT_CAPACITY, largest)
 
 
 def _check_echo(name: str, asked: int | None, answered: int) -> None:
@@ -215,10 +256,7 @@ def _check_echo(name: str, asked: int | None, answered: int) -> None:
         raise ArgumentValidation(f"--{name.replace('_', '-')} is {asked}, but the model shards answered {answered}")
 
 
-def _check_order(
-    config: StartupOptions, info: ShardInfo, max_input_tokens: int, max_total_tokens: int, batch_total: int
-) -> None:
-    prefill = config.max_batch_prefill_tokens
+def _check_order(info: ShardInfo, prefill: int, max_input_tokens: int, max_total_tokens: int, batch_total: int) -> None:
     if max_input_tokens >= max_total_tokens or max_input_tokens < 1:
         raise ArgumentValidation(
             f"--max-input-tokens must be below --max-total-tokens. Given: {max_input_tokens} and {max_total_tokens}"

@@ -4,3 +4,7 @@ from __future__ import annotations
 
 LOST_PEER = 4
 """A shard that ended only because another one did: never the cause that the launcher names."""
+STALLED = 5
+"""A router that gave up because the shards finished no step: what they are doing is worth knowing."""
+MISSING_PEER = 6
+"""A shard that waited in vain for another one at the start."""

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
+from wire import phases
 from wire.progress_bars import ProgressFilter, StatusLines
 
 Layout = Literal["flat", "launcher", "shard"]
@@ -168,6 +169,8 @@ def configure(
         logging.getLogger(name).setLevel(number)
     for name, named_level in named.items():
         logging.getLogger(name).setLevel(named_level)
+    if json_output and phases.are_wanted():
+        logging.getLogger(phases.LOGGER).setLevel(logging.DEBUG)
     logging.captureWarnings(True)
     if num_unknown:
         logging.getLogger(__name__).warning("LOG_LEVEL: %d parts of the filter mean nothing to us", num_unknown)

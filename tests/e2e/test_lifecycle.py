@@ -12,7 +12,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.launched import NOTICED_S, SHORT, Stream, ended, port_is_free, served, socket_folder, streams
+from support.launched import (
+    NOTICED_S,
+    SHORT,
+    Stream,
+    Unary,
+    ended,
+    port_is_free,
+    sabotaged,
+    served,
+    socket_folder,
+    streams,
+    wait_for_requests,
+)  # fmt: skip
 from support.running_server import RunningServer, free_port, running_server
 
 pytestmark = pytest.mark.e2e
@@ -46,7 +58,8 @@ def test_a_draining_server_refuses_new_requests_and_a_second_signal_ends_it() ->
             time.sleep(0.05)
         late = Stream(server, SHORT)
         assert late.ended.wait(30)
-        assert late.status in (None, 503) and not late.events
+        assert late.status == 503 and not late.events
+        assert server.health_status() == 503
         assert server.process.poll() is None and not running[0].ended.is_set()
         server.process.send_signal(signal.SIGTERM)
         assert ended(server, 10.0) == 128 + signal.SIGTERM
@@ -64,9 +77,28 @@ def test_the_deadline_ends_what_does_not_finish() -> None:
         assert family.left_after(2.0) == []
 
 
+def test_a_shard_killed_while_idle_ends_everything() -> None:
+    with served() as (server, family):
+        family.shards[0].send_signal(signal.SIGKILL)
+        died = time.monotonic()
+        while server.is_healthy():
+            assert time.monotonic() - died < NOTICED_S, "healthy without a shard"
+            time.sleep(0.02)
+        assert ended(server) == 1
+        assert family.left_after(2.0) == []
+        assert (
+            server.log()
+            .rstrip()
+            .splitlines()[-1]
+            .startswith('Error: ShardFailed("shard 0 was killed by signal 9 (SIGKILL)')
+        )
+
+
 def test_a_killed_shard_ends_everything() -> None:
     with served() as (server, family):
         running = streams(server, 4)
+        unary = [Unary(server) for _ in range(4)]
+        wait_for_requests(server, 8)
         queued = [Stream(server) for _ in range(8)]  # More than the KV cache holds at once.
         family.shards[0].send_signal(signal.SIGKILL)
         # The clients first: each stream ends, with an error and not with a hang.
@@ -76,6 +108,10 @@ def test_a_killed_shard_ends_everything() -> None:
             # 200 with an error event; or, if it came too late, an error status or no connection at all.
             assert "error" in stream.events[-1] if stream.status == 200 else stream.status in (None, 424, 429, 503)
         assert all(stream.status == 200 for stream in running)
+        for one in unary:
+            assert one.ended.wait(NOTICED_S), "a request hangs"
+            assert one.status in (None, 424, 429, 503), one.status
+        assert any(one.status == 424 for one in unary)
         assert ended(server) == 1
         assert family.left_after(2.0) == []
         log = server.log()
@@ -130,7 +166,35 @@ def test_a_shard_that_makes_no_progress_ends_everything() -> None:
         assert not server.is_healthy()
         assert ended(server) == 1
         assert family.left_after(2.0) == []
-        assert "no step finished for 2 s" in server.log().splitlines()[-1]
+        log = server.log()
+        assert "no step finished for 2 s" in log.splitlines()[-1]
+        assert "No stacks of shard 0 (ready for " in log and "its state is T (stopped)" in log
+
+
+_DEADLOCK = """
+import os, sys, threading
+if os.environ.get("RANK"):
+    from model_server.engine import Engine
+    def endless_kernel(*arguments, **options):
+        threading.Event().wait()
+    class Decode:
+        def __get__(self, engine, kind):
+            return endless_kernel if os.path.exists({flag!r}) else real.__get__(engine, kind)
+    real, Engine.launch_decode = Engine.launch_decode, Decode()
+"""
+
+
+def test_what_a_stuck_shard_is_doing_is_shown_before_it_is_killed(tmp_path: Path) -> None:
+    flag = tmp_path / "stuck"
+    with served(MAX_STEP_SECONDS="2", **sabotaged(tmp_path, _DEADLOCK.format(flag=str(flag)))) as (server, family):
+        running = streams(server, 2)
+        flag.touch()
+        assert all(stream.ended.wait(NOTICED_S) for stream in running), "a stream hangs"
+        assert ended(server) == 1
+        assert family.left_after(2.0) == []
+        log = server.log()
+        assert "Stacks of shard 0 (ready for " in log and "in endless_kernel" in log
+        assert "Error: WebserverFailed(" in log and "no step finished for 2 s" in log.splitlines()[-1]
 
 
 def test_a_launcher_whose_output_nobody_reads_goes_on() -> None:

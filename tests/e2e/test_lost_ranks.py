@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from support.launched import NOTICED_S, Stream, ended, port_is_free, served, socket_folder, streams
+from support.launched import (
+    AT_IMPORT,
+    NOTICED_S,
+    Stream,
+    ended,
+    port_is_free,
+    sabotaged,
+    served,
+    socket_folder,
+    streams,
+    wait_for,
+)  # fmt: skip
 from support.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.e2e
@@ -40,13 +49,6 @@ def assert_failed(running: list[Stream]) -> None:
 
 def children(server: RunningServer) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children(recursive=True)
-
-
-def wait_for(server: RunningServer, text: str, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while server.log().count(text) < count:
-        assert server.process.poll() is None and time.monotonic() < deadline, server.log()
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (4, 2)])
@@ -83,6 +85,18 @@ def test_one_is_killed_while_they_start(text: str, count: int) -> None:
         assert "shard 1 was killed by signal 9" in server.log().rstrip().splitlines()[-1], server.log()
 
 
+def test_one_does_not_come(tmp_path: Path) -> None:
+    """The other one gives up, names it, and what it does instead is shown."""
+    environ = sabotaged(tmp_path, AT_IMPORT.format(action="time.sleep(600)", condition='== "1"'))
+    with running_server("demo", "--num-shard", "2", environ=environ | {"TGI_DIST_TIMEOUT": "3"}, wait=False) as server:
+        assert ended(server, 120) == 1
+        log = server.log()
+        last = log.rstrip().splitlines()[-1]
+        assert last.startswith('Error: ShardCannotStart("shard 0 exited with status 6: rank 0 of 2 did not meet'), log
+        assert "within 3 s: rank 1 did not come" in last
+        assert "Stacks of shard 1 (importing for " in log and "in find_spec" in log
+
+
 def test_ranks_that_are_stopped_in_order_do_not_miss_each_other() -> None:
     with served("--num-shard", "4") as (server, family):
         running = streams(server, 1, 20)
@@ -115,9 +129,8 @@ def test_one_makes_no_progress(rank: int) -> None:
 def test_one_fails_in_a_step(tmp_path: Path, error: str, said: str) -> None:
     """The others are inside a collective that it will never join: it ends, and is the one that is named."""
     flag = tmp_path / "fail"
-    (tmp_path / "sitecustomize.py").write_text(_FAILING_RANK.format(flag=str(flag), error=error))
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with served("--num-shard", "2", PYTHONPATH=path) as (server, family):
+    environ = sabotaged(tmp_path, _FAILING_RANK.format(flag=str(flag), error=error))
+    with served("--num-shard", "2", **environ) as (server, family):
         running = streams(server, 2)
         flag.touch()
         assert_failed(running)

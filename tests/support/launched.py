@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from support.invariants import metrics_of
 from support.running_server import RunningServer, running_server
 
 NOTICED_S = 15.0
@@ -22,14 +25,14 @@ LONG, SHORT = 3000, 300
 class Stream:
     """A client that reads /generate_stream to its end, on a thread of its own."""
 
-    def __init__(self, server: RunningServer, tokens: int = LONG) -> None:
+    def __init__(self, server: RunningServer, tokens: int = LONG, prompt: str = "Once upon a time") -> None:
         self.status: int | None = None
         self.events: list[dict[str, object]] = []
         self.started = threading.Event()
         self.ended = threading.Event()
         self._port = server.port
         parameters = {"max_new_tokens": tokens, "ignore_eos": True}
-        self._body = json.dumps({"inputs": "Once upon a time", "parameters": parameters})
+        self._body = json.dumps({"inputs": prompt, "parameters": parameters})
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -53,6 +56,25 @@ class Stream:
     @property
     def indices(self) -> list[object]:
         return [event["index"] for event in self.events if "token" in event]
+
+
+class Unary:
+    """A client that waits for the whole answer of /generate, on a thread of its own. `status` is None if none came."""
+
+    def __init__(self, server: RunningServer, tokens: int = LONG) -> None:
+        self.status: int | None = None
+        self.ended = threading.Event()
+        self._port = server.port
+        self._body = json.dumps({"inputs": "Once upon", "parameters": {"max_new_tokens": tokens, "ignore_eos": True}})
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("POST", "/generate", self._body, {"content-type": "application/json"})
+            self.status = connection.getresponse().status
+        connection.close()
+        self.ended.set()
 
 
 def streams(server: RunningServer, count: int, tokens: int = LONG) -> list[Stream]:
@@ -112,3 +134,42 @@ def port_is_free(port: int) -> bool:
 def socket_folder(family: Family) -> Path:
     line = family.command_lines[family.shards[0].pid]
     return Path(line[line.index("--uds-path") + 1]).parent
+
+
+def sabotaged(folder: Path, code: str) -> dict[str, str]:
+    """Variables with which every Python child runs `code` as its interpreter starts; shards are those with a RANK."""
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+AT_IMPORT = """
+import os, sys, time
+class Saboteur:
+    def find_spec(self, name, path=None, target=None):
+        if name == "model_server.shard":
+            {action}
+if os.environ.get("RANK") {condition}:
+    sys.meta_path.insert(0, Saboteur())
+"""
+"""For `sabotaged`: something that a shard does when it begins to import its heavy part."""
+
+
+def wait_for(server: RunningServer, text: str, count: int = 1, timeout_s: float = 120.0) -> None:
+    """Until the log of a launcher that still runs holds `text` so often."""
+    deadline = time.monotonic() + timeout_s
+    while server.log().count(text) < count:
+        assert server.process.poll() is None and time.monotonic() < deadline, server.log()
+        time.sleep(0.02)
+
+
+def wait_for_requests(server: RunningServer, count: int, timeout_s: float = 60.0) -> None:
+    """Until so many generations run or wait in the router."""
+    deadline = time.monotonic() + timeout_s
+    held = 0.0
+    while held < count:
+        assert time.monotonic() < deadline, f"{held:g} requests are there"
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection.request("GET", "/metrics")
+        values = metrics_of(connection.getresponse().read().decode())
+        connection.close()
+        held = values["tgi_batch_current_size"] + values["tgi_queue_size"]

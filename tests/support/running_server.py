@@ -37,15 +37,19 @@ class RunningServer:
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 
-    def is_healthy(self) -> bool:
+    def health_status(self) -> int | None:
+        """What /health answers; None if there is no answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
             connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except OSError:
-            return False
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
         finally:
             connection.close()
+
+    def is_healthy(self) -> bool:
+        return self.health_status() == 200
 
     def wait_healthy(self) -> None:
         deadline = time.monotonic() + START_LIMIT_S

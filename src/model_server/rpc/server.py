@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from model_server.errors import StartupError
 from model_server.rpc.tracing import TracingInterceptor
+from wire import phases
 from wire.local_grpc import CHANNEL_OPTIONS
 from wire.tracing import Tracing
 from wire.v3 import generate_pb2 as pb
@@ -100,6 +101,7 @@ class ShardServer:
             self._loop.add_signal_handler(number, self.request_stop)
         await server.start()
         self._path.chmod(0o600)
+        phases.enter(phases.SERVING)
         logger.info("Server started at unix://%s", self._path)
         await self._stop.wait()
         # A fatal error has been answered already; give its answer a moment to leave.

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from router.scheduling.batch import RunningBatch
 from router.scheduling.blocks import Allocation, BlockAllocator
 from router.scheduling.entry import Entry
-from router.shards.interface import ShardError
+from router.shards.interface import StalledError
 
 CallKind = Literal["prefill", "decode", "filter", "clear", "probe"]
 
@@ -58,13 +58,13 @@ class Pipeline:
         self._num_sent += 1
 
     async def next_answered(self, limit_s: float) -> Call:
-        """The oldest call, once its answer (or failure) is there. A fatal `ShardError` if that takes too long."""
+        """The oldest call, once its answer (or failure) is there. Raises `StalledError` if that takes too long."""
         call = self._calls[0]
         if not call.reply.done():
             await _answered(call.reply, limit_s)
             if not call.reply.done():
                 message = f"no step finished for {limit_s:g} s"
-                raise ShardError(message, fatal=True, detail=f"{message} (--max-step-seconds); unanswered: {call.kind}")
+                raise StalledError(message, detail=f"{message} (--max-step-seconds); unanswered: {call.kind}")
         self._calls.popleft()
         self._num_answered += 1
         self._waiting_since = time.monotonic()

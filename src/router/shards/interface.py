@@ -28,6 +28,13 @@ class ShardError(Exception):
         self.detail = detail or message
 
 
+class StalledError(ShardError):
+    """The shards have work and answer nothing for too long: it will not get better."""
+
+    def __init__(self, message: str, *, detail: str) -> None:
+        super().__init__(message, fatal=True, detail=detail)
+
+
 class UnsendableError(Exception):
     """Requests that cannot be put on the wire: id -> why."""
 

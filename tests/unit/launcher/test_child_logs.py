@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import threading
@@ -103,6 +104,30 @@ def test_a_record_of_200_kib_is_understood(log: io.StringIO) -> None:
     assert second.endswith("next rank=0")
 
 
+def test_phases_are_kept_and_shown_to_who_looks_closer(log: io.StringIO) -> None:
+    read, write = os.pipe()
+    other_read, other_write = os.pipe()
+    os.close(other_write)
+    logs = ChildLogs("shard", 1, read, other_read)
+    lines = [
+        LogLine(level="INFO", message="Found the weights", fields={"phase": "of somebody else"}),
+        LogLine(level="DEBUG", message="Phase: loading", target="wire.phases", fields={"phase": "loading"}),
+        LogLine(level="INFO", message="Loading weights: layer 3 of 9", fields={"progress": "3/9"}),
+    ]
+    with os.fdopen(write, "w") as file:
+        for line in lines:
+            file.write(to_json(line, "shard") + "\n")
+    logs.finish(10)
+    assert [name for name, _ in logs.progress.began] == ["starting", "loading"]
+    assert str(logs.progress).startswith("loading 3/9 layers for ")
+    assert logs.last_message == "Loading weights: layer 3 of 9"
+    assert "Phase" not in log.getvalue()
+    end = logs.progress.began[-1][1] + 2.0
+    assert dict(logs.progress.durations(end))["loading"] == 2.0
+    before = (logs.progress.began[0][1] + logs.progress.began[1][1]) / 2
+    assert [name for name, _ in logs.progress.durations(before)] == ["starting"]
+
+
 def test_a_flood_without_newlines_takes_no_memory(log: io.StringIO) -> None:
     read, write = os.pipe()
     other_read, other_write = os.pipe()
@@ -117,9 +142,10 @@ def test_a_flood_without_newlines_takes_no_memory(log: io.StringIO) -> None:
     assert len(line.encode()) <= log_line.MAX_LINE_BYTES
 
 
-def test_output_never_blocks() -> None:
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_output_never_blocks(json_lines: bool) -> None:
     read, write = os.pipe()
-    output = Output(write, buffer_bytes=200_000)
+    output = Output(write, buffer_bytes=200_000, json_lines=json_lines)
     for _ in range(100):
         output.write("x" * 10_000 + "\n")  # Nobody reads: the pipe is full after six of them.
     received: list[bytes] = []
@@ -135,7 +161,8 @@ def test_output_never_blocks() -> None:
     reader.join(10)
     lines = received[0].splitlines()
     assert 20 <= len(lines) < 100
-    assert lines[-1].endswith(b"writes dropped: the reader is too slow")
+    note = json.loads(lines[-1])["fields"]["message"] if json_lines else lines[-1].decode()
+    assert note.endswith("writes dropped: the reader is too slow")
     assert all(line == b"x" * 10_000 for line in lines[:-1])
 
 

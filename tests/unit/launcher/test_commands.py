@@ -161,6 +161,12 @@ def test_router_environment() -> None:
     assert not {"PORT", "AIP_HTTP_PORT", "TOKENIZER_NAME", "MAX_BEST_OF"} & set(command.env)
 
 
+def test_only_a_prefill_budget_that_nobody_asked_for_may_be_lowered() -> None:
+    assert commands.router(plan(), {}).env["MIN_BATCH_PREFILL_TOKENS"] == "256"
+    assert commands.router(plan(), {"MIN_BATCH_PREFILL_TOKENS": "512"}).env["MIN_BATCH_PREFILL_TOKENS"] == "512"
+    assert "MIN_BATCH_PREFILL_TOKENS" not in commands.router(plan(max_batch_prefill_tokens=4096), {}).env
+
+
 @pytest.mark.parametrize(("timeout", "drain"), [(90, 88), (5, 4), (3, 2), (2, 2), (1, 1), (0, 0)])
 def test_the_router_gets_less_than_the_deadline(timeout: int, drain: int) -> None:
     assert commands.drain_seconds(timeout) == drain

@@ -96,6 +96,12 @@ def test_json_mode_is_json_to_the_last_line() -> None:
     assert "secret" not in answer.stdout + answer.stderr
 
 
+def test_no_standard_streams_at_all() -> None:
+    """Closed, not redirected: the next file that is opened must not take their place, and nothing may fail of it."""
+    script = f"exec 0<&- 1>&- 2>&-; {sys.executable} -m launcher --env; exit $?"
+    assert subprocess.run(["sh", "-c", script], timeout=60, check=False).returncode == 0
+
+
 def test_the_default_model_is_warned_about_and_the_demo_named(tmp_path: os.PathLike[str]) -> None:
     answer = launcher("--port", "0", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
     assert answer.returncode == 1

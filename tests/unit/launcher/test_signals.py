@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from launcher.signals import Signals
+from launcher.signals import ECHO_S, Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -66,3 +67,20 @@ def test_notify() -> None:
     signals.wait(0)
     assert signals.received == [15, 2]
     signals.close()
+
+
+def test_an_echo_of_a_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("launcher.signals.time", SimpleNamespace(monotonic=lambda: now))
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals.wait(0)
+        assert signals.received == [signal.SIGTERM]
+        now += 2 * ECHO_S
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals.wait(0)
+        assert signals.received == [signal.SIGTERM] * 2
+        os.kill(os.getpid(), signal.SIGINT)
+        signals.wait(0)
+        assert signals.received == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT], "another one is a wish of its own"

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import psutil
 import pytest
 from unit.launcher.fake_children import journal, plain, router, shard
+from unit.launcher.supervised import Launch
 
-from launcher.child import Guard
 from launcher.commands import Command
 from launcher.errors import (
     DownloadError,
@@ -24,90 +19,6 @@ from launcher.errors import (
     WebserverCannotStart,
     WebserverFailed,
 )
-from launcher.signals import Signals
-from launcher.supervisor import Patience, Supervisor
-
-
-class Story(logging.Handler):
-    """What the supervisor logs; an action can be tied to the first record that contains a text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self._actions: list[tuple[str, Callable[[], None]]] = []
-
-    def at(self, text: str, action: Callable[[], None]) -> None:
-        self._actions.append((text, action))
-
-    def emit(self, record: logging.LogRecord) -> None:
-        line = record.getMessage()
-        self.lines.append(line)
-        for pair in list(self._actions):
-            if pair[0] in line:
-                self._actions.remove(pair)
-                pair[1]()
-
-    def has(self, text: str) -> bool:
-        return any(text in line for line in self.lines)
-
-
-class Launch:
-    """A supervisor with its signals, its folder and its story."""
-
-    def __init__(self, folder: Path, signals: Signals, guard: Guard, story: Story) -> None:
-        self.folder, self.signals, self.guard, self.story = folder, signals, guard, story
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        self.on_started: Callable[[], None] = lambda: None
-        self.supervisor: Supervisor | None = None
-
-    def supervise(self, **patience: float) -> Supervisor:
-        values: dict[str, float] = {"graceful_s": 20.0, **patience}
-        self.supervisor = Supervisor(self.signals, self.guard, Patience(**values))
-        return self.supervisor
-
-    def serve(
-        self, shards: Sequence[Command] | None = None, router_command: Command | None = None, **patience: float
-    ) -> int:
-        shards = [shard(self.folder)] if shards is None else shards
-        command = router(self.folder, self.port) if router_command is None else router_command
-        return self.supervise(**patience).serve(shards, command, on_started=self.on_started)
-
-    def stop_at(self, text: str, number: int = signal.SIGTERM) -> None:
-        self.story.at(text, lambda: self.signals.notify(number))
-
-    def kill_at(self, text: str, name: str, rank: int | None = None) -> None:
-        def kill() -> None:
-            assert self.supervisor is not None
-            for child in self.supervisor._running():
-                if (child.command.name, child.command.rank) == (name, rank):
-                    os.kill(child.pid, signal.SIGKILL)
-
-        self.story.at(text, kill)
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    logger = logging.getLogger("text_generation_launcher")
-    story = Story()
-    level = logger.level
-    logger.addHandler(story)
-    logger.setLevel(logging.DEBUG)
-    guard = Guard()
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-    try:
-        with Signals() as signals:
-            made = Launch(tmp_path, signals, guard, story)
-            yield made
-        left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-        if made.supervisor is not None:
-            made.supervisor.kill_all()
-        assert left == [], "a child was left running"
-    finally:
-        guard.close()
-        logger.removeHandler(story)
-        logger.setLevel(level)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -277,7 +188,8 @@ def test_start_up_time_out(launch: Launch) -> None:
     stuck = Command(name="shard", rank=0, argv=stuck.argv, env=stuck.env, socket=str(launch.folder / "never"))
     with pytest.raises(ShardCannotStart, match=r"shard 0 was not ready 1 s after.*last word: loading 3/9"):
         launch.serve([stuck], startup_s=1.0, waiting_record_s=0.3)
-    assert launch.story.has("Waiting for shard to be ready... (it said last: loading 3/9)")
+    assert launch.story.has("Waiting for shard to be ready... (phase: starting for ")
+    assert launch.story.has(" s; it said last: loading 3/9)")
 
 
 def test_download(launch: Launch) -> None:

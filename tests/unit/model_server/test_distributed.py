@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from model_server.distributed import ProcessGroup, connect
-from model_server.errors import FatalError, StartupError
+from model_server.errors import FatalError, MissingPeerError, StartupError
 from wire.exit_status import LOST_PEER
 
 CPU = torch.device("cpu")
@@ -105,6 +108,65 @@ def test_nobody_comes() -> None:
         port = holder.getsockname()[1]
     with pytest.raises(StartupError, match=rf"rank 0 of 2 did not meet the others at 127.0.0.1:{port} within 0.5 s"):
         connect(0, 2, CPU, port=port, timeout_s=0.5)
+
+
+def _wait_for_listener(port: int) -> None:
+    """The store's own waiting grows longer from try to try."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+
+
+def test_who_did_not_come_is_named(ranks: Ranks) -> None:
+    """Two of three: the one that listens and another one."""
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    program = _RANK.replace("port=port)", "port=port, timeout_s=8)").replace("{body}", "ready()")
+    argv = [sys.executable, "-c", program.replace("LostPeerError", "StartupError"), "0", "3", str(port)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(argv, env=environ, **pipe) as first, pytest.raises(MissingPeerError) as caught:
+        try:
+            _wait_for_listener(port)
+            connect(1, 3, CPU, port=port, timeout_s=200)
+        finally:
+            said, _ = first.communicate(timeout=100)
+    assert "rank 0 of 3 did not meet the others" in said and "within 8 s: rank 2 did not come" in said, said
+    assert "rank 1 of 3 did not meet the others" in str(caught.value)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    with pytest.raises(
+        MissingPeerError, match=r"rank 1 of 2 did not meet .*: rank 0, which listens there, did not come"
+    ):
+        connect(1, 2, CPU, port=port, timeout_s=1)
+
+
+def test_ranks_agree_on_what_some_of_them_found(ranks: Ranks) -> None:
+    body = """
+group.on_lost(lambda message: None)
+assert not group.any_of(False)
+assert group.any_of(rank == 1)
+group.barrier()
+assert not group.any_of(False)
+try:
+    if rank == 0:
+        group.any_of(True, 1.0)
+    else:
+        time.sleep(3)
+except FatalError as error:
+    print(error, flush=True)
+ready()
+"""
+    first, second = ranks(2, "from model_server.errors import FatalError\n" + body)
+    said, _ = first.communicate(timeout=120)
+    assert "rank 0 left a step that the others are still in" in said, said
+    assert first.returncode == 0
+    assert second.communicate(timeout=120)[0].endswith("READY\n")
 
 
 def test_collectives_of_four_ranks(ranks: Ranks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from model_server.cache_budget import CACHE_SHARE, DeviceMemory, Measured, cache
 from model_server.cuda_graphs import GraphedRunner
 from model_server.distributed import ProcessGroup
 from model_server.engine import Engine, EngineOptions
-from model_server.errors import StartupError
+from model_server.errors import StartupError, WarmUpMemoryError
 from model_server.memory import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
@@ -70,7 +71,7 @@ def _warm_up(
     )
     plan = MemoryPlan(
         dtype=torch.float32, max_batch_total_tokens=max_batch_total_tokens, cuda_memory_fraction=1.0,
-        model_max_length=model_max_length, memory=memory,
+        model_max_length=model_max_length, memory=memory, weight_bytes=12 << 20,
     )  # fmt: skip
     with torch.inference_mode():
         return engine, warm_up(engine, group or ProcessGroup(), plan, asked)
@@ -133,6 +134,61 @@ def test_a_prefill_that_does_not_fit_names_the_flag(tokenizer: Tokenizer) -> Non
     runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: torch.OutOfMemoryError("no memory")})
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
         _warm_up(tokenizer, runner)
+
+
+SHORT = [
+    torch.OutOfMemoryError("no memory"),
+    MemoryError("no memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory: tried 1 bytes"),
+]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=["device", "python", "torch-on-a-cpu"])
+def test_after_a_warm_up_that_did_not_fit_a_smaller_one_may_be_asked_for(
+    tokenizer: Tokenizer, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: error, 3: error, 4: error})
+    engine = _engine(tokenizer, runner)
+    with pytest.raises(
+        WarmUpMemoryError, match=r"^Not enough memory to handle 4096 prefill tokens\. .*--max-batch-pre"
+    ):
+        _warm_up(tokenizer, engine=engine)
+    # The prefill succeeds now, and the decode step after it does not.
+    with pytest.raises(WarmUpMemoryError, match="2048"):
+        _warm_up(tokenizer, engine=engine, max_prefill_tokens=2048)
+    assert "Memory in MiB" in caplog.text
+    with pytest.raises(WarmUpMemoryError, match=r"\(MiB: weights 12\.0, free 100\.0 of 200\.0\)$"):
+        _warm_up(tokenizer, engine=engine, memory=FakeMemory(free=100 << 20, total=200 << 20), max_prefill_tokens=2048)
+    _, capacity = _warm_up(tokenizer, engine=engine, max_prefill_tokens=1024)
+    assert (capacity.max_total_tokens, engine.max_prefill_tokens) == (1024, 1024)
+
+
+def test_other_errors_of_the_warm_up_are_not_about_memory(tokenizer: Tokenizer) -> None:
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: RuntimeError("CUDA error: device-side assert")})
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        _warm_up(tokenizer, runner)
+
+
+def test_memory_that_is_short_on_another_rank(tokenizer: Tokenizer) -> None:
+    class ShortPeer(ProcessGroup):
+        def any_of(self, yes: bool, limit_s: float | None = None) -> bool:
+            assert not yes and limit_s is None
+            return True
+
+    with pytest.raises(WarmUpMemoryError, match="Not enough memory to handle 4096 prefill tokens"):
+        _warm_up(tokenizer, group=ShortPeer())
+
+
+def test_the_table_says_where_the_memory_goes(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine, _ = _warm_up(tokenizer, memory=FakeMemory(free=600 << 20, peak=50 << 20, total=1000 << 20))
+    [table] = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Memory in MiB")]
+    rows = {line.split("  ")[0]: line for line in table.splitlines()[1:]}
+    assert list(rows) == ["weights", "activations", "KV cache", "CUDA graphs", "free"]
+    cache = engine.cache.num_blocks * BLOCK * 2 * 4 / 2**20
+    sizes = [float(rows[name][12:22]) for name in rows]
+    assert sizes == [12.0, 50.0, round(cache, 1), 0.0, round(550 - cache, 1)]
+    assert f"{engine.cache.num_blocks} blocks of 16 tokens" in rows["KV cache"] and "of 1000.0" in rows["free"]
 
 
 def test_a_second_router_can_warm_up_again(tokenizer: Tokenizer) -> None:
@@ -199,8 +255,9 @@ def test_no_budget_is_no_blocks(free: int) -> None:
 class FakeMemory:
     """A device of 1 MB that notes what it is asked."""
 
-    def __init__(self, free: int = 600_000, peak: int = 50_000) -> None:
+    def __init__(self, free: int = 600_000, peak: int = 50_000, total: int = 1_000_000) -> None:
         self.free = free
+        self.total = total
         self.largest = peak
         self.asked: list[str] = []
 
@@ -213,7 +270,7 @@ class FakeMemory:
 
     def rest(self) -> tuple[int, int]:
         self.asked.append("rest")
-        return self.free, 1_000_000
+        return self.free, self.total
 
 
 def test_a_measured_device_is_filled(tokenizer: Tokenizer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -20,7 +21,9 @@ from router import serving
 from router.config import RouterConfig
 from router.errors import StartupError, UnhealthyError
 from router.events import Event, Failed, Token, TokenGenerated
+from router.shards.interface import StalledError
 from router.startup import Started
+from wire.exit_status import STALLED
 
 TOKENS: list[Event | None] = [TokenGenerated(Token(1, "a", -1.0))] * 2
 
@@ -99,6 +102,24 @@ async def get(port: int, path: str) -> bytes:
     return answer
 
 
+async def ask(port: int, path: str) -> bytes:
+    """On a connection that the client would keep."""
+    reader, writer = await connect(port)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def post(port: int) -> bytes:
+    reader, writer = await connect(port)
+    head = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 14\r\n\r\n"
+    writer.write(head.encode() + b'{"inputs":"x"}')
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
 @contextlib.asynccontextmanager
 async def open_stream(port: int) -> AsyncIterator[asyncio.StreamReader]:
     """A stream of which two tokens have come."""
@@ -120,16 +141,57 @@ def terminate() -> None:
 async def test_a_signal_lets_running_requests_finish(config: RouterConfig, scheduler: EndingScheduler) -> None:
     serving_task = asyncio.ensure_future(serving.serve(config))
     assert b" 200 " in await get(config.port, "/health")
+    late = await connect(config.port)
     async with open_stream(config.port) as reader:
         terminate()
         await asyncio.sleep(0.3)
         assert not serving_task.done()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection("127.0.0.1", config.port)
+        late_reader, late_writer = late
+        late_writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        for answer in (await late_reader.read(), await ask(config.port, "/health"), await post(config.port)):
+            assert answer.startswith(b"HTTP/1.1 503 ") and b"\r\nconnection: close\r\n" in answer
+        late_writer.close()
         scheduler.open[0].interrupt(says("end")[-1])
         assert b'"generated_text":"end"' in await reader.read()
     assert await asyncio.wait_for(serving_task, 5) == 0
     assert scheduler.is_closed
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", config.port)
+
+
+async def test_an_idle_server_ends_soon(config: RouterConfig, scheduler: EndingScheduler) -> None:
+    serving_task = asyncio.ensure_future(serving.serve(config))
+    reader, writer = await connect(config.port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    terminate()
+    assert await asyncio.wait_for(serving_task, 4) == 0, "an idle connection does not keep it"
+    writer.close()
+
+
+async def test_what_is_running_is_told_while_it_drains(
+    config: RouterConfig, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "_REPORT_EVERY_S", 0.1)
+    caplog.set_level(logging.INFO)
+    serving_task = asyncio.ensure_future(serving.serve(config))
+    async with open_stream(config.port) as reader, open_stream(config.port):
+        terminate()
+        await until(lambda: "2 requests are still running" in caplog.text)
+        first, second = scheduler.open
+        first.interrupt(says("end")[-1])
+        await until(lambda: "1 requests are still running" in caplog.text)
+        second.interrupt(says("end")[-1])
+        await reader.read()
+    assert await asyncio.wait_for(serving_task, 5) == 0
+
+
+async def test_the_status_says_that_the_shards_are_stuck(config: RouterConfig, scheduler: EndingScheduler) -> None:
+    serving_task = asyncio.ensure_future(serving.serve(config))
+    await get(config.port, "/health")
+    scheduler.failure = StalledError("no step finished for 2 s", detail="no step")
+    scheduler.ended.set()
+    assert await asyncio.wait_for(serving_task, 5) == STALLED
 
 
 @pytest.mark.parametrize("given", [("0123abc", "sha-0123"), ("", ""), None])

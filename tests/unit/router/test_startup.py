@@ -11,8 +11,11 @@ from support.fake_shard import FakeShard, ShardFailure
 from support.fake_shard_server import serve
 
 from router.errors import StartupError
+from router.limits import ServingLimits
 from router.shards.warm_up import Capacity
 from router.startup import connect_and_warm_up, resolve_limits
+from wire.v3 import generate_pb2 as pb
+from wire.warm_up import NOT_ENOUGH_MEMORY
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Options:
     max_total_tokens: int | None = None
     waiting_served_ratio: float = 1.2
     max_batch_prefill_tokens: int = 4096
+    min_batch_prefill_tokens: int | None = None
     max_batch_total_tokens: int | None = None
     max_waiting_tokens: int = 20
     max_batch_size: int | None = None
@@ -178,3 +182,75 @@ async def test_nobody_listens(tmp_path: Path):
         await connect_and_warm_up(
             Options(str(tmp_path / "none")), RecordingMetrics(), max_positions=None, tokenizer_max_length=None
         )
+
+
+class ShortShard(FakeShard):
+    """Has memory for warm-ups of up to `room` prefill tokens, and a cache that holds `holds`."""
+
+    def __init__(self, room: int, *, holds: int = 16_000) -> None:
+        super().__init__(block_size=16, capacity=holds)
+        self.warmed: list[int] = []
+        self.failure = lambda rpc, request: self._short(request, room) if rpc == "Warmup" else None
+
+    def _short(self, request: pb.WarmupRequest, room: int) -> ShardFailure | None:
+        self.warmed.append(request.max_prefill_tokens)
+        said = f"{NOT_ENOUGH_MEMORY} {request.max_prefill_tokens} prefill tokens. You need to decrease the budget"
+        return ShardFailure(said) if request.max_prefill_tokens > room else None
+
+
+async def start(shard: FakeShard, folder: Path, **options: int | None) -> ServingLimits:
+    async with serve(shard, prefix=str(folder / "s")) as path:
+        started = await connect_and_warm_up(
+            Options(path, **options), RecordingMetrics(), max_positions=None, tokenizer_max_length=None
+        )
+        await started.shards.close()
+        return started.limits
+
+
+@pytest.mark.parametrize(
+    ("room", "least", "tried"), [(1200, 256, [4096, 2048, 1024]), (300, 300, [4096, 2048, 1024, 512, 300])]
+)
+async def test_a_budget_that_nobody_asked_for_is_halved_until_memory_suffices(
+    tmp_path: Path, room: int, least: int, tried: list[int]
+):
+    shard = ShortShard(room)
+    found = await start(shard, tmp_path, min_batch_prefill_tokens=least)
+    assert shard.warmed == tried
+    assert found.max_batch_prefill_tokens == tried[-1]
+    assert found.max_total_tokens <= tried[-1], "without chunks a prompt is computed in one prefill"
+
+
+@pytest.mark.parametrize(
+    ("least", "longest", "tried"), [(None, None, [4096]), (1024, None, [4096, 2048, 1024]), (256, 3000, [4096, 3000])]
+)
+async def test_a_budget_is_lowered_no_further_than_allowed(
+    tmp_path: Path, least: int | None, longest: int | None, tried: list[int]
+):
+    """Never where it was asked for; never below the longest prompt that must be taken in one prefill."""
+    shard = ShortShard(500)
+    with pytest.raises(StartupError, match=rf"{NOT_ENOUGH_MEMORY} {tried[-1]} prefill tokens"):
+        await start(shard, tmp_path, min_batch_prefill_tokens=least, max_input_tokens=longest)
+    assert shard.warmed == tried
+
+
+async def test_other_failures_of_the_warm_up_are_not_tried_again(tmp_path: Path):
+    shard = ShortShard(10_000)
+    calls: list[str] = []
+
+    def fail(rpc: str, request: object) -> ShardFailure | None:
+        calls.append(rpc)
+        return ShardFailure("no") if rpc == "Warmup" else None
+
+    shard.failure = fail
+    with pytest.raises(StartupError, match="Unable to warmup the Python model shards: Server error: no"):
+        await start(shard, tmp_path, min_batch_prefill_tokens=256)
+    assert calls.count("Warmup") == 1
+
+
+async def test_a_budget_that_nobody_asked_for_stays_within_the_cache(tmp_path: Path):
+    shard = ShortShard(10_000, holds=3008)
+    found = await start(shard, tmp_path, min_batch_prefill_tokens=256)
+    assert shard.warmed == [4096, 3008]
+    assert found.max_batch_prefill_tokens == 3008
+    with pytest.raises(StartupError, match="--max-batch-prefill-tokens must not exceed"):
+        await start(ShortShard(10_000, holds=3008), tmp_path)

@@ -1,0 +1,39 @@
+"""Where the seconds of a start went, as text: one line for everybody, a table for who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.child import Child
+
+
+def total(child: Child) -> float:
+    """Seconds from its start until it was found ready."""
+    assert child.ready_at is not None
+    return child.ready_at - child.started_at
+
+
+def one_line(before_s: float, shards: Sequence[Child], router: Child) -> str:
+    """All processes; of several shards only the slowest in detail, and only what took a tenth of a second."""
+    slowest = max(shards, key=total)
+    parts = [f"before the shards {before_s:.2f} s"]
+    for child in [*shards, router]:
+        named = [(name, took) for name, took in _phases(child) if took >= 0.1]
+        detail = ", ".join(f"{name} {took:.2f}" for name, took in named)
+        is_told = bool(detail) and (child is slowest or child is router)
+        parts.append(f"{child.title} {total(child):.2f} s" + (f" ({detail})" if is_told else ""))
+    return ", ".join(parts)
+
+
+def table(before_s: float, shards: Sequence[Child], router: Child, all_s: float) -> str:
+    """A line for each phase of each process, in seconds."""
+    rows = [("launcher", "before the shards", before_s)]
+    for child in [*shards, router]:
+        rows += [(child.title if not index else "", *row) for index, row in enumerate(_phases(child))]
+    rows.append(("total", "", all_s))
+    return "\n".join(f"{who:<10} {what:<18} {took:8.3f} s" for who, what, took in rows)
+
+
+def _phases(child: Child) -> list[tuple[str, float]]:
+    assert child.ready_at is not None
+    return child.logs.progress.durations(child.ready_at)

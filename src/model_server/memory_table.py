@@ -1,0 +1,55 @@
+"""What the memory of a device is used for, as text."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Bytes; None where nobody has measured.
+
+    activations: what the largest step takes beyond the rest. free: what is left beside all of it, of `total`.
+    """
+
+    weights: int | None
+    activations: int | None = None
+    cache: int | None = None
+    graphs: int | None = None
+    free: int | None = None
+    total: int | None = None
+
+    def table(self, cache_note: str = "", step_note: str = "") -> str:
+        """A line for each use, in MiB."""
+        lines = [
+            f"{name:<12}{size / _MIB:>10.1f}  {note}".rstrip() for name, size, note in self._rows(cache_note, step_note)
+        ]
+        return "\n".join(["Memory in MiB", *lines])
+
+    def line(self) -> str:
+        """The same in a few words."""
+        return "MiB: " + ", ".join(f"{name} {size / _MIB:.1f} {note}".rstrip() for name, size, note in self._rows())
+
+    def _rows(self, cache_note: str = "", step_note: str = "") -> list[tuple[str, int, str]]:
+        rows = (
+            ("weights", self.weights, ""),
+            ("activations", self.activations, step_note),
+            ("KV cache", self.cache, cache_note),
+            ("CUDA graphs", self.graphs, ""),
+            ("free", self.free, "" if self.total is None else f"of {self.total / _MIB:.1f}"),
+        )
+        return [(name, size, note) for name, size, note in rows if size is not None]
+
+
+def host_memory() -> tuple[int | None, int | None]:
+    """Bytes that programs may still take and bytes in all, as the kernel says."""
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name in ("MemAvailable", "MemTotal"):
+                found[name] = int(value.split()[0]) * 1024
+    return found.get("MemAvailable"), found.get("MemTotal")

@@ -1,0 +1,34 @@
+"""What a starting process is busy with: records that its launcher keeps and that nobody else needs to see.
+
+| Process | Phases, in order                                                                                      |
+|---------|-------------------------------------------------------------------------------------------------------|
+| shard   | starting, checkpoint, importing, process group, loading, binding, serving; then warm-up, ready          |
+| router  | starting, importing, tokenizer, warm-up, binding, ready                                                 |
+
+`starting` is the launcher's own word for a process that has not said anything yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+STARTING, CHECKPOINT, IMPORTING, PROCESS_GROUP = "starting", "checkpoint", "importing", "process group"
+LOADING, BINDING, SERVING = "loading", "binding", "serving"
+TOKENIZER, WARM_UP, READY = "tokenizer", "warm-up", "ready"
+
+FIELD = "phase"
+LOGGER = "wire.phases"
+VARIABLE = "TERCET_PHASES"
+"""Set to 1 by a launcher for its children: they tell their phases whatever the level of their log."""
+
+_logger = logging.getLogger(LOGGER)
+
+
+def enter(phase: str) -> None:
+    """This process begins with `phase`."""
+    _logger.debug("Phase: %s", phase, extra={FIELD: phase})
+
+
+def are_wanted() -> bool:
+    return os.environ.get(VARIABLE) == "1"

@@ -1,0 +1,95 @@
+"""A supervisor with small real children, and what it logs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from unit.launcher.fake_children import router, shard
+
+from launcher.child import Guard
+from launcher.commands import Command
+from launcher.signals import Signals
+from launcher.supervisor import Patience, Supervisor
+
+
+class Story(logging.Handler):
+    """What the supervisor logs; an action can be tied to the first record that contains a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._actions: list[tuple[str, Callable[[], None]]] = []
+
+    def at(self, text: str, action: Callable[[], None]) -> None:
+        self._actions.append((text, action))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        self.lines.append(line)
+        for pair in list(self._actions):
+            if pair[0] in line:
+                self._actions.remove(pair)
+                pair[1]()
+
+    def has(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+class Launch:
+    """A supervisor with its signals, its folder and its story."""
+
+    def __init__(self, folder: Path, signals: Signals, guard: Guard, story: Story) -> None:
+        self.folder, self.signals, self.guard, self.story = folder, signals, guard, story
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.on_started: Callable[[], None] = lambda: None
+        self.supervisor: Supervisor | None = None
+
+    def supervise(self, *, verbose_startup: bool = False, **patience: float) -> Supervisor:
+        values: dict[str, float] = {"graceful_s": 20.0, **patience}
+        self.supervisor = Supervisor(self.signals, self.guard, Patience(**values), verbose_startup=verbose_startup)
+        return self.supervisor
+
+    def serve(
+        self,
+        shards: Sequence[Command] | None = None,
+        router_command: Command | None = None,
+        *,
+        verbose_startup: bool = False,
+        **patience: float,
+    ) -> int:
+        shards = [shard(self.folder)] if shards is None else shards
+        command = router(self.folder, self.port) if router_command is None else router_command
+        supervisor = self.supervise(verbose_startup=verbose_startup, **patience)
+        return supervisor.serve(shards, command, on_started=self.on_started)
+
+    def stop_at(self, text: str, number: int = signal.SIGTERM) -> None:
+        self.story.at(text, lambda: self.signals.notify(number))
+
+    def kill_at(self, text: str, name: str, rank: int | None = None) -> None:
+        def kill() -> None:
+            assert self.supervisor is not None
+            for child in self.supervisor._running():
+                if (child.command.name, child.command.rank) == (name, rank):
+                    os.kill(child.pid, signal.SIGKILL)
+
+        self.story.at(text, kill)
+
+    def hurry_at(self, text: str, seconds: float) -> None:
+        """From then on everything must be ready in so many seconds: a time-out that no slow machine can bring on."""
+
+        def hurry() -> None:
+            supervisor = self.supervisor
+            assert supervisor is not None
+            limit = time.monotonic() - supervisor._began_at + seconds
+            supervisor._patience = dataclasses.replace(supervisor._patience, startup_s=limit)
+
+        self.story.at(text, hurry)
