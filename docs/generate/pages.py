@@ -15,7 +15,7 @@ from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig
 from model_server.config import DownloadConfig, ServeConfig
 from router.config import RouterConfig
-from wire.exit_status import LOST_PEER
+from wire.exit_status import LOST_PEER, MISSING_PEER, STALLED
 from wire.options import Option
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -106,7 +106,7 @@ def _router() -> str:
         _SEE_RULES + " " + _OURS,
         option_tables(RouterConfig, _mark(tgi.ROUTER, tgi.VARIABLES)),
         "Exit status: 0 after a signal to stop, 1 with `Error: …` on standard error, 2 for a command line that cannot "
-        "be understood.",
+        f"be understood, {STALLED} when the shards have work and answer nothing for `--max-step-seconds`.",
     )
 
 
@@ -114,14 +114,17 @@ def _model_server() -> str:
     return page(
         "# model-server",
         "`model-server COMMAND …`, also `text-generation-server`: one shard, and the download of a model. The launcher "
-        "runs both. TGI's `quantize` command is not served yet.",
+        "runs both.",
         _SEE_RULES + " " + _OURS,
         "## serve",
         "`model-server serve MODEL_ID [OPTIONS]`: loads the model and serves `generate.v3` on a unix socket.",
         option_tables(ServeConfig, _mark(tgi.SERVE, tgi.SHARD_VARIABLES)),
-        f"Exit status: 0 after a signal to stop, {LOST_PEER} if the shard ended only because another one did, 1 for "
-        "every other failure, 2 for a command line that cannot be understood.",
+        f"Exit status: 0 after a signal to stop, {LOST_PEER} if the shard ended only because another one did, "
+        f"{MISSING_PEER} if another one did not come, 1 for every other failure, 2 for a command line "
+        "that cannot be understood.",
         "## download-weights",
         "`model-server download-weights MODEL_ID [OPTIONS]`: fills the local hub cache.",
         option_tables(DownloadConfig, _mark(tgi.DOWNLOAD, frozenset())),
+        "## quantize",
+        "`model-server quantize MODEL_ID OUTPUT_DIR [OPTIONS]`: has TGI's options, is not served yet, and says so.",
     )

@@ -42,7 +42,11 @@ VARIABLES = (
         "XDG_CACHE_HOME", "launcher, shard, hub library",
         "In the place of `~/.cache`: the hub cache, and the operators that a shard compiles for its CPU.", in_code=True,
     ),
-    Variable("HF_ENDPOINT", "hub library", "Address of the hub or of a mirror."),
+    Variable("HF_ENDPOINT", "launcher, hub library", "Address of the hub or of a mirror.", in_code=True),
+    Variable(
+        "HF_HUB_DOWNLOAD_TIMEOUT", "download", "Seconds without a byte until a transfer is tried anew. Unset: 10.",
+    ),
+    Variable("TRANSFORMERS_OFFLINE", "hub library", "As `HF_HUB_OFFLINE`; `--env` shows it.", in_code=True),
     Variable("HF_XET_HIGH_PERFORMANCE", "hub library", "`1`: more bandwidth and memory for downloads."),
     Variable("HF_HUB_USER_AGENT_ORIGIN", "hub library", "A word that is added to the user agent."),
     Variable(
@@ -54,7 +58,7 @@ VARIABLES = (
         "Which GPUs are used. `all`: every one. Empty or `-1`: none, so the CPU.", in_code=True,
     ),
     Variable(
-        "NVIDIA_VISIBLE_DEVICES", "container runtime", "Which GPUs a container sees; `--env` shows it.", in_code=True,
+        "NVIDIA_VISIBLE_DEVICES", "container runtime", "Which GPUs a container sees; `--env` shows it.",
     ),
     Variable(
         "OMP_NUM_THREADS", "shard",
@@ -68,6 +72,15 @@ VARIABLES = (
     Variable("LOG_COLORIZE", "launcher", "`0`: no colours on a terminal.", in_code=True),
     Variable("TERM", "launcher", "`dumb`: no bars of progress on a terminal.", in_code=True),
     Variable("TERMINAL_WIDTH", "every command", "Columns of a help page in a pipe. Unset: 120.", in_code=True),
+    Variable("TERCET_BARS", "download", "Set to 1 by the launcher where it draws bars on a terminal.", in_code=True),
+    Variable(
+        "TERCET_PHASES", "router, shard", "Set to 1 by the launcher: the log tells the phases of the start.",
+        in_code=True,
+    ),
+    Variable(
+        "TOKENIZERS_PARALLELISM", "tokenizers", "Set to `false` for the conversion of a tokenizer.", in_code=True,
+    ),
+    Variable("TRANSFORMERS_VERBOSITY", "transformers", "Set for the conversion of a tokenizer.", in_code=True),
     Variable(
         "GLOO_SOCKET_IFNAME", "shard", "Interface that shards on CPUs use. Set to `lo` for shards of one machine.",
         in_code=True,

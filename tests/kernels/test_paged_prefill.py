@@ -178,7 +178,9 @@ def test_a_chunk_has_the_bits_of_the_whole(device: torch.device) -> None:
         part = Scene([(last - first, last)], device)
         part.cache, part.query = whole.cache, whole.query[first:last]
         object.__setattr__(part.metadata, "block_tables", whole.metadata.block_tables)
-        assert torch.equal(prefill(part, layer, SMALL), expected[first:last])
+        # The interpreter's products are numpy's, whose last bit depends on the row's place in its tile on some CPUs.
+        allowed = 0.0 if device.type == "cuda" else 1e-6
+        torch.testing.assert_close(prefill(part, layer, SMALL), expected[first:last], rtol=0, atol=allowed)
 
 
 def test_expensive_tiles_come_first() -> None:
