@@ -28,6 +28,7 @@ from router.schemas.parameters import (
     TopP,
     TypicalP,
 )
+from router.schemas.unserved import OpenAIBody
 
 
 class TextPart(Body):
@@ -147,7 +148,7 @@ class StreamOptions(Body):
     )
 
 
-class ChatBody(Body):
+class ChatBody(OpenAIBody):
     """An OpenAI chat request, with TGI's and common servers' additions. `user`, `store` and the like are ignored."""
 
     messages: list[Message] = Field(

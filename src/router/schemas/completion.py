@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
-from router.schemas.base import Body
 from router.schemas.chat import StreamOptions, Usage
 from router.schemas.parameters import (
     Choices,
@@ -28,6 +27,7 @@ from router.schemas.parameters import (
     TopP,
     TypicalP,
 )
+from router.schemas.unserved import OpenAIBody
 
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 _PROMPT_SCHEMA = {
@@ -59,7 +59,7 @@ def _are_ids(values: list[Any]) -> bool:
     return all(type(value) is int and 0 <= value < 2**32 for value in values)
 
 
-class CompletionBody(Body):
+class CompletionBody(OpenAIBody):
     """An OpenAI completion request, with TGI's and common servers' additions. `user` and the like are ignored."""
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(

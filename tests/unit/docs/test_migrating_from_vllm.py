@@ -19,6 +19,7 @@ from router.app import create_app
 from router.metrics import DECLARED
 from router.schemas.chat import ChatBody, ChatCompletion, StreamOptions, Usage
 from router.schemas.completion import Completion, CompletionBody
+from router.schemas.unserved import UNSERVED
 from wire.options import options_of, parse, spell
 
 TEXT = documents.read("docs/migrating-from-vllm.md")
@@ -103,6 +104,10 @@ def test_our_route_is_there() -> None:
             else:
                 assert tuple(ours.split()) in served
                 assert (row[2] == "same") <= (bare(row[0]) == ours)
+
+
+def test_what_is_refused_has_a_row() -> None:
+    assert set(UNSERVED) - {"functions", "function_call"} <= {bare(row[0]) for row in FIELDS}
 
 
 @pytest.mark.parametrize("row", FIELDS, ids=lambda row: bare(row[0]))

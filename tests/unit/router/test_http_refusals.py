@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,9 @@ from router_fakes import LIMITS, Router, data_of
 from tokenizers import Tokenizer
 
 from router.config import RouterConfig
+from router.schemas.chat import ChatBody
+from router.schemas.completion import CompletionBody
+from router.schemas.unserved import UNSERVED
 
 MakeRouter = Callable[..., Router]
 
@@ -380,3 +384,21 @@ async def test_nor_inside_of_a_stream(make_router: MakeRouter) -> None:
     nested = {"message": "internal error", "http_status_code": 500, "type": "internal", "code": 500}
     assert data_of(answer.content) == [{"error": nested, "error_type": "internal"}, "[DONE]"]
     router.assert_idle()
+
+
+@pytest.mark.parametrize("name", sorted(UNSERVED))
+async def test_what_other_servers_have_and_would_change_the_answer_is_refused_by_name(
+    router: Router, name: str
+) -> None:
+    neutral, remedy = UNSERVED[name]
+    for path, build, body_type in (
+        ("/v1/chat/completions", chat, ChatBody),
+        ("/v1/completions", completion, CompletionBody),
+    ):
+        if name in body_type.model_fields:
+            continue
+        for literal in ('"x"', "7", "true" if True not in neutral else "false"):
+            body = await refused(router, path, build(name, literal), 422)
+            assert f"`{name}` is not served here: {remedy}" in body["error"]
+        for value in (None, *neutral):
+            body_type.model_validate_json(build(name, json.dumps(value)))
