@@ -122,7 +122,7 @@ class _Launch:
             guard,
             patience,
             age_s=hardware.process_age_s(),
-            verbose_startup=config.verbose_startup,
+            own_phases=self._phases if config.verbose_startup else None,
         )
         try:
             if config.shard_uds_path is None:
@@ -171,17 +171,11 @@ class _Launch:
 
     def _announce(self, plan: LaunchPlan) -> None:
         """The plan as one record, a table for people, fields for machines. Made while the shards load."""
-        self._end_phase("plan and start of the shards")
+        self._end_phase("plan, start of the shards")
         if plan.asked.json_output:
             logger.info("Launch plan", extra={"plan": dict(plan.rows())})
         else:
             logger.info("Launch plan\n%s", _table(plan.rows()))
-        if plan.asked.verbose_startup:
-            rows = [(name, f"{seconds:.2f} s") for name, seconds in self._phases]
-            if plan.asked.json_output:
-                logger.info("Launcher's own start-up", extra={"phases_s": dict(self._phases)})
-            else:
-                logger.info("Launcher's own start-up\n%s", _table(rows))
 
     def _end_phase(self, name: str) -> None:
         now = time.monotonic()

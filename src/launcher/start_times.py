@@ -25,13 +25,14 @@ def one_line(before_s: float, shards: Sequence[Child], router: Child) -> str:
     return ", ".join(parts)
 
 
-def table(before_s: float, shards: Sequence[Child], router: Child, all_s: float) -> str:
-    """A line for each phase of each process, in seconds."""
-    rows = [("launcher", "before the shards", before_s)]
-    for child in [*shards, router]:
-        rows += [(child.title if not index else "", *row) for index, row in enumerate(_phases(child))]
+def table(launcher: Sequence[tuple[str, float]], shards: Sequence[Child], router: Child, all_s: float) -> str:
+    """A line for each phase of each process, in seconds. Shards run side by side: the parts are more than all."""
+    rows = []
+    for name, phases in [("launcher", launcher), *((child.title, _phases(child)) for child in [*shards, router])]:
+        rows += [(name if not index else "", *row) for index, row in enumerate(phases)]
     rows.append(("total", "", all_s))
-    return "\n".join(f"{who:<10} {what:<18} {took:8.3f} s" for who, what, took in rows)
+    width = max(len(what) for _, what, _ in rows)
+    return "\n".join(f"{who:<10} {what:<{width}} {took:8.3f} s" for who, what, took in rows)
 
 
 def _phases(child: Child) -> list[tuple[str, float]]:

@@ -72,11 +72,15 @@ class Supervisor:
         patience: Patience,
         *,
         age_s: float = 0.0,
-        verbose_startup: bool = False,
+        own_phases: Sequence[tuple[str, float]] | None = None,
     ) -> None:
-        """`age_s`: how long the launch has been going on already. `verbose_startup`: tell where each second went."""
+        """`age_s`: how long the launch has been going on already.
+
+        `own_phases`: what the launcher itself does until the shards start, and its seconds; it may grow until then.
+        Where it is given, a table tells in the end where each second of the start went.
+        """
         self._signals, self._guard, self._patience = signals, guard, patience
-        self._verbose_startup = verbose_startup
+        self._own_phases = own_phases
         self._shards: list[Child] = []
         self._router: Child | None = None
         self._download: Child | None = None
@@ -230,8 +234,8 @@ class Supervisor:
         address, port = router.command.http or ("", 0)
         where = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
         logger.info("Ready on %s after %.2f s: %s", where, all_s, start_times.one_line(before_s, self._shards, router))
-        if self._verbose_startup:
-            logger.info("Start-up\n%s", start_times.table(before_s, self._shards, router, all_s))
+        if self._own_phases is not None:
+            logger.info("Start-up\n%s", start_times.table(self._own_phases, self._shards, router, all_s))
 
     # Stopping
 

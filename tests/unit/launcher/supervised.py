@@ -53,9 +53,9 @@ class Launch:
         self.on_started: Callable[[], None] = lambda: None
         self.supervisor: Supervisor | None = None
 
-    def supervise(self, *, verbose_startup: bool = False, **patience: float) -> Supervisor:
+    def supervise(self, *, own_phases: Sequence[tuple[str, float]] | None = None, **patience: float) -> Supervisor:
         values: dict[str, float] = {"graceful_s": 20.0, **patience}
-        self.supervisor = Supervisor(self.signals, self.guard, Patience(**values), verbose_startup=verbose_startup)
+        self.supervisor = Supervisor(self.signals, self.guard, Patience(**values), own_phases=own_phases)
         return self.supervisor
 
     def serve(
@@ -63,12 +63,12 @@ class Launch:
         shards: Sequence[Command] | None = None,
         router_command: Command | None = None,
         *,
-        verbose_startup: bool = False,
+        own_phases: Sequence[tuple[str, float]] | None = None,
         **patience: float,
     ) -> int:
         shards = [shard(self.folder)] if shards is None else shards
         command = router(self.folder, self.port) if router_command is None else router_command
-        supervisor = self.supervise(verbose_startup=verbose_startup, **patience)
+        supervisor = self.supervise(own_phases=own_phases, **patience)
         return supervisor.serve(shards, command, on_started=self.on_started)
 
     def stop_at(self, text: str, number: int = signal.SIGTERM) -> None:
