@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 
+import uvloop
+
 from launcher.bench.apis import NativeApi, Sampling
 from launcher.bench.load import Load, Target
 from launcher.bench.results import Cell
@@ -37,7 +39,7 @@ class Server:
             stdin=subprocess.DEVNULL, stdout=self._log, env=os.environ | environ,
         )  # fmt: skip
         try:
-            asyncio.run(self._until_ready())
+            uvloop.run(self._until_ready())
         except BaseException:
             if self.process.poll() is None:
                 self.stop()
@@ -77,4 +79,4 @@ class Server:
 def closed_cell(url: str, prompts: list[str], concurrency: int, num_tokens: int) -> Cell:
     """Greedy answers of exactly `num_tokens` to all prompts, by `concurrency` clients of /generate_stream."""
     target = Target(url=url, api=NativeApi(Sampling(None, ignore_eos=True)))
-    return asyncio.run(Load(target, num_tokens).closed(prompts, concurrency))
+    return uvloop.run(Load(target, num_tokens).closed(prompts, concurrency))

@@ -9,7 +9,6 @@ where it stopped.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import subprocess
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import uvloop
 
 from benchmarks.peers import report
 from benchmarks.peers.checkpoints import SHAPES, checkpoint
@@ -139,9 +139,9 @@ def _cell(server: RunningPeer, peer: Peer, shape: str, job: Job, seed: int) -> t
         maker = PromptMaker(job.prompt, 1000 * seed + attempt, cut=tokenizer)
         warm = [maker.prompt(-1 - i) for i in range(job.concurrency)]
         prompts = [maker.prompt(i) for i in range(job.num_requests)]
-        asyncio.run(Load(target, min(job.output, 8)).closed(warm, job.concurrency))
+        uvloop.run(Load(target, min(job.output, 8)).closed(warm, job.concurrency))
         clock = _Clock(server)
-        cell = asyncio.run(Load(target, job.output).closed(prompts, job.concurrency))
+        cell = uvloop.run(Load(target, job.output).closed(prompts, job.concurrency))
         others = clock.other_cores()
         if others < QUIET_CORES:
             break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import sys
 from collections.abc import Callable, Coroutine
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+import uvloop
 from rich.console import Console
 
 from launcher.bench import report
@@ -28,7 +28,7 @@ PER_CLIENT, LEAST, OPEN_LOOP = 3, 16, 64
 def run_bench(config: BenchConfig) -> int:
     """Measures every cell, prints the table, writes the report; returns the exit status."""
     try:
-        cells = asyncio.run(_measure(config))
+        cells = uvloop.run(_measure(config))
         title = f"{config.label or config.url}: {config.prompt} -> {config.output} tokens"
         # A pipe has no width of its own: as wide as the table.
         Console(width=None if sys.stdout.isatty() else 140).print(table(title, cells))
