@@ -114,7 +114,8 @@ class RequestIdMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-                if self._served is not None and self._served.inference.is_draining:
+                is_draining = self._served is not None and self._served.inference.is_draining
+                if is_draining and not any(name == b"connection" for name, _ in message["headers"]):
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import stat
 import subprocess
@@ -26,6 +27,8 @@ from support.launched import (
     wait_for_requests,
 )  # fmt: skip
 from support.running_server import RunningServer, free_port, running_server
+
+from wire import demo_model
 
 pytestmark = pytest.mark.e2e
 
@@ -231,6 +234,7 @@ def test_two_launches_do_not_disturb_each_other(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 64)
+    shutil.copy(demo_model.path() / "tokenizer.json", tmp_path)
     began = time.monotonic()
     with running_server(tmp_path, wait=False) as server:
         assert ended(server, 60) == 1

@@ -30,8 +30,11 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_without_a_compiler_torch_computes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_compiler_torch_computes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     monkeypatch.setattr(compiling, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nor is there a library that was made ahead
     assert not loading.usable(CPU, torch.float32)
     assert "no C++ compiler is installed (looked for no-such-compiler)" in caplog.text
     weight, x = torch.randn(64, 32), torch.randn(5, 32)
