@@ -48,7 +48,8 @@ template <class T> INLINE T narrow(float x);
 template <> INLINE float narrow<float>(float x) { return x; }
 template <> INLINE bf16 narrow<bf16>(float x) { return narrow_bf16(x); }
 
-INLINE vf splat(float x) { return vf{} + x; }
+// x - 0 is x, which the compiler knows; of 0 + x it does not, for the sake of -0.
+INLINE vf splat(float x) { return x - vf{}; }
 
 INLINE vf load(const float* p) {
     vf out;
