@@ -19,6 +19,8 @@ pytestmark = pytest.mark.e2e
 
 # Model type, the runner that must serve it.
 SERVED = (("olmo", "transformers"), ("mamba", "stateful"), ("t5", "stateful"))
+# One of each runner in `make test`.
+PARAMS = [pytest.param(one, id=one[0], marks=pytest.mark.parity if one[0] == "t5" else ()) for one in SERVED]
 PROMPTS = (
     "Hello",
     "The quick brown fox jumps over the lazy dog, again and again and again",
@@ -49,7 +51,7 @@ class Served:
         return ids
 
 
-@pytest.fixture(scope="module", params=SERVED, ids=lambda p: p[0])
+@pytest.fixture(scope="module", params=PARAMS)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     from transformers import AutoTokenizer
 

@@ -10,6 +10,9 @@ from parity.library import LibraryCase, make_case
 from parity.protocol import assert_equal_logits
 from parity.ranks import run_ranks
 
+# `make test` has one such model, served by two shards (tests/e2e/test_runners.py).
+pytestmark = pytest.mark.parity
+
 EQUAL = ("olmo", "granitemoe", "glm4")
 REFUSED = {
     "jetmoe": "transformers has no tensor-parallel plan for jetmoe: use --num-shard 1",
