@@ -76,8 +76,6 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "t5": sentencepiece_unigram,
     "tiktoken": tiktoken,
 }
-NEEDS = {"llama": "sentencepiece", "t5": "sentencepiece", "tiktoken": "tiktoken"}
-"""Packages that making or reading a kind takes."""
 
 
 def _sentencepiece(**options: Any) -> bytes:
