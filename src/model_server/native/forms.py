@@ -104,7 +104,7 @@ class StepForm(ctypes.Structure):
 
 # Arguments of every function of native.cpp; none but `native_panel` gives something back.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
-    "native_init": (c_void_p,) * 5,
+    "native_init": (c_void_p,) * 4,
     "native_panel": (),
     "native_pack": (c_long, c_void_p, c_void_p, c_long, c_long),
     "native_linear": (

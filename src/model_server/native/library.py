@@ -25,7 +25,6 @@ _RUNTIME_FUNCTIONS = (
     "GOMP_parallel",
     "omp_get_thread_num",
     "omp_get_num_threads",
-    "GOMP_barrier",
     "omp_get_max_threads",
 )
 

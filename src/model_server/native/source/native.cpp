@@ -10,7 +10,6 @@
 ParallelFunction parallel_function = nullptr;
 int (*thread_number_function)() = nullptr;
 int (*team_size_function)() = nullptr;
-void (*barrier_function)() = nullptr;
 int (*most_threads_function)() = nullptr;
 
 namespace {
@@ -34,11 +33,10 @@ template <class F> void with_type(long type, const F& run) {
 
 extern "C" {
 
-void native_init(void* parallel_pointer, void* number, void* size, void* barrier, void* most) {
+void native_init(void* parallel_pointer, void* number, void* size, void* most) {
     parallel_function = reinterpret_cast<ParallelFunction>(parallel_pointer);
     thread_number_function = reinterpret_cast<int (*)()>(number);
     team_size_function = reinterpret_cast<int (*)()>(size);
-    barrier_function = reinterpret_cast<void (*)()>(barrier);
     most_threads_function = reinterpret_cast<int (*)()>(most);
 }
 

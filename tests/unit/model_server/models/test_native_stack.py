@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,18 @@ STACKED = [("llama", "plain"), ("llama", "biases_tied"), ("qwen2", "windows"), (
 OTHERS = [("gemma2", "plain"), ("gpt_neox", "plain"), ("mixtral", "plain"), ("granite", "plain")]
 
 
-def load(folder: Path, kind: tuple[str, str], dtype: torch.dtype = torch.float32, *, native: bool = True) -> Decoder:
-    path = tiny_checkpoint(kind[0], folder / "-".join(kind), variant=kind[1])
+TASKS = Path("/proc/self/task")
+
+
+def load(
+    folder: Path,
+    kind: tuple[str, str],
+    dtype: torch.dtype = torch.float32,
+    *,
+    native: bool = True,
+    **overrides: int,
+) -> Decoder:
+    path = tiny_checkpoint(kind[0], folder / "-".join(kind), variant=kind[1], **overrides)
     backend = select_backend(None, CPU, dtype) if native else ReferenceBackend()
     runner = load_runner(path, device=CPU, dtype=dtype, group=ProcessGroup(), attention=backend)
     assert isinstance(runner, Decoder)
@@ -79,3 +91,34 @@ def test_rows_that_are_wanted(tmp_path: Path) -> None:
             results.append(runner.forward(batch.inputs([18], wanted), batch.cache))
     assert torch.equal(results[1], results[0][rows])
     assert results[2].shape == (0, 512)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def sleeps() -> int:
+    """How often a thread of this process has gone to sleep by itself."""
+    lines = (line for task in TASKS.iterdir() for line in (task / "status").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="needs Linux's /proc")
+@pytest.mark.usefixtures("two_threads")
+def test_threads_do_not_sleep_between_operators(tmp_path: Path) -> None:
+    """A second thread with helpers of its own makes the OpenMP runtime's barriers sleep; blocks have seven each."""
+    layers, steps = 40, 10
+    runner = load(tmp_path, ("llama", "plain"), num_hidden_layers=layers)
+    if runner._stack is None:
+        pytest.skip("no native operators on this machine")
+    batch = PagedBatch(runner, [torch.arange(1, 60)], 16)
+    batch.step([59 - steps])
+    with ThreadPoolExecutor(1) as pool:
+        before = sleeps()
+        for _ in range(steps):
+            pool.submit(batch.step, [1]).result()
+        assert sleeps() - before < steps * layers
