@@ -4,7 +4,8 @@
 #include "matrix.hpp"
 #include "team.hpp"
 
-// Pieces of `rows` x `panels`; `take` gives runs of panels of one block of rows.
+// Pieces of `rows` x `panels`; `take` gives runs of panels of one block of rows, and how many panels further the same
+// thread's next run will be if all threads are equally fast; 0: there is none.
 struct Pieces {
     long rows, panels, blocks;
 
@@ -23,7 +24,9 @@ struct Pieces {
             while (first < last) {
                 long block = first / panels, end = (block + 1) * panels < last ? (block + 1) * panels : last;
                 long row = rows * block / blocks, row_end = rows * (block + 1) / blocks;
-                work(row, row_end - row, first - block * panels, end - block * panels);
+                long distance = step * threads;
+                work(row, row_end - row, first - block * panels, end - block * panels,
+                     end + distance <= (block + 1) * panels ? distance : 0);
                 first = end;
             }
         }
@@ -33,16 +36,16 @@ struct Pieces {
 template <class T, class Out>
 void product(const Matrix<T>& m, const T* x, long stride, long rows, Out* out, const Out* onto, Team team,
              std::atomic<long>& next) {
-    Pieces(rows, m.panel_count(), team.size).take(next, team.size, true, [&](long row, long count, long first, long last) {
+    Pieces(rows, m.panel_count(), team.size).take(next, team.size, true, [&](long row, long count, long first, long last, long distance) {
         multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.outputs,
-                         onto ? onto + row * m.outputs : nullptr, first, last);
+                         onto ? onto + row * m.outputs : nullptr, first, last, distance);
     });
 }
 
 template <class T>
 void gated_product(const Matrix<T>& m, const T* x, long stride, long rows, T* out, Team team, std::atomic<long>& next) {
     long width = m.outputs / 2;
-    Pieces(rows, width / PANEL, team.size).take(next, team.size, false, [&](long row, long count, long first, long last) {
-        multiply_gated<T>(m, x + row * stride, stride, count, out + row * width, first, last);
+    Pieces(rows, width / PANEL, team.size).take(next, team.size, false, [&](long row, long count, long first, long last, long distance) {
+        multiply_gated<T>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
     });
 }
