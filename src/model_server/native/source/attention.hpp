@@ -53,11 +53,10 @@ template <class T> INLINE vf dots(const T* query, const T* const* keys, long off
     vf s[LANES];
     long d = 0;
     for (int j = 0; j < LANES; j++) s[j] = vf{};
-    if constexpr (Packing<T>::STEP == 2)
+    if constexpr (std::is_same_v<T, bf16>)
         for (; d + 2 * LANES <= dim; d += 2 * LANES) {
-            auto q = Packing<T>::weights(query + d);
-            for (int j = 0; j < LANES; j++)
-                s[j] = Packing<T>::multiply(s[j], q, Packing<T>::weights(keys[j] + offset + d));
+            vu q = load_pairs(query + d);
+            for (int j = 0; j < LANES; j++) s[j] = dot_pairs(s[j], q, load_pairs(keys[j] + offset + d));
         }
     for (; d + LANES <= dim; d += LANES) {
         vf q = load(query + d);
@@ -160,9 +159,9 @@ void attend_span(const AttentionShape& shape, const Paging& paging, const T* cac
 
 // Join the parts of `spans` spans, in their order, to the result of one head. Of span s: values + s * stride and
 // parts[s * part_stride]; factors: room for `spans` numbers.
-template <class T>
+template <class Out>
 void join(const AttentionShape& shape, long head, const float* values, const Partial* parts, long spans, long stride,
-          long part_stride, float* factors, T* out) {
+          long part_stride, float* factors, Out* out) {
     float peak = shape.sinks ? shape.sinks[head] : -INFINITY, total = 0;
     for (long s = 0; s < spans; s++) peak = std::fmax(peak, parts[s * part_stride].peak);
     if (shape.sinks) total = std::exp(shape.sinks[head] - peak);
@@ -180,6 +179,6 @@ void join(const AttentionShape& shape, long head, const float* values, const Par
     for (; d < shape.value_dim; d++) {
         float x = 0;
         for (long s = 0; s < spans; s++) x += factors[s] * values[s * stride + d];
-        out[d] = narrow<T>(x);
+        out[d] = narrow<Out>(x);
     }
 }

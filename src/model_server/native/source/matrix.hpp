@@ -7,36 +7,45 @@
 
 constexpr int PANEL = 2 * LANES;
 
+// How a product goes over the inputs: STEP of them lie beside each other in a panel, and are multiplied in PARTS.
 template <class T> struct Packing;
 template <> struct Packing<float> {
-    static constexpr int STEP = 1;  // inputs per step of the inner loop
-    static INLINE vf input(const float* a) { return splat(*a); }
-    static INLINE vf weights(const float* b) { return load(b); }
-    static INLINE vf multiply(vf sum, vf a, vf b) { return fma(a, b, sum); }
+    typedef float Input;  // what rows are given as
+    static constexpr int STEP = 1, PARTS = 1;
     static constexpr int VECTOR = LANES;
+    static INLINE vf input(const float* a) { return splat(*a); }
+    static INLINE vf weights(const float* b, int) { return load(b); }
+    static INLINE vf multiply(vf sum, vf a, vf b) { return fma(a, b, sum); }
 };
+#if defined(__AVX512BF16__)
 template <> struct Packing<bf16> {
-    static constexpr int STEP = 2;
+    typedef bf16 Input;
+    static constexpr int STEP = 2, PARTS = 1;
     static constexpr int VECTOR = 2 * LANES;
     static INLINE vu input(const bf16* a) {
         uint32_t pair;
         std::memcpy(&pair, a, 4);
         return vu{} + pair;
     }
-    static INLINE vu weights(const bf16* b) {
-        vu out;
-        std::memcpy(&out, b, sizeof(out));
-        return out;
-    }
-    static INLINE vf multiply(vf sum, vu a, vu b) {
-#if defined(__AVX512BF16__)
-        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#else
-        sum = fma((vf)(a << 16), (vf)(b << 16), sum);
-        return fma((vf)(a & 0xffff0000u), (vf)(b & 0xffff0000u), sum);
-#endif
-    }
+    static INLINE vu weights(const bf16* b, int) { return load_pairs(b); }
+    static INLINE vf multiply(vf sum, vu a, vu b) { return dot_pairs(sum, a, b); }
 };
+#else
+// Without instructions for it a weight becomes a float in the inner loop, where it serves all rows of a tile; rows are
+// floats from the start.
+template <> struct Packing<bf16> {
+    typedef float Input;
+    static constexpr int STEP = 2, PARTS = 2;
+    static constexpr int VECTOR = 2 * LANES;
+    static INLINE vf input(const float* a) { return splat(*a); }
+    static INLINE vf weights(const bf16* b, int part) {
+        vu pairs = load_pairs(b);
+        return (vf)(part ? pairs & 0xffff0000u : pairs << 16);
+    }
+    static INLINE vf multiply(vf sum, vf a, vf b) { return fma(a, b, sum); }
+};
+#endif
+template <class T> using Input = typename Packing<T>::Input;
 
 // How many rows a tile has: as many sums as the registers hold beside the operands.
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -54,32 +63,39 @@ struct Fetch {
 // out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels. On its own, not inlined: it is
 // most of what is compiled.
 template <class T, int P, int R>
-__attribute__((noinline)) void tile(const T* a, long stride, const T* const* panels, long inputs, vf* out, Fetch fetch) {
+__attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* const* panels, long inputs, vf* out, Fetch fetch) {
     using K = Packing<T>;
     vf sums[R][2 * P] = {};
     const T* b[P];
     for (int p = 0; p < P; p++) b[p] = panels[p];
-#pragma GCC unroll 4
-    for (long k = 0; k < inputs; k += K::STEP) {
+    auto step = [&](long k) __attribute__((always_inline)) {
         for (int p = 0; p < P; p++) __builtin_prefetch(reinterpret_cast<const char*>(panels[p]) + fetch.offset, 0, 2);
         fetch.offset += fetch.pace;
-        decltype(K::weights(b[0])) w[2 * P];
-        for (int p = 0; p < P; p++) {
-            w[2 * p] = K::weights(b[p]);
-            w[2 * p + 1] = K::weights(b[p] + K::VECTOR);
-            b[p] += 2 * K::VECTOR;
+        for (int part = 0; part < K::PARTS; part++) {
+            // Read again rather than kept: every register counts.
+            if (part)
+                for (int p = 0; p < P; p++) asm("" : "+r"(b[p]));
+            decltype(K::weights(b[0], part)) w[2 * P];
+            for (int v = 0; v < 2 * P; v++) w[v] = K::weights(b[v / 2] + v % 2 * K::VECTOR, part);
+            for (int r = 0; r < R; r++) {
+                auto x = K::input(a + r * stride + k + part);
+                for (int v = 0; v < 2 * P; v++) sums[r][v] = K::multiply(sums[r][v], x, w[v]);
+            }
         }
-        for (int r = 0; r < R; r++) {
-            auto x = K::input(a + r * stride + k);
-            for (int v = 0; v < 2 * P; v++) sums[r][v] = K::multiply(sums[r][v], x, w[v]);
-        }
+        for (int p = 0; p < P; p++) b[p] += 2 * K::VECTOR;
+    };
+    if constexpr (K::PARTS == 1) {
+#pragma GCC unroll 4
+        for (long k = 0; k < inputs; k += K::STEP) step(k);
+    } else {
+        for (long k = 0; k < inputs; k += K::STEP) step(k);
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 2 * P; v++) out[r * 2 * P + v] = sums[r][v];
 }
 
 template <class T, int P, int R>
-void tile_of(long height, const T* a, long stride, const T* const* panels, long inputs, vf* out, Fetch fetch) {
+void tile_of(long height, const Input<T>* a, long stride, const T* const* panels, long inputs, vf* out, Fetch fetch) {
     if (height == R) return tile<T, P, R>(a, stride, panels, inputs, out, fetch);
     if constexpr (R > 1) tile_of<T, P, R - 1>(height, a, stride, panels, inputs, out, fetch);
 }
@@ -87,7 +103,7 @@ void tile_of(long height, const T* a, long stride, const T* const* panels, long 
 // Call `sink(row, sums[2 * P])` for all rows of `a`, in tiles of nearly equal height: a single panel leaves room for
 // twice as many rows. `ahead`: how many numbers behind these panels those lie that come next, or 0; each tile asks for a part of them.
 template <class T, int P, class Sink>
-INLINE void tiles(const T* a, long stride, long rows, const T* const (&panels)[P], long inputs, const Sink& sink,
+INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&panels)[P], long inputs, const Sink& sink,
                   long ahead = 0) {
     constexpr int MOST = P == 1 ? 2 * TILE_ROWS : TILE_ROWS;
     const long count = (rows + MOST - 1) / MOST;
@@ -103,13 +119,11 @@ INLINE void tiles(const T* a, long stride, long rows, const T* const (&panels)[P
 
 // Some more rows than a tile of two panels holds are better multiplied by one panel at a time: then every panel comes
 // from memory once, while all rows are computed (measured: 15 to 20 % at 8 rows).
-// With 16 registers tall tiles of one panel are better for any number of rows of floats: each weight that is loaded
-// serves six rows, not three (measured: 30 % at 1024 rows).
+// With 16 registers tall tiles of one panel are better for any number of rows: each weight that is loaded serves six
+// rows, not three (measured: 30 % at 1024 rows).
 constexpr bool FEW_REGISTERS = TILE_ROWS < 6;
 constexpr long MOST_NARROW = FEW_REGISTERS ? 48 : 16;
-template <class T> INLINE bool narrow_tiles(long rows) {
-    return rows > TILE_ROWS && (rows <= 16 || (FEW_REGISTERS && std::is_same_v<T, float>));
-}
+INLINE bool narrow_tiles(long rows) { return rows > TILE_ROWS && (rows <= 16 || FEW_REGISTERS); }
 
 // With few rows memory is the limit, and the processor's own foresight does best. With more of them it must not wait for
 // a panel that it could have asked for while it multiplied the one before (measured: 25 % at 8 rows, 20 % at 32).
@@ -161,11 +175,11 @@ INLINE void put(Out* row, const vf* values, int count, long first, long limit, c
 // Panels [first, last) of out = x @ matrix.T + bias (+ onto, which may be `out` itself). `distance`: how many panels
 // further this thread's next ones are, 0: there are none.
 template <class T, class Out>
-void multiply(const Matrix<T>& m, const T* x, long stride, long rows, Out* out, const Out* onto, long first, long last,
+void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first, long last,
               long distance) {
     long width = m.outputs, p = first;
     const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
-    for (; p + 2 <= last && !narrow_tiles<T>(rows); p += 2) {
+    for (; p + 2 <= last && !narrow_tiles(rows); p += 2) {
         const T* const panels[2] = {m.panel(p), m.panel(p + 1)};
         tiles<T, 2>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[4]) {
             put(out + r * width, s, 4, p * PANEL, width, m.bias, onto ? onto + r * width : nullptr);
@@ -180,8 +194,8 @@ void multiply(const Matrix<T>& m, const T* x, long stride, long rows, Out* out, 
 }
 
 // Panels [first, last) of out = silu(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
-template <class T>
-void multiply_gated(const Matrix<T>& m, const T* x, long stride, long rows, T* out, long first, long last, long distance) {
+template <class T, class Out>
+void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last, long distance) {
     long width = m.outputs / 2, half = width / PANEL;
     const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
     for (long p = first; p < last; p++) {
@@ -196,12 +210,12 @@ void multiply_gated(const Matrix<T>& m, const T* x, long stride, long rows, T* o
                 store(out + r * width + p * PANEL + v * LANES, silu(gate) * up);
             }
         };
-        if (narrow_tiles<T>(rows)) {
+        if (narrow_tiles(rows)) {
             vf gates[MOST_NARROW][2];
             const T *const gate[1] = {m.panel(p)}, *const up[1] = {m.panel(half + p)};
             for (long begin = 0; begin < rows; begin += MOST_NARROW) {
                 long count = rows - begin < MOST_NARROW ? rows - begin : MOST_NARROW;
-                const T* block = x + begin * stride;
+                const Input<T>* block = x + begin * stride;
                 tiles<T, 1>(block, stride, count, gate, m.inputs, [&](long r, vf(&s)[2]) {
                     gates[r][0] = s[0];
                     gates[r][1] = s[1];

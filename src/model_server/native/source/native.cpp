@@ -113,7 +113,7 @@ void native_attend(long type, const AttentionShape* shape, const Paging* paging,
         Schedule plan(*shape, *paging);
         std::vector<float> values(plan.shared_values(*shape));
         std::vector<Partial> parts(plan.shared_parts(*shape));
-        AttentionStep<T> step{*shape, *paging, plan, static_cast<const T*>(cache), static_cast<const T*>(query),
+        AttentionStep<T, T> step{*shape, *paging, plan, static_cast<const T*>(cache), static_cast<const T*>(query),
                               query_stride, static_cast<T*>(out), values.data(), parts.data()};
         std::atomic<long> next{0};
         parallel([&](Team team) {

@@ -1,8 +1,37 @@
 // A product shared among threads: whoever is free takes the next panels, so that a thread whose core is busy with other
 // work does not keep the others waiting. Who computes what does not change a result.
 #pragma once
+#include <vector>
+
 #include "matrix.hpp"
 #include "team.hpp"
+
+// A thread's own memory, kept from call to call.
+struct Room {
+    std::vector<char> bytes;
+    template <class T> static T* take(char*& at, long count) {
+        T* out = reinterpret_cast<T*>(at);
+        at += (count * sizeof(T) + 63) / 64 * 64;
+        return out;
+    }
+    char* of(size_t size) {
+        if (bytes.size() < size + 64) bytes.resize(size + 64);
+        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
+    }
+};
+
+// Rows as a product takes them: as they are, or as this thread's own copy in another type.
+template <class T, class X> const Input<T>* rows_as_input(const X* x, long& stride, long rows, long inputs) {
+    if constexpr (std::is_same_v<X, Input<T>>) {
+        return x;
+    } else {
+        static thread_local Room room;
+        auto* out = reinterpret_cast<Input<T>*>(room.of(rows * inputs * sizeof(Input<T>)));
+        for (long r = 0; r < rows; r++) convert(x + r * stride, out + r * inputs, inputs);
+        stride = inputs;
+        return out;
+    }
+}
 
 // Pieces of `rows` x `panels`; `take` gives runs of panels of one block of rows, and how many panels further the same
 // thread's next run will be if all threads are equally fast; 0: there is none.
@@ -33,17 +62,18 @@ struct Pieces {
     }
 };
 
-template <class T, class Out>
-void product(const Matrix<T>& m, const T* x, long stride, long rows, Out* out, const Out* onto, Team team,
+template <class T, class Out, class X>
+void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* out, const Out* onto, Team team,
              std::atomic<long>& next) {
+    const Input<T>* x = rows_as_input<T>(rows_in, stride, rows, m.inputs);
     Pieces(rows, m.panel_count(), team.size).take(next, team.size, true, [&](long row, long count, long first, long last, long distance) {
         multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.outputs,
                          onto ? onto + row * m.outputs : nullptr, first, last, distance);
     });
 }
 
-template <class T>
-void gated_product(const Matrix<T>& m, const T* x, long stride, long rows, T* out, Team team, std::atomic<long>& next) {
+template <class T, class Out>
+void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, Team team, std::atomic<long>& next) {
     long width = m.outputs / 2;
     Pieces(rows, width / PANEL, team.size).take(next, team.size, false, [&](long row, long count, long first, long last, long distance) {
         multiply_gated<T>(m, x + row * stride, stride, count, out + row * width, first, last, distance);

@@ -5,53 +5,41 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "product.hpp"
 
 constexpr int BLOCK_KEYS = 256;    // blocks begin at multiples of it
 constexpr int PROMPT_ROWS = 512;   // query rows (queries times heads) that share a packed block, about
 
-// A thread's own memory, kept from call to call.
-struct Room {
-    std::vector<char> bytes;
-    template <class T> static T* take(char*& at, long count) {
-        T* out = reinterpret_cast<T*>(at);
-        at += (count * sizeof(T) + 63) / 64 * 64;
-        return out;
-    }
-    char* of(size_t size) {
-        if (bytes.size() < size + 64) bytes.resize(size + 64);
-        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
-    }
-};
-
 // Keys as a matrix with a column for each: panels of PANEL keys over their numbers. Columns from `count` on are zeros.
-template <class T> void pack_keys(const T* const* rows, long offset, long dim, long count, T* out) {
-    constexpr int STEP = Packing<T>::STEP;
+template <class T, class Out> void pack_keys(const T* const* rows, long offset, long dim, long count, Out* out) {
+    constexpr int STEP = Packing<Out>::STEP;
     for (long p = 0; p * PANEL < count; p++)
         for (int c = 0; c < PANEL; c++) {
             long k = p * PANEL + c;
-            T* to = out + p * PANEL * dim + c * STEP;
+            Out* to = out + p * PANEL * dim + c * STEP;
             if (k < count)
-                for (long d = 0; d < dim; d += STEP) std::memcpy(to + d * PANEL, rows[k] + offset + d, STEP * sizeof(T));
+                for (long d = 0; d < dim; d += STEP) convert<STEP>(rows[k] + offset + d, to + d * PANEL);
             else
-                for (long d = 0; d < dim; d += STEP) std::memset(to + d * PANEL, 0, STEP * sizeof(T));
+                for (long d = 0; d < dim; d += STEP) std::memset(to + d * PANEL, 0, STEP * sizeof(Out));
         }
 }
 
 // Values as a matrix with a column for each of their numbers, over BLOCK_KEYS keys; zeros fill both up.
-template <class T> void pack_values(const T* const* rows, long offset, long dim, long count, T* out) {
-    constexpr int STEP = Packing<T>::STEP;
+template <class T, class Out> void pack_values(const T* const* rows, long offset, long dim, long count, Out* out) {
+    constexpr int STEP = Packing<Out>::STEP;
     long panels = (dim + PANEL - 1) / PANEL, used = (count + STEP - 1) / STEP * STEP;
     for (long p = 0; p < panels; p++) {
-        T* to = out + p * PANEL * BLOCK_KEYS;
+        Out* to = out + p * PANEL * BLOCK_KEYS;
         long width = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
         for (long k = 0; k < used; k += STEP, to += PANEL * STEP)
             for (int s = 0; s < STEP; s++) {
                 const T* from = k + s < count ? rows[k + s] + offset + p * PANEL : nullptr;
-                for (long c = 0; c < PANEL; c++) to[c * STEP + s] = from && c < width ? from[c] : T{};
+                for (long c = 0; c < PANEL; c++) to[c * STEP + s] = from && c < width ? narrow<Out>(widen(from[c])) : Out{};
             }
     }
 }
 
+// Everything a product reads, in the type that it multiplies at once (see Packing).
 template <class T> struct PromptTile {
     const AttentionShape& shape;
     T *keys, *values, *queries, *weights;
@@ -143,16 +131,15 @@ template <class T> struct PromptTile {
 
 // `count` queries of a sequence from `start` (of its step's queries) on, the heads of one KV head. query and out: rows of
 // the whole step, `query_stride` and heads * value_dim apart.
-template <class T>
+template <class T, class Out>
 void attend_prompt(const AttentionShape& shape, const Paging& paging, const T* cache, long sequence, long start,
-                   long count, long kv_head, const T* query, long query_stride, T* out, Room& room) {
+                   long count, long kv_head, const T* query, long query_stride, Out* out, Room& room) {
     long group = shape.group(), rows = count * group, dim = shape.key_dim;
     long token = paging.starts[sequence] + start;
     long position = paging.lengths[sequence] - (paging.starts[sequence + 1] - paging.starts[sequence]) + start;
-    PromptTile<T> tile(shape, room, rows);
+    PromptTile<Input<T>> tile(shape, room, rows);
     for (long i = 0; i < count; i++)
-        std::memcpy(tile.queries + i * group * dim, query + (token + i) * query_stride + kv_head * group * dim,
-                    group * dim * sizeof(T));
+        convert(query + (token + i) * query_stride + kv_head * group * dim, tile.queries + i * group * dim, group * dim);
     std::memset(tile.sums, 0, rows * tile.width * sizeof(float));
     for (long r = 0; r < rows; r++) tile.parts[r] = {-INFINITY, 0};
     const T* at[BLOCK_KEYS];
@@ -180,7 +167,7 @@ void attend_prompt(const AttentionShape& shape, const Paging& paging, const T* c
     long width = shape.heads * shape.value_dim;
     for (long r = 0; r < rows; r++) {
         long head = kv_head * group + r % group;
-        T* to = out + (token + r / group) * width + head * shape.value_dim;
+        Out* to = out + (token + r / group) * width + head * shape.value_dim;
         float factor;
         join(shape, head, tile.sums + r * tile.width, tile.parts + r, 1, 0, 0, &factor, to);
     }

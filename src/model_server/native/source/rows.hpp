@@ -3,7 +3,7 @@
 #include "vectors.hpp"
 
 // out = x / sqrt(mean(x^2) + eps) * weight, in float inside; n need not be a multiple of anything.
-template <class T> void rms_norm(const T* x, const float* weight, float eps, T* out, long n) {
+template <class T, class Out> void rms_norm(const T* x, const float* weight, float eps, Out* out, long n) {
     vf squares = {};
     float rest = 0;
     long i = 0;
@@ -14,7 +14,7 @@ template <class T> void rms_norm(const T* x, const float* weight, float eps, T* 
     for (long j = i; j < n; j++) rest += widen(x[j]) * widen(x[j]);
     float factor = 1.0f / std::sqrt((sum(squares) + rest) / n + eps);
     for (i = 0; i + LANES <= n; i += LANES) store(out + i, load(x + i) * factor * load(weight + i));
-    for (; i < n; i++) out[i] = narrow<T>(widen(x[i]) * factor * weight[i]);
+    for (; i < n; i++) out[i] = narrow<Out>(widen(x[i]) * factor * weight[i]);
 }
 
 template <class T> void add(T* x, const T* added, long n) {

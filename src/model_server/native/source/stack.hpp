@@ -33,7 +33,8 @@ struct StepForm {
 template <class T> class Stack {
     const StackForm& form;
     const StepForm& step;
-    T *normed, *qkv, *attended, *inner, *gathered;
+    T* qkv;
+    Input<T> *normed, *attended, *inner, *gathered;  // what products read
     float* values;
     Partial* parts;
     std::vector<Schedule> schedules;
@@ -66,14 +67,14 @@ template <class T> class Stack {
             shared_parts = std::max(shared_parts, plan.shared_parts(shape));
         }
         long n = step.tokens;
-        size_t size = sizeof(T) * n * (2 * form.hidden + qkv_width + attended_width + form.intermediate) +
-                      sizeof(T) * n * attended_width + sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 8 * 64;
+        size_t size = sizeof(T) * n * qkv_width +
+                      sizeof(Input<T>) * n * (form.hidden + 2 * attended_width + form.intermediate) + sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 8 * 64;
         char* at = room.of(size);
-        normed = Room::take<T>(at, n * form.hidden);
+        normed = Room::take<Input<T>>(at, n * form.hidden);
         qkv = Room::take<T>(at, n * qkv_width);
-        attended = Room::take<T>(at, n * attended_width);
-        inner = Room::take<T>(at, n * form.intermediate);
-        gathered = Room::take<T>(at, n * attended_width);
+        attended = Room::take<Input<T>>(at, n * attended_width);
+        inner = Room::take<Input<T>>(at, n * form.intermediate);
+        gathered = Room::take<Input<T>>(at, n * attended_width);
         values = Room::take<float>(at, shared_values);
         parts = Room::take<Partial>(at, shared_parts);
     }
@@ -84,7 +85,7 @@ template <class T> class Stack {
         for (long i = 0; i < form.num_layers; i++) {
             const LayerForm& layer = form.layers[i];
             attention(layer, i, hidden, team);
-            const T* values_of_rows = attended;
+            const Input<T>* values_of_rows = attended;
             if (step.kept && i == form.num_layers - 1) {
                 keep(layer, hidden, team);
                 rows = step.num_kept;
@@ -131,7 +132,7 @@ template <class T> class Stack {
                              shape.row_width, step.slots[r]);
         team.barrier();
         const Schedule& plan = schedule(shape);
-        AttentionStep<T> attend{shape, step.paging, plan, cache, qkv, qkv_width, attended, values, parts};
+        AttentionStep<T, Input<T>> attend{shape, step.paging, plan, cache, qkv, qkv_width, attended, values, parts};
         attend.run(counters[index * COUNTERS + 1]);
         team.barrier();
         if (!plan.joins()) return;
@@ -145,7 +146,7 @@ template <class T> class Stack {
         team.share(step.num_kept, first, last);
         for (long r = first; r < last; r++) {
             std::memcpy(static_cast<T*>(step.out) + r * form.hidden, hidden + step.kept[r] * form.hidden, form.hidden * sizeof(T));
-            std::memcpy(gathered + r * width, attended + step.kept[r] * width, width * sizeof(T));
+            std::memcpy(gathered + r * width, attended + step.kept[r] * width, width * sizeof(Input<T>));
         }
         team.barrier();
     }

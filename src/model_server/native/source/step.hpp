@@ -47,14 +47,14 @@ struct Schedule {
     long shared_parts(const AttentionShape& shape) const { return joins() ? spans.size() * shape.heads : 0; }
 };
 
-template <class T> struct AttentionStep {
+template <class T, class Out> struct AttentionStep {
     const AttentionShape& shape;
     const Paging& paging;
     const Schedule& schedule;
     const T* cache;
     const T* query;
     long query_stride;
-    T* out;
+    Out* out;
     float* values;   // shared_values
     Partial* parts;  // shared_parts
 

@@ -78,8 +78,38 @@ INLINE void store(bf16* p, vf x) {
 
 INLINE vf fma(vf a, vf b, vf c) { return a * b + c; }  // contracted: -ffp-contract=fast
 
+// Pairs of neighbours, the first in the lower half of a lane.
+INLINE vu load_pairs(const bf16* p) {
+    vu out;
+    std::memcpy(&out, p, sizeof(out));
+    return out;
+}
+INLINE vf dot_pairs(vf sum, vu a, vu b) {
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    sum = fma((vf)(a << 16), (vf)(b << 16), sum);
+    return fma((vf)(a & 0xffff0000u), (vf)(b & 0xffff0000u), sum);
+#endif
+}
+
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
+
+template <int N, class T, class Out> INLINE void convert(const T* x, Out* out) {
+    if constexpr (std::is_same_v<T, Out>) std::memcpy(out, x, N * sizeof(T));
+    else
+        for (int i = 0; i < N; i++) out[i] = narrow<Out>(widen(x[i]));
+}
+template <class T, class Out> void convert(const T* x, Out* out, long n) {
+    if constexpr (std::is_same_v<T, Out>) {
+        std::memcpy(out, x, n * sizeof(T));
+    } else {
+        long i = 0;
+        for (; i + LANES <= n; i += LANES) store(out + i, load(x + i));
+        for (; i < n; i++) out[i] = narrow<Out>(widen(x[i]));
+    }
+}
 
 // Sums and maxima over the lanes, by halves: one order on every target of the same width.
 INLINE float sum(vf x) {
