@@ -29,7 +29,7 @@ _DEFAULT_CAPACITY = 16_000
 
 # See `tokens_of_a_step`.
 CPU_STEP_TOKENS = 1024
-CPU_CALM_STEP_TOKENS = 512
+CPU_CALM_STEP_TOKENS = 256
 
 
 class StartupOptions(Protocol):
@@ -173,10 +173,10 @@ async def _warm_up(config: StartupOptions, shards: ShardPool, info: ShardInfo) -
 
 
 def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[int, int]:
-    """How many tokens a step with prompts may compute, and how many it computes while few requests wait.
+    """How many tokens a step with prompts may compute, and how many it computes while few tokens wait.
 
     What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_CALM_STEP_TOKENS. A
-    step's time grows with its tokens there, and products of so many rows are as efficient as they get (measured: 512
+    step's time grows with its tokens there, and products of so many rows are as efficient as they get (measured: 256
     rows to 4096 gain nothing): the first of many prompts gets its token sooner, running requests wait less, and
     throughput stays.
     """

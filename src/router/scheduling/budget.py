@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from router.limits import ServingLimits
 
-# So many waiting requests are a crowd: a step then takes all the prompt tokens that it may.
-CROWD = 4
+# Prompts that wait are a crowd if they would take so many calm steps: a step then takes all the prompt tokens it may.
+CROWD_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,22 @@ def while_running(limits: ServingLimits, num_running: int, used_tokens: int, wai
     )
 
 
-def while_running_in_chunks(
-    limits: ServingLimits, num_running: int, current_tokens: int, num_waiting: int
-) -> Admission:
+def is_crowd_of(limits: ServingLimits) -> int | None:
+    """How many waiting tokens of prompts are a crowd; None: steps are of one length, whoever waits."""
+    if limits.calm_prefill_tokens == limits.max_batch_prefill_tokens:
+        return None
+    return CROWD_STEPS * limits.calm_prefill_tokens
+
+
+def while_running_in_chunks(limits: ServingLimits, num_running: int, current_tokens: int, *, crowd: bool) -> Admission:
     """As `while_running` where newcomers share a step with the running requests: nobody is interrupted.
 
-    What is left to weigh is how long that step may get: where few wait it is short, for those who run; a crowd gets
-    longer ones, or most of it would wait for its first token while a few run fast.
+    What is left to weigh is how long that step may get: as a rule it is short, for those who run and for the first of
+    those who wait; a crowd gets longer ones, or most of it would wait for its first token while a few run fast.
 
-    current_tokens: what the running requests will compute in that step.
+    current_tokens: what the running requests will compute in that step. crowd: see `is_crowd_of`.
     """
-    tokens = limits.max_batch_prefill_tokens if num_waiting >= CROWD else limits.calm_prefill_tokens
+    tokens = limits.max_batch_prefill_tokens if crowd else limits.calm_prefill_tokens
     max_size = None if limits.max_batch_size is None else max(limits.max_batch_size - num_running, 0)
     return Admission(
         min_size=None,

@@ -89,6 +89,14 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def holds_tokens(self, count: int) -> bool:
+        """Whether at least `count` tokens of prompts wait. Looks no further than it must."""
+        for entry in self._entries:
+            count -= entry.num_tokens
+            if count <= 0:
+                return True
+        return False
+
     def append(self, entry: Entry) -> None:
         entry.request_id = self._next_request_id
         self._next_request_id += 1

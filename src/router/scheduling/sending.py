@@ -128,8 +128,11 @@ class Sender:
 
     def _while_running(self, running: RunningBatch) -> budget.Admission:
         if self._chunking:
-            num_running, num_waiting = len(running.entries), len(self._queue)
-            return budget.while_running_in_chunks(self._limits, num_running, running.current_tokens, num_waiting)
+            many = budget.is_crowd_of(self._limits)
+            crowd = many is not None and self._queue.holds_tokens(many)
+            return budget.while_running_in_chunks(
+                self._limits, len(running.entries), running.current_tokens, crowd=crowd
+            )
         # In paged mode the allocator alone knows what is free; the shard's sum counts shared blocks repeatedly.
         used_tokens = 0 if self._paged else running.max_tokens
         return budget.while_running(self._limits, len(running.entries), used_tokens, self.waiting_tokens)

@@ -63,8 +63,8 @@ def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
 @pytest.mark.parametrize(
     ("device_type", "chunking", "asked", "tokens", "calm"),
     [
-        ("cpu", True, 4096, 1024, 512),
-        ("cpu", True, 600, 600, 512),
+        ("cpu", True, 4096, 1024, 256),
+        ("cpu", True, 600, 600, 256),
         ("cpu", True, 100, 100, 100),
         ("cpu", False, 4096, 4096, 4096),
         ("cuda", True, 4096, 4096, 4096),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from support.factories import make_limits
 
-from router.scheduling.budget import CROWD, round_up, when_idle, while_running, while_running_in_chunks
+from router.scheduling.budget import (
+    CROWD_STEPS,
+    is_crowd_of,
+    round_up,
+    when_idle,
+    while_running,
+    while_running_in_chunks,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +44,15 @@ def test_an_idle_server_gives_everything():
     assert (admission.min_size, admission.max_size, admission.token_budget) == (None, 8, 100)
 
 
-@pytest.mark.parametrize(("num_waiting", "tokens"), [(1, 512), (CROWD - 1, 512), (CROWD, 1024), (100, 1024)])
-def test_a_crowd_gets_longer_steps_than_a_few(num_waiting, tokens):
+@pytest.mark.parametrize(("crowd", "tokens"), [(False, 512), (True, 1024)])
+def test_a_crowd_gets_longer_steps_than_a_few(crowd, tokens):
     limits = make_limits(max_batch_prefill_tokens=1024, calm_prefill_tokens=512)
-    assert while_running_in_chunks(limits, 8, 10, num_waiting).prefill_budget == tokens - 10
+    assert while_running_in_chunks(limits, 8, 10, crowd=crowd).prefill_budget == tokens - 10
+
+
+def test_a_crowd_is_so_many_steps_of_prompts_unless_all_steps_are_alike():
+    assert is_crowd_of(make_limits(max_batch_prefill_tokens=1024, calm_prefill_tokens=512)) == 512 * CROWD_STEPS
+    assert is_crowd_of(make_limits(max_batch_prefill_tokens=1024, calm_prefill_tokens=1024)) is None
 
 
 def test_a_crowd_before_an_idle_server_gets_short_steps_so_that_its_first_need_not_wait_for_the_rest():

@@ -59,6 +59,21 @@ async def test_s4_the_older_of_two_long_prompts_gets_the_budget():
             entry.close()
 
 
+@pytest.mark.parametrize(("waiting", "joined"), [(7, "P(b0:2+a)"), (8, "P(b0,b1,b2:1+a)")])
+async def test_a_crowd_joins_with_all_that_a_step_may_compute(waiting: int, joined: str):
+    """Eight calm steps' worth of prompts is one."""
+    limits = {"max_batch_prefill_tokens": 8, "calm_prefill_tokens": 3}
+    async with running_scheduler(shard(max_prefill_tokens=8), **limits) as h:
+        h.submit("a", 2, 9)
+        await h.step(1)
+        for i in range(waiting):
+            h.submit(f"b{i}", 3, 9)
+        await h.step(3)
+        assert joined in h.trace
+        for entry in h.entries.values():
+            entry.close()
+
+
 async def test_one_decode_is_in_flight_while_a_prompt_is_computed():
     async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
         h.submit("a", 12, 9)

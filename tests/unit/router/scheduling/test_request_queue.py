@@ -40,6 +40,14 @@ class Setup:
         return None if batch is None else [e.request_id for e in batch.entries]
 
 
+def test_how_much_waits():
+    setup = Setup()
+    assert not setup.queue.holds_tokens(1)
+    setup.add((10, 5), (20, 5))
+    assert setup.queue.holds_tokens(30)
+    assert not setup.queue.holds_tokens(31)
+
+
 def test_q1_an_empty_queue_gives_nothing():
     s = Setup()
     assert s.queue.next_batch(None, None, 1, 1) is None
