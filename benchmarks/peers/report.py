@@ -39,20 +39,20 @@ def roofline(results: Results, shape: str, cell: str, precision: str) -> float:
     """Output tokens/s if nothing but the matrix products were there: weights over bandwidth, or FLOPs over rate.
 
     A step reads all weights once; products of the rows between the measured counts run at the rate of the next lower
-    one. The prompt is computed at the rate of 512 rows; the head only for its last token.
+    one. The prompt is computed at the rate of 512 rows; the head only for its last token. Where the processor has no
+    instructions for it, bfloat16 is multiplied as float32, so that the better rate of the two counts.
     """
     machine = results["machine"]
     prompt, rest = cell.split("->")
     output, rows = (int(part) for part in rest.split(" c="))
     total, head = num_parameters(shape)
     itemsize = 4 if precision == "float32" else 2
-    kind = "float32" if precision == "float32" else "bfloat16"
-    rates = {layout: {int(n): r for n, r in by_rows.items()} for layout, by_rows in machine["flop_per_s"][kind].items()}
+    kinds = ("float32",) if precision == "float32" else ("float32", "bfloat16")
+    layouts = [by_rows for kind in kinds for by_rows in machine["flop_per_s"][kind].values()]
+    rates = [{int(n): r for n, r in by_rows.items()} for by_rows in layouts if by_rows]
 
     def rate(n: int) -> float:
-        return max(
-            by_rows[max(m for m in by_rows if m <= n)] for by_rows in rates.values() if by_rows
-        )  # fmt: skip
+        return max(by_rows[max(m for m in by_rows if m <= n)] for by_rows in rates)
 
     step = max(total * itemsize / machine["read_bytes_per_s"], 2 * total * rows / rate(rows))
     prefill = rows * 2 * ((total - head) * int(prompt) + head) / rate(512)
