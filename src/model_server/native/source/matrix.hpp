@@ -63,7 +63,8 @@ struct Fetch {
 // out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels. On its own, not inlined: it is
 // most of what is compiled.
 template <class T, int P, int R>
-__attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* const* panels, long inputs, vf* out, Fetch fetch) {
+__attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* const* panels, long inputs, vf* out,
+                                    Fetch fetch) {
     using K = Packing<T>;
     vf sums[R][2 * P] = {};
     const T* b[P];
@@ -101,7 +102,8 @@ void tile_of(long height, const Input<T>* a, long stride, const T* const* panels
 }
 
 // Call `sink(row, sums[2 * P])` for all rows of `a`, in tiles of nearly equal height: a single panel leaves room for
-// twice as many rows. `ahead`: how many numbers behind these panels those lie that come next, or 0; each tile asks for a part of them.
+// twice as many rows. `ahead`: how many numbers behind these panels those lie that come next, or 0; each tile asks for a
+// part of them.
 template <class T, int P, class Sink>
 INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&panels)[P], long inputs, const Sink& sink,
                   long ahead = 0) {
@@ -175,8 +177,8 @@ INLINE void put(Out* row, const vf* values, int count, long first, long limit, c
 // Panels [first, last) of out = x @ matrix.T + bias (+ onto, which may be `out` itself). `distance`: how many panels
 // further this thread's next ones are, 0: there are none.
 template <class T, class Out>
-void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first, long last,
-              long distance) {
+void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, const Out* onto, long first,
+              long last, long distance) {
     long width = m.outputs, p = first;
     const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
     for (; p + 2 <= last && !narrow_tiles(rows); p += 2) {
@@ -195,7 +197,8 @@ void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out
 
 // Panels [first, last) of out = silu(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
 template <class T, class Out>
-void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last, long distance) {
+void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last,
+                    long distance) {
     long width = m.outputs / 2, half = width / PANEL;
     const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
     for (long p = first; p < last; p++) {

@@ -66,16 +66,19 @@ template <class T, class Out, class X>
 void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* out, const Out* onto, Team team,
              std::atomic<long>& next) {
     const Input<T>* x = rows_as_input<T>(rows_in, stride, rows, m.inputs);
-    Pieces(rows, m.panel_count(), team.size).take(next, team.size, true, [&](long row, long count, long first, long last, long distance) {
+    auto work = [&](long row, long count, long first, long last, long distance) {
         multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.outputs,
                          onto ? onto + row * m.outputs : nullptr, first, last, distance);
-    });
+    };
+    Pieces(rows, m.panel_count(), team.size).take(next, team.size, true, work);
 }
 
 template <class T, class Out>
-void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, Team team, std::atomic<long>& next) {
+void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, Team team,
+                   std::atomic<long>& next) {
     long width = m.outputs / 2;
-    Pieces(rows, width / PANEL, team.size).take(next, team.size, false, [&](long row, long count, long first, long last, long distance) {
+    auto work = [&](long row, long count, long first, long last, long distance) {
         multiply_gated<T>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
-    });
+    };
+    Pieces(rows, width / PANEL, team.size).take(next, team.size, false, work);
 }

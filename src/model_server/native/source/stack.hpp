@@ -68,7 +68,8 @@ template <class T> class Stack {
         }
         long n = step.tokens;
         size_t size = sizeof(T) * n * qkv_width +
-                      sizeof(Input<T>) * n * (form.hidden + 2 * attended_width + form.intermediate) + sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 8 * 64;
+                      sizeof(Input<T>) * n * (form.hidden + 2 * attended_width + form.intermediate) +
+                      sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 8 * 64;
         char* at = room.of(size);
         normed = Room::take<Input<T>>(at, n * form.hidden);
         qkv = Room::take<T>(at, n * qkv_width);

@@ -9,7 +9,7 @@ typedef void (*ParallelFunction)(void (*)(void*), void*, unsigned, unsigned);
 extern ParallelFunction parallel_function;  // GOMP_parallel
 extern int (*thread_number_function)();     // omp_get_thread_num
 extern int (*team_size_function)();         // omp_get_num_threads
-extern int (*most_threads_function)();     // omp_get_max_threads: what torch.set_num_threads has set for this thread
+extern int (*most_threads_function)();      // omp_get_max_threads: what torch.set_num_threads has set for this thread
 
 // Where threads meet without going to sleep. The runtime's own barrier sleeps after some microseconds as soon as it has
 // more threads than the machine has cores, which it has once two threads of a process have worked in parallel: then
