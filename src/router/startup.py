@@ -173,7 +173,7 @@ async def _warm_up(config: StartupOptions, shards: ShardPool, info: ShardInfo) -
 
 
 def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[int, int]:
-    """How many tokens a step with prompts may compute, and how many it computes while few tokens wait.
+    """How many tokens a step with prompts may compute, and how many it computes unless a crowd waits.
 
     What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_CALM_STEP_TOKENS. A
     step's time grows with its tokens there, and products of so many rows are as efficient as they get (measured: 256

@@ -106,7 +106,7 @@ class Sender:
             return self._send_merged(self.joining)
         running = self.running
         if running is None:
-            return self._admit(budget.when_idle(self._limits), None)
+            return self._admit(None)
         if running.num_decodes >= self._max_decodes(running):
             return False
         if self._growing is not None and running.growing:
@@ -116,7 +116,7 @@ class Sender:
                 return True
             if not has_room:
                 return False
-        if self._admit(self._while_running(running), running):
+        if self._admit(running):
             return True
         if running.num_decodes and running.is_exhausted:
             return False  # the Decode in flight ends them all
@@ -137,11 +137,12 @@ class Sender:
         used_tokens = 0 if self._paged else running.max_tokens
         return budget.while_running(self._limits, len(running.entries), used_tokens, self.waiting_tokens)
 
-    def _admit(self, admission: budget.Admission, running: RunningBatch | None) -> bool:
+    def _admit(self, running: RunningBatch | None) -> bool:
         """Prefill the heads of the queue that fit."""
         if not self._look_into_queue or not self._queue:
             return False
         self._look_into_queue = False
+        admission = budget.when_idle(self._limits) if running is None else self._while_running(running)
         found = self._queue.next_batch(
             admission.min_size,
             admission.max_size,
