@@ -9,19 +9,19 @@ constexpr int PANEL = 2 * LANES;
 
 // How a product goes over the inputs: STEP of them lie beside each other in a panel, and are multiplied in PARTS.
 template <class T> struct Packing;
-template <> struct Packing<float> {
+struct FloatRows {
     typedef float Input;  // what rows are given as
-    static constexpr int STEP = 1, PARTS = 1;
-    static constexpr int VECTOR = LANES;
     static INLINE vf input(const float* a) { return splat(*a); }
-    static INLINE vf weights(const float* b, int) { return load(b); }
     static INLINE vf multiply(vf sum, vf a, vf b) { return fma(a, b, sum); }
+};
+template <> struct Packing<float> : FloatRows {
+    static constexpr int STEP = 1, PARTS = 1;
+    static INLINE vf weights(const float* b, int) { return load(b); }
 };
 #if defined(__AVX512BF16__)
 template <> struct Packing<bf16> {
     typedef bf16 Input;
     static constexpr int STEP = 2, PARTS = 1;
-    static constexpr int VECTOR = 2 * LANES;
     static INLINE vu input(const bf16* a) {
         uint32_t pair;
         std::memcpy(&pair, a, 4);
@@ -33,16 +33,12 @@ template <> struct Packing<bf16> {
 #else
 // Without instructions for it a weight becomes a float in the inner loop, where it serves all rows of a tile; rows are
 // floats from the start.
-template <> struct Packing<bf16> {
-    typedef float Input;
+template <> struct Packing<bf16> : FloatRows {
     static constexpr int STEP = 2, PARTS = 2;
-    static constexpr int VECTOR = 2 * LANES;
-    static INLINE vf input(const float* a) { return splat(*a); }
     static INLINE vf weights(const bf16* b, int part) {
         vu pairs = load_pairs(b);
         return (vf)(part ? pairs & 0xffff0000u : pairs << 16);
     }
-    static INLINE vf multiply(vf sum, vf a, vf b) { return fma(a, b, sum); }
 };
 #endif
 template <class T> using Input = typename Packing<T>::Input;
@@ -66,6 +62,7 @@ template <class T, int P, int R>
 __attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* const* panels, long inputs, vf* out,
                                     Fetch fetch) {
     using K = Packing<T>;
+    constexpr int VECTOR = K::STEP * LANES;
     vf sums[R][2 * P] = {};
     const T* b[P];
     for (int p = 0; p < P; p++) b[p] = panels[p];
@@ -77,13 +74,13 @@ __attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* con
             if (part)
                 for (int p = 0; p < P; p++) asm("" : "+r"(b[p]));
             decltype(K::weights(b[0], part)) w[2 * P];
-            for (int v = 0; v < 2 * P; v++) w[v] = K::weights(b[v / 2] + v % 2 * K::VECTOR, part);
+            for (int v = 0; v < 2 * P; v++) w[v] = K::weights(b[v / 2] + v % 2 * VECTOR, part);
             for (int r = 0; r < R; r++) {
                 auto x = K::input(a + r * stride + k + part);
                 for (int v = 0; v < 2 * P; v++) sums[r][v] = K::multiply(sums[r][v], x, w[v]);
             }
         }
-        for (int p = 0; p < P; p++) b[p] += 2 * K::VECTOR;
+        for (int p = 0; p < P; p++) b[p] += 2 * VECTOR;
     };
     if constexpr (K::PARTS == 1) {
 #pragma GCC unroll 4

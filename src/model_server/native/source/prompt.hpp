@@ -34,7 +34,10 @@ template <class T, class Out> void pack_values(const T* const* rows, long offset
         for (long k = 0; k < used; k += STEP, to += PANEL * STEP)
             for (int s = 0; s < STEP; s++) {
                 const T* from = k + s < count ? rows[k + s] + offset + p * PANEL : nullptr;
-                for (long c = 0; c < PANEL; c++) to[c * STEP + s] = from && c < width ? narrow<Out>(widen(from[c])) : Out{};
+                for (long c = 0; c < PANEL; c++) {
+                    if (from && c < width) convert<1>(from + c, to + c * STEP + s);
+                    else to[c * STEP + s] = Out{};
+                }
             }
     }
 }

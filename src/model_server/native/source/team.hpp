@@ -11,9 +11,9 @@ extern int (*thread_number_function)();     // omp_get_thread_num
 extern int (*team_size_function)();         // omp_get_num_threads
 extern int (*most_threads_function)();      // omp_get_max_threads: what torch.set_num_threads has set for this thread
 
-// Where threads meet without going to sleep. The runtime's own barrier sleeps after some microseconds as soon as it has
-// more threads than the machine has cores, which it has once two threads of a process have worked in parallel: then
-// every wait costs a wake-up (measured: forty a token, a third of the time of a small model's step).
+// Where threads meet without going to sleep. The runtime's own barrier sleeps after a hundred looks (libgomp's manual,
+// GOMP_SPINCOUNT) as soon as it has more threads than the machine has cores, which it has once two threads of a process
+// have worked in parallel: then a wait costs a wake-up (measured: fifty a token of 30 blocks, 30 ms instead of 23).
 class Meeting {
     static constexpr int PATIENCE = 1000;  // looks, before others may have this core
     // Apart, so that who looks at one is not disturbed by changes of the other.
