@@ -38,8 +38,9 @@ def best(results: Results, peer: str, shape: str, cell: str) -> tuple[float, str
 def roofline(results: Results, shape: str, cell: str, precision: str) -> float:
     """Output tokens/s if nothing but the matrix products were there: weights over bandwidth, or FLOPs over rate.
 
-    A step reads all weights once; products of the rows between the measured counts run at the rate of the next lower
-    one. The prompt is computed at the rate of 512 rows; the head only for its last token. Where the processor has no
+    A step reads all weights once, which is all the floor of a single row: what a library reaches there is the same
+    bandwidth, used worse. Products of the rows between the measured counts run at the rate of the next lower one. The
+    prompt is computed at the rate of 512 rows; the head only for its last token. Where the processor has no
     instructions for it, bfloat16 is multiplied as float32, so that the better rate of the two counts.
     """
     machine = results["machine"]
@@ -54,7 +55,9 @@ def roofline(results: Results, shape: str, cell: str, precision: str) -> float:
     def rate(n: int) -> float:
         return max(by_rows[max(m for m in by_rows if m <= n)] for by_rows in rates)
 
-    step = max(total * itemsize / machine["read_bytes_per_s"], 2 * total * rows / rate(rows))
+    step = total * itemsize / machine["read_bytes_per_s"]
+    if rows > 1:
+        step = max(step, 2 * total * rows / rate(rows))
     prefill = rows * 2 * ((total - head) * int(prompt) + head) / rate(512)
     return rows * output / (prefill + (output - 1) * step)
 
