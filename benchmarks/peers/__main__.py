@@ -60,12 +60,12 @@ def main() -> None:
     results.setdefault("runs", [])
     if results["machine"] is None:
         results["machine"] = limits()
-    done = {(r["peer"], r["shape"], r["precision"], r["repeat"]) for r in results["runs"]}
     for peer, shape, precision, repeat in _turns(options):
-        if (peer.name, shape, precision, repeat) in done:
+        jobs = list(_missing(results["runs"], (peer.name, shape, precision, repeat), options))
+        if not jobs:
             continue
         print(f"{time.strftime('%H:%M:%S')} {peer.name}, {shape}, {precision}, repeat {repeat + 1}", flush=True)
-        results["runs"].append(_run(peer, shape, precision, repeat, options))
+        results["runs"].append(_run(peer, shape, precision, repeat, jobs, options.port))
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(results, indent=1) + "\n")
     report.show(results)
@@ -96,21 +96,21 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[Peer, str, str, int]]:
                         yield peer, shape, precision, repeat
 
 
-def _run(peer: Peer, shape: str, precision: str, repeat: int, options: argparse.Namespace) -> dict[str, Any]:
+def _run(peer: Peer, shape: str, precision: str, repeat: int, jobs: list[Job], port: int) -> dict[str, Any]:
     """One start of one server: its cells, or why there are none."""
     run: dict[str, Any] = {
         "peer": peer.name, "version": peer.version(), "shape": shape, "precision": precision, "repeat": repeat,
         "cells": {},
     }  # fmt: skip
     try:
-        server = RunningPeer(peer, shape, precision, options.port)
+        server = RunningPeer(peer, shape, precision, port)
     except (RuntimeError, subprocess.CalledProcessError) as error:
         run["failed"] = str(error)
         print(f"  did not start: {str(error)[-300:]}")
         return run
     run["start_s"] = server.start_s
     try:
-        for job in _jobs(options):
+        for job in jobs:
             cell, others = _cell(server, peer, shape, job, seed=repeat)
             run["cells"][job.name] = {**asdict(cell), "other_cores": others}
             latencies = f"TTFT {cell.ttft_p50 * 1e3:.0f} ms, TPOT {cell.tpot_p50 * 1e3:.1f} ms"
@@ -119,6 +119,13 @@ def _run(peer: Peer, shape: str, precision: str, repeat: int, options: argparse.
     finally:
         server.stop()
     return run
+
+
+def _missing(runs: list[dict[str, Any]], turn: tuple[str, str, str, int], options: argparse.Namespace) -> Iterator[Job]:
+    """The cells of this turn (peer, shape, precision, repeat) that have not been measured; none if it did not start."""
+    earlier = [r for r in runs if (r["peer"], r["shape"], r["precision"], r["repeat"]) == turn]
+    if not any("failed" in r for r in earlier):
+        yield from (job for job in _jobs(options) if all(job.name not in r["cells"] for r in earlier))
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model_server import huge_pages
 from model_server.device import available_cpus, weight_packer
 
 ROWS = (1, 8, 32, 512)
@@ -49,7 +50,7 @@ def _best(work: Callable[[], object]) -> float:
 
 
 def _read_bandwidth() -> float:
-    data = torch.ones(128 * 2**20 // 4 * 4)
+    data = huge_pages.zeros(128 * 2**20, dtype=torch.float32).fill_(1)
     return data.nbytes / _best(lambda: data.sum())
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_server import huge_pages
+
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
@@ -53,7 +55,7 @@ class KvCache:
         self.values: list[Tensor] = []
         for shape in shapes:
             # Zeros, not empty: a kernel may read a block's unwritten tail and mask it, and 0 * NaN would be NaN.
-            rows = torch.zeros(num_blocks * block_size, shape.row_width, dtype=dtype, device=device)
+            rows = _zeros(num_blocks * block_size, shape.row_width, dtype, device)
             blocks = rows.view(num_blocks, block_size, shape.row_width)
             key_width = shape.num_kv_heads * shape.key_dim
             keys = blocks[..., :key_width].view(num_blocks, block_size, shape.num_kv_heads, shape.key_dim)
@@ -75,3 +77,9 @@ class KvCache:
     def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store `rows` [num_tokens, row_width], keys then values of each token, at `slots` [num_tokens] int64."""
         self.rows[layer].index_copy_(0, slots, rows)
+
+
+def _zeros(num_rows: int, row_width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return huge_pages.zeros(num_rows, row_width, dtype=dtype)
+    return torch.zeros(num_rows, row_width, dtype=dtype, device=device)

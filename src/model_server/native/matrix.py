@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model_server import huge_pages
 from model_server.native.library import TYPES, library, prepared, usable
 
 
@@ -18,7 +19,7 @@ class PackedMatrix:
         self._type = TYPES[weight.dtype]
         native = prepared()
         panel = native.native_panel()
-        self.panels = weight.new_empty((self.outputs + panel - 1) // panel * panel, self.inputs)
+        self.panels = huge_pages.zeros((self.outputs + panel - 1) // panel * panel, self.inputs, dtype=weight.dtype)
         self.bias = bias
         self._address = self.panels.data_ptr()
         self._bias_address = None if bias is None else bias.data_ptr()

@@ -67,8 +67,10 @@ __attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* con
     const T* b[P];
     for (int p = 0; p < P; p++) b[p] = panels[p];
     auto step = [&](long k) __attribute__((always_inline)) {
-        for (int p = 0; p < P; p++) __builtin_prefetch(reinterpret_cast<const char*>(panels[p]) + fetch.offset, 0, 2);
-        fetch.offset += fetch.pace;
+        if constexpr (R > 1) {
+            for (int p = 0; p < P; p++) __builtin_prefetch(reinterpret_cast<const char*>(panels[p]) + fetch.offset, 0, 2);
+            fetch.offset += fetch.pace;
+        }
         for (int part = 0; part < K::PARTS; part++) {
             // Read again rather than kept: every register counts.
             if (part)
@@ -100,11 +102,11 @@ void tile_of(long height, const Input<T>* a, long stride, const T* const* panels
 
 // Call `sink(row, sums[2 * P])` for all rows of `a`, in tiles of nearly equal height: a single panel leaves room for
 // twice as many rows. `ahead`: how many numbers behind these panels those lie that come next, or 0; each tile asks for a
-// part of them.
+// part of them. Four panels are for a single row: it has no other sums that could be added to while one is on its way.
 template <class T, int P, class Sink>
 INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&panels)[P], long inputs, const Sink& sink,
                   long ahead = 0) {
-    constexpr int MOST = P == 1 ? 2 * TILE_ROWS : TILE_ROWS;
+    constexpr int MOST = P == 4 ? 1 : P == 1 ? 2 * TILE_ROWS : TILE_ROWS;
     const long count = (rows + MOST - 1) / MOST;
     const long pace = ahead ? PANEL * Packing<T>::STEP * sizeof(T) / count : 0;
     vf sums[MOST][2 * P];
@@ -178,18 +180,18 @@ void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out
               long last, long distance) {
     long width = m.outputs, p = first;
     const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
-    for (; p + 2 <= last && !narrow_tiles(rows); p += 2) {
-        const T* const panels[2] = {m.panel(p), m.panel(p + 1)};
-        tiles<T, 2>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[4]) {
-            put(out + r * width, s, 4, p * PANEL, width, m.bias, onto ? onto + r * width : nullptr);
+    auto next = [&](auto number) {
+        constexpr int P = number;
+        const T* panels[P];
+        for (int i = 0; i < P; i++) panels[i] = m.panel(p + i);
+        tiles<T, P>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[2 * P]) {
+            put(out + r * width, s, 2 * P, p * PANEL, width, m.bias, onto ? onto + r * width : nullptr);
         }, ahead);
-    }
-    for (; p < last; p++) {
-        const T* const panels[1] = {m.panel(p)};
-        tiles<T, 1>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[2]) {
-            put(out + r * width, s, 2, p * PANEL, width, m.bias, onto ? onto + r * width : nullptr);
-        }, ahead);
-    }
+        p += P;
+    };
+    while (rows == 1 && p + 4 <= last) next(std::integral_constant<int, 4>{});
+    while (!narrow_tiles(rows) && p + 2 <= last) next(std::integral_constant<int, 2>{});
+    while (p < last) next(std::integral_constant<int, 1>{});
 }
 
 // Panels [first, last) of out = silu(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
@@ -198,34 +200,42 @@ void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long row
                     long distance) {
     long width = m.outputs / 2, half = width / PANEL;
     const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
-    for (long p = first; p < last; p++) {
+    auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
         const T* bias = m.bias ? m.bias + p * PANEL : nullptr;
-        auto finish = [&](long r, const vf* gates, const vf* ups) {
-            for (int v = 0; v < 2; v++) {
-                vf gate = gates[v], up = ups[v];
-                if (bias) {
-                    gate = gate + load(bias + v * LANES);
-                    up = up + load(bias + width + v * LANES);
-                }
-                store(out + r * width + p * PANEL + v * LANES, silu(gate) * up);
+        for (int v = 0; v < 2; v++) {
+            vf gate = gates[v], up = ups[v];
+            if (bias) {
+                gate = gate + load(bias + v * LANES);
+                up = up + load(bias + width + v * LANES);
             }
-        };
-        if (narrow_tiles(rows)) {
-            vf gates[MOST_NARROW][2];
-            const T *const gate[1] = {m.panel(p)}, *const up[1] = {m.panel(half + p)};
-            for (long begin = 0; begin < rows; begin += MOST_NARROW) {
-                long count = rows - begin < MOST_NARROW ? rows - begin : MOST_NARROW;
-                const Input<T>* block = x + begin * stride;
-                tiles<T, 1>(block, stride, count, gate, m.inputs, [&](long r, vf(&s)[2]) {
-                    gates[r][0] = s[0];
-                    gates[r][1] = s[1];
-                }, ahead);
-                tiles<T, 1>(block, stride, count, up, m.inputs, [&](long r, vf(&s)[2]) { finish(begin + r, gates[r], s); },
-                            ahead);
-            }
-        } else {
-            const T* const panels[2] = {m.panel(p), m.panel(half + p)};
-            tiles<T, 2>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[4]) { finish(r, s, s + 2); }, ahead);
+            store(out + r * width + p * PANEL + v * LANES, silu(gate) * up);
+        }
+    };
+    long p = first;
+    for (; rows == 1 && p + 2 <= last; p += 2) {
+        const T* const panels[4] = {m.panel(p), m.panel(p + 1), m.panel(half + p), m.panel(half + p + 1)};
+        tiles<T, 4>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[8]) {
+            finish(p, r, s, s + 4);
+            finish(p + 1, r, s + 2, s + 6);
+        });
+    }
+    for (; p < last; p++) {
+        const T *const gate[1] = {m.panel(p)}, *const up[1] = {m.panel(half + p)};
+        if (!narrow_tiles(rows)) {
+            const T* const panels[2] = {gate[0], up[0]};
+            tiles<T, 2>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[4]) { finish(p, r, s, s + 2); }, ahead);
+            continue;
+        }
+        vf gates[MOST_NARROW][2];
+        for (long begin = 0; begin < rows; begin += MOST_NARROW) {
+            long count = rows - begin < MOST_NARROW ? rows - begin : MOST_NARROW;
+            const Input<T>* block = x + begin * stride;
+            tiles<T, 1>(block, stride, count, gate, m.inputs, [&](long r, vf(&s)[2]) {
+                gates[r][0] = s[0];
+                gates[r][1] = s[1];
+            }, ahead);
+            tiles<T, 1>(block, stride, count, up, m.inputs, [&](long r, vf(&s)[2]) { finish(p, begin + r, gates[r], s); },
+                        ahead);
         }
     }
 }

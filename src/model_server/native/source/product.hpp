@@ -42,11 +42,13 @@ struct Pieces {
         // More threads than a matrix has panels for: rows are divided as well, if there are many.
         while (panels * blocks < 8 * threads && rows / (blocks + 1) >= 8 * TILE_ROWS) blocks++;
     }
-    template <class F> void take(std::atomic<long>& next, int threads, bool pairs, const F& work) const {
+    // `most`: how many panels a run has; fewer towards the end, so that all threads end together.
+    template <class F> void take(std::atomic<long>& next, int threads, long most, const F& work) const {
         long total = panels * blocks;
         for (;;) {
             long seen = next.load(std::memory_order_relaxed);
-            long step = pairs && total - seen > 4 * threads ? 2 : 1;
+            long step = most;
+            while (step > 1 && total - seen <= 2 * step * threads) step /= 2;
             long first = next.fetch_add(step, std::memory_order_relaxed);
             if (first >= total) return;
             long last = first + step < total ? first + step : total;
@@ -70,7 +72,7 @@ void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* 
         multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.outputs,
                          onto ? onto + row * m.outputs : nullptr, first, last, distance);
     };
-    Pieces(rows, m.panel_count(), team.size).take(next, team.size, true, work);
+    Pieces(rows, m.panel_count(), team.size).take(next, team.size, rows == 1 ? 4 : 2, work);
 }
 
 template <class T, class Out>
@@ -80,5 +82,5 @@ void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows
     auto work = [&](long row, long count, long first, long last, long distance) {
         multiply_gated<T>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
     };
-    Pieces(rows, width / PANEL, team.size).take(next, team.size, false, work);
+    Pieces(rows, width / PANEL, team.size).take(next, team.size, rows == 1 ? 2 : 1, work);
 }
