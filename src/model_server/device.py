@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.native.openmp import release_threads
 
 CPU_INFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -116,14 +117,16 @@ def tune(device: torch.device, world_size: int, weight_file_bytes: int) -> int:
 
 
 def settle(device: torch.device) -> None:
-    """Call it once the weights are loaded: on a CPU, freed activations stay with the process from now on.
+    """Call it once the weights are loaded, on the thread that loaded them: on a CPU, freed activations stay with the
+    process from now on, and that thread's helpers end.
 
-    Without it every activation of more than a few 100 KiB faults in fresh zeroed pages at each layer (a gather of 8 MiB
-    took twice as long). While weights are loaded it would be wrong: the matrices that pass through memory on their way
-    to a packed layout leave holes that nothing fits, a third of the model's size (measured on 1 GB).
+    Without the first every activation of more than a few 100 KiB faults in fresh zeroed pages at each layer (a gather
+    of 8 MiB took twice as long). While weights are loaded it would be wrong: the matrices that pass through memory on
+    their way to a packed layout leave holes that nothing fits, a third of the model's size (measured on 1 GB).
     """
     if device.type == "cpu":
         _set_malloc({_M_MMAP_THRESHOLD: 2**30, _M_TRIM_THRESHOLD: 2**31 - 1})
+        release_threads()
 
 
 def _set_malloc(options: dict[int, int]) -> None:

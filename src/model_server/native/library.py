@@ -6,13 +6,13 @@ import ctypes
 import logging
 import os
 from functools import cache
-from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from model_server.native.compile import CompileError, compiled
 from model_server.native.forms import FUNCTIONS
+from model_server.native.openmp import entry_points
 
 D = TypeVar("D", bound=ctypes.CDLL)
 logger = logging.getLogger(__name__)
@@ -20,13 +20,6 @@ logger = logging.getLogger(__name__)
 # Set to 0 to serve with torch's operators alone.
 SWITCH = "TERCET_NATIVE"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
-_MAPS = Path("/proc/self/maps")
-_RUNTIME_FUNCTIONS = (
-    "GOMP_parallel",
-    "omp_get_thread_num",
-    "omp_get_num_threads",
-    "omp_get_max_threads",
-)
 
 
 @cache
@@ -40,11 +33,11 @@ def library() -> ctypes.CDLL | None:
     except (CompileError, OSError) as error:
         logger.warning("No native operators, torch's are used: %s", error)
         return None
-    runtime = _runtime()
-    if runtime is None:
+    entries = entry_points()
+    if entries is None:
         logger.warning("torch's OpenMP runtime was not found: native operators run on one thread")
     else:
-        loaded.native_init(*[ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in _RUNTIME_FUNCTIONS])
+        loaded.native_init(*entries)
     logger.info("Native operators: products, norms and attention on this CPU, panels of %d", loaded.native_panel())
     return loaded
 
@@ -81,19 +74,3 @@ def prepared() -> ctypes.CDLL:
     assert loaded is not None
     torch.get_num_threads()
     return loaded
-
-
-def _runtime() -> ctypes.CDLL | None:
-    """The OpenMP runtime in this process, which torch brought along: GNU's, or LLVM's, which knows GNU's names too."""
-    try:
-        lines = _MAPS.read_text().splitlines()
-    except OSError:
-        return None
-    paths = {line.split(maxsplit=5)[5] for line in lines if line.count(" ") > 5 and ".so" in line}
-    for path in sorted(paths):
-        if not Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
-            continue
-        runtime = ctypes.CDLL(path)
-        if all(hasattr(runtime, name) for name in _RUNTIME_FUNCTIONS):
-            return runtime
-    return None

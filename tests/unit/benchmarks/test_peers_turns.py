@@ -12,8 +12,8 @@ OPTIONS = argparse.Namespace(lengths="128:64,512:16", concurrency="1,8")
 
 def run(turn: tuple[str, str, str, int], cells: list[str], **more: str) -> dict[str, object]:
     peer, shape, precision, repeat = turn
-    names = dict.fromkeys(cells, {})
-    return {"peer": peer, "shape": shape, "precision": precision, "repeat": repeat, "cells": names, **more}
+    measured: dict[str, dict[str, float]] = {name: {} for name in cells}
+    return {"peer": peer, "shape": shape, "precision": precision, "repeat": repeat, "cells": measured, **more}
 
 
 def missing(*runs: dict[str, object]) -> list[str]:

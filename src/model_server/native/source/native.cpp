@@ -60,13 +60,18 @@ void native_linear(long type, const void* panels, const void* bias, long outputs
     with_type(type, [&](auto zero) {
         using T = decltype(zero);
         Matrix<T> m = {static_cast<const T*>(panels), static_cast<const T*>(bias), outputs, inputs};
-        std::atomic<long> next{0};
         // A product of few numbers is over before a second thread has woken up.
         int limit = outputs * inputs < 4 * SMALLEST_SHARED ? 1 : 1 << 30;
-        parallel([&](Team team) {
-            if (wide) product<T, float>(m, static_cast<const T*>(x), stride, rows, static_cast<float*>(out), nullptr, team, next);
-            else product<T, T>(m, static_cast<const T*>(x), stride, rows, static_cast<T*>(out), nullptr, team, next);
-        }, limit);
+        const long block = std::is_same_v<Input<T>, T> ? rows : MOST_CONVERTED;
+        for (long first = 0; first < rows; first += block) {
+            std::atomic<long> next{0};
+            const T* from = static_cast<const T*>(x) + first * stride;
+            const long count = std::min(block, rows - first), done = first * outputs;
+            parallel([&](Team team) {
+                if (wide) product<T, float>(m, from, stride, count, static_cast<float*>(out) + done, nullptr, team, next);
+                else product<T, T>(m, from, stride, count, static_cast<T*>(out) + done, nullptr, team, next);
+            }, limit);
+        }
     });
 }
 

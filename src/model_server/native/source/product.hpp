@@ -20,7 +20,9 @@ struct Room {
     }
 };
 
-// Rows as a product takes them: as they are, or as this thread's own copy in another type.
+// Rows as a product takes them: as they are, or as this thread's own copy in another type, which should be of no more
+// than so many rows.
+constexpr long MOST_CONVERTED = 256;
 template <class T, class X> const Input<T>* rows_as_input(const X* x, long& stride, long rows, long inputs) {
     if constexpr (std::is_same_v<X, Input<T>>) {
         return x;

@@ -1,0 +1,47 @@
+"""The OpenMP runtime that torch brought along: its entry points for the native operators, and what its threads cost."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+_MAPS = Path("/proc/self/maps")
+_FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")
+# omp_pause_soft of OpenMP 5.0: what was set, such as the number of threads, stays.
+_SOFT = 1
+
+
+def entry_points() -> list[ctypes.c_void_p] | None:
+    """What `native_init` takes (team.hpp), or None where the runtime is not found."""
+    runtime = _runtime()
+    return None if runtime is None else [ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in _FUNCTIONS]
+
+
+def release_threads() -> None:
+    """End the helpers that parallel operators of the calling thread have had; its next one makes new ones.
+
+    Once the runtime has more threads than the machine has cores, helpers look for work a hundred times, not 300,000
+    times, before they sleep (libgomp's manual, GOMP_SPINCOUNT), and every operator begins with a wake-up. A thread that
+    only loads the model must not leave its helpers behind.
+    """
+    pause = getattr(_runtime(), "omp_pause_resource_all", None)
+    if pause is not None:
+        pause(_SOFT)
+
+
+@cache
+def _runtime() -> ctypes.CDLL | None:
+    """The OpenMP runtime in this process: GNU's, or LLVM's, which knows GNU's names too."""
+    try:
+        lines = _MAPS.read_text().splitlines()
+    except OSError:
+        return None
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count(" ") > 5 and ".so" in line}
+    for path in sorted(paths):
+        if not Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
+            continue
+        runtime = ctypes.CDLL(path)
+        if all(hasattr(runtime, name) for name in _FUNCTIONS):
+            return runtime
+    return None

@@ -1,0 +1,52 @@
+"""A thread that only loads the model leaves no helpers behind, or those of the thread that serves would sleep."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TASKS = Path("/proc/self/task")
+OPERATORS = 300
+# Every operator is over at once; its helper then waits for the next one.
+SCRIPT = f"""
+import threading
+from pathlib import Path
+import torch
+from model_server.native.openmp import release_threads
+
+torch.set_num_threads(2)
+data = torch.ones(100_000)
+
+def sleeps():
+    lines = (line for task in Path({str(TASKS)!r}).iterdir() for line in (task / "status").read_text().splitlines())
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+
+def serve():
+    data.add_(1)
+    before = sleeps()
+    for _ in range({OPERATORS}):
+        data.add_(1)
+    print(sleeps() - before)
+
+data.add_(1)
+threads = len(list(Path({str(TASKS)!r}).iterdir()))
+release_threads()
+print(threads - len(list(Path({str(TASKS)!r}).iterdir())))
+thread = threading.Thread(target=serve)
+thread.start()
+thread.join()
+data.add_(1)
+"""
+
+
+@pytest.mark.skipif(not TASKS.exists() or (os.cpu_count() or 1) < 2, reason="needs Linux's /proc and two cores")
+def test_helpers_of_the_loading_thread_end_and_those_of_another_do_not_sleep() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment)
+    ended, sleeps = map(int, run.stdout.split())
+    assert ended == 1
+    assert sleeps < OPERATORS / 3
