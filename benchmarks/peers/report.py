@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,10 +66,15 @@ def roofline(results: Results, shape: str, cell: str, precision: str) -> float:
 def _rows(results: Results) -> Iterator[tuple[str, str, list[tuple[str, tuple[float, str, dict[str, float]] | None]]]]:
     shapes = list(dict.fromkeys(r["shape"] for r in results["runs"]))
     peers = list(dict.fromkeys(r["peer"] for r in results["runs"]))
-    cells = list(dict.fromkeys(c for r in results["runs"] for c in r["cells"]))
+    cells = sorted({c for r in results["runs"] for c in r["cells"]}, key=_lengths)
     for shape in shapes:
         for cell in cells:
             yield shape, cell, [(peer, best(results, peer, shape, cell)) for peer in peers]
+
+
+def _lengths(cell: str) -> tuple[int, ...]:
+    """A cell's place in the table: prompt, output, clients."""
+    return tuple(int(number) for number in re.findall(r"\d+", cell))
 
 
 def lines(results: Results) -> tuple[list[str], list[list[str]]]:

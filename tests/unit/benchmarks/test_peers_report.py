@@ -46,3 +46,14 @@ def test_the_better_precision_counts() -> None:
     best = report.best(found, "tercet", "135M", "128->64 c=1")
     assert best is not None
     assert best[:2] == (20.0, "float32")
+
+
+def test_cells_are_in_the_order_of_their_numbers_whatever_was_measured_first() -> None:
+    cell = {"errors": 0, "ttft_p50": 0.1, "ttft_p99": 0.2, "tpot_p50": 0.01, "output_tokens_per_s": 10.0}
+    found = results(RATES)
+    for repeat, names in enumerate((("512->16 c=1",), ("128->64 c=32", "128->64 c=8"))):
+        cells = dict.fromkeys(names, cell)
+        found["runs"].append(
+            {"peer": "tercet", "shape": "135M", "precision": "float32", "repeat": repeat, "cells": cells}
+        )
+    assert [row[1] for row in report.lines(found)[1]] == ["128->64 c=8", "128->64 c=32", "512->16 c=1"]
