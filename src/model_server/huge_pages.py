@@ -33,13 +33,13 @@ class Arena:
         self._end = 0
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """A new tensor of zeros [*shape]. Raises MemoryError when there is none for it."""
+        """A new tensor of zeros [*shape] on the CPU. Raises MemoryError when there is none for it."""
         count = math.prod(shape)
         if count == 0:
             return torch.zeros(shape, dtype=dtype)
         size = math.ceil(count * dtype.itemsize / ALIGNMENT) * ALIGNMENT
         with self._lock:
-            if self._chunk is None or self._next + size > self._end:
+            if self._next + size > self._end:
                 self._map(size)
             chunk, offset = self._chunk, self._next
             self._next += size
@@ -60,9 +60,4 @@ class Arena:
         self._end = self._next + length
 
 
-_arena = Arena()
-
-
-def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
-    """A new tensor of zeros [*shape] on the CPU. Raises MemoryError when there is no room for it."""
-    return _arena.zeros(*shape, dtype=dtype)
+zeros = Arena().zeros

@@ -97,7 +97,10 @@ def test_no_memory_is_said_as_such() -> None:
 def test_a_mapping_lives_as_long_as_a_tensor_in_it() -> None:
     arena = Arena()
     tensor: Tensor | None = arena.zeros(10, dtype=torch.float32)
-    mapping = weakref.ref(arena._chunk)  # type: ignore[arg-type]
+    chunk = arena._chunk
+    assert chunk is not None
+    mapping = weakref.ref(chunk)
+    del chunk
     arena.zeros(CHUNK + 1, dtype=torch.uint8)
     gc.collect()
     assert mapping() is not None

@@ -20,9 +20,10 @@ struct Room {
     }
 };
 
-// Rows as a product takes them: as they are, or as this thread's own copy in another type, which should be of no more
-// than so many rows.
+// As many rows are given to a product at once where each thread needs a copy of its own.
 constexpr long MOST_CONVERTED = 256;
+
+// Rows as a product takes them: as they are, or as this thread's own copy in another type.
 template <class T, class X> const Input<T>* rows_as_input(const X* x, long& stride, long rows, long inputs) {
     if constexpr (std::is_same_v<X, Input<T>>) {
         return x;

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits, prompts, run_protocol
+from support.thread_sleeps import TASKS, sleeps
 from support.tiny_models import tiny_checkpoint
 
 from model_server.attention.choice import select_backend
@@ -22,9 +23,6 @@ from model_server.native.library import library
 STACKED = [("llama", "plain"), ("llama", "biases_tied"), ("qwen2", "windows"), ("qwen3", "plain"), ("mistral", "plain")]
 # Post norms, other norms, experts, other activations, multipliers.
 OTHERS = [("gemma2", "plain"), ("gpt_neox", "plain"), ("mixtral", "plain"), ("granite", "plain")]
-
-
-TASKS = Path("/proc/self/task")
 
 
 def load(
@@ -99,12 +97,6 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-def sleeps() -> int:
-    """How often a thread of this process has gone to sleep by itself."""
-    lines = (line for task in TASKS.iterdir() for line in (task / "status").read_text().splitlines())
-    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
 @pytest.mark.skipif(not TASKS.exists(), reason="needs Linux's /proc")

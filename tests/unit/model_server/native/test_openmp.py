@@ -8,22 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.thread_sleeps import TASKS
 
-TASKS = Path("/proc/self/task")
 OPERATORS = 300
+TESTS = Path(__file__).parents[3]
 # Every operator is over at once; its helper then waits for the next one.
 SCRIPT = f"""
 import threading
-from pathlib import Path
 import torch
 from model_server.native.openmp import release_threads
+from support.thread_sleeps import TASKS, sleeps
 
 torch.set_num_threads(2)
 data = torch.ones(100_000)
-
-def sleeps():
-    lines = (line for task in Path({str(TASKS)!r}).iterdir() for line in (task / "status").read_text().splitlines())
-    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 def serve():
     data.add_(1)
@@ -33,9 +30,9 @@ def serve():
     print(sleeps() - before)
 
 data.add_(1)
-threads = len(list(Path({str(TASKS)!r}).iterdir()))
+threads = len(list(TASKS.iterdir()))
 release_threads()
-print(threads - len(list(Path({str(TASKS)!r}).iterdir())))
+print(threads - len(list(TASKS.iterdir())))
 thread = threading.Thread(target=serve)
 thread.start()
 thread.join()
@@ -43,9 +40,10 @@ data.add_(1)
 """
 
 
-@pytest.mark.skipif(not TASKS.exists() or (os.cpu_count() or 1) < 2, reason="needs Linux's /proc and two cores")
+@pytest.mark.skipif(not TASKS.exists() or len(os.sched_getaffinity(0)) < 2, reason="needs Linux's /proc and two cores")
 def test_helpers_of_the_loading_thread_end_and_those_of_another_do_not_sleep() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    environment["PYTHONPATH"] = str(TESTS)
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment)
     ended, sleeps = map(int, run.stdout.split())
     assert ended == 1
