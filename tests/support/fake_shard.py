@@ -13,13 +13,13 @@ ended stay in their batch until they are filtered away. Breaches of the protocol
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 from support.block_watch import BlockWatch, KvMemory
+from support.fake_rows import FakeRow, Script, next_chunks, token_of
 
 from router.shards.interface import PROBE_ID
 from wire.v3 import generate_pb2 as pb
@@ -35,50 +35,6 @@ class ShardFailure(Exception):
     def __init__(self, message: str, *, code: grpc.StatusCode = grpc.StatusCode.INTERNAL) -> None:
         super().__init__(message)
         self.code = code
-
-
-@dataclass(frozen=True)
-class Script:
-    """How a request behaves: ends by itself after so many tokens, or fails at that token."""
-
-    eos_after: int | None = None
-    error_at: int | None = None
-
-
-@dataclass
-class FakeRow:
-    """One request on the shard."""
-
-    request: pb.Request
-    name: str
-    script: Script
-    block_size: int
-    num_generated: int = 0
-    ended: bool = False
-
-    def __post_init__(self) -> None:
-        request = self.request
-        self.num_generated = len(request.resume_ids)
-        self.prompt_ids = list(request.input_ids) or list(range(len(request.inputs.split())))
-        self.blocks = list(request.blocks)
-        self.slots = list(request.slots)
-        self.cache_length = request.cache_len
-        to_compute = self.prompt_length - request.cache_len
-        self.input_length = request.chunk_len if request.HasField("chunk_len") else to_compute
-        self.prefilling = True
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens to bring into the cache before the first token here."""
-        return len(self.prompt_ids) + len(self.request.resume_ids)
-
-    @property
-    def ids(self) -> list[int]:
-        return self.prompt_ids + [token_of(self.name, n).ids[0] for n in range(1, self.num_generated + 1)]
-
-    def grow(self, blocks: Iterable[int]) -> None:
-        self.blocks.extend(blocks)
-        self.slots = [s for b in self.blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
 
 
 @dataclass
@@ -413,17 +369,9 @@ class FakeShard:
         response.batch.CopyFrom(self._cached(batch_id))
 
     def _next_chunks(self, rows: list[FakeRow]) -> list[int | None]:
-        """For each row the length of its next chunk, None if its prompt is through (scheduler.md 3.9, oldest first)."""
-        left = (self.max_prefill_tokens or 2**31) - (len(rows) - 1)
-        chunks: list[int | None] = []
-        for row in rows if self.ours else reversed(rows):
-            rest = row.prompt_length - row.cache_length - row.input_length if row.prefilling else 0
-            if rest > 0:
-                chunks.append(max(min(rest, left), 1))
-                left -= chunks[-1] or 0
-            else:
-                chunks.append(None)
-        return chunks if self.ours else chunks[::-1]
+        """The oldest prompt first; a stock shard's is the last."""
+        most = self.max_prefill_tokens or 2**31
+        return next_chunks(rows, most) if self.ours else next_chunks(rows[::-1], most)[::-1]
 
     def _compute(self, row: FakeRow) -> None:
         end = row.cache_length + row.input_length
@@ -451,7 +399,7 @@ class FakeShard:
         if failed:
             response.generations.append(pb.Generation(request_id=row.request.id, error=f"{row.name} went wrong"))
         elif finished or row.request.top_n_tokens or "columns" not in self._used_extensions:
-            response.generations.append(self._generation(row, finished))
+            response.generations.append(row.generation(finished))
         else:
             token = token_of(row.name, n)
             columns = response.columns
@@ -460,28 +408,6 @@ class FakeShard:
             columns.logprobs.append(token.logprobs[0])
             columns.texts.append(token.texts[0])
             columns.is_special.append(False)
-
-    def _generation(self, row: FakeRow, finished: bool) -> pb.Generation:
-        n = row.num_generated
-        generation = pb.Generation(request_id=row.request.id, tokens=token_of(row.name, n))
-        if row.request.top_n_tokens:
-            generation.top_tokens.append(token_of(row.name, n))
-        if row.request.prefill_logprobs and n == 1:
-            length = len(row.prompt_ids)
-            generation.prefill_tokens.CopyFrom(
-                pb.Tokens(ids=range(length), logprobs=[float("nan")] + [-1.0] * (length - 1), texts=["p"] * length)
-            )
-        if finished:
-            generation.generated_text.CopyFrom(
-                pb.GeneratedText(
-                    text="".join(token_of(row.name, i).texts[0] for i in range(1, n + 1)),
-                    generated_tokens=n,
-                    finish_reason=pb.FINISH_REASON_EOS_TOKEN if row.script.eos_after == n else pb.FINISH_REASON_LENGTH,
-                )
-            )
-            if row.request.parameters.do_sample:
-                generation.generated_text.seed = row.request.parameters.seed
-        return generation
 
     def _cached(self, batch_id: int) -> pb.CachedBatch | None:
         rows = self.batches.get(batch_id)
@@ -499,10 +425,3 @@ class FakeShard:
             max_tokens=max_tokens,
             current_tokens=sum(r.input_length for r in rows),
         )
-
-
-def token_of(name: str, n: int) -> pb.Tokens:
-    """The n-th token (from 1) of the request called `name`."""
-    return pb.Tokens(
-        ids=[(zlib.crc32(name.encode()) + n) % 32000], logprobs=[-0.5], texts=[f" {name}{n}"], is_special=[False]
-    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from router.limits import ServingLimits
 
-# Prompts that wait are a crowd if they would take so many calm steps: a step then takes all the prompt tokens it may.
+# Prompts that wait are many if they would take so many calm steps.
 CROWD_STEPS = 8
 
 
@@ -70,7 +70,8 @@ def while_running_in_chunks(limits: ServingLimits, num_running: int, current_tok
     What is left to weigh is how long that step may get: as a rule it is short, for those who run and for the first of
     those who wait; a crowd gets longer ones, or most of it would wait for its first token while a few run fast.
 
-    current_tokens: what the running requests will compute in that step. crowd: see `is_crowd_of`.
+    current_tokens: what the running requests will compute in that step. crowd: at least `is_crowd_of` tokens wait, and
+    requests come and go while they do.
     """
     tokens = limits.max_batch_prefill_tokens if crowd else limits.calm_prefill_tokens
     max_size = None if limits.max_batch_size is None else max(limits.max_batch_size - num_running, 0)

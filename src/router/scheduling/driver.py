@@ -203,6 +203,7 @@ class Driver:
                 self._metrics.request_failed("generation")
         elif row.ended is not None:
             self.drain_rate.ended()
+            self._sender.last_end_at = time.monotonic()
         else:
             return
         batch.remove(entry)

@@ -97,6 +97,10 @@ class RequestQueue:
                 return True
         return False
 
+    def waits_since_before(self, moment: float) -> bool:
+        """Whether the head was queued before `moment`, as `time.monotonic` counts."""
+        return bool(self._entries) and self._entries[0].queued_at < moment
+
     def append(self, entry: Entry) -> None:
         entry.request_id = self._next_request_id
         self._next_request_id += 1

@@ -11,6 +11,7 @@ next tokens too. Otherwise they are prefilled alone, and the next Decode names b
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class Sender:
         self.running: RunningBatch | None = None
         self.joining: RunningBatch | None = None  # prefilled, or being prefilled, and not merged yet
         self.waiting_tokens = 0  # see budget.while_running
+        self.last_end_at = -math.inf  # when a request ended last, `time.monotonic`
         self.to_clear: deque[int] = deque()  # ids of batches that an error left behind
         self.probe_wanted = False
         self._shards = shards
@@ -128,14 +130,20 @@ class Sender:
 
     def _while_running(self, running: RunningBatch) -> budget.Admission:
         if self._chunking:
-            many = budget.is_crowd_of(self._limits)
-            crowd = many is not None and self._queue.holds_tokens(many)
             return budget.while_running_in_chunks(
-                self._limits, len(running.entries), running.current_tokens, crowd=crowd
+                self._limits, len(running.entries), running.current_tokens, crowd=self._a_crowd_waits()
             )
         # In paged mode the allocator alone knows what is free; the shard's sum counts shared blocks repeatedly.
         used_tokens = 0 if self._paged else running.max_tokens
         return budget.while_running(self._limits, len(running.entries), used_tokens, self.waiting_tokens)
+
+    def _a_crowd_waits(self) -> bool:
+        """Many prompts, and requests have come to their end since the first of them was queued.
+
+        A burst on its own is none: while nobody ends, longer steps only make its first wait for each other.
+        """
+        many = budget.is_crowd_of(self._limits)
+        return many is not None and self._queue.waits_since_before(self.last_end_at) and self._queue.holds_tokens(many)
 
     def _admit(self, running: RunningBatch | None) -> bool:
         """Prefill the heads of the queue that fit."""

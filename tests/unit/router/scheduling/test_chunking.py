@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.fake_shard import FakeShard, Script, ShardFailure
+from support.fake_rows import Script
+from support.fake_shard import FakeShard, ShardFailure
 from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
 
 from router.errors import GenerationError
@@ -59,17 +60,20 @@ async def test_s4_the_older_of_two_long_prompts_gets_the_budget():
             entry.close()
 
 
-@pytest.mark.parametrize(("waiting", "joined"), [(7, "P(b0:2+a)"), (8, "P(b0,b1,b2:1+a)")])
-async def test_a_crowd_joins_with_all_that_a_step_may_compute(waiting: int, joined: str):
-    """Eight calm steps' worth of prompts is one."""
+@pytest.mark.parametrize(
+    ("waiting", "new_tokens", "step"), [(8, 2, "P(b0,b1,b2:1+a)"), (7, 2, "P(b0:2+a)"), (8, 20, "P(b0:1+a,z)")]
+)
+async def test_a_crowd_joins_with_all_that_a_step_may_compute(waiting: int, new_tokens: int, step: str):
+    """Eight calm steps' worth of prompts is one, if a request has ended while it waited."""
     limits = {"max_batch_prefill_tokens": 8, "calm_prefill_tokens": 3}
     async with running_scheduler(shard(max_prefill_tokens=8), **limits) as h:
-        h.submit("a", 2, 9)
+        h.submit("a", 1, 20)
+        h.submit("z", 1, new_tokens)
         await h.step(1)
         for i in range(waiting):
-            h.submit(f"b{i}", 3, 9)
+            h.submit(f"b{i}", 3, 20)
         await h.step(3)
-        assert joined in h.trace
+        assert h.trace[3] == step
         for entry in h.entries.values():
             entry.close()
 

@@ -6,7 +6,8 @@ import asyncio
 
 import grpc
 import pytest
-from support.fake_shard import FakeShard, Script, ShardFailure
+from support.fake_rows import Script
+from support.fake_shard import FakeShard, ShardFailure
 from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
 
 from router.errors import GenerationError, UnhealthyError

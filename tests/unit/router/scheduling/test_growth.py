@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from support.fake_shard import FakeShard, Script
+from support.fake_rows import Script
+from support.fake_shard import FakeShard
 from support.scheduler_harness import Harness, collect, running_scheduler, tokens_of
 
 from router.events import Finished

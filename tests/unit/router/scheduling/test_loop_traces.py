@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from support.fake_shard import FakeShard, Script
+from support.fake_rows import Script
+from support.fake_shard import FakeShard
 from support.scheduler_harness import collect, running_scheduler, tokens_of
 
 from router.events import Failed, Finished, TokenGenerated

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.fake_shard import FakeShard, ShardFailure, token_of
+from support.fake_rows import token_of
+from support.fake_shard import FakeShard, ShardFailure
 from support.scheduler_harness import collect, running_scheduler, tokens_of
 
 BIG = {"max_batch_total_tokens": 1001, "max_batch_prefill_tokens": 4096}

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_shard import FakeShard, Script, ShardFailure
+from support.fake_rows import Script
+from support.fake_shard import FakeShard, ShardFailure
 from support.scheduler_harness import Harness, collect, running_scheduler, settle, tokens_of
 
 from router.events import Event, Failed, Finished

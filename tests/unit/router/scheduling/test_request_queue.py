@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from support.factories import make_request
 
@@ -38,6 +40,14 @@ class Setup:
     def next_ids(self, *args: int | None) -> list[int] | None:
         batch = self.queue.next_batch(*args)
         return None if batch is None else [e.request_id for e in batch.entries]
+
+
+def test_since_when_the_first_waits():
+    setup = Setup()
+    assert not setup.queue.waits_since_before(math.inf)
+    first, _ = setup.add((10, 5), (20, 5))
+    assert setup.queue.waits_since_before(first.queued_at + 1)
+    assert not setup.queue.waits_since_before(first.queued_at)
 
 
 def test_how_much_waits():

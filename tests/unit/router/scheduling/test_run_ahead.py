@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.fake_shard import FakeShard, Script
+from support.fake_rows import Script
+from support.fake_shard import FakeShard
 from support.scheduler_harness import collect, running_scheduler, settle, tokens_of
 
 from router.errors import UnhealthyError, ValidationError

@@ -8,7 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 from support.factories import RecordingMetrics, make_limits, make_request
-from support.fake_shard import FakeShard, Script, ShardFailure
+from support.fake_rows import Script
+from support.fake_shard import FakeShard, ShardFailure
 from support.fake_shard_server import serve
 from support.scheduler_harness import collect, tokens_of
 
