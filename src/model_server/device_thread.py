@@ -75,6 +75,7 @@ class DeviceThread:
         self._expected = 0
         self._stopping = False
         self._pending: tuple[Job[Any], Callable[[], Any]] | None = None
+        self._taken: Job[Any] | None = None  # out of the queue, and not pending yet
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
@@ -152,7 +153,7 @@ class DeviceThread:
 
     def _loop(self) -> None:
         while True:
-            job = self._take(block=self._pending is None)
+            job = self._taken = self._take(block=self._pending is None)
             if self._pending is not None and (job is None or not job.overlaps()):
                 self._finish_pending()
             if job is None:
@@ -164,6 +165,8 @@ class DeviceThread:
                 self._finish_pending()
             if launched is not None:
                 self._pending = (job, launched)
+            # `_pending` alone holds a step, and with it the memory of its requests: not until the next call comes.
+            self._taken = job = launched = None
 
     def _finish_pending(self) -> None:
         assert self._pending is not None
@@ -196,7 +199,9 @@ class DeviceThread:
             self._numbered.clear()
             if self._pending is not None:
                 waiting.append(self._pending[0])
-                self._pending = None
+            if self._taken is not None:
+                waiting.append(self._taken)
+            self._pending = self._taken = None
         for job in waiting:
             _fail(job, error)
 

@@ -26,7 +26,7 @@ from model_server.batch.batch import Batch
 from model_server.batch.growth import Failure, Growth, will_have_room
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.batch.store import BatchStore
-from model_server.errors import FatalError, OutOfMemoryError, RequestError
+from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError
 from model_server.generation import CachedBatch, Generation, StepResult
 from model_server.kv_cache import KvCache
 from model_server.profile import StepProfiler
@@ -108,7 +108,10 @@ class Engine:
         """
         if self.options.device.type == "cpu" or self.options.world_size > 1 or len(batch_ids) != 1:
             return False
-        batch = self._store.find(batch_ids[0])
+        try:
+            batch = self._store.find(batch_ids[0])
+        except BatchGoneError:
+            return False  # launching says so to whoever asked
         if batch is None or batch.launched is None:
             return False
         if batch.is_prefilling or any(s.row.grammar is not None for s in batch.sequences):
@@ -123,12 +126,14 @@ class Engine:
         cached_id: int | None = None,
         growth: Rows[Growth] = (),
         numbered: bool = False,
+        chunk_tokens: int | None = None,
     ) -> Callable[[], StepResult]:
         """Start a new batch: all its prompts (or their first chunks) in one forward, and one token for each.
 
         cached_id: a running batch that the requests join; it runs its own next step in the same forward and keeps its
         id, which the new batch takes if the running one has ended (that is an error without `numbered`). growth: blocks
-        for the running requests. Whatever fails the call loses the running batch too.
+        for the running requests. chunk_tokens: the most that the step after this one computes of prompts, None: what
+        fits. Whatever fails the call loses the running batch too.
 
         Raises RequestError, UnknownBatchError, BatchGoneError.
         """
@@ -138,14 +143,15 @@ class Engine:
             sequences, refused = self._sequences(requests, prompts)
             if not sequences:
                 return lambda: StepResult(refused, None, 0, 0, time.time_ns() - started_ns)
-            step = self._launch(Batch(batch_id if cached_id is None else cached_id, sequences), growth, numbered)
+            batch = Batch(batch_id if cached_id is None else cached_id, sequences)
+            step = self._launch(batch, growth, numbered, chunk_tokens)
         else:
             with self._losing_on_error(cached):
                 sequences, refused = self._sequences(requests, prompts)
                 concat_ns = time.time_ns()
                 cached.extend(Batch(batch_id, sequences))
                 concat_ns = time.time_ns() - concat_ns
-                step = self._launch(cached, growth, numbered)
+                step = self._launch(cached, growth, numbered, chunk_tokens)
             step.concat_ns = concat_ns
         step.started_ns = started_ns
         step.refused = refused + step.refused
@@ -153,13 +159,13 @@ class Engine:
         return lambda: self._finish(step)
 
     def launch_decode(
-        self, batch_ids: list[int], numbered: bool, growth: Rows[Growth] = ()
+        self, batch_ids: list[int], numbered: bool, growth: Rows[Growth] = (), chunk_tokens: int | None = None
     ) -> Callable[[], StepResult]:
         """Merge the named batches into the first and run their next step: one token for each of their requests, or the
         next chunk of its prompt.
 
         numbered: a batch (or a request in `growth`) that is not here has ended normally and is skipped; without a
-        number it is an error.
+        number it is an error. chunk_tokens: see `launch_prefill`.
 
         Raises RequestError, UnknownBatchError, BatchGoneError.
         """
@@ -171,7 +177,7 @@ class Engine:
         if not batches:
             return lambda: StepResult([], None, 0, 0, time.time_ns() - started_ns)
         batch, concat_ns = self._merge(batches)
-        step = self._launch(batch, growth, numbered)
+        step = self._launch(batch, growth, numbered, chunk_tokens)
         step.started_ns, step.concat_ns = started_ns, concat_ns
         return lambda: self._finish(step)
 
@@ -253,24 +259,27 @@ class Engine:
             self._store.remove(other.id)
         return first, time.time_ns() - started_ns
 
-    def _launch(self, batch: Batch, growth: Rows[Growth], numbered: bool) -> LaunchedStep:
+    def _launch(self, batch: Batch, growth: Rows[Growth], numbered: bool, chunk_tokens: int | None) -> LaunchedStep:
         """Enqueue the next forward of a batch and its draws."""
         self._stepper.profiler.step()
         step = LaunchedStep(batch)
         # A batch that is decoding and not on the device has waited since the last step was finished.
         if batch.decode is not None and batch.launched is None:
             step.idle_ns = max(0, step.marks[0] - self._finished_at)
-        with self._losing_on_error(batch):
+        with self._losing_on_error(batch, step):
             failures = self._stepper.grow(batch, growth, self.cache, numbered=numbered, grows=self.grows)
             self._fail_rows(step, failures)
-            self._stepper.launch(step, self.cache, self.max_prefill_tokens, some_failed=bool(failures))
+            self._stepper.launch(
+                step, self.cache, self.max_prefill_tokens, chunk_tokens=chunk_tokens, some_failed=bool(failures)
+            )
         return step
 
     def _finish(self, step: LaunchedStep) -> StepResult:
         batch = step.batch
         waiting_at = time.perf_counter_ns()
-        self._store.find(batch.id)  # raises if the step before this one failed
-        with self._losing_on_error(batch), self._stepper.profiler.phase("wait"):
+        if batch.lost_at is None or batch.lost_at <= step.marks[0]:
+            self._store.find(batch.id)  # raises if a step before this one failed; one behind it has its own answer
+        with self._losing_on_error(batch, step), self._stepper.profiler.phase("wait"):
             host = step.sampled.to_host() if step.sampled is not None else None
         drawn_ns, drawn_at = time.time_ns(), time.perf_counter_ns()
         if batch.launched is step:
@@ -333,13 +342,13 @@ class Engine:
         return Generation(request_id=sequence.id, error=reason)
 
     @contextlib.contextmanager
-    def _losing_on_error(self, batch: Batch) -> Iterator[None]:
+    def _losing_on_error(self, batch: Batch, step: LaunchedStep | None = None) -> Iterator[None]:
         """Whatever goes wrong in a step, its batch is gone: sequences and cache may disagree. One of several ranks that
         runs out of memory leaves the others inside a collective, so it must end."""
         try:
             yield
         except torch.OutOfMemoryError as error:
-            self._store.lose(batch.id)
+            self._lose(batch, step)
             batch.decode = batch.drawn = batch.launched = None
             # The error's frames hold the step's tensors for as long as somebody reports it.
             traceback.clear_frames(error.__traceback__)
@@ -347,8 +356,13 @@ class Engine:
             kind = OutOfMemoryError if self.options.world_size == 1 else FatalError
             raise kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size") from error
         except BaseException:
-            self._store.lose(batch.id)
+            self._lose(batch, step)
             raise
+
+    def _lose(self, batch: Batch, step: LaunchedStep | None) -> None:
+        self._store.lose(batch.id)
+        if batch.lost_at is None and step is not None:
+            batch.lost_at = step.marks[0]
 
 
 def _phases(step: LaunchedStep, waiting_at: int, drawn_at: int, done_at: int) -> tuple[int, ...]:

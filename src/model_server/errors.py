@@ -20,7 +20,7 @@ class ModelServerError(Exception):
 
 
 class RequestError(ModelServerError):
-    """The call asks for something that cannot be done; nothing changed."""
+    """The call asks for something that cannot be done. Batches that it named may be lost (`BatchStore`)."""
 
 
 class UnknownBatchError(RequestError):

@@ -60,11 +60,19 @@ class Stepper:
             failures += rows_without_room(batch)
         return failures
 
-    def launch(self, step: LaunchedStep, cache: KvCache, max_prefill_tokens: int, *, some_failed: bool) -> None:
+    def launch(
+        self,
+        step: LaunchedStep,
+        cache: KvCache,
+        max_prefill_tokens: int,
+        *,
+        chunk_tokens: int | None,
+        some_failed: bool,
+    ) -> None:
         """Enqueue the next forward of the step's batch, and its draws. Without rows nothing is done.
 
-        max_prefill_tokens: bounds what the forward after this one computes of prompts. some_failed: rows of the batch
-        have ended since the last step.
+        max_prefill_tokens, chunk_tokens: bound what the forward after this one computes, see `Batch.plan_chunks`.
+        some_failed: rows of the batch have ended since the last step.
         """
         batch = step.batch
         rows = batch.sequences
@@ -75,7 +83,8 @@ class Stepper:
         if not rows:
             return
         if batch.is_prefilling:
-            self._run_ragged(step, rows, cache, max_prefill_tokens)
+            self._run_ragged(step, rows, cache)
+            batch.plan_chunks(max_prefill_tokens, chunk_tokens)
             return
         if batch.decode is None:
             batch.decode = DecodeState(self._device, cache.block_size, self._staging)
@@ -86,8 +95,8 @@ class Stepper:
         for sequence in rows:
             sequence.advance()
 
-    def _run_ragged(self, step: LaunchedStep, rows: list[Sequence], cache: KvCache, max_prefill_tokens: int) -> None:
-        """One forward of prompts, chunks and decode rows; then the next chunks are planned."""
+    def _run_ragged(self, step: LaunchedStep, rows: list[Sequence], cache: KvCache) -> None:
+        """One forward of prompts, chunks and decode rows."""
         assert not any(s.is_behind for s in rows), "launched ahead of a step whose ids it needs"
         batch = step.batch
         with self.profiler.phase("inputs"):
@@ -106,7 +115,6 @@ class Stepper:
             torch.cuda.current_stream(logits.device).synchronize()
         for sequence in rows:
             sequence.advance()
-        batch.plan_chunks(max_prefill_tokens)
 
     def _forward(self, step: LaunchedStep, inputs: ModelInputs, cache: KvCache) -> Tensor:
         step.marks.append(time.perf_counter_ns())

@@ -147,8 +147,16 @@ OURS = {
     "ClearCacheRequest": {"sequence": (100, "uint64", "opt")},
     "FilterBatchRequest": {"sequence": (100, "uint64", "opt")},
     "Request": {"input_ids": (100, "uint32", "rep"), "resume_ids": (110, "uint32", "rep")},
-    "PrefillRequest": {"sequence": (100, "uint64", "opt"), "growth": (110, "BlockGrowth", "rep")},
-    "DecodeRequest": {"sequence": (100, "uint64", "opt"), "growth": (110, "BlockGrowth", "rep")},
+    "PrefillRequest": {
+        "sequence": (100, "uint64", "opt"),
+        "growth": (110, "BlockGrowth", "rep"),
+        "chunk_tokens": (111, "uint32", "opt"),
+    },
+    "DecodeRequest": {
+        "sequence": (100, "uint64", "opt"),
+        "growth": (110, "BlockGrowth", "rep"),
+        "chunk_tokens": (111, "uint32", "opt"),
+    },
     "PrefillResponse": {"columns": (100, "Columns", "opt"), "phases_ns": (101, "uint64", "rep")},
     "DecodeResponse": {"columns": (100, "Columns", "opt"), "phases_ns": (101, "uint64", "rep")},
     "Generation": {"error": (100, "string", "opt")},

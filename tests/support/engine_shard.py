@@ -100,12 +100,19 @@ class EngineShard:
         cached: int | None = None,
         growth: Sequence[Growth] = (),
         numbered: bool = True,
+        chunk_tokens: int | None = None,
     ) -> StepResult:
         prompts = [self.prompts[r.id] for r in requests]
-        return self.engine.launch_prefill(batch_id, list(requests), prompts, cached, growth, numbered)()
+        return self.engine.launch_prefill(batch_id, list(requests), prompts, cached, growth, numbered, chunk_tokens)()
 
-    def decode(self, *batch_ids: int, numbered: bool = True, growth: Sequence[Growth] = ()) -> StepResult:
-        return self.engine.launch_decode(list(batch_ids), numbered, growth)()
+    def decode(
+        self,
+        *batch_ids: int,
+        numbered: bool = True,
+        growth: Sequence[Growth] = (),
+        chunk_tokens: int | None = None,
+    ) -> StepResult:
+        return self.engine.launch_decode(list(batch_ids), numbered, growth, chunk_tokens)()
 
     def expected(self, request: NewRequest) -> list[int]:
         return greedy(self.prompts[request.id], request.stopping.max_new_tokens, self.runner.vocab_size)

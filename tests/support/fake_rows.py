@@ -76,9 +76,9 @@ class FakeRow:
         return generation
 
 
-def next_chunks(rows: list[FakeRow], most: int) -> list[int | None]:
+def next_chunks(rows: list[FakeRow], most: int, most_of_prompts: int) -> list[int | None]:
     """For each row the length of its next chunk, None if its prompt is through (scheduler.md 3.9); first rows first."""
-    left = most - (len(rows) - 1)
+    left = min(most - (len(rows) - 1), most_of_prompts)
     chunks: list[int | None] = []
     for row in rows:
         rest = row.prompt_length - row.cache_length - row.input_length if row.prefilling else 0

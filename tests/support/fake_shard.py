@@ -267,7 +267,7 @@ class FakeShard:
         self.batches[batch_id] = running + rows
         self._grow(request.growth)
         response = pb.PrefillResponse(forward_ns=2_000_000, decode_ns=1_000_000, total_ns=3_000_000)
-        self._run(batch_id, response)
+        self._run(batch_id, response, request)
         return response
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeResponse:
@@ -285,7 +285,7 @@ class FakeShard:
         if rows:
             self.batches[ids[0]] = rows
             self._grow(request.growth)
-            self._run(ids[0], response)
+            self._run(ids[0], response, request)
         return response
 
     def _grow(self, growth: Iterable[pb.BlockGrowth]) -> None:
@@ -349,10 +349,10 @@ class FakeShard:
         self._blocks.take(name, request.id, blocks, self._shared_blocks(request))
         return row
 
-    def _run(self, batch_id: int, response: Any) -> None:
+    def _run(self, batch_id: int, response: Any, request: pb.PrefillRequest | pb.DecodeRequest) -> None:
         """One step: every row gets a token, ends, or fails; or its prompt gets on by a chunk."""
         rows = self.batches[batch_id]
-        for row, next_length in zip(rows, self._next_chunks(rows), strict=True):
+        for row, next_length in zip(rows, self._next_chunks(rows, request), strict=True):
             self._compute(row)
             row.prefilling = next_length is not None
             row.input_length = next_length or 1
@@ -368,10 +368,12 @@ class FakeShard:
             return
         response.batch.CopyFrom(self._cached(batch_id))
 
-    def _next_chunks(self, rows: list[FakeRow]) -> list[int | None]:
+    def _next_chunks(self, rows: list[FakeRow], request: pb.PrefillRequest | pb.DecodeRequest) -> list[int | None]:
         """The oldest prompt first; a stock shard's is the last."""
         most = self.max_prefill_tokens or 2**31
-        return next_chunks(rows, most) if self.ours else next_chunks(rows[::-1], most)[::-1]
+        if not self.ours:
+            return next_chunks(rows[::-1], most, most)[::-1]
+        return next_chunks(rows, most, request.chunk_tokens if request.HasField("chunk_tokens") else most)
 
     def _compute(self, row: FakeRow) -> None:
         end = row.cache_length + row.input_length

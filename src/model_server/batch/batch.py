@@ -22,8 +22,9 @@ class Batch:
 
     `ended` holds the ids of requests that ended but that the router has not filtered yet. Only a stock router gets to
     see them: TGI keeps a finished request in its batch until FilterBatch. `launched` is the step that is on the device
-    and not finished, if any; `drawn` the newest draw; `decode` what is kept between decode steps. `is_prefilling`: some
-    sequence's first tokens are not all in the cache or on their way.
+    and not finished, if any; `lost_at` when the step began whose failure ended the batch; `drawn` the newest draw;
+    `decode` what is kept between decode steps. `is_prefilling`: some sequence's first tokens are not all in the cache
+    or on their way.
     """
 
     def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
@@ -31,6 +32,7 @@ class Batch:
         self.sequences = sequences
         self.ended: list[int] = []
         self.launched: LaunchedStep | None = None
+        self.lost_at: int | None = None
         self.drawn: Drawn | None = None
         self.decode: DecodeState | None = None
         self.is_prefilling = any(s.is_prefilling for s in sequences)
@@ -52,15 +54,18 @@ class Batch:
         taking = {id(s) for s in rows}
         return self._block_tables[[i for i, s in enumerate(self.sequences) if id(s) in taking]]
 
-    def plan_chunks(self, max_prefill_tokens: int) -> None:
+    def plan_chunks(self, max_prefill_tokens: int, chunk_tokens: int | None = None) -> None:
         """Set how much of each unfinished prompt the forward after the one just launched computes.
 
-        One token is kept for each sequence but one; what is left of `max_prefill_tokens` goes to the oldest first
-        (TGI's shard gives it to the newest, which starves the older ones). Each advances by at least one token.
+        One token is kept for each sequence but one; what is left of `max_prefill_tokens`, but not more than
+        `chunk_tokens`, goes to the oldest first (TGI's shard gives it to the newest, which starves the older ones).
+        Each advances by at least one token.
         """
         self.is_prefilling = False
         running = [s for s in self.sequences if not s.finished]
         budget = max_prefill_tokens - (len(running) - 1)
+        if chunk_tokens is not None:
+            budget = min(budget, chunk_tokens)
         for sequence in running:
             if sequence.is_prefilling:
                 self.is_prefilling = True

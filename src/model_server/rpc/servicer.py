@@ -127,6 +127,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         numbered = request.HasField("sequence")
         cached_id = request.cached_batch.id if request.HasField("cached_batch") else None
         growth = convert.growth_from(request.growth)
+        chunk_tokens = request.chunk_tokens if request.HasField("chunk_tokens") else None
 
         def launch() -> Callable[[], StepResult]:
             try:
@@ -135,7 +136,9 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
                 if cached_id is not None and self._facts.chunking:
                     self._engine.lose(cached_id)  # its step has not run, and no other call will make up for it
                 raise
-            return self._engine.launch_prefill(request.batch.id, requests, prompts, cached_id, growth, numbered)
+            return self._engine.launch_prefill(
+                request.batch.id, requests, prompts, cached_id, growth, numbered, chunk_tokens
+            )
 
         result = await self._run(Job(launch), request.sequence if numbered else None)
         return convert.prefill_response(result, "columns" in self._extensions)
@@ -145,8 +148,9 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         numbered = request.HasField("sequence")
         batch_ids = [b.id for b in request.batches]
         growth = convert.growth_from(request.growth)
+        chunk_tokens = request.chunk_tokens if request.HasField("chunk_tokens") else None
         job = Job(
-            lambda: self._engine.launch_decode(batch_ids, numbered, growth),
+            lambda: self._engine.launch_decode(batch_ids, numbered, growth, chunk_tokens),
             overlaps=lambda: self._engine.may_overlap(batch_ids, growth),
         )
         result = await self._run(job, request.sequence if numbered else None)

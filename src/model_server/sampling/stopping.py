@@ -35,11 +35,6 @@ class StoppingState:
         self._window = ""
         self._rest = ""  # what the last token brought after the first match
 
-    @property
-    def last_step(self) -> bool:
-        """The next token ends the request whatever it is."""
-        return self.num_tokens + 1 >= self._max_new_tokens
-
     def check(self, token_id: int, text: str) -> FinishReason | None:
         """Take one generated token with its streamed text (special tokens with their literal text).
 

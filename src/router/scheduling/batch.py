@@ -72,6 +72,11 @@ class RunningBatch:
         other.ended = True
 
     @property
+    def prompt_tokens(self) -> int:
+        """How much of `current_tokens` is prompts: all but a token of each other request."""
+        return max(self.current_tokens - (self.size - len(self.prefilling)), 0) if self.prefilling else 0
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether the steps sent so far bring every request to its largest number of tokens."""
         return not self.prefilling and self.num_steps >= self._last_step

@@ -64,21 +64,28 @@ def is_crowd_of(limits: ServingLimits) -> int | None:
     return CROWD_STEPS * limits.calm_prefill_tokens
 
 
-def while_running_in_chunks(limits: ServingLimits, num_running: int, current_tokens: int, *, crowd: bool) -> Admission:
+def prompts_of_a_step(limits: ServingLimits, *, crowd: bool) -> int:
+    """How many tokens of prompts a step may compute. crowd: see `while_running_in_chunks`."""
+    return limits.max_batch_prefill_tokens if crowd else limits.calm_prefill_tokens
+
+
+def while_running_in_chunks(
+    limits: ServingLimits, num_running: int, current_tokens: int, prompt_tokens: int, *, crowd: bool
+) -> Admission:
     """As `while_running` where newcomers share a step with the running requests: nobody is interrupted.
 
     What is left to weigh is how long that step may get: as a rule it is short, for those who run and for the first of
     those who wait; a crowd gets longer ones, or most of it would wait for its first token while a few run fast.
 
-    current_tokens: what the running requests will compute in that step. crowd: at least `is_crowd_of` tokens wait, and
-    requests come and go while they do.
+    current_tokens: what the running requests will compute in that step, prompt_tokens: how much of it is prompts.
+    crowd: at least `is_crowd_of` tokens wait, and requests have ended while they do.
     """
-    tokens = limits.max_batch_prefill_tokens if crowd else limits.calm_prefill_tokens
+    left = limits.max_batch_prefill_tokens - current_tokens
     max_size = None if limits.max_batch_size is None else max(limits.max_batch_size - num_running, 0)
     return Admission(
         min_size=None,
         max_size=max_size,
-        prefill_budget=max(tokens - current_tokens, 0),
+        prefill_budget=max(min(prompts_of_a_step(limits, crowd=crowd) - prompt_tokens, left), 0),
         token_budget=limits.max_batch_total_tokens,
         reason="chunking",
     )

@@ -119,7 +119,10 @@ class Driver:
             assert call.batch is not None
             call.batch.num_unanswered -= 1
             self._settle_batch(call.batch, reply)
-            self._metrics.filtered(time.monotonic() - call.sent_at)
+            now = time.monotonic()
+            # Like a step: from when it could begin.
+            self._metrics.filtered(now - max(call.sent_at, self._pipeline.last_answer_at))
+            self._pipeline.last_answer_at = now
         elif call.kind == "probe":
             # A row that fails is no failed call: a model without usable scores answers every call.
             self._answer_probe(all(row.error is None for row in reply.rows))
@@ -203,9 +206,9 @@ class Driver:
                 self._metrics.request_failed("generation")
         elif row.ended is not None:
             self.drain_rate.ended()
-            self._sender.last_end_at = time.monotonic()
         else:
             return
+        self._sender.last_end_at = time.monotonic()
         batch.remove(entry)
         self._pipeline.retire(entry)
         if entry.closed and not entry.done:
@@ -237,6 +240,8 @@ class Driver:
             return
         batch = call.batch
         assert batch is not None
+        if call.kind != "filter":
+            self._metrics.failed(call.kind)
         if call.kind == "prefill":
             self._sender.waiting_tokens = 1
             if batch.into is not None and batch.into.failed:
@@ -245,8 +250,6 @@ class Driver:
         if batch.ended:
             return  # behind a call that failed before, or nobody is left; its counts are of no use any more
         log.error("%s failed: %s", call.kind, error.detail)
-        if call.kind != "filter":
-            self._metrics.failed(call.kind)
         self._sender.to_clear.extend(call.batch_ids)
         for failed in (batch.into, batch):
             if failed is None or failed.ended:

@@ -92,14 +92,15 @@ class RequestQueue:
     def holds_tokens(self, count: int) -> bool:
         """Whether at least `count` tokens of prompts wait. Looks no further than it must."""
         for entry in self._entries:
-            count -= entry.num_tokens
+            if not entry.closed:
+                count -= entry.num_tokens
             if count <= 0:
                 return True
         return False
 
     def waits_since_before(self, moment: float) -> bool:
-        """Whether the head was queued before `moment`, as `time.monotonic` counts."""
-        return bool(self._entries) and self._entries[0].queued_at < moment
+        """Whether the first was queued before `moment`, as `time.monotonic` counts."""
+        return next((entry.queued_at for entry in self._entries if not entry.closed), moment) < moment
 
     def append(self, entry: Entry) -> None:
         entry.request_id = self._next_request_id

@@ -131,19 +131,29 @@ class Sender:
     def _while_running(self, running: RunningBatch) -> budget.Admission:
         if self._chunking:
             return budget.while_running_in_chunks(
-                self._limits, len(running.entries), running.current_tokens, crowd=self._a_crowd_waits()
+                self._limits,
+                len(running.entries),
+                running.current_tokens,
+                running.prompt_tokens,
+                crowd=self._a_crowd_waits(),
             )
         # In paged mode the allocator alone knows what is free; the shard's sum counts shared blocks repeatedly.
         used_tokens = 0 if self._paged else running.max_tokens
         return budget.while_running(self._limits, len(running.entries), used_tokens, self.waiting_tokens)
 
     def _a_crowd_waits(self) -> bool:
-        """Many prompts, and requests have come to their end since the first of them was queued.
+        """Many prompts, and a request has ended since the first of them was queued.
 
         A burst on its own is none: while nobody ends, longer steps only make its first wait for each other.
         """
         many = budget.is_crowd_of(self._limits)
         return many is not None and self._queue.waits_since_before(self.last_end_at) and self._queue.holds_tokens(many)
+
+    def _chunk_tokens(self) -> int | None:
+        """What the shards are told of the step after a step with prompts."""
+        if not self._chunking or budget.is_crowd_of(self._limits) is None:
+            return None
+        return budget.prompts_of_a_step(self._limits, crowd=self._a_crowd_waits())
 
     def _admit(self, running: RunningBatch | None) -> bool:
         """Prefill the heads of the queue that fit."""
@@ -188,10 +198,10 @@ class Sender:
     def _send_prefill(self, batch: RunningBatch, new: NewBatch) -> None:
         running = batch.into
         if running is None:
-            reply = self._shards.prefill(new)
+            reply = self._shards.prefill(new, chunk_tokens=self._chunk_tokens())
             ids: tuple[int, ...] = (batch.batch_id,)
         else:
-            reply = self._shards.prefill(new, running.batch_id, running.growth)
+            reply = self._shards.prefill(new, running.batch_id, running.growth, self._chunk_tokens())
             ids = (running.batch_id, batch.batch_id)
             running.stepped()
         self._metrics.sent("prefill")
@@ -218,7 +228,7 @@ class Sender:
         self._metrics.current_batch(batch.size, batch.max_tokens)
         self._metrics.sent("decode")
         batch.num_decodes += 1
-        reply = self._shards.decode(ids, batch.growth)
+        reply = self._shards.decode(ids, batch.growth, self._chunk_tokens() if batch.prefilling else None)
         batch.stepped()
         self._pipeline.append(Call("decode", reply, batch, ids))
 

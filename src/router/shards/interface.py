@@ -150,9 +150,15 @@ class Shards(Protocol):
     """
 
     def prefill(
-        self, batch: NewBatch, cached_id: int | None = None, growth: Sequence[Growth] = ()
+        self,
+        batch: NewBatch,
+        cached_id: int | None = None,
+        growth: Sequence[Growth] = (),
+        chunk_tokens: int | None = None,
     ) -> asyncio.Future[StepReply]:
         """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins.
+
+        chunk_tokens: the most that the step after this one computes of prompts; None: what the warm-up allows.
 
         Raises `UnsendableError`, with nothing sent, if some of the requests cannot be put on the wire.
         """
@@ -162,8 +168,13 @@ class Shards(Protocol):
         """A generation of one token in the reserved block 0, under the batch id `PROBE_ID`."""
         ...
 
-    def decode(self, batch_ids: Sequence[int], growth: Sequence[Growth] = ()) -> asyncio.Future[StepReply]:
-        """One step of the named batches, which become one batch under the first id. Runs the next chunk of prompts."""
+    def decode(
+        self, batch_ids: Sequence[int], growth: Sequence[Growth] = (), chunk_tokens: int | None = None
+    ) -> asyncio.Future[StepReply]:
+        """One step of the named batches, which become one batch under the first id. Runs the next chunk of prompts.
+
+        chunk_tokens: see `prefill`.
+        """
         ...
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:

@@ -75,9 +75,17 @@ class ShardPool:
     # Numbered calls, sent at once.
 
     def prefill(
-        self, batch: NewBatch, cached_id: int | None = None, growth: Sequence[Growth] = ()
+        self,
+        batch: NewBatch,
+        cached_id: int | None = None,
+        growth: Sequence[Growth] = (),
+        chunk_tokens: int | None = None,
     ) -> asyncio.Future[StepReply]:
-        request = pb.PrefillRequest(batch=convert.batch_to(batch, self._extensions), growth=convert.growth_to(growth))
+        request = pb.PrefillRequest(
+            batch=convert.batch_to(batch, self._extensions),
+            growth=convert.growth_to(growth),
+            chunk_tokens=chunk_tokens,
+        )
         if cached_id is not None:
             request.cached_batch.id = cached_id
         return self._prefill(request)
@@ -85,10 +93,12 @@ class ShardPool:
     def probe(self) -> asyncio.Future[StepReply]:
         return self._prefill(pb.PrefillRequest(batch=convert.probe_batch()))
 
-    def decode(self, batch_ids: Sequence[int], growth: Sequence[Growth] = ()) -> asyncio.Future[StepReply]:
+    def decode(
+        self, batch_ids: Sequence[int], growth: Sequence[Growth] = (), chunk_tokens: int | None = None
+    ) -> asyncio.Future[StepReply]:
         # Shards look at nothing but the ids.
         batches = [pb.CachedBatch(id=batch_id) for batch_id in batch_ids]
-        request = pb.DecodeRequest(batches=batches, growth=convert.growth_to(growth))
+        request = pb.DecodeRequest(batches=batches, growth=convert.growth_to(growth), chunk_tokens=chunk_tokens)
         return _soon(_step("Decode", self._send("Decode", request)))
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:

@@ -75,7 +75,11 @@ class TracedShards:
         self._members: dict[int, dict[int, Span]] = {}
 
     def prefill(
-        self, batch: NewBatch, cached_id: int | None = None, growth: Sequence[Growth] = ()
+        self,
+        batch: NewBatch,
+        cached_id: int | None = None,
+        growth: Sequence[Growth] = (),
+        chunk_tokens: int | None = None,
     ) -> asyncio.Future[StepReply]:
         members = {
             one.request_id: one.request.trace.batched() for one in batch.requests if one.request.trace is not None
@@ -84,16 +88,18 @@ class TracedShards:
             members = self._members.pop(cached_id, {}) | members
         first_id = batch.batch_id if cached_id is None else cached_id
         with _Step(self._tracing, "prefill", members.values()) as step:
-            answer = self._shards.prefill(batch, cached_id, growth)
+            answer = self._shards.prefill(batch, cached_id, growth, chunk_tokens)
         self._members[first_id] = dict(members)
         return self._watched(step, answer, first_id, members)
 
-    def decode(self, batch_ids: Sequence[int], growth: Sequence[Growth] = ()) -> asyncio.Future[StepReply]:
+    def decode(
+        self, batch_ids: Sequence[int], growth: Sequence[Growth] = (), chunk_tokens: int | None = None
+    ) -> asyncio.Future[StepReply]:
         members: dict[int, Span] = {}
         for batch_id in batch_ids:
             members |= self._members.pop(batch_id, {})
         with _Step(self._tracing, "decode", members.values()) as step:
-            answer = self._shards.decode(batch_ids, growth)
+            answer = self._shards.decode(batch_ids, growth, chunk_tokens)
         self._members[batch_ids[0]] = dict(members)
         return self._watched(step, answer, batch_ids[0], members)
 

@@ -301,16 +301,18 @@ class FilterBatchResponse(_message.Message):
     def __init__(self, batch: _Optional[_Union[CachedBatch, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("batch", "cached_batch", "sequence", "growth")
+    __slots__ = ("batch", "cached_batch", "sequence", "growth", "chunk_tokens")
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CACHED_BATCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROWTH_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     batch: Batch
     cached_batch: CachedBatch
     sequence: int
     growth: _containers.RepeatedCompositeFieldContainer[BlockGrowth]
-    def __init__(self, batch: _Optional[_Union[Batch, _Mapping]] = ..., cached_batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., sequence: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ...) -> None: ...
+    chunk_tokens: int
+    def __init__(self, batch: _Optional[_Union[Batch, _Mapping]] = ..., cached_batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., sequence: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
     __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns")
@@ -333,14 +335,16 @@ class PrefillResponse(_message.Message):
     def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
-    __slots__ = ("batches", "sequence", "growth")
+    __slots__ = ("batches", "sequence", "growth", "chunk_tokens")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     GROWTH_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[CachedBatch]
     sequence: int
     growth: _containers.RepeatedCompositeFieldContainer[BlockGrowth]
-    def __init__(self, batches: _Optional[_Iterable[_Union[CachedBatch, _Mapping]]] = ..., sequence: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ...) -> None: ...
+    chunk_tokens: int
+    def __init__(self, batches: _Optional[_Iterable[_Union[CachedBatch, _Mapping]]] = ..., sequence: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
     __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns")

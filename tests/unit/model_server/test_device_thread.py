@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -111,6 +112,44 @@ def test_a_fatal_error_fails_everything_that_waits(device: DeviceThread, fatal: 
             future.result(WAIT_S)
     device.stop(WAIT_S)
     assert len(fatal) == 1
+
+
+def test_a_fatal_error_fails_the_job_that_waits_to_be_launched(device: DeviceThread) -> None:
+    gate, asked = threading.Event(), threading.Event()
+
+    def fail() -> None:
+        raise FatalError("device lost")
+
+    def launch() -> Callable[[], None]:
+        gate.wait(WAIT_S)
+        return fail
+
+    def overlaps() -> bool:
+        asked.set()
+        return False
+
+    first = device.submit(Job(launch))
+    second = device.submit(Job(lambda: fail, overlaps=overlaps))
+    gate.set()
+    for future in (first, second):
+        with pytest.raises(FatalError, match="device lost"):
+            future.result(WAIT_S)
+    assert asked.is_set()
+
+
+def test_a_finished_step_holds_nothing(device: DeviceThread) -> None:
+    class Memory:
+        pass
+
+    watched: list[weakref.ref[Memory]] = []
+
+    def launch() -> Callable[[], bool]:
+        memory = Memory()
+        watched.append(weakref.ref(memory))
+        return lambda: memory is not None
+
+    assert device.submit(Job(launch)).result(WAIT_S)
+    assert device.submit(whole(lambda: watched[0]() is None)).result(WAIT_S)
 
 
 def _two_halves(log: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], Callable[[], str]]:

@@ -57,6 +57,20 @@ def test_trace_s1_a_long_prompt_alone(tokenizer: Tokenizer) -> None:
     assert tokens_of(*results) == {a.id: shard.expected(a)}
 
 
+def test_the_router_may_want_short_chunks_for_a_step(tokenizer: Tokenizer) -> None:
+    shard = EngineShard(tokenizer, budget=16)
+    a, b = shard.request([1], 9), shard.request(list(range(30)), 2, chunk_len=3)
+    results = [shard.prefill(0, a, b, chunk_tokens=3)]
+    lengths = [shard.query_lengths()]
+    for chunk_tokens in (3, None, 100, None):
+        results.append(shard.decode(0, chunk_tokens=chunk_tokens))
+        lengths.append(shard.query_lengths())
+    assert lengths == [(1, 3), (1, 3), (1, 3), (1, 15), (1, 6)]
+    while results[-1].batch is not None:
+        results.append(shard.decode(0))
+    assert tokens_of(*results) == {r.id: shard.expected(r) for r in (a, b)}
+
+
 def test_trace_s2_a_third_request_joins(tokenizer: Tokenizer) -> None:
     shard = EngineShard(tokenizer, budget=8)
     a, b = shard.request([1, 2, 3, 4, 5], 4), shard.request(list(range(10)), 2, chunk_len=3)

@@ -16,6 +16,7 @@ from model_server.errors import BatchGoneError, OutOfMemoryError
 from model_server.kv_cache import KvCache
 from model_server.runner import ModelInputs
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
+from model_server.sampling.sampler import Sampled
 from model_server.tokenizer import Tokenizer
 
 STEPS = 8
@@ -110,3 +111,35 @@ def test_a_batch_without_memory_ends_alone_and_its_tensors_go(tiny_tokenizer: To
         shard.runner.num_forwards = 3
         other = shard.request([7, 8], 5)
         assert tokens_of(*shard.run_out(shard.prefill(1, other), 1))[other.id] == shard.expected(other)
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("no memory"), RuntimeError("bug")])
+def test_a_step_is_answered_though_the_one_behind_it_could_not_be_launched(
+    tiny_tokenizer: Tokenizer, fault: Exception
+) -> None:
+    runner = FakeRunner(vocab_size=tiny_tokenizer.vocab_size, fail_on={4: fault})
+    shard = EngineShard(tiny_tokenizer, runner=runner)
+    with torch.inference_mode():
+        short, long = shard.request([5, 6], 3), shard.request([7], 9)
+        results = [shard.prefill(0, short, long), shard.decode(0)]
+        last_of_short = shard.engine.launch_decode([0], True)
+        with pytest.raises((OutOfMemoryError, RuntimeError), match=r"out of memory|bug"):
+            shard.decode(0)
+        results.append(last_of_short())
+        assert tokens_of(*results) == {short.id: shard.expected(short), long.id: shard.expected(long)[:3]}
+        with pytest.raises(BatchGoneError):
+            shard.decode(0)
+
+
+def test_a_step_behind_one_that_failed_is_not_answered(
+    tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = EngineShard(tiny_tokenizer)
+    with torch.inference_mode():
+        shard.prefill(0, shard.request([5, 6], 9))
+        first, second = (shard.engine.launch_decode([0], True) for _ in range(2))
+        with monkeypatch.context() as faulty, pytest.raises(KeyError):
+            faulty.setattr(Sampled, "to_host", _broken)
+            first()
+        with pytest.raises(BatchGoneError):
+            second()

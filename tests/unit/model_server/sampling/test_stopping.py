@@ -45,16 +45,6 @@ def test_rules(options: dict[str, object], tokens: list[tuple[int, str]], wanted
     assert state.num_tokens == len(tokens)
 
 
-def test_the_last_step_is_known_beforehand() -> None:
-    state = StoppingState(StoppingParameters(max_new_tokens=3), EOS)
-    known = []
-    for _ in range(3):
-        known.append(state.last_step)
-        state.check(1, "x")
-    assert known == [False, False, True]
-    assert StoppingState(StoppingParameters(max_new_tokens=1), EOS).last_step
-
-
 @pytest.mark.parametrize("anywhere", [False, True])
 @pytest.mark.parametrize("length", [1, 199, 200, 201, 299, 300, 301, 1000])
 @pytest.mark.parametrize("piece", [1, 7, 260])

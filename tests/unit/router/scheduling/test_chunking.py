@@ -61,7 +61,7 @@ async def test_s4_the_older_of_two_long_prompts_gets_the_budget():
 
 
 @pytest.mark.parametrize(
-    ("waiting", "new_tokens", "step"), [(8, 2, "P(b0,b1,b2:1+a)"), (7, 2, "P(b0:2+a)"), (8, 20, "P(b0:1+a,z)")]
+    ("waiting", "new_tokens", "step"), [(8, 2, "P(b0,b1,b2:1+a)"), (7, 2, "P(b0+a)"), (8, 20, "P(b0+a,z)")]
 )
 async def test_a_crowd_joins_with_all_that_a_step_may_compute(waiting: int, new_tokens: int, step: str):
     """Eight calm steps' worth of prompts is one, if a request has ended while it waited."""
@@ -74,6 +74,46 @@ async def test_a_crowd_joins_with_all_that_a_step_may_compute(waiting: int, new_
             h.submit(f"b{i}", 3, 20)
         await h.step(3)
         assert h.trace[3] == step
+        for entry in h.entries.values():
+            entry.close()
+
+
+async def test_later_chunks_of_a_prompt_are_as_short_as_its_first():
+    limits = {"max_batch_prefill_tokens": 8, "calm_prefill_tokens": 3}
+    async with running_scheduler(shard(max_prefill_tokens=8), **limits) as h:
+        h.submit("a", 1, 20)
+        await h.step(1)
+        h.submit("b", 10, 2)
+        h.submit("c", 4, 2)
+        await h.step(7)
+        assert h.trace[-5:] == ["P(b:3+a)", "D(a,b:3)", "D(a,b:3)", "P(c:2+a,b)", "D(a,b,c:2)"]
+        for entry in h.entries.values():
+            entry.close()
+
+
+async def test_all_chunks_of_a_crowd_are_long():
+    limits = {"max_batch_prefill_tokens": 8, "calm_prefill_tokens": 3}
+    async with running_scheduler(shard(max_prefill_tokens=8), **limits) as h:
+        h.submit("a", 1, 2)
+        h.submit("z", 1, 20)
+        await h.step(1)
+        for i in range(3):
+            h.submit(f"b{i}", 16, 9)
+        await h.step(5)
+        assert h.trace[3:6] == ["P(b0:7+z)", "D(z,b0:7)", "P(b1:5+z,b0)"]
+        for entry in h.entries.values():
+            entry.close()
+
+
+async def test_a_step_takes_as_many_prompt_tokens_however_many_run():
+    limits = {"max_batch_prefill_tokens": 16, "calm_prefill_tokens": 3}
+    async with running_scheduler(shard(max_prefill_tokens=16), **limits) as h:
+        for i in range(6):
+            h.submit(f"a{i}", 1, 30)
+        await h.step(5)
+        h.submit("b", 4, 2)
+        await h.step(3)
+        assert "P(b:3+a0,a1,a2,a3,a4,a5)" in h.trace
         for entry in h.entries.values():
             entry.close()
 
