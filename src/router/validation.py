@@ -43,6 +43,7 @@ class GenerateRequest:
     typical_p: float | None = None
     min_p: float | None = None
     do_sample: bool = False
+    greedy: bool = False  # always the likeliest token, whatever else is given
     max_new_tokens: int | None = None
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
@@ -245,10 +246,10 @@ class Validator:
             relative, absolute = relative or absolute, None
         return SamplingParameters(
             temperature=request.temperature or 1.0,
-            top_k=request.top_k or 0,
-            top_p=request.top_p or 1.0,
-            typical_p=request.typical_p or 1.0,
-            min_p=request.min_p or 0.0,
+            top_k=0 if request.greedy else request.top_k or 0,
+            top_p=1.0 if request.greedy else request.top_p or 1.0,
+            typical_p=1.0 if request.greedy else request.typical_p or 1.0,
+            min_p=0.0 if request.greedy else request.min_p or 0.0,
             do_sample=request.do_sample,
             seed=secrets.randbits(64) if request.seed is None else request.seed,
             repetition_penalty=request.repetition_penalty or 1.0,

@@ -17,15 +17,16 @@ from router.validation import GenerateRequest
 
 @dataclass(frozen=True)
 class Job:
-    """One generation, or `best_of` of them, and how the text of the best becomes an answer."""
+    """A generation, so many times, and how the text of the best becomes an answer. Nothing is done before `start`."""
 
-    request: GenerateRequest
+    start: Callable[[Admission], Awaitable[Run]]
     text_of: Callable[[Generation], str]
-    start: Callable[[Admission], Awaitable[Run]] | None = None  # None: as a generation of `request`
+    number: int = 1
 
-    @property
-    def number(self) -> int:
-        return self.request.best_of or 1
+
+def job_of(inference: Inference, request: GenerateRequest, text_of: Callable[[Generation], str]) -> Job:
+    """`best_of` generations of a request."""
+    return Job(partial(inference.start, request), text_of, request.best_of or 1)
 
 
 async def texts_of(request: Request, served: Served, jobs: Sequence[Job]) -> list[str]:
@@ -34,14 +35,11 @@ async def texts_of(request: Request, served: Served, jobs: Sequence[Job]) -> lis
     for job in jobs:
         inference.check_best_of(job.number)
     with inference.admit(sum(job.number for job in jobs), request_id=request_id_of(request)) as admission:
-        generations = iter(await unless_left(request.receive, _generate(inference, jobs, admission)))
+        generations = iter(await unless_left(request.receive, _generate(jobs, admission)))
     return [job.text_of(max((next(generations) for _ in range(job.number)), key=mean_logprob)) for job in jobs]
 
 
-async def _generate(inference: Inference, jobs: Sequence[Job], admission: Admission) -> list[Generation]:
+async def _generate(jobs: Sequence[Job], admission: Admission) -> list[Generation]:
     """All generations of all jobs, in order; queues all or none."""
-
-    def start(job: Job) -> Awaitable[Run]:
-        return job.start(admission) if job.start else inference.start(job.request, admission)
-
-    return await collect_all(await start_all(partial(start, job) for job in jobs for _ in range(job.number)))
+    starts = (partial(job.start, admission) for job in jobs for _ in range(job.number))
+    return await collect_all(await start_all(starts))

@@ -25,9 +25,10 @@ BodyType = TypeVar("BodyType", bound=Body)
 _MAX_DEPTH = 128
 _LARGE = 64 * 1024  # parsed off the event loop: two megabytes of `{},` take most of a second
 _MAX_DIGITS = 20  # of 2**64
-_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
-_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[{]|[\]}]', re.DOTALL)
+# A string that never ends is one too: it would be looked for again at each of its escaped quotes otherwise.
+_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{]|[\]}]', re.DOTALL)
 _LINE = re.compile(r"[\x00-\x1f\x7f]+")
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from router.api.batch import Job, texts_of
+from router.api.batch import Job, job_of, texts_of
 from router.api.body import read_body
 from router.api.errors import BodyError
 from router.api.generate import request_of
 from router.api.json_out import JsonResponse
 from router.api.openapi import documented
-from router.api.served import served_of
+from router.api.served import Served, served_of
 from router.api.service import get
 from router.config import TGI_VERSION
 from router.schemas.generate import GenerateBody
@@ -55,7 +55,7 @@ async def infer(request: Request) -> Response:
             "length mismatch",
             f"`inputs` and `outputs` must have the same length. Given: {len(body.inputs)} and {len(body.outputs)}",
         )
-    texts = await texts_of(request, served, [_job(body, one) for one in body.inputs])
+    texts = await texts_of(request, served, [_job(served, body, one) for one in body.inputs])
     outputs = []
     for output, text in zip(body.outputs, texts, strict=True):
         data = list(text.encode())
@@ -63,11 +63,11 @@ async def infer(request: Request) -> Response:
     return JsonResponse({"id": body.id, "outputs": outputs})
 
 
-def _job(body: InferBody, one: InferInput) -> Job:
+def _job(served: Served, body: InferBody, one: InferInput) -> Job:
     try:
         text = bytes(one.data).decode()
     except UnicodeDecodeError:
         raise BodyError(422, "utf8", f"the data of the input {one.name[:100]} is not UTF-8") from None
     prefix = text if body.parameters.return_full_text else ""
     asked = request_of(GenerateBody(inputs=text, parameters=body.parameters))
-    return Job(asked, lambda generation: prefix + generation.text)
+    return job_of(served.inference, asked, lambda generation: prefix + generation.text)

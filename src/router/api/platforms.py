@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from router.api import chat, completions, generate
-from router.api.batch import Job, texts_of
+from router.api.batch import Job, job_of, texts_of
 from router.api.body import read_body, read_one_of
 from router.api.errors import BodyError
 from router.api.json_out import JsonResponse
@@ -16,7 +16,7 @@ from router.api.openapi import documented
 from router.api.served import Served, served_of
 from router.chat.chunks import without_stop
 from router.errors import ValidationError
-from router.running import Generation
+from router.running import Admission, Generation, Run
 from router.schemas.chat import ChatBody, ChatCompletion
 from router.schemas.completion import Completion, CompletionBody
 from router.schemas.generate import CompatBody, GenerateBody, GenerateResponse
@@ -50,26 +50,29 @@ async def vertex(request: Request) -> Response:
     if not body.instances:
         raise BodyError(422, "Input validation error", "Input validation error: `instances` cannot be empty")
     jobs = [
-        await _chat_job(served, instance) if isinstance(instance, ChatBody) else _text_job(instance)
+        _chat_job(served, instance) if isinstance(instance, ChatBody) else _text_job(served, instance)
         for instance in body.instances
     ]
     return JsonResponse({"predictions": await texts_of(request, served, jobs)})
 
 
-def _text_job(instance: GenerateBody) -> Job:
+def _text_job(served: Served, instance: GenerateBody) -> Job:
     """TGI always samples here; so do we, unless `do_sample` is false by name."""
     samples = instance.parameters.do_sample or "do_sample" not in instance.parameters.model_fields_set
     asked = replace(generate.request_of(instance), do_sample=samples, decoder_input_details=False)
     prefix = asked.inputs if instance.parameters.return_full_text else ""
-    return Job(asked, lambda generation: prefix + generation.text)
+    return job_of(served.inference, asked, lambda generation: prefix + generation.text)
 
 
-async def _chat_job(served: Served, instance: ChatBody) -> Job:
+def _chat_job(served: Served, instance: ChatBody) -> Job:
     if instance.n is not None and instance.n != 1:
         raise served.inference.refused(ValidationError("`n` other than 1 is not supported in an instance"))
     one = chat.Chat(served, instance)
-    request = await one.request()
-    return Job(request, _chat_text, lambda admission: one.start_choice(request, 0, admission))
+
+    async def start(admission: Admission) -> Run:
+        return await one.start_choice(await one.request(), 0, admission)
+
+    return Job(start, _chat_text)
 
 
 def _chat_text(generation: Generation) -> str:

@@ -32,7 +32,7 @@ async def tokenize(request: Request) -> Response:
 
 @routes.post("/chat_tokenize", **documented(ChatBody, ChatTokenizeResponse, errors=READS_ONLY))
 async def chat_tokenize(request: Request) -> Response:
-    """The chat as the template renders it, and its tokens. What only a generation needs is ignored."""
+    """The chat as the template renders it, and its tokens. What only sampling needs is ignored."""
     served = served_of(request)
     body = await read_body(request, ChatBody, limit=served.config.payload_limit)
     served.inference.metrics.count("tgi_request_count")

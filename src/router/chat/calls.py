@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.chat.call_parser import ToolCallParser
-from router.chat.chunks import FINISH_REASONS, ChatHead, StopHoldBack, logprob
+from router.chat.chunks import FINISH_REASONS, ChatHead, StopHoldBack, ended_by_stop, logprob
 from router.errors import ToolError
 from router.events import Finished, FinishReason, TokenGenerated
 from router.request import ValidRequest
@@ -57,6 +57,7 @@ class CallStream:
         self._head = head.fields("chat.completion.chunk")
         self._index = index
         self._only_name = only_name
+        self._stops = stops
         self._hold_back = StopHoldBack(stops)
         self._parser = ToolCallParser()
         self._text = ""  # up to where the call begins to be told, for the error if there is none
@@ -71,7 +72,8 @@ class CallStream:
             self._logprobs.append(logprob(token, event.top_tokens))
         text = "" if token.special else token.text
         if isinstance(event, Finished):
-            text = self._hold_back.finish(text, stopped=event.finish_reason == "stop_sequence")
+            stopped = ended_by_stop(event.text, self._stops, event.finish_reason)
+            text = self._hold_back.finish(text, stopped=stopped)
         else:
             text = self._hold_back.push(text)
         arguments = self._parser.feed(text)

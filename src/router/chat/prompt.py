@@ -37,6 +37,7 @@ def request_of(body: ChatBody, prompt: str, grammar: AskedGrammar | None) -> Gen
         add_special_tokens=False,
         temperature=None if greedy else body.temperature,
         do_sample=not greedy,
+        greedy=greedy,
         repetition_penalty=body.repetition_penalty,
         absolute_frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,

@@ -38,7 +38,7 @@ class OfferedTools:
 
 def offered_tools(body: ChatBody) -> OfferedTools | None:
     """The tools that the answer may use; None: it is plain text. Raises ToolError."""
-    if body.response_format is not None and body.tools is not None:
+    if body.response_format is not None and body.response_format.type != "text" and body.tools is not None:
         raise ToolError("Grammar and tools are mutually exclusive")
     functions = tuple(tool.function for tool in body.tools or ())
     _check(body, functions)

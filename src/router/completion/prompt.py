@@ -72,8 +72,10 @@ def _request_of(body: CompletionBody, prompt: str | list[int]) -> GenerateReques
     return GenerateRequest(
         inputs=prompt if isinstance(prompt, str) else "",
         input_ids=None if isinstance(prompt, str) else tuple(prompt),
+        add_special_tokens=body.add_special_tokens,
         temperature=None if greedy else body.temperature,
         do_sample=not greedy,
+        greedy=greedy,
         repetition_penalty=body.repetition_penalty,
         absolute_frequency_penalty=body.frequency_penalty,
         presence_penalty=body.presence_penalty,

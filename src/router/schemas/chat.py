@@ -45,7 +45,7 @@ class ImageUrl(Body):
 
 
 class ImagePart(Body):
-    """An image; a model that reads text only sees its address as Markdown."""
+    """An image: refused, the model reads text only."""
 
     type: Literal["image_url"] = Field(description="The kind of part.", examples=["image_url"])
     image_url: ImageUrl = Field(description="The image.", examples=[{"url": "data:image/png;base64,iVBORw0KGgo="}])

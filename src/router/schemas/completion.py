@@ -89,6 +89,9 @@ class CompletionBody(OpenAIBody):
     logprobs: TopN | None = Field(
         default=None, description="Report logprobs, and so many of the likeliest tokens at each step.", examples=[2]
     )
+    add_special_tokens: bool = Field(
+        default=True, description="Begin a prompt that is a text as the tokenizer's template says.", examples=[True]
+    )
     echo: bool = Field(
         default=False,
         description="Put the prompt before the text. With `logprobs` the server must have been started with "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from router.grammar import AskedGrammar
 from router.schemas.base import Body
@@ -35,10 +35,16 @@ class Grammar(Body):
         examples=[{"type": "object", "properties": {"age": {"type": "integer"}}}],
     )
 
+    @model_validator(mode="after")
+    def _has_its_own_schema(self) -> Grammar:
+        if self.json_schema is not None and self.type != "json_schema":
+            raise ValueError(f"`json_schema` belongs to the type `json_schema`, not to `{self.type}`")
+        return self
+
     @property
     def asked(self) -> AskedGrammar:
         """The same in the words of validation: whatever the form, one value."""
-        given = (self.json_schema if self.type == "json_schema" else None, self.value, self.schema_)
+        given = (self.json_schema, self.value, self.schema_)
         value = next((one for one in given if one is not None), None)
         if self.type == "json_schema" and self.json_schema is None and self.value is None and value is not None:
             value = {"schema": value}

@@ -98,16 +98,16 @@ Stop = Annotated[
     list[str],
     WithJsonSchema(_STOP_TEXTS),
     Field(
-        description="Texts at which the answer ends, wherever they come up in it; the text is kept. Not more than "
-        "4096 bytes in all.",
+        description="Texts at which the answer ends, wherever they come up in it; the text is kept. Their bytes "
+        "in all are limited.",
         examples=[["\n\n"]],
     ),
 ]
 OpenAIStop = Annotated[
     Annotated[str | list[str], WithJsonSchema({"anyOf": [{"type": "string"}, _STOP_TEXTS]})] | None,
     Field(
-        description="A text or several at which the answer ends; the text itself is left out. Not more than 4096 bytes "
-        "in all.",
+        description="A text or several at which the answer ends; the text itself is left out. Their bytes in all are "
+        "limited.",
         examples=[["\n\n"], "END"],
     ),
 ]

@@ -34,6 +34,8 @@ UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "documents": (([],), "put them into the messages"),
     "add_generation_prompt": ((True,), "leave it out; an assistant's last message is continued"),
     "echo": ((False,), "use /v1/completions"),
+    "best_of": ((1,), "use `n`, or /v1/completions"),
+    "add_special_tokens": ((False,), "the template has those of its model"),
 }
 
 

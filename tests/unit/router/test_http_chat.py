@@ -192,6 +192,18 @@ async def test_only_temperature_zero_is_greedy(router: Router) -> None:
         assert router.scheduler.last.sampling.do_sample is samples
 
 
+async def test_temperature_zero_is_greedy_whatever_else_is_given(router: Router) -> None:
+    filters = {"top_p": 0.5, "top_k": 9, "typical_p": 0.5, "min_p": 0.1}
+    for path, asked in ((PATH, body()), ("/v1/completions", {"prompt": "x"})):
+        assert (await router.post(path, asked | filters | {"temperature": 0})).status_code == 200
+        sampling = router.scheduler.last.sampling
+        assert (sampling.do_sample, sampling.temperature, sampling.top_k) == (False, 1.0, 0)
+        assert (sampling.top_p, sampling.typical_p, sampling.min_p) == (1.0, 1.0, 0.0)
+        assert (await router.post(path, asked | filters | {"temperature": 0, "top_p": 0})).status_code == 422
+        await router.post(path, asked | filters)
+        assert router.scheduler.last.sampling.top_p == 0.5
+
+
 async def test_a_stock_shard_gets_tgis_frequency_penalty_and_no_other_extension(make_router: MakeRouter) -> None:
     router = make_router(info=replace(INFO, extensions=frozenset()))
     await router.post(PATH, body(frequency_penalty=0.5))
@@ -208,6 +220,9 @@ async def test_a_stock_shard_gets_tgis_frequency_penalty_and_no_other_extension(
     ("fields", "error_type", "word"),
     [
         ({"response_format": {"type": "json_schema"}}, "validation", "grammar"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": {}}}}, "validation", "`json_schema`"),
+        ({"best_of": 3}, "validation", "`best_of`"),
+        ({"add_special_tokens": True}, "validation", "`add_special_tokens`"),
         ({"response_format": {"type": "regex", "value": "a(?=b)"}}, "validation", "grammar"),
         ({"tool_choice": "required"}, "tool_error", "tool_choice"),
         ({"messages": IMAGE}, "validation", "image_url"),
@@ -250,6 +265,8 @@ async def test_grammar_and_tools_together_have_their_own_words(router: Router) -
     "fields",
     [
         {"response_format": {"type": "text"}},
+        {"response_format": {"type": "text"}, "tools": []},
+        {"best_of": 1, "add_special_tokens": False},
         {"tools": [], "tool_choice": "auto"},
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         {"tools": None, "tool_choice": None, "stop": None, "logit_bias": None, "n": None, "logprobs": None},

@@ -132,6 +132,18 @@ async def test_vertex(make_router: MakeRouter) -> None:
     router.assert_idle()
 
 
+async def test_vertex_renders_no_chat_before_there_is_room(
+    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = make_router()
+    rendered: list[object] = []
+    monkeypatch.setattr("router.api.chat.request_of", lambda *args: rendered.append(args))
+    answer = await router.post("/vertex", {"instances": [CHAT] * 5})
+    assert answer.status_code == 422 and "up to 4 generations" in answer.json()["error"]
+    assert rendered == []
+    router.assert_idle()
+
+
 async def test_vertex_honours_best_of(make_router: MakeRouter) -> None:
     answers = [says("worse", " still"), says("better"), says("other")]
     router = make_router(lambda request: answers.pop(0))

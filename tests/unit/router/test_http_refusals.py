@@ -139,6 +139,10 @@ async def test_malformed_messages(router: Router, messages: str) -> None:
         (b'{"inputs":"\xff\xfe"}', 400),
         (b'{"inputs":"\\ud800"}', 400),
         (b'{"inputs":"\\udc00\\ud800"}', 400),
+        (b'{"inputs":"a\\udc80"}', 400),
+        (b'{"inputs":"\\uDfFf","parameters":{"stop":["\\udc80"]}}', 400),
+        # Its escaped quotes must not each be the beginning of another search to the end.
+        (b"[" + b"[]," * 130 + b'"' + b'\\"' * 500_000, 400),
         (b"[" * 100_000, 400),
         (b'{"a":' * 100_000, 400),
         (b'{"inputs":' + b"[" * 130 + b"]" * 130 + b"}", 400),

@@ -172,6 +172,7 @@ async def test_a_decision_that_did_not_fit_is_for_words(make_router: MakeRouter,
         ("required", CALL[:9], "length", "get_weather", ARGUMENTS, "length"),
         ("required", CALL[:10], "length", "get_weather", ARGUMENTS, "tool_calls"),
         ("required", [*CALL[:6], 'ty": "STOP'], "stop_sequence", "get_weather", '{"city":"', "stop"),
+        ("required", [*CALL[:6], 'ty": "STOP'], "length", "get_weather", '{"city":"', "length"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
