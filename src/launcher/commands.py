@@ -132,8 +132,8 @@ def router(plan: LaunchPlan, environ: Environment) -> Command:
     argv += ["--otlp-service-name", asked.otlp_service_name]
     for origin in asked.cors_allow_origin:
         argv += ["--cors-allow-origin", origin]
-    # The port that argv names was chosen with AIP_HTTP_PORT in view.
-    env = _inherited(environ, without=_spelled(argv) | {"AIP_HTTP_PORT"})
+    # The ports that argv names, or does not, were chosen with these in view.
+    env = _inherited(environ, without=_spelled(argv) | {"AIP_HTTP_PORT", "PROMETHEUS_PORT"})
     env["GRACEFUL_TERMINATION_TIMEOUT"] = str(drain_seconds(asked.graceful_termination_timeout))
     env["LOG_LEVEL"] = asked.log_level
     if asked.api_key is not None:

@@ -140,7 +140,10 @@ class LauncherConfig:
         90, short="g", panel=_RUN, help="Seconds that running requests get after a signal to stop."
     )
     startup_timeout: int | None = option(
-        None, panel=_RUN, minimum=1, help="Seconds until everything must be ready. Default: no limit."
+        None,
+        panel=_RUN,
+        minimum=1,
+        help="Seconds until everything is ready, without a download. Default: no limit.",
     )
     verbose_startup: bool = option(False, panel=_RUN, help="Log where the time of the start-up went.")
     env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at start.")
@@ -181,6 +184,8 @@ def check(config: LauncherConfig) -> None:
     """Refuses what is wrong whatever the machine and the model. Raises ArgumentValidation."""
     if config.model_id == "":
         raise ArgumentValidation("`--model-id` is empty")
+    if config.api_key == "":  # not what an empty variable comes to, which counts as not set
+        raise ArgumentValidation("`--api-key` is empty: give a key, or leave the flag out to serve everybody")
     _check_served(config)
     try:
         tracing.check(config.otlp_endpoint)

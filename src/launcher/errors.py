@@ -6,8 +6,8 @@ LauncherError
 ├── DownloadError            the download step failed
 ├── ShardCannotStart         a shard ended before all were ready
 ├── ShardFailed              a shard ended while serving
-├── WebserverCannotStart     the router ended before it answered
-└── WebserverFailed          the router ended while serving
+├── WebserverCannotStart     the router cannot be executed, or did not answer in time
+└── WebserverFailed          the router ended
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ class _Launch:
         check(config)
         self._warn()
         model_id = config.model_id or DEFAULT_MODEL_ID
-        if config.huggingface_hub_cache is not None:
-            self._environ = {**self._environ, "HUGGINGFACE_HUB_CACHE": str(config.huggingface_hub_cache)}
+        self._environ = model_info.with_hub_cache(self._environ, config.huggingface_hub_cache)
         directory = model_info.directory(model_id, config.revision, self._environ)
         is_local = model_info.is_local(model_id)
         if is_local and directory is not None:

@@ -91,6 +91,15 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
 
 
+def with_hub_cache(environ: Mapping[str, str], asked: Path | None) -> Mapping[str, str]:
+    """`environ` where `hub_cache` is what the operator asked for. A flag wins over both variables."""
+    if asked is None:
+        return environ
+    is_flag = str(asked) != environ.get("HUGGINGFACE_HUB_CACHE")
+    names = ("HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE") if is_flag else ("HUGGINGFACE_HUB_CACHE",)
+    return {**environ, **dict.fromkeys(names, str(asked))}
+
+
 def check_directory(model_id: str, path: Path) -> None:
     """Refuses a local directory that cannot be served. Raises ArgumentValidation."""
     if not path.is_dir():

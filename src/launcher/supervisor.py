@@ -87,9 +87,11 @@ class Supervisor:
         self._signals_obeyed = 0
         """The first one is obeyed by stopping in order; any more, whenever it came, by killing."""
         self._began_at = time.monotonic() - age_s
+        self._download_s = 0.0
 
     def download(self, command: Command) -> int | None:
         """Runs the download step. None: it succeeded; an exit status: a signal ended it. Raises DownloadError."""
+        began_at = time.monotonic()
         child = self._download = self._start(command, DownloadError)
         try:
             while child.poll() is None:
@@ -99,6 +101,7 @@ class Supervisor:
         if child.exit is not None and child.exit.returncode != 0:
             self._report_crash(child, "Download process failed")
             raise DownloadError(_cause(child))
+        self._download_s = time.monotonic() - began_at
         return None
 
     def serve(self, shards: Sequence[Command], router: Command, *, on_started: Callable[[], None]) -> int:
@@ -202,8 +205,9 @@ class Supervisor:
         stacks.show(children, wait)
 
     def _is_out_of_time(self) -> bool:
+        """Of the time that does not depend on the network: a download may take hours."""
         limit = self._patience.startup_s
-        return limit is not None and time.monotonic() - self._began_at > limit
+        return limit is not None and time.monotonic() - self._began_at - self._download_s > limit
 
     def _check_alive(self, shard_error: type[LauncherError]) -> None:
         """Raises for the child that failed first. Of several found at once: a killed one before one that gave up, and

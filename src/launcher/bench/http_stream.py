@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
 import httptools
@@ -21,7 +22,10 @@ class BadAnswerError(Exception):
 
 
 class Connection:
-    """Keeps its socket between requests where the server does; not for two requests at a time."""
+    """Keeps its socket between requests where the server does; not for two requests at a time.
+
+    An answer that is not read to its end must be closed (`contextlib.aclosing`) before the next request.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         """url: scheme, host, port, and the path that stands before every route. Raises ValueError for another scheme
@@ -40,27 +44,29 @@ class Connection:
         request = f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n"
         return b"".join([part async for part in self._exchange(request.encode())])
 
-    async def post(self, path: str, body: bytes) -> AsyncIterator[bytes]:
+    async def post(self, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
         """Pieces of the answer's body as they come. Raises BadAnswerError, OSError."""
         about = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}{about}\r\n"
-        async for part in self._exchange(head.encode() + body):
-            yield part
+        async with aclosing(self._exchange(head.encode() + body)) as parts:
+            async for part in parts:
+                yield part
 
-    async def events(self, path: str, body: bytes) -> AsyncIterator[list[bytes]]:
+    async def events(self, path: str, body: bytes) -> AsyncGenerator[list[bytes], None]:
         """As `post`, but the data of server-sent events, those that came together in one list; without `[DONE]`."""
         rest = b""
-        async for part in self.post(path, body):
-            *lines, rest = (rest + part).split(b"\n")
-            datas = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-            yield [data for data in datas if data and data != b"[DONE]"]
+        async with aclosing(self.post(path, body)) as parts:
+            async for part in parts:
+                *lines, rest = (rest + part).split(b"\n")
+                datas = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+                yield [data for data in datas if data and data != b"[DONE]"]
 
     def close(self) -> None:
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
-    async def _exchange(self, request: bytes) -> AsyncIterator[bytes]:
+    async def _exchange(self, request: bytes) -> AsyncGenerator[bytes, None]:
         answer = _Answer()
         finished = False
         try:

@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import orjson
@@ -50,12 +51,13 @@ async def stream_once(
     arrivals: list[float] = []
     started = time.perf_counter()
     async with asyncio.timeout(target.timeout_s):
-        async for events in connection.events(target.api.path, body):
-            now = time.perf_counter()
-            for event in events:
-                if target.api.read(orjson.loads(event), usage):
-                    arrivals.append(now)
-                    on_token()
+        async with aclosing(connection.events(target.api.path, body)) as answer:
+            async for events in answer:
+                now = time.perf_counter()
+                for event in events:
+                    if target.api.read(orjson.loads(event), usage):
+                        arrivals.append(now)
+                        on_token()
     if not arrivals:
         raise BadAnswerError("the stream ended without a token")
     return RequestTimes(
@@ -78,7 +80,7 @@ class Load:
         self._errors: list[str] = []
 
     async def closed(self, prompts: list[str], concurrency: int) -> Cell:
-        """`concurrency` clients answer all prompts, each with a connection of its own."""
+        """`concurrency` clients send all prompts, each with a connection of its own."""
         waiting = list(reversed(prompts))
 
         async def client() -> None:

@@ -21,7 +21,7 @@ WORDS = [
     "member", "law", "car", "city", "community", "name", "president", "team", "minute", "idea", "body", "information",
 ]  # fmt: skip
 
-# How many tokens the words that are cut or counted stand for, at least.
+# How many words are sent to find out how many tokens a word has.
 _TRIAL_WORDS = 256
 
 # Offsets [start, stop) of a text's tokens, without special ones.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     if not values:
         return 0.0
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
 
 def summarise(
@@ -83,4 +84,5 @@ def median_cell(cells: Sequence[Cell]) -> Cell:
     middle = min(cells, key=lambda cell: abs(cell.output_tokens_per_s - statistics.median(rates)))
     middle.repeats = rates
     middle.errors = sum(cell.errors for cell in cells)
+    middle.first_error = next((cell.first_error for cell in cells if cell.first_error), None)
     return middle

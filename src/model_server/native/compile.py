@@ -79,7 +79,10 @@ def _hash(text: str) -> str:
 
 def _user_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tercet" / "native"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "tercet" / "native"
+    except RuntimeError as error:
+        raise CompileError(f"no folder to compile into ({error}); set HOME or XDG_CACHE_HOME") from error
 
 
 def _private(folder: Path) -> Path:

@@ -26,7 +26,7 @@ from model_server.weights.hub import (
     Repository,
     cache,
     discard,
-    is_commit,
+    is_complete,
     record_commit,
     snapshot_of,
 )
@@ -104,7 +104,7 @@ class _Download:
     def run(self) -> Path:
         """The snapshot, complete. Raises StartupError, OSError."""
         cached = self._cached()
-        if cached is not None and (self._hub.is_offline or is_commit(self._revision)):
+        if cached is not None and (self._hub.is_offline or is_complete(self._model_id, self._revision)):
             logger.info("Files are already present on the host. Skipping download.")
             return cached
         if self._hub.is_offline:

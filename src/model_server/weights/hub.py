@@ -6,6 +6,7 @@ the library's own download drops what it has when it is interrupted, and does no
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -183,10 +184,25 @@ def is_commit(revision: str | None) -> bool:
     return revision is not None and _COMMIT.fullmatch(revision) is not None
 
 
+def is_complete(model_id: str, revision: str | None) -> bool:
+    """Whether `revision` is a commit all of which has been fetched: the hub need not be asked what it means."""
+    return revision is not None and is_commit(revision) and _mark(model_id, revision).is_file()
+
+
+def _mark(model_id: str, commit: str) -> Path:
+    return entry(model_id) / "complete" / commit
+
+
 def record_commit(model_id: str, revision: str | None, commit: str) -> None:
-    """Let the branch or tag mean this commit from now on. Done last: what it meant before is served until then."""
+    """Let the branch or tag mean this commit from now on. Done last: what it meant before is served until then.
+
+    A commit given by its own name is marked as complete.
+    """
     name = revision or "main"
     if name == commit:
+        with contextlib.suppress(OSError):  # of a cache that can only be read the hub is asked again
+            _mark(model_id, commit).parent.mkdir(parents=True, exist_ok=True)
+            _mark(model_id, commit).touch()
         return
     path = entry(model_id) / "refs" / name
     if path.is_file() and path.read_text() == commit:

@@ -134,7 +134,9 @@ def test_router_argv_with_everything() -> None:
         assert value_of(command, flag) == value
     assert "--disable-grammar-support" in command.argv and "--trust-remote-code" in command.argv
     assert command.argv[-4:] == ("--cors-allow-origin", "a", "--cors-allow-origin", "b")
-    assert value_of(commands.router(plan(prometheus_port=0), {}), "--prometheus-port") is None
+    for asked in (0, None):  # asked for none, or for one that is busy
+        command = commands.router(plan(prometheus_port=asked), {"PROMETHEUS_PORT": "9001"})
+        assert value_of(command, "--prometheus-port") is None and "PROMETHEUS_PORT" not in command.env
 
 
 def test_router_environment() -> None:

@@ -27,6 +27,7 @@ def test_defaults_of_tgi() -> None:
     [
         ({"sharded": True, "num_shard": 1}, ["--sharded true", "--num-shard", "1"]),
         ({"num_shard": 0}, ["--num-shard", "cannot be < 1"]),
+        ({"api_key": ""}, ["--api-key", "empty"]),
         ({"max_input_tokens": 3, "max_input_length": 4}, ["--max-input-tokens", "(3)", "(4)", "deprecated"]),
         ({"max_input_tokens": 8, "max_total_tokens": 8}, ["--max-input-tokens", "must be <", "8 and 8"]),
         ({"max_input_length": 9, "max_total_tokens": 8}, ["must be <", "9 and 8"]),

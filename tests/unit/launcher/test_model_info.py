@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from launcher.errors import ArgumentValidation
-from launcher.model_info import ModelInfo, check_directory, directory, from_config, hub_cache, is_local, read
+from launcher.model_info import (
+    ModelInfo,
+    check_directory,
+    directory,
+    from_config,
+    hub_cache,
+    is_local,
+    read,
+    with_hub_cache,
+)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +112,20 @@ def test_snapshot_in_the_hub_cache(tmp_path: Path) -> None:
 )
 def test_hub_cache(environ: dict[str, str], path: str) -> None:
     assert hub_cache(environ) == Path(path)
+
+
+@pytest.mark.parametrize(
+    ("environ", "asked", "path"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b"}, None, "/a"),
+        ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b"}, "/b", "/a"),  # not the flag: the variable
+        ({"HF_HUB_CACHE": "/a"}, "/c", "/c"),
+        ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b"}, "/c", "/c"),
+        ({}, "/c", "/c"),
+    ],
+)
+def test_the_flag_of_the_hub_cache_wins(environ: dict[str, str], asked: str | None, path: str) -> None:
+    assert hub_cache(with_hub_cache(environ, asked and Path(asked))) == Path(path)
 
 
 def test_directories_that_cannot_be_served(tmp_path: Path) -> None:

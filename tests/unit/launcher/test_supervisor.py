@@ -192,6 +192,14 @@ def test_start_up_time_out(launch: Launch) -> None:
     assert launch.story.has(" s; it said last: loading 3/9)")
 
 
+def test_a_download_does_not_count_as_start_up(launch: Launch) -> None:
+    supervisor = launch.supervise(startup_s=60.0)
+    launch.hurry_at("download is running", 100.0)
+    program = 'print(\'{"level": "INFO", "message": "download is running"}\', flush=True)'
+    assert supervisor.download(plain(program)) is None
+    assert not supervisor._is_out_of_time()
+
+
 def test_download(launch: Launch) -> None:
     assert launch.supervise().download(plain("pass")) is None
 

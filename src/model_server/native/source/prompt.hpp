@@ -64,8 +64,8 @@ template <class T> struct PromptTile {
         parts = Room::take<Partial>(at, rows);
     }
 
-    // Rows [row, row + count), whose first query stands at `position` and is row `row0` of its query: scores of the
-    // block's keys [0, used), softmax, weighted values onto the sums. `visible`: keys of the block up to the last query.
+    // Rows [row, row + count): scores of the block's keys [0, used), the first of which is key `first`, softmax, weighted
+    // values onto the sums.
     void block(long row, long count, const long* positions, const long* heads, long first, long used) {
         long panels = (used + PANEL - 1) / PANEL, columns = panels * PANEL, p = 0;
         const T* q = queries + row * shape.key_dim;

@@ -35,6 +35,15 @@ async def test_failures_are_counted_and_the_first_is_kept(
     assert cell.first_error is not None and "overloaded" in cell.first_error
 
 
+async def test_an_error_in_a_stream_leaves_the_next_request_alone(
+    server: ScriptedServer, events: Callable[..., bytes]
+) -> None:
+    server.answers = [events(TOKEN, b'{"error":"out of memory"}', LAST), *[events(TOKEN, LAST)] * 9]
+    cell = await Load(target(server), 2).closed([f"p{i}" for i in range(10)], 1)
+    assert (cell.num_requests, cell.errors) == (9, 1)
+    assert cell.first_error is not None and "out of memory" in cell.first_error
+
+
 async def test_answers_shorter_than_asked_for_are_told(server: ScriptedServer, events: Callable[..., bytes]) -> None:
     server.answers = [events(TOKEN, LAST)]
     cell = await Load(target(server), 3).closed(["a"], 1)

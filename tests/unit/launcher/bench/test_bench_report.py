@@ -34,13 +34,16 @@ def test_nothing_answered_is_no_crash() -> None:
 def test_percentiles_are_values_that_were_seen() -> None:
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
+    hundred = [float(n) for n in range(1, 101)]
+    assert [percentile(hundred, share) for share in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
+    assert (percentile(hundred[:64], 0.99), percentile(hundred[:16], 0.5)) == (64.0, 8.0)
 
 
 def test_the_median_repeat_speaks_for_the_cell() -> None:
-    cells = [summarise("x", [times(0.1, [0.1] * n)], ["e"] * (n == 5), 1.0, 1) for n in (9, 1, 5)]
+    cells = [summarise("x", [times(0.1, [0.1] * n)], ["e"] * (n == 1), 1.0, 1) for n in (9, 1, 5)]
     middle = median_cell(cells)
     assert middle.output_tokens_per_s == 6.0
-    assert (middle.repeats, middle.errors) == ([10.0, 2.0, 6.0], 1)
+    assert (middle.repeats, middle.errors, middle.first_error) == ([10.0, 2.0, 6.0], 1, "e")
 
 
 def test_the_report_is_written_three_times(tmp_path: Path) -> None:

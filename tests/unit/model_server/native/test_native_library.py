@@ -45,6 +45,19 @@ def test_without_a_compiler_torch_computes(
 
 
 @pytest.mark.usefixtures("unloaded")
+def test_a_user_without_a_home_is_served_by_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(compiling.Path, "home", no_home)
+    assert not loading.usable(CPU, torch.float32)
+    assert "set HOME or XDG_CACHE_HOME" in caplog.text
+
+
+@pytest.mark.usefixtures("unloaded")
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(loading.SWITCH, "0")
     assert not loading.usable(CPU, torch.float32)

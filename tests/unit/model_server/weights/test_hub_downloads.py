@@ -272,6 +272,14 @@ def test_branch_tag_and_commit(hub: HubServer, repository: Repository) -> None:
     assert len(hub.requests) == asked  # what a commit means cannot change
 
 
+def test_a_commit_that_was_not_fetched_wholly_is_completed(hub: HubServer, repository: Repository) -> None:
+    commit = repository.commit({**SIDE, "chat_template.jinja": b"{{ messages }}", "model.safetensors": SMALL})
+    directory = fetch(commit)
+    (directory / "chat_template.jinja").unlink()
+    (entry(ID) / "complete" / commit).unlink()
+    assert (fetch(commit) / "chat_template.jinja").read_bytes() == b"{{ messages }}"
+
+
 @pytest.mark.parametrize("fault", [Fault.answer(503), Fault.answer(404, X_Error_Code="RepoNotFound")])
 def test_a_complete_snapshot_is_served_without_the_hub(
     hub: HubServer, repository: Repository, caplog: pytest.LogCaptureFixture, fault: Fault
