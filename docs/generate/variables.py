@@ -35,7 +35,8 @@ VARIABLES = (
     Variable("HF_HUB_OFFLINE", "hub library", "`1`: nothing is fetched, the cache alone is used.", in_code=True),
     Variable(
         "HF_HUB_CACHE", "launcher, hub library",
-        "Where the hub cache is; wins over `HUGGINGFACE_HUB_CACHE`, which wins over `HF_HOME`.", in_code=True,
+        "Where the hub cache is; `--huggingface-hub-cache` wins over it, it wins over `HUGGINGFACE_HUB_CACHE`.",
+        in_code=True,
     ),
     Variable("HF_HOME", "launcher, hub library", "The hub cache is `$HF_HOME/hub`.", in_code=True),
     Variable(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from launcher.config import SECRETS, LauncherConfig
+from launcher.model_info import with_hub_cache
 from launcher.plan import LaunchPlan
 from wire.log_line import level_from_filter
 
@@ -156,10 +157,7 @@ def drain_seconds(timeout: int) -> int:
 def _model_server_environment(config: LauncherConfig, environ: Environment) -> dict[str, str]:
     # An override that the launcher has accepted names the model's own directory.
     removed = {"LOG_LEVEL", "WEIGHTS_CACHE_OVERRIDE", *map(str.upper, SECRETS)}
-    env = _inherited(environ, without=removed)
-    if config.huggingface_hub_cache is not None:
-        env["HUGGINGFACE_HUB_CACHE"] = str(config.huggingface_hub_cache)
-    return env
+    return _inherited(with_hub_cache(environ, config.huggingface_hub_cache), without=removed)
 
 
 def _inherited(environ: Environment, *, without: Iterable[str]) -> dict[str, str]:

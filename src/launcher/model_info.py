@@ -85,17 +85,23 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
     """The hub library's own order of variables, so that launcher and children look at the same place."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(name):
-            return Path(environ[name]).expanduser()
+            return _at_home(environ[name])
     if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"]).expanduser() / "hub"
-    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
+        return _at_home(environ["HF_HOME"]) / "hub"
+    return _at_home(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+
+
+def _at_home(path: str) -> Path:
+    """As the hub library has it: for a user without a home `~` stays as it is."""
+    return Path(os.path.expanduser(path))
 
 
 def with_hub_cache(environ: Mapping[str, str], asked: Path | None) -> Mapping[str, str]:
-    """`environ` where `hub_cache` is what the operator asked for. A flag wins over both variables."""
+    """`environ` with what `--huggingface-hub-cache`, or its variable, says. The flag wins over HF_HUB_CACHE, which wins
+    over the variable; a flag that says what the variable says is taken for the variable."""
     if asked is None:
         return environ
-    is_flag = str(asked) != environ.get("HUGGINGFACE_HUB_CACHE")
+    is_flag = asked != Path(environ.get("HUGGINGFACE_HUB_CACHE", ""))
     names = ("HUGGINGFACE_HUB_CACHE", "HF_HUB_CACHE") if is_flag else ("HUGGINGFACE_HUB_CACHE",)
     return {**environ, **dict.fromkeys(names, str(asked))}
 

@@ -188,8 +188,9 @@ class Supervisor:
         self._show_stacks([*late, *(child for child in missing if child not in late)])
         last = min(late, key=lambda child: len(child.logs.progress.began))
         error = WebserverCannotStart if last.command.rank is None else ShardCannotStart
+        since = "the start, the download not counted" if self._download_s else "the start"
         raise error(
-            f"{last.title} was not ready {self._patience.startup_s:g} s after the start (`--startup-timeout`); "
+            f"{last.title} was not ready {self._patience.startup_s:g} s after {since} (`--startup-timeout`); "
             f"phase: {last.logs.progress}; its last word: {last.logs.last_message or 'none'}"
         )
 

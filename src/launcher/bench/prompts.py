@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -68,9 +69,10 @@ async def measured_tokens_per_word(connection: Connection, api: Api) -> float:
     counted = await _tokenize(connection, words)
     if counted is None:
         usage = Usage()
-        async for events in connection.events(api.path, orjson.dumps(api.body(words, 1))):
-            for event in events:
-                api.read(orjson.loads(event), usage)
+        async with aclosing(connection.events(api.path, orjson.dumps(api.body(words, 1)))) as answer:
+            async for events in answer:
+                for event in events:
+                    api.read(orjson.loads(event), usage)
         counted = usage.prompt_tokens
     if not counted:
         raise BadAnswerError("the server does not say how many tokens a prompt has; give a --tokenizer")

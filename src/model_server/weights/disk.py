@@ -14,14 +14,18 @@ ADVICE = "set HF_HOME (or --huggingface-hub-cache) to a folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+class NotWritable(StartupError):
+    """Nothing can be added to the cache; what is there may do."""
+
+
 def check_writable(folder: Path) -> None:
-    """Raises StartupError unless files can be made in `folder`, which need not exist yet."""
+    """Raises NotWritable unless files can be made in `folder`, which need not exist yet."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise explained(error, folder) from error
+        raise NotWritable(str(explained(error, folder))) from error
 
 
 def check_room(folder: Path, needed: int) -> None:

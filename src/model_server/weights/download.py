@@ -114,12 +114,12 @@ class _Download:
             )
         try:
             return self._from_hub(is_cached=cached is not None)
-        except (Unreachable, Refused) as error:
+        except (Unreachable, Refused, disk.NotWritable) as error:
             if cached is not None:
                 reason = str(error).removeprefix(f"{self._where}: ")
                 logger.warning("%s: %s; serving what is cached, commit %s", self._where, reason, cached.name)
                 return cached
-            if isinstance(error, Refused):
+            if not isinstance(error, Unreachable):
                 raise
             raise StartupError(
                 f"{self._where}: not in the local cache, and the hub cannot be reached ({error}); "
@@ -175,7 +175,8 @@ class _Download:
         indices: dict[str, Path] = {}
         for name in (INDEX, PICKLE_INDEX) if self._convert else (INDEX,):
             if name in names:
-                disk.check_writable(cache())
+                if not _is_there(directory / name, names[name]):
+                    disk.check_writable(cache())
                 indices[name] = self._fetch(found, name, _Nobody())
         if _only_pickled(names) and has_safetensors(directory):
             return side  # converted before; the originals may have been removed

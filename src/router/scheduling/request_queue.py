@@ -99,8 +99,9 @@ class RequestQueue:
         return False
 
     def waits_since_before(self, moment: float) -> bool:
-        """Whether the first was queued before `moment`, as `time.monotonic` counts."""
-        return next((entry.queued_at for entry in self._entries if not entry.closed), moment) < moment
+        """Whether the first that has never run was queued before `moment`, as `time.monotonic` counts."""
+        new = (entry.queued_at for entry in self._entries if entry.started_at is None and not entry.closed)
+        return next(new, moment) < moment
 
     def append(self, entry: Entry) -> None:
         entry.request_id = self._next_request_id

@@ -184,7 +184,9 @@ class ChatBody(OpenAIBody):
         default=StreamOptions(), description="What a stream tells beside the text.", examples=[{"include_usage": True}]
     )
     tools: list[Tool] | None = Field(
-        default=None, description="Functions that the model may call; not with `response_format`.", examples=[_TOOLS]
+        default=None,
+        description="Functions that the model may call; not with a `response_format` that constrains.",
+        examples=[_TOOLS],
     )
     tool_choice: str | dict[str, Any] | None = Field(
         default=None,
@@ -207,7 +209,7 @@ class ChatBody(OpenAIBody):
     )
     response_format: Grammar | None = Field(
         default=None,
-        description="Constrains the answer to JSON or to a regular expression; not with `tools`.",
+        description="Constrains the answer to JSON or to a regular expression, not together with `tools`.",
         examples=[
             {"type": "json_object"},
             {"type": "text"},

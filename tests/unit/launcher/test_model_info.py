@@ -119,6 +119,7 @@ def test_hub_cache(environ: dict[str, str], path: str) -> None:
     [
         ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b"}, None, "/a"),
         ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b"}, "/b", "/a"),  # not the flag: the variable
+        ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b/"}, "/b", "/a"),
         ({"HF_HUB_CACHE": "/a"}, "/c", "/c"),
         ({"HF_HUB_CACHE": "/a", "HUGGINGFACE_HUB_CACHE": "/b"}, "/c", "/c"),
         ({}, "/c", "/c"),
@@ -126,6 +127,11 @@ def test_hub_cache(environ: dict[str, str], path: str) -> None:
 )
 def test_the_flag_of_the_hub_cache_wins(environ: dict[str, str], asked: str | None, path: str) -> None:
     assert hub_cache(with_hub_cache(environ, asked and Path(asked))) == Path(path)
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert hub_cache({}) == Path("~/.cache/huggingface/hub")
 
 
 def test_directories_that_cannot_be_served(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_every_step_stays_on_the_device(runner: Decoder) -> None:
         launched = LaunchedStep(batch)
         assert not stepper.grow(batch, growth, cache, numbered=True, grows=True)
         with NeverWaits():
-            stepper.launch(launched, cache, 1000, some_failed=False)
+            stepper.launch(launched, cache, 1000, chunk_tokens=None, some_failed=False)
         assert launched.sampled is not None and launched.sampled.ids.device == CUDA
         assert launched.sampled.ids.shape == (len(batch.sequences),) and launched.sampled.ids.dtype == torch.int64
         return launched

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -278,6 +279,27 @@ def test_a_commit_that_was_not_fetched_wholly_is_completed(hub: HubServer, repos
     (directory / "chat_template.jinja").unlink()
     (entry(ID) / "complete" / commit).unlink()
     assert (fetch(commit) / "chat_template.jinja").read_bytes() == b"{{ messages }}"
+
+
+def test_a_commit_in_a_cache_that_can_only_be_read(
+    hub: HubServer, repository: Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Filled by another program, so that nothing says it is whole; also where something optional is missing."""
+    index = json.dumps({"weight_map": {"x": "model.safetensors"}}).encode()
+    files = {**SIDE, "model.safetensors.index.json": index, "model.safetensors": SMALL}
+    commit = repository.commit(files | {"chat_template.jinja": b""})
+    directory = fetch(commit)
+    shutil.rmtree(entry(ID) / "complete")
+
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr(Path, "touch", refuse)
+    assert fetch(commit) == directory
+    (directory / "chat_template.jinja").unlink()
+    assert fetch(commit) == directory
+    assert "Read-only file system" in caplog.messages[-1] and "serving what is cached" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("fault", [Fault.answer(503), Fault.answer(404, X_Error_Code="RepoNotFound")])
