@@ -22,7 +22,7 @@ from model_server.distributed import ProcessGroup
 from model_server.errors import FatalError, StartupError
 from model_server.graph_recorder import Recorder, Recording
 from model_server.kv_cache import KvCache, KvShape
-from model_server.runner import Capturable, KeepsState, ModelInputs, Runner
+from model_server.runner import Capturable, HasPositionTable, KeepsState, ModelInputs, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,10 @@ class GraphedRunner:
     @property
     def max_positions(self) -> int | None:
         return self._runner.max_positions
+
+    @property
+    def position_rows(self) -> int | None:
+        return self._runner.position_rows if isinstance(self._runner, HasPositionTable) else None
 
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:

@@ -23,7 +23,7 @@ from model_server.engine import Engine
 from model_server.errors import FatalError, OutOfMemoryError, StartupError, WarmUpMemoryError
 from model_server.kv_cache import KvCache
 from model_server.memory_table import MemoryUse, host_memory
-from model_server.runner import KeepsState
+from model_server.runner import HasPositionTable, KeepsState
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
     on any rank, FatalError when memory is short on some ranks only: the others wait in a collective.
     """
     started = time.perf_counter()
+    _check_positions(engine, asked.max_total_tokens)
     engine.max_prefill_tokens = asked.max_prefill_tokens
     block_size = engine.options.block_size
     graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
@@ -300,6 +301,15 @@ def _cpu_blocks(engine: Engine, plan: MemoryPlan, asked: WarmupRequest) -> int:
     # One block more than the longest request needs: block 0 is reserved.
     longest = max(asked.max_total_tokens or 0, asked.max_prefill_tokens) + block_size
     return math.ceil(max(DEFAULT_CPU_TOKENS, longest) / block_size)
+
+
+def _check_positions(engine: Engine, max_total_tokens: int | None) -> None:
+    rows = engine.runner.position_rows if isinstance(engine.runner, HasPositionTable) else None
+    if rows is not None and max_total_tokens is not None and max_total_tokens > rows:
+        raise StartupError(
+            f"--max-total-tokens {max_total_tokens}: this model has learned {rows} positions and cannot compute more; "
+            f"use at most {rows}"
+        )
 
 
 def _limits(engine: Engine, plan: MemoryPlan, asked: WarmupRequest, num_blocks: int) -> Capacity:

@@ -77,6 +77,15 @@ class KeepsState(Protocol):
 
 
 @runtime_checkable
+class HasPositionTable(Protocol):
+    """A runner whose positions may be rows of a learned table, behind which there is nothing."""
+
+    @property
+    def position_rows(self) -> int | None:
+        """Longest sequence that the table serves; None: there is no table."""
+
+
+@runtime_checkable
 class Capturable(Protocol):
     """A runner whose decode steps may be recorded as CUDA graphs, if `capturable`.
 

@@ -71,6 +71,11 @@ class Stem:
         self._offset = position_offset
         self._norm = norm
 
+    @property
+    def position_rows(self) -> int | None:
+        """How many positions the learned table has; None: there is none."""
+        return None if self._positions is None else len(self._positions) - self._offset
+
     def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
         """ids, positions: [n] int64 -> [n, hidden]."""
         hidden = self._embedding(ids)

@@ -82,16 +82,19 @@ def _vocabulary(loader: Loader, spec: Spec) -> tuple[Stem, Head]:
     group, names = loader.group, spec.names
     width = spec.hidden_size if spec.embedding_size is None else spec.embedding_size
     start, stop = vocab_range(spec.vocab_size, group)
-    table = loader.rows(names.embedding + ".weight", [(start, stop)], width)
+    embedding, name = names.embedding + ".weight", names.head + ".weight"
+    if spec.tied_head and not loader.has(embedding) and loader.has(name):
+        embedding = name  # of two names for one tensor some checkpoints kept the other
+    table = loader.rows(embedding, [(start, stop)], width)
     sharded = group.size > 1 and spec.vocab_size % group.size == 0
     rows = (start, stop) if sharded else (0, spec.vocab_size)
-    own = not spec.tied_head and loader.has(names.head + ".weight")
+    own = not spec.tied_head and loader.has(name)
     if own:
-        matrix = loader.rows(names.head + ".weight", [rows], width)
+        matrix = loader.rows(name, [rows], width)
     elif rows == (start, stop):
         matrix = table
     else:
-        matrix = loader.rows(names.embedding + ".weight", [rows], width)
+        matrix = loader.rows(embedding, [rows], width)
     if spec.normalized_head:
         matrix = F.normalize(matrix)
     bias = loader.rows(names.head + ".bias", [rows]) if loader.has(names.head + ".bias") else None

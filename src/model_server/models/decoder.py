@@ -64,6 +64,10 @@ class Decoder:
         return self._max_positions
 
     @property
+    def position_rows(self) -> int | None:
+        return self._stem.position_rows
+
+    @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return self._kv_shapes
 

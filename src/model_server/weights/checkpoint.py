@@ -36,8 +36,8 @@ MAX_SIZE = 2**24
 
 # float16 overflows in them; as TGI (model_server.md 5.3).
 _NEED_BFLOAT16 = (
-    "dbrx", "deepseek", "gemma", "gpt_oss", "idefics3", "llama4", "mllama", "paligemma", "qwen2_vl", "qwen2_5_vl",
-    "qwen3_vl",
+    "dbrx", "deepseek", "gemma", "gpt_oss", "idefics3", "llama4", "mamba", "mllama", "paligemma", "qwen2_vl",
+    "qwen2_5_vl", "qwen3_vl",
 )  # fmt: skip
 
 

@@ -104,6 +104,17 @@ def test_what_the_user_sets_is_echoed(tokenizer: Tokenizer) -> None:
     assert (capacity.max_input_tokens, capacity.max_total_tokens) == (100, 300)
 
 
+def test_no_request_may_be_longer_than_a_table_of_positions(tokenizer: Tokenizer) -> None:
+    class Learned(FakeRunner):
+        position_rows = 300
+
+    engine = _engine(tokenizer, Learned(vocab_size=tokenizer.vocab_size))
+    with pytest.raises(StartupError, match="--max-total-tokens 301: this model has learned 300 positions"):
+        _warm_up(tokenizer, engine=engine, max_total_tokens=301)
+    _, capacity = _warm_up(tokenizer, engine=engine, max_total_tokens=300)
+    assert capacity.max_total_tokens == 300
+
+
 def test_the_users_capacity_is_an_upper_bound(tokenizer: Tokenizer) -> None:
     engine, capacity = _warm_up(tokenizer, max_batch_total_tokens=1000)
     assert engine.cache.num_blocks == 62 and capacity.total_tokens == 992

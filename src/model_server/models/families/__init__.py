@@ -54,7 +54,7 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
 
 
 class UnknownFamilyError(StartupError):
-    """The native decoder does not know this model type. Another runner may."""
+    """The native decoder does not know this model type, or not this form of it. Another runner may."""
 
 
 def spec_of(config: ModelConfig) -> Spec:
@@ -70,4 +70,7 @@ def spec_of(config: ModelConfig) -> Spec:
         )
     if config.quantization is not None:
         raise StartupError(f"the checkpoint is quantized ({config.quantization}), which this version does not serve")
-    return family(config)
+    spec = family(config)
+    if any(rope is not None and rope.kind == "dynamic" for rope in spec.ropes):
+        raise UnknownFamilyError(f"the native {config.model_type} has no rope scaling of the kind dynamic")
+    return spec

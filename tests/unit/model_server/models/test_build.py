@@ -163,6 +163,12 @@ def test_tied_head_is_not_read_and_costs_nothing() -> None:
     assert tied == absent == own - 100 * 64 * 4
 
 
+def test_a_tied_embedding_may_go_by_the_head_s_name() -> None:
+    reader = RandomReader(spec(tie_word_embeddings=True), without=("embed_tokens", "bias", "_norm."))
+    assemble(reader, Rank(1, 2))
+    assert reader.asked["lm_head.weight"] == [(50, 100)] and "model.embed_tokens.weight" not in reader.asked
+
+
 def test_progress_counts_layers() -> None:
     seen: list[tuple[int, int]] = []
     assemble(RandomReader(spec()), ProcessGroup(), progress=lambda done, total: seen.append((done, total)))

@@ -37,6 +37,7 @@ def test_good(tmp_path: Path) -> None:
     assert found.file_bytes == sum(f.stat().st_size for f in tmp_path.glob("*.safetensors"))
     assert not found.needs_bfloat16
     assert examine(make(tmp_path, model_type="gemma3_text")).needs_bfloat16
+    assert examine(make(tmp_path, model_type="mamba")).needs_bfloat16
     assert not examine(make(tmp_path, model_type=None)).needs_bfloat16
 
 
