@@ -60,7 +60,8 @@ are tried with 4 key heads, since transformers' plans divide them).
 
 The choice is made when a model is loaded: a family that the native decoder knows is native; any other is tried over the
 paged cache and checked there against eager attention on its own weights; what fails is checked with a cache of its own
-per request; what fails that too is refused. The log names the runner.
+per request; what fails that too is refused. The log names the runner. Native families with `dynamic` rope scaling go
+the same way.
 
 {counts}
 
