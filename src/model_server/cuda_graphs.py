@@ -225,7 +225,9 @@ class GraphedRunner:
         except torch.OutOfMemoryError:
             outcome = _NO_MEMORY
         except RuntimeError as error:
-            outcome, reason = _IMPOSSIBLE, str(error).partition("\n")[0]
+            # The driver's memory (a graph, a module that is loaded) is not that of torch's allocator, nor its error.
+            outcome = _NO_MEMORY if "out of memory" in str(error) else _IMPOSSIBLE
+            reason = str(error).partition("\n")[0]
         agreed = group.all_reduce_min(outcome)
         if agreed == _RECORDED:
             assert recording is not None

@@ -2,7 +2,8 @@
 
 A job has two halves: `launch` enqueues device work and returns the second half, `finish`, which waits for the device
 and does the host's share (text, stop decisions). On an asynchronous device the next job may be launched before the
-last one is finished; the job itself says whether it allows that.
+last one is finished; the job itself says whether it allows that. While the device works on a job, the thread waits for
+the next one as well as for the end: whoever sends the next job does so upon an answer, so it is never there already.
 
 Numbered jobs run strictly in number order, whatever order they arrive in, so that ranks can never diverge; jobs
 without a number (a stock router) run in arrival order. Knows nothing of models or protobuf.
@@ -26,17 +27,28 @@ T = TypeVar("T")
 # A number that does not come within this time will not come: the router has lost a call.
 GAP_LIMIT_S = 10.0
 
+# How often a launched job is asked whether it is over: its answer may be late by so much.
+_LOOK_EVERY_S = 50e-6
+
 
 class Job(Generic[T]):
     """Work for the device thread.
 
     launch: runs on the device thread and returns the second half.
     overlaps: asked only while an earlier job is launched but not finished; True lets this one be launched before it.
+    is_over: asked only while this job is launched but not finished and no other has come; True: `finish` need not wait,
+    or there is nothing that could be launched meanwhile.
     """
 
-    def __init__(self, launch: Callable[[], Callable[[], T]], overlaps: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        launch: Callable[[], Callable[[], T]],
+        overlaps: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.launch = launch
         self.overlaps = overlaps
+        self.is_over = is_over
         self.future: Future[T] = Future()
 
 
@@ -118,8 +130,8 @@ class DeviceThread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _take(self, block: bool) -> Job[Any] | None:
-        """The next job in order; None when there is none (not blocking) or the thread is to end."""
+    def _take(self, pending: Job[Any] | None) -> Job[Any] | None:
+        """The next job in order; None when the pending one is over before there is one, or the thread is to end."""
         deadline: float | None = None
         with self._wake:
             while not self._stopping:
@@ -128,8 +140,11 @@ class DeviceThread:
                 if self._numbered and self._numbered[0][0] == self._expected:
                     self._expected += 1
                     return heapq.heappop(self._numbered)[2]
-                if not block:
-                    return None
+                if pending is not None:
+                    if _is_over(pending):
+                        return None
+                    self._wake.wait(_LOOK_EVERY_S)
+                    continue
                 if not self._numbered:
                     deadline = None
                     self._wake.wait()
@@ -153,7 +168,7 @@ class DeviceThread:
 
     def _loop(self) -> None:
         while True:
-            job = self._taken = self._take(block=self._pending is None)
+            job = self._taken = self._take(self._pending[0] if self._pending is not None else None)
             if self._pending is not None and (job is None or not job.overlaps()):
                 self._finish_pending()
             if job is None:
@@ -204,6 +219,13 @@ class DeviceThread:
             self._pending = self._taken = None
         for job in waiting:
             _fail(job, error)
+
+
+def _is_over(job: Job[Any]) -> bool:
+    try:
+        return job.is_over()
+    except Exception:
+        return True  # finishing it says what is wrong
 
 
 def _fail(job: Job[Any], error: BaseException) -> None:

@@ -76,6 +76,7 @@ class Engine:
         self._answers = Answers(tokenizer)
         self._store = BatchStore()
         self._cache: KvCache | None = None
+        self._newest: LaunchedStep | None = None  # on the device
         self._finished_at = 0  # when the last step was finished, as `time.perf_counter_ns` says
 
     @property
@@ -106,7 +107,7 @@ class Engine:
         without grammars: a mask needs the last token on the host. And not while prompts are computed in chunks, nor if
         a row would fail for want of a place in the cache: it may end in the last step, and then it must not fail.
         """
-        if self.options.device.type == "cpu" or self.options.world_size > 1 or len(batch_ids) != 1:
+        if not self._runs_ahead or len(batch_ids) != 1:
             return False
         try:
             batch = self._store.find(batch_ids[0])
@@ -114,9 +115,20 @@ class Engine:
             return False  # launching says so to whoever asked
         if batch is None or batch.launched is None:
             return False
-        if batch.is_prefilling or any(s.row.grammar is not None for s in batch.sequences):
+        if _needs_its_last_step(batch):
             return False
         return not self.grows or (not growth and goes_on(batch)) or will_have_room(batch, growth, self.cache)
+
+    def is_over(self) -> bool:
+        """Whether the newest step has ended on the device, or none could be launched behind it before it ends."""
+        step = self._newest
+        if step is None or step.sampled is None or not self._runs_ahead or _needs_its_last_step(step.batch):
+            return True
+        return step.sampled.is_over()
+
+    @property
+    def _runs_ahead(self) -> bool:
+        return self.options.device.type != "cpu" and self.options.world_size == 1
 
     def launch_prefill(
         self,
@@ -272,10 +284,13 @@ class Engine:
             self._stepper.launch(
                 step, self.cache, self.max_prefill_tokens, chunk_tokens=chunk_tokens, some_failed=bool(failures)
             )
+        self._newest = step
         return step
 
     def _finish(self, step: LaunchedStep) -> StepResult:
         batch = step.batch
+        if self._newest is step:
+            self._newest = None
         waiting_at = time.perf_counter_ns()
         if batch.lost_at is None or batch.lost_at <= step.marks[0]:
             self._store.find(batch.id)  # raises if a step before this one failed; one behind it has its own answer
@@ -363,6 +378,11 @@ class Engine:
         self._store.lose(batch.id)
         if batch.lost_at is None and step is not None:
             batch.lost_at = step.marks[0]
+
+
+def _needs_its_last_step(batch: Batch) -> bool:
+    """No step of the batch can be launched before the one before it has been finished."""
+    return batch.is_prefilling or any(s.row.grammar is not None for s in batch.sequences)
 
 
 def _phases(step: LaunchedStep, waiting_at: int, drawn_at: int, done_at: int) -> tuple[int, ...]:

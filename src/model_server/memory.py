@@ -155,7 +155,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     if isinstance(error, FatalError):  # what the engine makes of it where there are other ranks
         return is_out_of_memory(error.__cause__)
     kinds = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
-    return isinstance(error, kinds) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    # Of the driver (a graph, a module that is loaded) torch and Triton have plain errors too.
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, kinds) or "can't allocate memory" in said or "out of memory" in said
 
 
 def _report_memory(

@@ -152,6 +152,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         job = Job(
             lambda: self._engine.launch_decode(batch_ids, numbered, growth, chunk_tokens),
             overlaps=lambda: self._engine.may_overlap(batch_ids, growth),
+            is_over=self._engine.is_over,
         )
         result = await self._run(job, request.sequence if numbered else None)
         return convert.decode_response(result, "columns" in self._extensions)

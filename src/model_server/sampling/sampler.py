@@ -60,6 +60,10 @@ class Sampled:
     _top: list[TopTokens]
     _copied: torch.cuda.Event | None
 
+    def is_over(self) -> bool:
+        """Whether `to_host` would not wait."""
+        return self._copied is None or self._copied.query()
+
     def to_host(self) -> HostSampled:
         """Wait for the step and hand out its tokens."""
         if self._copied is not None:

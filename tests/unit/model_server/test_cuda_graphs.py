@@ -229,6 +229,11 @@ def test_work_that_cannot_be_recorded_turns_graphs_off(caplog: pytest.LogCapture
     assert inner.seen == [3]
 
 
+def test_memory_of_the_driver_may_be_short_for_one_size() -> None:
+    runner, _, _ = graphed(fail={1: RuntimeError("CUDA error: out of memory\nmore")})
+    assert set(runner.recorded_sizes) == set(SIZES) - {4}
+
+
 def test_buffers_without_memory_turn_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object) -> None:
         raise torch.OutOfMemoryError("no")

@@ -137,6 +137,38 @@ def test_a_fatal_error_fails_the_job_that_waits_to_be_launched(device: DeviceThr
     assert asked.is_set()
 
 
+def test_a_job_that_comes_while_the_device_works_is_launched_before_that_is_finished(device: DeviceThread) -> None:
+    """As in service: the next call is sent upon an answer, so it is never in the queue already."""
+    log: list[str] = []
+    working, over = threading.Event(), threading.Event()
+
+    def is_over() -> bool:
+        working.set()
+        return over.is_set()
+
+    first = device.submit(Job(_two_halves(log, "a"), is_over=is_over))
+    assert working.wait(WAIT_S) and log == ["launch a"]
+    second = device.submit(Job(_two_halves(log, "b"), overlaps=lambda: True, is_over=is_over))
+    assert first.result(WAIT_S) == "a" and log == ["launch a", "launch b", "finish a"]
+    over.set()
+    assert second.result(WAIT_S) == "b"
+
+
+def test_a_job_that_cannot_say_whether_it_is_over_is_finished(device: DeviceThread) -> None:
+    def is_over() -> bool:
+        raise RuntimeError("device lost")
+
+    assert device.submit(Job(_two_halves([], "a"), is_over=is_over)).result(WAIT_S) == "a"
+
+
+def test_a_thread_that_is_to_end_finishes_what_is_on_the_device(device: DeviceThread) -> None:
+    working = threading.Event()
+    job = Job(_two_halves([], "a"), is_over=lambda: bool(working.set()))
+    future = device.submit(job)
+    assert working.wait(WAIT_S) and device.stop(WAIT_S)
+    assert future.result(WAIT_S) == "a"
+
+
 def test_a_finished_step_holds_nothing(device: DeviceThread) -> None:
     class Memory:
         pass

@@ -16,6 +16,7 @@ from support.tiny_models import write_tokenizer
 from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError, UnknownBatchError
 from model_server.generation import FinishReason, Generation, StepResult
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from model_server.sampling.sampler import Sampled
 from model_server.tokenizer import Tokenizer
 
 
@@ -221,6 +222,24 @@ def test_what_a_step_computes_for_a_request_that_ended_is_discarded(shard: Shard
     assert ended is not None and ended.finish_reason is FinishReason.STOP_SEQUENCE
     assert tokens[request.id] == shard.expected(request)[: ended.generated_tokens]
     assert tokens[other.id] == shard.expected(other)
+
+
+def test_a_step_is_waited_for_beside_the_next_call_only_where_that_could_be_launched(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sampled, "is_over", lambda self: False)
+    for world_size, device, over in ((1, "cuda", False), (2, "cuda", True), (1, "cpu", True)):
+        shard = Shard(tokenizer, world_size=world_size)
+        options = shard.engine.options
+        with torch.inference_mode():
+            shard.prefill(0, shard.request([1, 2], 4))
+            assert shard.engine.is_over(), "nothing is launched"
+            finish = shard.engine.launch_decode([0], numbered=True)
+            shard.engine.options = dataclasses.replace(options, device=torch.device(device))
+            assert shard.engine.is_over() is over
+            shard.engine.options = options
+            finish()
+        assert shard.engine.is_over()
 
 
 def test_ranks_launch_ahead_only_where_they_are_alone(tokenizer: Tokenizer) -> None:

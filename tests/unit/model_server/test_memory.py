@@ -151,10 +151,11 @@ SHORT = [
     torch.OutOfMemoryError("no memory"),
     MemoryError("no memory"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory: tried 1 bytes"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
 ]
 
 
-@pytest.mark.parametrize("error", SHORT, ids=["device", "python", "torch-on-a-cpu"])
+@pytest.mark.parametrize("error", SHORT, ids=["device", "python", "torch-on-a-cpu", "driver"])
 def test_after_a_warm_up_that_did_not_fit_a_smaller_one_may_be_asked_for(
     tokenizer: Tokenizer, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
