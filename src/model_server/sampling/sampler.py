@@ -62,7 +62,7 @@ class Sampled:
 
     def is_over(self) -> bool:
         """Whether `to_host` would not wait."""
-        return self._copied is None or self._copied.query()
+        return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
     def to_host(self) -> HostSampled:
         """Wait for the step and hand out its tokens."""
