@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.errors import ValidationError
 from router.grammar import AskedGrammar, GrammarChecker, read_grammar
@@ -240,16 +240,18 @@ class Validator:
         return granted
 
     def _sampling(self, request: GenerateRequest, kind: GrammarKind, grammar: str) -> SamplingParameters:
+        if request.greedy:
+            request = replace(request, top_k=None, top_p=None, typical_p=None, min_p=None)
         relative, absolute = request.frequency_penalty, request.absolute_frequency_penalty
         if "openai_penalties" not in self._extensions:
             # A stock TGI shard: TGI's formula is what its clients get today.
             relative, absolute = relative or absolute, None
         return SamplingParameters(
             temperature=request.temperature or 1.0,
-            top_k=0 if request.greedy else request.top_k or 0,
-            top_p=1.0 if request.greedy else request.top_p or 1.0,
-            typical_p=1.0 if request.greedy else request.typical_p or 1.0,
-            min_p=0.0 if request.greedy else request.min_p or 0.0,
+            top_k=request.top_k or 0,
+            top_p=request.top_p or 1.0,
+            typical_p=request.typical_p or 1.0,
+            min_p=request.min_p or 0.0,
             do_sample=request.do_sample,
             seed=secrets.randbits(64) if request.seed is None else request.seed,
             repetition_penalty=request.repetition_penalty or 1.0,

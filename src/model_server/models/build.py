@@ -82,15 +82,15 @@ def _vocabulary(loader: Loader, spec: Spec) -> tuple[Stem, Head]:
     group, names = loader.group, spec.names
     width = spec.hidden_size if spec.embedding_size is None else spec.embedding_size
     start, stop = vocab_range(spec.vocab_size, group)
-    embedding, name = names.embedding + ".weight", names.head + ".weight"
-    if spec.tied_head and not loader.has(embedding) and loader.has(name):
-        embedding = name  # of two names for one tensor some checkpoints kept the other
+    embedding, lm_head = names.embedding + ".weight", names.head + ".weight"
+    if spec.tied_head and not loader.has(embedding) and loader.has(lm_head):
+        embedding = lm_head  # of two names for one tensor some checkpoints kept the other
     table = loader.rows(embedding, [(start, stop)], width)
     sharded = group.size > 1 and spec.vocab_size % group.size == 0
     rows = (start, stop) if sharded else (0, spec.vocab_size)
-    own = not spec.tied_head and loader.has(name)
+    own = not spec.tied_head and loader.has(lm_head)
     if own:
-        matrix = loader.rows(name, [rows], width)
+        matrix = loader.rows(lm_head, [rows], width)
     elif rows == (start, stop):
         matrix = table
     else:
