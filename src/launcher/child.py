@@ -106,6 +106,7 @@ class Child:
         self.started_at = time.monotonic()
         self.ready_at: float | None = None
         self.exit: Exit | None = None
+        self._is_asked_to_end = False
         self._guard = guard
         self._probe = _probe_for(command)
         self._process = subprocess.Popen(
@@ -151,8 +152,10 @@ class Child:
         return self.ready_at is not None
 
     def terminate(self) -> None:
-        """Asks it to end in order. Only it: its own children are its own business until it is gone."""
-        if self.exit is None:
+        """Asks it to end in order, however often this is called: a second signal would tell a router that drains to
+        drop what it still has to answer. Only it: its own children are its own business until it is gone."""
+        if self.exit is None and not self._is_asked_to_end:
+            self._is_asked_to_end = True
             os.kill(self._process.pid, signal.SIGTERM)
 
     def ask_for_stacks(self) -> None:

@@ -34,7 +34,7 @@ while True:
 """
 
 _ROUTER = """
-import http.server, signal, sys, threading
+import http.server, os, signal, sys, time
 port, journal, on_term = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -44,7 +44,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 def stop(*_):
     open(journal, "a").write("router stops\\n")
-    sys.exit(0)
+    if on_term == "drain":
+        time.sleep(0.5)  # Another signal in the meantime begins this anew.
+    os._exit(0)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if on_term == "ignore" else stop)
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """

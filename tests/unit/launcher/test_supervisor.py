@@ -115,6 +115,16 @@ def test_a_shard_killed_while_serving(launch: Launch) -> None:
     assert sorted(journal(launch.folder)) == ["router stops", "shard stops"]
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_router_that_answers_its_last_requests_is_not_told_to_hurry(launch: Launch, num_shards: int) -> None:
+    """A second SIGTERM would: the requests that the dead shard has failed would be dropped without their answer."""
+    launch.kill_at("Ready on", "shard", 0)
+    shards = [shard(launch.folder, rank) for rank in range(num_shards)]
+    with pytest.raises(ShardFailed, match="shard 0"):
+        launch.serve(shards, router(launch.folder, launch.port, on_term="drain"))
+    assert journal(launch.folder).count("router stops") == 1
+
+
 def test_survivors_that_do_not_listen_are_killed_soon(launch: Launch) -> None:
     launch.kill_at("Ready on", "shard", 0)
     shards = [shard(launch.folder, rank, on_term="ignore") for rank in range(2)]
