@@ -1,9 +1,9 @@
 """`python -m benchmarks.peers`: every installed server on the same checkpoints, prompts and lengths, in turns.
 
 Order: repeat by repeat, shape by shape, server by server; each server alone on the machine, started anew for each
-repeat, with one unmeasured round per cell. A cell counts only if other processes used less than a tenth of a core; it
-is measured again otherwise, twice at most. Results are kept after every server, so that an interrupted run goes on
-where it stopped.
+repeat, after a look at the machine's own limits, with one unmeasured round per cell. A cell counts only if other
+processes used less than a tenth of a core; it is measured again otherwise, twice at most. Results are kept after every
+server, so that an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from launcher.bench.prompts import PromptMaker, offsets_of
 from launcher.bench.results import Cell
 
 OUT = Path(__file__).parent.parent / "out" / "peers" / "peers.json"
-QUIET_CORES = 0.1
 TRIES = 3
 
 
@@ -56,10 +56,7 @@ class Job:
 def main() -> None:
     options = _options()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() and not options.fresh else {}
-    results.setdefault("machine", None)
     results.setdefault("runs", [])
-    if results["machine"] is None:
-        results["machine"] = limits()
     for peer, shape, precision, repeat in _turns(options):
         jobs = list(_missing(results["runs"], (peer.name, shape, precision, repeat), options))
         if not jobs:
@@ -74,11 +71,13 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated; those not installed are left out")
+    peers = "comma-separated, each with a precision of its own if you like (vllm:float32); only those installed"
+    precisions = "of bfloat16, float16, float32, for peers without their own; the better one counts"
+    parser.add_argument("--peers", default=",".join(PEERS), help=peers)
     parser.add_argument("--shapes", default="135M,0.5B", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--lengths", default="128:64,512:16", help="prompt:output, comma-separated")
     parser.add_argument("--concurrency", default="1,8,32")
-    parser.add_argument("--precisions", default="bfloat16", help="of bfloat16, float16, float32; the better one counts")
+    parser.add_argument("--precisions", default="bfloat16", help=precisions)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--port", type=int, default=8095)
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
@@ -87,20 +86,23 @@ def _options() -> argparse.Namespace:
 
 
 def _turns(options: argparse.Namespace) -> Iterator[tuple[Peer, str, str, int]]:
-    peers = [PEERS[name] for name in options.peers.split(",")]
+    wanted = []
+    for entry in options.peers.split(","):
+        name, _, precision = entry.partition(":")
+        precisions = [precision] if precision else options.precisions.split(",")
+        wanted += [(PEERS[name], each) for each in precisions if each in PEERS[name].precisions]
     for repeat in range(options.repeats):
         for shape in options.shapes.split(","):
-            for precision in options.precisions.split(","):
-                for peer in peers:
-                    if peer.installed() and precision in peer.precisions:
-                        yield peer, shape, precision, repeat
+            for peer, precision in wanted:
+                if peer.installed():
+                    yield peer, shape, precision, repeat
 
 
 def _run(peer: Peer, shape: str, precision: str, repeat: int, jobs: list[Job], port: int) -> dict[str, Any]:
     """One start of one server: its cells, or why there are none."""
     run: dict[str, Any] = {
         "peer": peer.name, "version": peer.version(), "shape": shape, "precision": precision, "repeat": repeat,
-        "cells": {},
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"), "machine": limits(), "cells": {},
     }  # fmt: skip
     try:
         server = RunningPeer(peer, shape, precision, port)
@@ -137,7 +139,7 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
 
 def _cell(server: RunningPeer, peer: Peer, shape: str, job: Job, seed: int) -> tuple[Cell, float]:
     """The cell, and how many cores other processes used in the meantime."""
-    # Where end-of-sequence cannot be ignored, random weights seldom draw it; the report counts short answers.
+    # Where end-of-sequence cannot be ignored, random weights seldom draw it; the report names short answers.
     greedy = Sampling(None, ignore_eos=peer.knows_ignore_eos)
     api = NativeApi(greedy) if peer.api == "tgi" else OpenAiApi(greedy, _model_name(peer, shape))
     target = Target(url=server.url, api=api)
@@ -150,7 +152,7 @@ def _cell(server: RunningPeer, peer: Peer, shape: str, job: Job, seed: int) -> t
         clock = _Clock(server)
         cell = uvloop.run(Load(target, job.output).closed(prompts, job.concurrency))
         others = clock.other_cores()
-        if others < QUIET_CORES:
+        if others < report.QUIET_CORES:
             break
     return cell, others
 

@@ -1,6 +1,6 @@
 """The machine's own limits: memory bandwidth, and the rate of matrix products at the row counts of decode and prefill.
 
-Best of several tries each, in the threads that torch takes: figures that no server can beat, measured in the same run.
+Best of several tries each, in the threads that torch takes; looked at again before each server, for they drift.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from model_server.device import available_cpus, weight_packer
 
 ROWS = (1, 8, 32, 512)
 _SIZE = 4096
-_TRIES = 7
+_TRIES = 5
 
 
 def limits() -> dict[str, Any]:

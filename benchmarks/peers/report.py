@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,61 +16,90 @@ from benchmarks.peers.checkpoints import num_parameters
 from launcher.bench.chart import Chart, svg
 
 US = "tercet"
+QUIET_CORES = 0.1
 
 Results = dict[str, Any]
+Machine = dict[str, Any]
 
 
-def best(results: Results, peer: str, shape: str, cell: str) -> tuple[float, str, dict[str, float]] | None:
-    """Median output tokens/s, the precision that gave it, and the medians of the latencies in ms."""
+@dataclass(frozen=True)
+class Entry:
+    """One server's place in a cell of the table: medians of the repeats.
+
+    rate: output tokens/s; ttft: seconds to the first token; of_roofline: see there.
+    """
+
+    rate: float
+    precision: str
+    repeats: int
+    ttft: float
+    of_roofline: float
+
+
+def fault(cell: dict[str, Any]) -> str:
+    """Why a measured cell does not count; empty if it does."""
+    if cell["errors"]:
+        return f"{cell['errors']} errors"
+    others = cell.get("other_cores", 0.0)
+    return "" if others < QUIET_CORES else f"other processes used {others:.2f} cores"
+
+
+def best(results: Results, peer: str, shape: str, cell: str) -> Entry | None:
+    """With the precision that gave most output tokens/s."""
     found = []
     for precision in sorted({r["precision"] for r in results["runs"]}):
-        cells = [
-            r["cells"][cell] for r in results["runs"]
-            if (r["peer"], r["shape"], r["precision"]) == (peer, shape, precision) and cell in r["cells"]
+        runs = [
+            r for r in results["runs"]
+            if (r["peer"], r["shape"], r["precision"]) == (peer, shape, precision)
+            and cell in r["cells"] and not fault(r["cells"][cell])
         ]  # fmt: skip
-        if cells and not all(c["errors"] for c in cells):
-            rate = statistics.median(c["output_tokens_per_s"] for c in cells)
-            latencies = {
-                name: 1e3 * statistics.median(c[name] for c in cells) for name in ("ttft_p50", "ttft_p99", "tpot_p50")
-            }
-            found.append((rate, precision, latencies))
-    return max(found, key=lambda entry: entry[0], default=None)
+        if runs:
+            rates = [r["cells"][cell]["output_tokens_per_s"] for r in runs]
+            floors = [roofline(_machine(results, r), shape, cell, precision) for r in runs]
+            found.append(
+                Entry(
+                    rate=statistics.median(rates),
+                    precision=precision,
+                    repeats=len(runs),
+                    ttft=statistics.median(r["cells"][cell]["ttft_p50"] for r in runs),
+                    of_roofline=statistics.median(a / b for a, b in zip(rates, floors, strict=True)),
+                )
+            )
+    return max(found, key=lambda entry: entry.rate, default=None)
 
 
-def roofline(results: Results, shape: str, cell: str, precision: str) -> float:
-    """Output tokens/s if nothing but the matrix products were there: weights over bandwidth, or FLOPs over rate.
+def _machine(results: Results, run: dict[str, Any]) -> Machine:
+    """The limits looked at before this run; those of the whole file in files that have only these."""
+    return run.get("machine") or results["machine"]  # type: ignore[no-any-return]
 
-    A step reads all weights once, which is all the floor of a single row: what a library reaches there is the same
-    bandwidth, used worse. Products of the rows between the measured counts run at the rate of the next lower one. The
-    prompt is computed at the rate of 512 rows; the head only for its last token. Where the processor has no
-    instructions for it, bfloat16 is multiplied as float32, so that the better rate of the two counts.
+
+def roofline(machine: Machine, shape: str, cell: str, precision: str) -> float:
+    """Output tokens/s if nothing but the matrix products were there: weights over bandwidth, or FLOPs over rate,
+    whichever takes longer, for each step; and the prompt's FLOPs over the rate, the head only for its last token.
+
+    The bandwidth is the better of reading and copying, the rate the best that any of the measured products reached: a
+    library that does worse with few rows is no limit of the machine. Where the processor has no instructions for it,
+    bfloat16 is multiplied as float32, so that the better rate of the two counts.
     """
-    machine = results["machine"]
     prompt, rest = cell.split("->")
     output, rows = (int(part) for part in rest.split(" c="))
     total, head = num_parameters(shape)
     itemsize = 4 if precision == "float32" else 2
     kinds = ("float32",) if precision == "float32" else ("float32", "bfloat16")
-    layouts = [by_rows for kind in kinds for by_rows in machine["flop_per_s"][kind].values()]
-    rates = [{int(n): r for n, r in by_rows.items()} for by_rows in layouts if by_rows]
-
-    def rate(n: int) -> float:
-        return max(by_rows[max(m for m in by_rows if m <= n)] for by_rows in rates)
-
-    step = total * itemsize / machine["read_bytes_per_s"]
-    if rows > 1:
-        step = max(step, 2 * total * rows / rate(rows))
-    prefill = rows * 2 * ((total - head) * int(prompt) + head) / rate(512)
-    return rows * output / (prefill + (output - 1) * step)
+    rate = max(r for kind in kinds for by_rows in machine["flop_per_s"][kind].values() for r in by_rows.values())
+    bandwidth = max(machine["read_bytes_per_s"], machine["copy_bytes_per_s"])
+    step = max(total * itemsize / bandwidth, 2 * total * rows / rate)
+    prefill = rows * 2 * ((total - head) * int(prompt) + head) / rate
+    return float(rows * output / (prefill + (output - 1) * step))
 
 
-def _rows(results: Results) -> Iterator[tuple[str, str, list[tuple[str, tuple[float, str, dict[str, float]] | None]]]]:
+def _rows(results: Results) -> Iterator[tuple[str, str, dict[str, Entry | None]]]:
     shapes = list(dict.fromkeys(r["shape"] for r in results["runs"]))
     peers = list(dict.fromkeys(r["peer"] for r in results["runs"]))
     cells = sorted({c for r in results["runs"] for c in r["cells"]}, key=_lengths)
     for shape in shapes:
         for cell in cells:
-            yield shape, cell, [(peer, best(results, peer, shape, cell)) for peer in peers]
+            yield shape, cell, {peer: best(results, peer, shape, cell) for peer in peers}
 
 
 def _lengths(cell: str) -> tuple[int, ...]:
@@ -80,29 +110,29 @@ def _lengths(cell: str) -> tuple[int, ...]:
 def lines(results: Results) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table."""
     peers = list(dict.fromkeys(r["peer"] for r in results["runs"]))
-    others = [p for p in peers if p != US]
     head = ["shape", "cell", *peers, "tercet / best peer", "of roofline", "TTFT p50 ms: tercet", "best peer"]
     rows = []
-    for shape, cell, entries in _rows(results):
-        by_peer = dict(entries)
+    for shape, cell, by_peer in _rows(results):
         ours = by_peer.get(US)
-        rivals = {p: by_peer[p] for p in others}
-        leader = max((e[0] for e in rivals.values() if e is not None), default=None)
-        waits = [e[2]["ttft_p50"] for e in rivals.values() if e is not None]
+        rivals = [entry for peer, entry in by_peer.items() if peer != US and entry is not None]
+        leader = max((entry.rate for entry in rivals), default=None)
         rows.append([
             shape, cell,
-            *("–" if e is None else f"{e[0]:.1f}{'' if e[1] == 'bfloat16' else ' ' + e[1]}" for _, e in entries),
-            "–" if ours is None or leader is None else f"{ours[0] / leader:.2f}",
-            "–" if ours is None else f"{ours[0] / roofline(results, shape, cell, ours[1]):.0%}",
-            "–" if ours is None else f"{ours[2]['ttft_p50']:.0f}",
-            f"{min(waits):.0f}" if waits else "–",
+            *("–" if e is None else f"{e.rate:.1f} {e.precision} ({e.repeats})" for e in by_peer.values()),
+            "–" if ours is None or leader is None else f"{ours.rate / leader:.2f}",
+            "–" if ours is None else f"{ours.of_roofline:.0%}",
+            "–" if ours is None else f"{1e3 * ours.ttft:.0f}",
+            f"{1e3 * min(entry.ttft for entry in rivals):.0f}" if rivals else "–",
         ])  # fmt: skip
     return head, rows
 
 
+_LEGEND = "output tokens/s: median, the better precision of those measured, number of repeats"
+
+
 def show(results: Results) -> None:
     head, rows = lines(results)
-    table = Table(title="output tokens/s, medians; bfloat16 unless said otherwise")
+    table = Table(title=_LEGEND)
     for column in head:
         table.add_column(column, justify="left" if column in ("shape", "cell") else "right")
     for row in rows:
@@ -113,28 +143,16 @@ def show(results: Results) -> None:
 def write(results: Results, out: Path) -> None:
     """The Markdown table and the chart beside the JSON file."""
     head, rows = lines(results)
-    machine = results["machine"]
     versions = dict.fromkeys(f"{r['peer']} {r['version']}" for r in results["runs"])
-    failed = dict.fromkeys(f"{r['peer']}, {r['shape']}, {r['precision']}" for r in results["runs"] if "failed" in r)
-    repeats = 1 + max((r["repeat"] for r in results["runs"]), default=0)
     text = [
-        f"Medians of up to {repeats} repeats on {machine['processor']}, {machine['cores']} cores, torch "
-        f"{machine['torch']}: memory read {machine['read_bytes_per_s'] / 1e9:.1f} GB/s, copy "
-        f"{machine['copy_bytes_per_s'] / 1e9:.1f} GB/s. Servers: {', '.join(versions)}.",
+        *_about_machine([_machine(results, r) for r in results["runs"]]),
         "",
-        "| products, GFLOP/s | " + " | ".join(f"M = {n}" for n in machine["flop_per_s"]["float32"]["plain"]) + " |",
-        "|---" * (1 + len(machine["flop_per_s"]["float32"]["plain"])) + "|",
-        *(
-            f"| {kind}, {layout} | " + " | ".join(f"{rate / 1e9:.0f}" for rate in rates.values()) + " |"
-            for kind, layouts in machine["flop_per_s"].items()
-            for layout, rates in layouts.items()
-            if rates
-        ),
+        f"Servers: {', '.join(versions)}. {_LEGEND.capitalize()}.",
         "",
         "| " + " | ".join(head) + " |",
         "|---|---|" + "---:|" * (len(head) - 2),
         *("| " + " | ".join(row) + " |" for row in rows),
-        *(["", "Did not start: " + "; ".join(failed) + "."] if failed else []),
+        *_notes(results),
         "",
         f"![output tokens/s]({out.stem}.svg)",
         "",
@@ -142,8 +160,50 @@ def write(results: Results, out: Path) -> None:
     out.with_suffix(".md").write_text("\n".join(text))
     charts = []
     for shape in dict.fromkeys(r["shape"] for r in results["runs"]):
-        cells = [(cell, dict(entries)) for s, cell, entries in _rows(results) if s == shape]
+        cells = [(cell, by_peer) for s, cell, by_peer in _rows(results) if s == shape]
         peers = list(cells[0][1]) if cells else []
-        values = {peer: [None if (e := by[peer]) is None else e[0] for _, by in cells] for peer in peers}
+        values = {peer: [None if (e := by[peer]) is None else e.rate for _, by in cells] for peer in peers}
         charts.append(Chart(f"{shape}: output tokens/s", [cell for cell, _ in cells], values))
     out.with_suffix(".svg").write_text(svg(charts))
+
+
+def _about_machine(machines: list[Machine]) -> list[str]:
+    def spread(name: str) -> str:
+        values = [machine[name] / 1e9 for machine in machines]
+        low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+        return low if low == high else f"{low} to {high}"
+
+    first = machines[0]
+    rates: dict[tuple[str, str], dict[str, float]] = {}
+    for machine in machines:
+        for kind, layouts in machine["flop_per_s"].items():
+            for layout, by_rows in layouts.items():
+                row = rates.setdefault((kind, layout), {})
+                row.update({n: max(rate, row.get(n, 0.0)) for n, rate in by_rows.items()})
+    counts = list(rates["float32", "plain"])
+    return [
+        f"{first['processor']}, {first['cores']} cores, torch {first['torch']}: memory read "
+        f"{spread('read_bytes_per_s')} GB/s, copy {spread('copy_bytes_per_s')} GB/s over all runs. Products, "
+        "GFLOP/s, the best of all runs:",
+        "",
+        "| | " + " | ".join(f"M = {n}" for n in counts) + " |",
+        "|---" * (1 + len(counts)) + "|",
+        *(
+            f"| {kind}, {layout} | " + " | ".join(f"{by_rows[n] / 1e9:.0f}" for n in counts) + " |"
+            for (kind, layout), by_rows in rates.items()
+            if by_rows
+        ),
+    ]
+
+
+def _notes(results: Results) -> Iterator[str]:
+    """What the table leaves out, or what answers lack."""
+    for run in results["runs"]:
+        name = f"{run['peer']}, {run['shape']}, {run['precision']}, repeat {run['repeat'] + 1}"
+        if "failed" in run:
+            yield from ("", f"Did not start: {name}.")
+        for cell, measured in run["cells"].items():
+            if reason := fault(measured):
+                yield from ("", f"Left out: {name}, {cell}: {reason}.")
+            elif short := measured.get("short_requests"):
+                yield from ("", f"Answers that ended early: {name}, {cell}: {short} of {measured['num_requests']}.")

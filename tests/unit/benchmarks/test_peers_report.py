@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,49 +12,85 @@ from benchmarks.peers.checkpoints import num_parameters
 
 RATES = {"1": 1e9, "8": 1e10, "32": 5e10, "512": 1e11}
 SLOW = {rows: rate / 10 for rows, rate in RATES.items()}
+CELL = {"errors": 0, "ttft_p50": 0.1, "output_tokens_per_s": 10.0, "num_requests": 6}
+NAME = "128->64 c=1"
 
 
-def results(bfloat16: dict[str, float]) -> dict[str, Any]:
+def machine(bfloat16: dict[str, float] = SLOW, read: float = 2e10) -> dict[str, Any]:
     flops = {"float32": {"plain": RATES, "packed": {}}, "bfloat16": {"plain": bfloat16, "packed": {}}}
-    return {"machine": {"read_bytes_per_s": 2e10, "flop_per_s": flops}, "runs": []}
+    about = {"processor": "a processor", "cores": 2, "torch": "2"}
+    return about | {"read_bytes_per_s": read, "copy_bytes_per_s": 1e10, "flop_per_s": flops}
+
+
+def run(precision: str = "bfloat16", repeat: int = 0, name: str = NAME, **cell: object) -> dict[str, Any]:
+    return {"peer": "tercet", "version": "1", "shape": "135M", "precision": precision, "repeat": repeat,
+            "machine": machine(), "cells": {name: CELL | cell}}  # fmt: skip
+
+
+def best(*runs: dict[str, Any]) -> report.Entry:
+    found = report.best({"runs": list(runs)}, "tercet", "135M", NAME)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("rates", [SLOW, RATES], ids=["no instructions", "instructions"])
 def test_bfloat16_may_be_multiplied_as_float32(rates: dict[str, float]) -> None:
     total, head = num_parameters("135M")
     prefill = 8 * 2 * ((total - head) * 128 + head) / 1e11
-    step = max(2 * total / 2e10, 2 * total * 8 / 1e10)
+    step = max(2 * total / 2e10, 2 * total * 8 / 1e11)
     expected = 8 * 64 / (prefill + 63 * step)
-    assert report.roofline(results(rates), "135M", "128->64 c=8", "bfloat16") == pytest.approx(expected)
+    assert report.roofline(machine(rates), "135M", "128->64 c=8", "bfloat16") == pytest.approx(expected)
 
 
-def test_the_floor_of_one_row_is_the_bandwidth_not_what_a_library_makes_of_it() -> None:
+def test_the_floor_of_few_rows_is_the_bandwidth_not_what_a_library_makes_of_it() -> None:
     total, head = num_parameters("135M")
-    prefill = 2 * ((total - head) * 128 + head) / 1e11
-    expected = 64 / (prefill + 63 * 2 * total / 2e10)
-    assert report.roofline(results(SLOW), "135M", "128->64 c=1", "bfloat16") == pytest.approx(expected)
+    for rows in (1, 4):
+        prefill = rows * 2 * ((total - head) * 128 + head) / 1e11
+        expected = rows * 64 / (prefill + 63 * 2 * total / 2e10)
+        assert report.roofline(machine(), "135M", f"128->64 c={rows}", "bfloat16") == pytest.approx(expected)
+
+
+def test_many_rows_are_held_to_the_rate_of_products() -> None:
+    total, head = num_parameters("135M")
+    expected = 32 * 64 / (32 * 2 * ((total - head) * 128 + head) / 1e11 + 63 * 2 * total * 32 / 1e11)
+    assert report.roofline(machine(), "135M", "128->64 c=32", "bfloat16") == pytest.approx(expected)
 
 
 def test_the_better_precision_counts() -> None:
-    cell = {"errors": 0, "ttft_p50": 0.1, "ttft_p99": 0.2, "tpot_p50": 0.01}
-    found = results(RATES)
-    for precision, rates in (("float32", (10.0, 30.0, 20.0)), ("bfloat16", (15.0,))):
-        for repeat, rate in enumerate(rates):
-            found["runs"].append(
-                {"peer": "tercet", "shape": "135M", "precision": precision, "repeat": repeat,
-                 "cells": {"128->64 c=1": {**cell, "output_tokens_per_s": rate}}}
-            )  # fmt: skip
-    best = report.best(found, "tercet", "135M", "128->64 c=1")
-    assert best is not None
-    assert best[:2] == (20.0, "float32")
+    found = best(
+        *(run("float32", i, output_tokens_per_s=rate) for i, rate in enumerate((10.0, 30.0, 20.0))),
+        run("bfloat16", output_tokens_per_s=15.0),
+    )
+    assert (found.rate, found.precision, found.repeats) == (20.0, "float32", 3)
+
+
+def test_every_run_is_held_to_the_limits_of_its_own_minutes() -> None:
+    slow, fast = run(repeat=0), run(repeat=1)
+    slow["machine"], fast["machine"] = machine(read=1e10), machine(read=4e10)
+    floors = [report.roofline(each["machine"], "135M", NAME, "bfloat16") for each in (slow, fast)]
+    assert best(slow, fast).of_roofline == pytest.approx(sum(10.0 / floor for floor in floors) / 2)
+    old = run()
+    del old["machine"]
+    found = report.best({"runs": [old], "machine": machine()}, "tercet", "135M", NAME)
+    assert found is not None and found.of_roofline == pytest.approx(best(run()).of_roofline)
+
+
+def test_what_went_wrong_or_was_disturbed_does_not_count_and_is_named(tmp_path: Path) -> None:
+    runs = [
+        run(repeat=0),
+        run(repeat=1, output_tokens_per_s=99.0, errors=2),
+        run(repeat=2, output_tokens_per_s=99.0, other_cores=0.4),
+        run(repeat=3, short_requests=1),
+    ]
+    assert (best(*runs).rate, best(*runs).repeats) == (10.0, 2)
+    report.write({"runs": runs}, tmp_path / "peers.json")
+    text = (tmp_path / "peers.md").read_text()
+    assert f"Left out: tercet, 135M, bfloat16, repeat 2, {NAME}: 2 errors." in text
+    assert f"Left out: tercet, 135M, bfloat16, repeat 3, {NAME}: other processes used 0.40 cores." in text
+    assert f"Answers that ended early: tercet, 135M, bfloat16, repeat 4, {NAME}: 1 of 6." in text
+    assert f"| 135M | {NAME} | 10.0 bfloat16 (2) | – |" in text
 
 
 def test_cells_are_in_the_order_of_their_numbers_whatever_was_measured_first() -> None:
-    cell = {"errors": 0, "ttft_p50": 0.1, "ttft_p99": 0.2, "tpot_p50": 0.01, "output_tokens_per_s": 10.0}
-    found = results(RATES)
-    for repeat, names in enumerate((("512->16 c=1",), ("128->64 c=32", "128->64 c=8"))):
-        cells = dict.fromkeys(names, cell)
-        found["runs"].append(
-            {"peer": "tercet", "shape": "135M", "precision": "float32", "repeat": repeat, "cells": cells}
-        )
-    assert [row[1] for row in report.lines(found)[1]] == ["128->64 c=8", "128->64 c=32", "512->16 c=1"]
+    runs = [run(name=name) for name in ("512->16 c=1", "128->64 c=32", "128->64 c=8")]
+    assert [row[1] for row in report.lines({"runs": runs})[1]] == ["128->64 c=8", "128->64 c=32", "512->16 c=1"]

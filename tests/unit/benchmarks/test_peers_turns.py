@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
-from benchmarks.peers.__main__ import _missing
+import pytest
+
+from benchmarks.peers import servers
+from benchmarks.peers.__main__ import _missing, _turns
 
 TURN = ("vllm", "135M", "float32", 1)
 OPTIONS = argparse.Namespace(lengths="128:64,512:16", concurrency="1,8")
@@ -36,3 +40,18 @@ def test_what_has_been_measured_is_not_measured_again() -> None:
 
 def test_a_server_that_did_not_start_is_not_tried_again() -> None:
     assert missing(run(TURN, [], failed="no such option")) == []
+
+
+def test_servers_take_turns_each_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vllm", "tercet", "openvino"):
+        monkeypatch.setitem(servers.PEERS, name, dataclasses.replace(servers.PEERS[name], installed=lambda: True))
+    options = argparse.Namespace(
+        peers="tercet,vllm:float32,openvino", precisions="bfloat16", shapes="135M,0.5B", repeats=2
+    )
+    servers_of_a_shape = [("tercet", "bfloat16"), ("vllm", "float32"), ("openvino", "bfloat16")]
+    assert [(peer.name, shape, precision, repeat) for peer, shape, precision, repeat in _turns(options)] == [
+        (name, shape, precision, repeat)
+        for repeat in range(2)
+        for shape in ("135M", "0.5B")
+        for name, precision in servers_of_a_shape
+    ]
