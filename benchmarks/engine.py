@@ -85,6 +85,9 @@ def measure(runner: Runner, dtype: torch.dtype, args: argparse.Namespace) -> Non
     cells = [(f"decode {n:3}", [1] * n, [128 + (i * 37) % 64 for i in range(n)]) for n in args.rows]
     if not args.no_prefill:
         cells += [("prefill 8x128", [128] * 8, [128] * 8), ("prefill 2x512", [512] * 2, [512] * 2)]
+    labels = [" ".join(label.split()) for label, _, _ in cells]
+    if args.profile and args.profile not in labels:
+        raise SystemExit(f"--profile {args.profile!r}: the cells are {', '.join(labels)}")
     for label, query, context in cells:
         model, blocks = inputs(query, context, runner.vocab_size)
         cache = KvCache(runner.kv_shapes, blocks, BLOCK, dtype, torch.device("cpu"))
@@ -102,7 +105,7 @@ def measure(runner: Runner, dtype: torch.dtype, args: argparse.Namespace) -> Non
             f"choice {statistics.median(choice):6.2f} ms   {sum(query) * 1000 / middle:9.1f} tok/s",
             flush=True,
         )
-        if args.profile and label.strip() == args.profile:
+        if args.profile == " ".join(label.split()):
             with torch.profiler.profile() as profile:
                 for _ in range(5):
                     forward()
@@ -121,7 +124,7 @@ def main() -> None:
         "--cpu-time", action="store_true", help="one thread, CPU time: on a machine that does other work as well"
     )
     parser.add_argument("--attention", default=None)
-    parser.add_argument("--profile", help="a cell, such as `decode   8`: print the operators of five of its steps")
+    parser.add_argument("--profile", help="a cell, such as `decode 8`: print the operators of five of its steps")
     args = parser.parse_args()
     device, dtype = torch.device("cpu"), getattr(torch, args.dtype)
     folder = args.model or checkpoint(args.shape)

@@ -13,7 +13,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def _run(peer: Peer, shape: str, precision: str, repeat: int, jobs: list[Job], p
     try:
         for job in jobs:
             cell, others = _cell(server, peer, shape, job, seed=repeat)
-            run["cells"][job.name] = {**asdict(cell), "other_cores": others}
+            run["cells"][job.name] = {**cell.as_json(), "other_cores": others}
             latencies = f"TTFT {cell.ttft_p50 * 1e3:.0f} ms, TPOT {cell.tpot_p50 * 1e3:.1f} ms"
             print(f"  {job.name}: {cell.output_tokens_per_s:.1f} tok/s, {latencies}, {cell.errors} errors, others used "
                   f"{others:.2f} cores", flush=True)  # fmt: skip

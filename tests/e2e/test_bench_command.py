@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +67,33 @@ def test_nobody_there(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("Error: http://127.0.0.1:")
     assert "Traceback" not in ended.stderr
+
+
+def test_what_is_measured_is_kept_when_the_rest_is_interrupted(server: RunningServer, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "launcher", "bench", "--url", server.url, "--rate", "50,0.001", "--num-requests",
+               "2", "--prompt", "40", "--output", "5", "--out", str(tmp_path)]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "bench.svg").exists():  # the last that is written of the first cell
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        said, complaint = running.communicate(timeout=60)
+    assert (running.returncode, complaint) == (130, "Interrupted\n")
+    assert "50 requests/s" in said
+    [cell] = json.loads((tmp_path / "bench.json").read_text())["cells"]
+    assert (cell["load"], cell["num_requests"]) == ("50 requests/s", 2)
+
+
+def test_a_folder_that_cannot_be_written_is_found_first(server: RunningServer, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = bench("--url", server.url, "--out", str(tmp_path / "file" / "out"))
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"Error: --out {tmp_path}/file/out: Not a directory\n"
+
+
+def test_a_server_that_never_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        ended = bench("--url", url, "--timeout", "1", "--out", str(tmp_path))
+    assert (ended.returncode, ended.stderr) == (1, f"Error: {url}: no answer in 1 s (--timeout)\n")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -26,27 +29,69 @@ PER_CLIENT, LEAST, OPEN_LOOP = 3, 16, 64
 
 
 def run_bench(config: BenchConfig) -> int:
-    """Measures every cell, prints the table, writes the report; returns the exit status."""
+    """Measures every cell, prints the table, writes the report; returns the exit status: 130 when interrupted."""
+    title = f"{config.label or config.url}: {config.prompt} -> {config.output} tokens"
+    cells: list[Cell] = []
+
+    def keep() -> None:
+        """What is measured is not lost with what follows."""
+        with _naming_folder(config):
+            report.write(config.out, title, _about(config), cells)
+
     try:
-        cells = uvloop.run(_measure(config))
-        title = f"{config.label or config.url}: {config.prompt} -> {config.output} tokens"
-        # A pipe has no width of its own: as wide as the table.
-        Console(width=None if sys.stdout.isatty() else 140).print(table(title, cells))
-        report.write(config.out, title, _about(config), cells)
+        with _naming_folder(config):
+            report.prepare(config.out)
+        uvloop.run(_measure(config, cells, keep))
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted\n")
+        status = 128 + signal.SIGINT
     except (BadAnswerError, OSError, ValueError) as error:
         sys.stderr.write(f"Error: {config.url}: {error or type(error).__name__}\n")
-        return 1
+        status = 1
+    except _FolderError as error:
+        sys.stderr.write(f"Error: --out {error}\n")
+        status = 1
+    else:
+        status = 0
+    failed = _tell(config, title, cells)
+    return status or failed
+
+
+def _tell(config: BenchConfig, title: str, cells: list[Cell]) -> int:
+    """Whatever has been measured; 1 if requests failed in it."""
+    if not cells:
+        return 0
+    # A pipe has no width of its own: as wide as the table.
+    Console(width=None if sys.stdout.isatty() else 140).print(table(title, cells))
     sys.stdout.write(f"Written: {config.out}/bench.json, bench.md, bench.svg\n")
     failed = next((cell for cell in cells if cell.errors), None)
-    if failed is not None:
-        sys.stderr.write(f"Error: some requests failed ({failed.load}), the first: {failed.first_error}\n")
-    return 1 if failed is not None else 0
+    if failed is None:
+        return 0
+    sys.stderr.write(f"Error: some requests failed ({failed.load}), the first: {failed.first_error}\n")
+    return 1
 
 
-async def _measure(config: BenchConfig) -> list[Cell]:
+class _FolderError(Exception):
+    """The report cannot be written."""
+
+
+@contextlib.contextmanager
+def _naming_folder(config: BenchConfig) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _FolderError(f"{error.filename or config.out}: {error.strerror}") from None
+
+
+async def _measure(config: BenchConfig, cells: list[Cell], keep: Callable[[], None]) -> None:
+    """Appends a cell after the other to `cells`, and calls `keep` after each."""
     headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
-    target, prompts = await _prepare(config, headers)
-    progress, cells = Progress(), list[Cell]()
+    try:
+        async with asyncio.timeout(config.timeout):
+            target, prompts = await _prepare(config, headers)
+    except TimeoutError:
+        raise BadAnswerError(f"no answer in {config.timeout:g} s (--timeout)") from None
+    progress = Progress()
     title = f"{config.label or config.url}, {target.api.path}"
     numbers = iter(range(sys.maxsize))
 
@@ -57,7 +102,7 @@ async def _measure(config: BenchConfig) -> list[Cell]:
         for warm, measure in _plan(config, target, progress, take):
             await warm()
             cells.append(median_cell([await measure() for _ in range(config.repeats)]))
-    return cells
+            keep()
 
 
 async def _prepare(config: BenchConfig, headers: dict[str, str]) -> tuple[Target, PromptMaker]:

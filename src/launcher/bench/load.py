@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from launcher.bench.apis import Api, Usage
+from launcher.bench.apis import Api, Usage, event_object
 from launcher.bench.http_stream import BadAnswerError, Connection
 from launcher.bench.results import Cell, RequestTimes, summarise
 
@@ -44,18 +44,21 @@ class Target:
 
 
 async def stream_once(
-    connection: Connection, target: Target, body: bytes, on_token: Callable[[], None]
+    connection: Connection, target: Target, body: bytes, on_token: Callable[[], None], *, due: float | None = None
 ) -> RequestTimes:
-    """One request, timed. Raises BadAnswerError, OSError, TimeoutError."""
+    """One request, timed from `due` (by `time.perf_counter`), the moment when it was to be sent, or from now.
+
+    Raises BadAnswerError, OSError, TimeoutError.
+    """
     usage = Usage()
     arrivals: list[float] = []
-    started = time.perf_counter()
+    started = time.perf_counter() if due is None else due
     async with asyncio.timeout(target.timeout_s):
         async with aclosing(connection.events(target.api.path, body)) as answer:
             async for events in answer:
                 now = time.perf_counter()
                 for event in events:
-                    if target.api.read(orjson.loads(event), usage):
+                    if target.api.read(event_object(event), usage):
                         arrivals.append(now)
                         on_token()
     if not arrivals:
@@ -96,13 +99,16 @@ class Load:
         """Prompts arrive `rate` times a second at random moments, whether others have been answered or not."""
         chosen = random.Random(seed)
 
-        async def arrive(prompt: str, delay_s: float) -> None:
-            await asyncio.sleep(delay_s)
+        async def arrive(prompt: str, due: float) -> None:
+            await asyncio.sleep(due - time.perf_counter())
             connection = self._target.connect()
-            await self._send(connection, prompt)
+            # A client that comes late to it, on a machine that is busy, is not to hide that the answer came late.
+            await self._send(connection, prompt, due=due)
             connection.close()
 
-        moments = itertools.accumulate(chosen.expovariate(rate) for _ in prompts)
+        gaps = [chosen.expovariate(rate) for _ in prompts]
+        moments = itertools.accumulate(gaps, initial=time.perf_counter())
+        next(moments)
         arrivals = asyncio.gather(*(arrive(p, at) for p, at in zip(prompts, moments, strict=True)))
         return await self._measure(f"{rate:g} requests/s", len(prompts), arrivals)
 
@@ -114,11 +120,11 @@ class Load:
         await work
         return summarise(load, self._times, self._errors, time.perf_counter() - started, self._num_tokens)
 
-    async def _send(self, connection: Connection, prompt: str) -> None:
+    async def _send(self, connection: Connection, prompt: str, *, due: float | None = None) -> None:
         self._progress.running += 1
         try:
             body = orjson.dumps(self._target.api.body(prompt, self._num_tokens))
-            self._times.append(await stream_once(connection, self._target, body, self._count))
+            self._times.append(await stream_once(connection, self._target, body, self._count, due=due))
             self._progress.answered += 1
         except (BadAnswerError, OSError, orjson.JSONDecodeError) as error:  # TimeoutError is an OSError
             connection.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from launcher.bench.apis import Api, Usage
+from launcher.bench.apis import Api, Usage, event_object
 from launcher.bench.http_stream import BadAnswerError, Connection
 
 # Short common English words: a token or two each in any vocabulary.
@@ -72,7 +72,7 @@ async def measured_tokens_per_word(connection: Connection, api: Api) -> float:
         async with aclosing(connection.events(api.path, orjson.dumps(api.body(words, 1)))) as answer:
             async for events in answer:
                 for event in events:
-                    api.read(orjson.loads(event), usage)
+                    api.read(event_object(event), usage)
         counted = usage.prompt_tokens
     if not counted:
         raise BadAnswerError("the server does not say how many tokens a prompt has; give a --tokenizer")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,16 @@ def row(cell: Cell) -> tuple[str, ...]:
         cell.load,
         f"{cell.output_tokens_per_s:,.1f}",
         f"{cell.requests_per_s:,.2f}",
-        f"{cell.ttft_p50 * 1e3:,.1f} / {cell.ttft_p99 * 1e3:,.1f}",
-        f"{cell.itl_p50 * 1e3:,.2f} / {cell.itl_p99 * 1e3:,.2f}",
-        f"{cell.tpot_p50 * 1e3:,.2f}",
+        f"{_ms(cell.ttft_p50, 1)} / {_ms(cell.ttft_p99, 1)}",
+        f"{_ms(cell.itl_p50, 2)} / {_ms(cell.itl_p99, 2)}",
+        _ms(cell.tpot_p50, 2),
         f"{cell.num_requests}{short}",
         str(cell.errors),
     )
+
+
+def _ms(seconds: float, digits: int) -> str:
+    return "–" if math.isnan(seconds) else f"{seconds * 1e3:,.{digits}f}"
 
 
 def markdown(title: str, cells: Sequence[Cell], chart: str) -> str:
@@ -41,18 +46,29 @@ def markdown(title: str, cells: Sequence[Cell], chart: str) -> str:
     return "\n".join([*lines, "", f"![{title}]({chart})", ""])
 
 
-def write(folder: Path, title: str, about: Mapping[str, Any], cells: Sequence[Cell]) -> None:
-    """bench.json, bench.md and bench.svg in `folder`, which is made. Raises OSError."""
+def prepare(folder: Path) -> None:
+    """Makes the folder. Raises OSError if nothing can be written there."""
     folder.mkdir(parents=True, exist_ok=True)
-    report = {"title": title, **about, "cells": [asdict(cell) for cell in cells]}
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def write(folder: Path, title: str, about: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+    """bench.json, bench.md and bench.svg in `folder`. Raises OSError."""
+    report = {"title": title, **about, "cells": [cell.as_json() for cell in cells]}
     (folder / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
     (folder / "bench.md").write_text(markdown(title, cells, "bench.svg"))
     groups = [cell.load for cell in cells]
     charts = [
         Chart("output tokens/s", groups, {"": [cell.output_tokens_per_s for cell in cells]}),
         Chart("time to first token, ms", groups,
-              {"p50": [cell.ttft_p50 * 1e3 for cell in cells], "p99": [cell.ttft_p99 * 1e3 for cell in cells]}),
+              {"p50": _bars([cell.ttft_p50 for cell in cells]), "p99": _bars([cell.ttft_p99 for cell in cells])}),
         Chart("between tokens, ms", groups,
-              {"p50": [cell.itl_p50 * 1e3 for cell in cells], "p99": [cell.itl_p99 * 1e3 for cell in cells]}),
+              {"p50": _bars([cell.itl_p50 for cell in cells]), "p99": _bars([cell.itl_p99 for cell in cells])}),
     ]  # fmt: skip
     (folder / "bench.svg").write_text(svg(charts))
+
+
+def _bars(seconds: Sequence[float]) -> list[float | None]:
+    """In milliseconds; no bar where nothing was measured."""
+    return [None if math.isnan(value) else value * 1e3 for value in seconds]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -21,7 +22,7 @@ class RequestTimes:
 
 @dataclass
 class Cell:
-    """One measured cell; latencies in seconds. `repeats`: output tokens/s of each repeat.
+    """One measured cell; latencies in seconds, NaN where nothing was answered. `repeats`: output tokens/s of each.
 
     tpot: seconds per output token behind the first, of whole requests; inter-token gaps mislead where a server sends
     several tokens at once.
@@ -42,11 +43,15 @@ class Cell:
     first_error: str | None = None
     repeats: list[float] = field(default_factory=list)
 
+    def as_json(self) -> dict[str, Any]:
+        """With None for NaN, which JSON does not know."""
+        return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in asdict(self).items()}
+
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile; 0 for no values."""
+    """Nearest-rank percentile; NaN for no values."""
     if not values:
-        return 0.0
+        return math.nan
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
 
@@ -78,11 +83,24 @@ def summarise(
     )
 
 
+_MEDIANS = (
+    "output_tokens_per_s", "requests_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "tpot_p50", "prompt_tokens",
+)  # fmt: skip
+
+
 def median_cell(cells: Sequence[Cell]) -> Cell:
-    """The repeat with the median throughput, with the throughput of all repeats beside it."""
-    rates = [cell.output_tokens_per_s for cell in cells]
-    middle = min(cells, key=lambda cell: abs(cell.output_tokens_per_s - statistics.median(rates)))
-    middle.repeats = rates
-    middle.errors = sum(cell.errors for cell in cells)
-    middle.first_error = next((cell.first_error for cell in cells if cell.first_error), None)
-    return middle
+    """The repeats of a cell as one: the median of each figure, over those that have it; counts of all together."""
+    figures: dict[str, Any] = {}
+    for name in _MEDIANS:
+        values = [v for cell in cells if (v := getattr(cell, name)) is not None and not math.isnan(v)]
+        if values:
+            figures[name] = statistics.median(values)
+    return replace(
+        cells[0],
+        **figures,
+        num_requests=sum(cell.num_requests for cell in cells),
+        short_requests=sum(cell.short_requests for cell in cells),
+        errors=sum(cell.errors for cell in cells),
+        first_error=next((cell.first_error for cell in cells if cell.first_error), None),
+        repeats=[cell.output_tokens_per_s for cell in cells],
+    )

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
+import pytest
 from support.scripted_http import ScriptedServer
 
 from launcher.bench.apis import NativeApi, Sampling
@@ -66,3 +68,27 @@ async def test_an_event_that_comes_in_two_pieces_is_one(server: ScriptedServer) 
     server.answers = [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body]
     cell = await Load(target(server), 1).closed(["a"], 1)
     assert (cell.num_requests, cell.errors) == (1, 0)
+
+
+async def test_what_is_no_event_of_the_api_is_an_error_of_its_request(
+    server: ScriptedServer, events: Callable[..., bytes]
+) -> None:
+    server.answers = [events(TOKEN, b"[1]"), events(TOKEN, LAST), events(b"{")]
+    cell = await Load(target(server), 2).closed(["a", "b", "c"], 1)
+    assert (cell.num_requests, cell.errors) == (1, 2)
+    assert cell.first_error == "an event that is no JSON object: [1]"
+
+
+async def test_a_late_client_does_not_hide_that_the_answer_was_late(
+    server: ScriptedServer, events: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own loop sleeps too long, as on a machine that the server keeps busy."""
+    sleep = asyncio.sleep
+
+    async def oversleep(seconds: float) -> None:
+        await sleep(seconds + 0.3)
+
+    monkeypatch.setattr("launcher.bench.load.asyncio.sleep", oversleep)
+    server.answers = [events(TOKEN, LAST)] * 3
+    cell = await Load(target(server), 2).open(["p"] * 3, rate=100.0, seed=1)
+    assert cell.ttft_p50 >= 0.3

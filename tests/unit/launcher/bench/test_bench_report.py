@@ -8,7 +8,7 @@ import pytest
 
 from launcher.bench.chart import Chart, svg
 from launcher.bench.prompts import PromptMaker
-from launcher.bench.report import write
+from launcher.bench.report import prepare, row, write
 from launcher.bench.results import RequestTimes, median_cell, percentile, summarise
 
 
@@ -26,9 +26,13 @@ def test_a_cell_sums_up_its_requests() -> None:
     assert (cell.errors, cell.first_error, cell.prompt_tokens) == (1, "broke", 10)
 
 
-def test_nothing_answered_is_no_crash() -> None:
+def test_what_was_never_answered_has_no_latency_rather_than_the_best(tmp_path: Path) -> None:
     cell = summarise("x", [], ["broke"], 1.0, 3)
-    assert (cell.output_tokens_per_s, cell.ttft_p50, cell.prompt_tokens) == (0.0, 0.0, None)
+    assert (cell.output_tokens_per_s, cell.prompt_tokens) == (0.0, None)
+    assert row(cell)[3:6] == ("– / –", "– / –", "–")
+    write(tmp_path, "t", {}, [cell])
+    assert json.loads((tmp_path / "bench.json").read_text())["cells"][0]["ttft_p50"] is None
+    assert "nan" not in (tmp_path / "bench.svg").read_text()
 
 
 def test_percentiles_are_values_that_were_seen() -> None:
@@ -39,15 +43,20 @@ def test_percentiles_are_values_that_were_seen() -> None:
     assert (percentile(hundred[:64], 0.99), percentile(hundred[:16], 0.5)) == (64.0, 8.0)
 
 
-def test_the_median_repeat_speaks_for_the_cell() -> None:
-    cells = [summarise("x", [times(0.1, [0.1] * n)], ["e"] * (n == 1), 1.0, 1) for n in (9, 1, 5)]
-    middle = median_cell(cells)
-    assert middle.output_tokens_per_s == 6.0
-    assert (middle.repeats, middle.errors, middle.first_error) == ([10.0, 2.0, 6.0], 1, "e")
+def test_repeats_are_summed_up_figure_by_figure() -> None:
+    numbers = ((9, 0.3), (1, 0.1), (5, 0.5), (0, 0.0))
+    cells = [summarise("x", [times(first, [0.1] * n)] * (n > 0), ["e"] * (n == 1), 1.0, 1) for n, first in numbers]
+    together = median_cell(cells)
+    assert together.output_tokens_per_s == 4.0
+    assert together.ttft_p50 == pytest.approx(0.3)  # of the three that have one
+    assert (together.repeats, together.num_requests) == ([10.0, 2.0, 6.0, 0.0], 3)
+    assert (together.errors, together.first_error) == (1, "e")
+    assert median_cell(cells[:2]).output_tokens_per_s == 6.0
 
 
 def test_the_report_is_written_three_times(tmp_path: Path) -> None:
     cell = summarise("8 clients", [times(0.1, [0.01])], [], 1.0, 3)
+    prepare(tmp_path / "new")
     write(tmp_path / "new", "A <server> & co", {"options": {"prompt": 1}}, [cell])
     report = json.loads((tmp_path / "new" / "bench.json").read_text())
     assert report["cells"][0]["output_tokens_per_s"] == 2.0
