@@ -150,8 +150,9 @@ def router(plan: LaunchPlan, environ: Environment) -> Command:
 
 
 def drain_seconds(timeout: int) -> int:
-    """What the router gets of the launcher's deadline: the rest is for telling the requests that did not finish."""
-    return timeout - min(2, timeout // 3)
+    """What the router gets of the launcher's deadline: the rest is for telling the requests that did not finish. 0 is
+    what it says: at once."""
+    return max(0, timeout - min(2, max(1, timeout // 3)))
 
 
 def _model_server_environment(config: LauncherConfig, environ: Environment) -> dict[str, str]:

@@ -32,22 +32,23 @@ def run_launch(config: LauncherConfig) -> int:
     claim_standard_descriptors()
     stdout, stderr = Output(1, json_lines=config.json_output), Output(2)
     log_line.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
+    status, last_words = 1, ""
     try:
         with Signals() as signals:
-            return _Launch(config, signals, os.environ).run()
+            status = _Launch(config, signals, os.environ).run()
     except LauncherError as error:
         if config.json_output:
             logger.error("%s", error.report())
-        stderr.write(error.report() + "\n")
-        return 1
+        last_words = error.report() + "\n"
     except Exception:
         logger.exception("The launcher itself failed")
-        stderr.write("Error: the launcher itself failed, see the log\n")
-        return 1
+        last_words = "Error: the launcher itself failed, see the log\n"
     finally:
         logging.shutdown()
         stdout.finish(_LAST_WORDS_S)
+        stderr.write(last_words)  # Behind the log, also where both go to one file.
         stderr.finish(_LAST_WORDS_S)
+    return status
 
 
 class _Launch:

@@ -220,11 +220,10 @@ class Supervisor:
         if _exit_of(first).returncode in (STALLED, MISSING_PEER):
             self._show_stacks([child for child in self._shards if child.poll() is None])
         if first is self._router:
-            self._report_crash(first, "Webserver Crashed")
+            self._report_crash(first, _headline(first))
             could_not_exec = first.ready_at is None and _exit_of(first).returncode == 127
             raise (WebserverCannotStart if could_not_exec else WebserverFailed)(_cause(first))
-        verb = "failed to start" if shard_error is ShardCannotStart else "crashed"
-        self._report_crash(first, f"Shard {first.command.rank} {verb}")
+        self._report_crash(first, _headline(first, "failed to start" if shard_error is ShardCannotStart else "crashed"))
         raise shard_error(_cause(first))
 
     def _report_crash(self, child: Child, headline: str) -> None:
@@ -244,7 +243,7 @@ class Supervisor:
 
     # Stopping
 
-    def _stop(self, how: Callable[[], None]) -> int:
+    def _stop(self, how: Callable[[], object]) -> int:
         """Runs a way of stopping; whatever happens in it, nothing is left afterwards. Returns the exit status."""
         try:
             how()
@@ -260,16 +259,27 @@ class Supervisor:
         number = self._signals.received[0]
         logger.info("%s: stopping, at most %g s", signal.Signals(number).name, self._patience.graceful_s)
         deadline = time.monotonic() + self._patience.graceful_s
-        if self._router is not None:
-            self._end([self._router], self._patience.graceful_s)
-        failed = [child for child in self._shards if child.poll() is not None and not _is_orderly(_exit_of(child))]
-        if failed:
-            # The requests that were still running have been lost: this was no orderly stop.
-            self._report_crash(failed[0], f"Shard {failed[0].command.rank} crashed")
+        router = [self._router] if self._router is not None else []
+        if not self._end(router, self._patience.graceful_s):
+            router = []  # Killed by us because its time was over, it has not failed.
+        ended = [*router, *(child for child in self._shards if child.poll() is not None)]
+        failed = [child for child in ended if not _is_orderly(_exit_of(child))]
+        # The requests that were still running have been lost: this was no orderly stop. A shard's end is why the
+        # router gave up, so that it is named first.
+        first = min(failed, key=lambda child: (child is self._router, _innocence(child)), default=None)
+        # It may be no fault of the router: a service manager that signals everybody takes the shards from under it.
+        stopped = [child for child in ended if child is not self._router] if first is self._router else []
+        if first is not None and not stopped:
+            self._report_crash(first, _headline(first))
         logger.info("Shutting down shards")
         self._end(self._shards, min(self._patience.shards_s, max(1.0, deadline - time.monotonic())))
-        if failed:
-            raise ShardFailed(_cause(failed[0]))
+        if stopped:
+            raise ShardFailed(
+                f"{stopped[0].title} was stopped before the last requests were answered; "
+                "only the launcher should be signalled (systemd: KillMode=mixed)"
+            )
+        if first is not None:
+            raise (WebserverFailed if first is self._router else ShardFailed)(_cause(first))
 
     def _stop_after_failure(self) -> None:
         logger.info("Shutting down shards")
@@ -280,8 +290,9 @@ class Supervisor:
         self._end(self._shards, self._patience.survivors_s)
         self._end(router, self._patience.failing_router_s)
 
-    def _end(self, children: Iterable[Child], timeout_s: float) -> None:
-        """Asks each to end, and kills those that have not after `timeout_s`. Raises _KillRequested on a signal."""
+    def _end(self, children: Iterable[Child], timeout_s: float) -> bool:
+        """Asks each to end, and kills those that have not after `timeout_s`; whether all ended by themselves. Raises
+        _KillRequested on a signal."""
         running = [child for child in children if child.poll() is None]
         began = time.monotonic()
         record_at = began + self._patience.draining_record_s
@@ -296,11 +307,12 @@ class Supervisor:
                 logger.warning("%s did not stop in %g s: killed", " and ".join(c.title for c in running), timeout_s)
                 for child in running:
                     child.kill()
-                return
+                return False
             if now >= record_at:
                 record_at += self._patience.draining_record_s
                 logger.info("Waiting for %s to finish, %.0f s left", " and ".join(c.title for c in running), left_s)
             self._signals.wait(min(left_s, record_at - now, _SERVING_POLL_S))
+        return True
 
 
 def _exit_of(child: Child) -> Exit:
@@ -311,6 +323,11 @@ def _exit_of(child: Child) -> Exit:
 def _innocence(child: Child) -> int:
     end = _exit_of(child)
     return 0 if end.is_signal else {MISSING_PEER: 2, LOST_PEER: 3}.get(end.returncode, 1)
+
+
+def _headline(child: Child, verb: str = "crashed") -> str:
+    """TGI's words."""
+    return "Webserver Crashed" if child.command.rank is None else f"Shard {child.command.rank} {verb}"
 
 
 def _cause(child: Child) -> str:

@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -37,8 +38,13 @@ from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
 
-# After the deadline, when every request has got its error: what is left are clients that do not read.
+# When every request has got its error what is left are clients that do not read. A launcher that has told us to drain
+# waits a second or two more than the drain itself takes, and five when the shards are gone.
 _LAST_WORDS_S = 2
+_LAST_WORDS_OF_DRAIN_S = 1
+# A signal again so soon is the same wish: service managers signal everybody, and the launcher asks us to end as well.
+_ECHO_S = 0.3
+_BACKLOG = 2048
 _REPORT_EVERY_S = 5.0
 _LOOK_EVERY_S = 0.05
 # New objects before a pass over them, and passes before one over the next older generation. A waiting request holds
@@ -163,8 +169,10 @@ async def _answer(
     metrics_listener: socket.socket | None,
     tracing: Tracing | None,
 ) -> int:
-    """Serves until a signal or the scheduler's end."""
+    """Serves until a signal or the scheduler's end. Raises StartupError if somebody else listens by now."""
     phases.enter(phases.BINDING)
+    for each in filter(None, (listener, metrics_listener)):
+        _listen(each)
     app = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
     server = _Server(_uvicorn_config(app, config, config.graceful_termination_timeout + _LAST_WORDS_S))
     scheduling = asyncio.create_task(started.scheduler.run())
@@ -196,6 +204,7 @@ class Stop:
         self.requested = False
         self.scheduler_failed = False
         self._is_over = False
+        self._signalled_at = -math.inf
         self._server: _Server | None = None
         self._inference: Inference | None = None
         self._started: Started | None = None
@@ -209,6 +218,10 @@ class Stop:
             self._drain()
 
     def signalled(self, main_task: asyncio.Task[int]) -> None:
+        now = time.monotonic()
+        if now - self._signalled_at < _ECHO_S:
+            return
+        self._signalled_at = now
         if self._server is None:
             self.requested = True
             main_task.cancel()
@@ -223,7 +236,11 @@ class Stop:
 
     def scheduler_ended(self, started: Started) -> None:
         """Every request has got its answer or its failure; a server that cannot generate must not stay up."""
-        if self._is_over or self.requested:
+        if self._is_over:
+            return
+        if self.requested:
+            # The drain goes on, for those who read their error; but this was no orderly stop.
+            self.scheduler_failed = self.scheduler_failed or started.scheduler.failure is not None
             return
         self.scheduler_failed = True
         logger.error("the scheduler has ended: %s", started.scheduler.failure)
@@ -254,8 +271,8 @@ class Stop:
                 logger.info("%d requests are still running", permits.num_taken)
             await asyncio.sleep(min(deadline - now, _LOOK_EVERY_S))
         # Answers that are written but not read yet may use what is left of the time.
-        left_s = math.ceil(max(0.0, deadline - loop.time()))
-        self._server.config.timeout_graceful_shutdown = left_s + _LAST_WORDS_S
+        left_s = int(max(0.0, deadline - loop.time()))
+        self._server.config.timeout_graceful_shutdown = left_s + _LAST_WORDS_OF_DRAIN_S
         self._server.should_exit = True
         await asyncio.sleep(left_s)
         await self._fail_the_rest()
@@ -322,6 +339,16 @@ def bind(hostname: str, port: int) -> socket.socket:
         raise StartupError(f"cannot listen on {address}:{port}: {error.strerror}") from None
     listener.setblocking(False)
     return listener
+
+
+def _listen(listener: socket.socket) -> None:
+    """Two sockets may be bound to one port until one of them listens; asyncio's loop would say nothing of the other's
+    failure. Raises StartupError that names the port."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        address, port = listener.getsockname()[:2]
+        raise StartupError(f"cannot listen on {address}:{port}: {error.strerror}") from None
 
 
 def _metrics_app(metrics: Metrics) -> ASGIApp:

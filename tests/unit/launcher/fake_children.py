@@ -11,6 +11,7 @@ import psutil
 
 from launcher.child import HEALTH_METHOD
 from launcher.commands import Command
+from wire.exit_status import LOST_PEER
 
 _SHARD = f"""
 import signal, sys
@@ -25,10 +26,11 @@ def stop(*_):
     open(journal, "a").write("shard stops\\n")
     sys.exit(0)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if on_term == "ignore" else stop)
+signal.signal(signal.SIGUSR2, lambda *_: sys.exit({LOST_PEER}))
 server = grpc.server(futures.ThreadPoolExecutor(1), handlers=(Health(),))
 server.add_insecure_port("unix:" + path)
-server.start()
 print('{{"level": "INFO", "message": "shard is up", "target": "model_server"}}', flush=True)
+server.start()
 while True:
     signal.pause()
 """
@@ -46,7 +48,9 @@ def stop(*_):
     open(journal, "a").write("router stops\\n")
     if on_term == "drain":
         time.sleep(0.5)  # Another signal in the meantime begins this anew.
-    os._exit(0)
+    if on_term == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    os._exit(3 if on_term == "fail" else 0)
 signal.signal(signal.SIGTERM, signal.SIG_IGN if on_term == "ignore" else stop)
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """

@@ -74,12 +74,12 @@ class Launch:
     def stop_at(self, text: str, number: int = signal.SIGTERM) -> None:
         self.story.at(text, lambda: self.signals.notify(number))
 
-    def kill_at(self, text: str, name: str, rank: int | None = None) -> None:
+    def kill_at(self, text: str, name: str, rank: int | None = None, number: int = signal.SIGKILL) -> None:
         def kill() -> None:
             assert self.supervisor is not None
             for child in self.supervisor._running():
                 if (child.command.name, child.command.rank) == (name, rank):
-                    os.kill(child.pid, signal.SIGKILL)
+                    os.kill(child.pid, number)
 
         self.story.at(text, kill)
 

@@ -68,9 +68,9 @@ def test_one_deadline_for_everything(launch: Launch) -> None:
     launch.stop_at("Ready on")
     stubborn = router(launch.folder, launch.port, on_term="ignore")
     began = time.monotonic()
-    assert launch.serve([shard(launch.folder, on_term="ignore")], stubborn, graceful_s=0.3, draining_record_s=0.1) == 0
+    assert launch.serve([shard(launch.folder, on_term="ignore")], stubborn, graceful_s=2.0, draining_record_s=0.1) == 0
     assert time.monotonic() - began < 20
-    assert launch.story.has("router did not stop in 0.3 s: killed")
+    assert launch.story.has("router did not stop in 2 s: killed")
     assert launch.story.has("shard 0 did not stop")
     assert launch.story.has("Waiting for router to finish")
 
@@ -184,21 +184,37 @@ def test_a_router_that_does_not_exist(launch: Launch) -> None:
 
 
 def test_a_shard_that_dies_in_the_drain_makes_the_stop_a_failure(launch: Launch) -> None:
-    slow = router(
-        launch.folder, launch.port,
-        program=router(launch.folder, 0).argv[2].replace("sys.exit(0)", "__import__('time').sleep(0.5); sys.exit(0)"),
-    )  # fmt: skip
     launch.stop_at("Ready on")
     launch.kill_at("SIGTERM: stopping", "shard", 0)
     with pytest.raises(ShardFailed, match="shard 0 was killed by signal 9"):
-        launch.serve(router_command=slow)
+        launch.serve(router_command=router(launch.folder, launch.port, on_term="drain"))
+
+
+def test_of_several_shards_that_die_in_the_drain_the_first_cause_is_named(launch: Launch) -> None:
+    launch.stop_at("Ready on")
+    launch.kill_at("SIGTERM: stopping", "shard", 0, signal.SIGUSR2)  # it says that it has lost a peer
+    launch.kill_at("SIGTERM: stopping", "shard", 1)
+    slow = router(launch.folder, launch.port, on_term="drain")
+    with pytest.raises(ShardFailed, match="shard 1 was killed by signal 9"):
+        launch.serve([shard(launch.folder, 0), shard(launch.folder, 1)], slow)
+    assert launch.story.has("Shard 1 crashed")
+
+
+@pytest.mark.parametrize(("on_term", "end"), [("crash", "was killed by signal 11"), ("fail", "exited with status 3")])
+def test_a_router_that_dies_in_the_drain_makes_the_stop_a_failure(launch: Launch, on_term: str, end: str) -> None:
+    launch.stop_at("Ready on")
+    with pytest.raises(WebserverFailed, match=f"router {end}"):
+        launch.serve(router_command=router(launch.folder, launch.port, on_term=on_term))
+    assert launch.story.has("Webserver Crashed")
+    assert journal(launch.folder)[-1] == "shard stops"
 
 
 def test_start_up_time_out(launch: Launch) -> None:
     stuck = plain('import time; print(\'{"level": "INFO", "message": "loading 3/9"}\', flush=True); time.sleep(600)')
     stuck = Command(name="shard", rank=0, argv=stuck.argv, env=stuck.env, socket=str(launch.folder / "never"))
-    with pytest.raises(ShardCannotStart, match=r"shard 0 was not ready 1 s after.*last word: loading 3/9"):
-        launch.serve([stuck], startup_s=1.0, waiting_record_s=0.3)
+    launch.hurry_at("it said last: loading 3/9", 0.0)
+    with pytest.raises(ShardCannotStart, match=r"shard 0 was not ready \S+ s after.*last word: loading 3/9"):
+        launch.serve([stuck], waiting_record_s=0.3)
     assert launch.story.has("Waiting for shard to be ready... (phase: starting for ")
     assert launch.story.has(" s; it said last: loading 3/9)")
 

@@ -134,6 +134,12 @@ async def open_stream(port: int) -> AsyncIterator[asyncio.StreamReader]:
         await writer.wait_closed()
 
 
+async def drains(port: int) -> None:
+    """Returns once it does. Each question comes on a connection of its own."""
+    while b" 503 " not in await get(port, "/health"):
+        pass
+
+
 def terminate() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -227,9 +233,43 @@ async def test_a_second_signal_ends_at_once(config: RouterConfig, scheduler: End
     serving_task = asyncio.ensure_future(serving.serve(config))
     async with open_stream(config.port):
         terminate()
-        await asyncio.sleep(0.2)
+        await drains(config.port)
+        await asyncio.sleep(serving._ECHO_S + 0.1)
         terminate()
     assert await asyncio.wait_for(serving_task, 2) == 0
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_from_two_sides_is_one(
+    config: RouterConfig, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """A service manager signals every process, and the launcher passes on what it has got."""
+    monkeypatch.setattr(serving, "_ECHO_S", 60.0)
+    serving_task = asyncio.ensure_future(serving.serve(config))
+    async with open_stream(config.port) as reader:
+        os.kill(os.getpid(), first)
+        await asyncio.sleep(0.02)
+        terminate()
+        await asyncio.sleep(0.1)
+        scheduler.open[0].interrupt(says("end")[-1])
+        assert b'"generated_text":"end"' in await reader.read()
+    assert await asyncio.wait_for(serving_task, 5) == 0
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"), [(StalledError("no step", detail="no step"), STALLED), (RuntimeError("shard lost"), 1)]
+)
+async def test_shards_that_fail_in_the_drain_make_it_a_failure(
+    config: RouterConfig, scheduler: EndingScheduler, failure: Exception, status: int
+) -> None:
+    serving_task = asyncio.ensure_future(serving.serve(config))
+    async with open_stream(config.port) as reader:
+        terminate()
+        await drains(config.port)
+        scheduler.failure = failure
+        await scheduler.close()
+        assert b'"error"' in await reader.read()
+    assert await asyncio.wait_for(serving_task, 5) == status
 
 
 async def test_the_process_fails_with_its_scheduler(config: RouterConfig, scheduler: EndingScheduler) -> None:
@@ -273,6 +313,28 @@ async def test_the_metrics_port_is_opened_when_asked_for(
         assert b" 200 " in await get(metrics_port, "/metrics")
         terminate()
         assert await asyncio.wait_for(serving_task, 5) == 0
+
+
+@pytest.mark.parametrize("which", ["port", "prometheus_port"])
+async def test_a_port_that_somebody_took_while_the_model_was_loaded(
+    model: Path, free_port: int, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Two sockets may be bound to it, and asyncio's loop is silent when the second one cannot listen."""
+    ready = serving.connect_and_warm_up
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        async def load(*arguments: Any, **options: Any) -> Started:
+            other.bind(("127.0.0.1", free_port))
+            other.listen()
+            return await ready(*arguments, **options)
+
+        monkeypatch.setattr(serving, "connect_and_warm_up", load)
+        ports: dict[str, int] = {"port": 0, which: free_port}
+        config = RouterConfig(tokenizer_name=str(model), hostname="127.0.0.1", **ports)  # type: ignore[arg-type]
+        with pytest.raises(StartupError, match=f"127.0.0.1:{free_port}: Address already in use"):
+            await asyncio.wait_for(serving.serve(config), 20)
+    assert scheduler.is_closed
 
 
 def test_a_hostname_that_is_no_address(caplog: pytest.LogCaptureFixture) -> None:
