@@ -85,11 +85,24 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stop_reading_timer()
         super().resume_writing()
+        if self.transport.is_closing():
+            self._demand_reading()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._demand_reading()
+
+    def eof_received(self) -> None:
+        self._close()  # as the transport does, but with a clock
+
+    def on_response_complete(self) -> None:
+        if self.pipeline and self._timer is not None and not self._is_refused:
+            self._start_timer(self._bounds.body_s)  # of the one whose turn has come: until now it was not read
+        super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        if self.transport.get_write_buffer_size():
-            self._demand_reading()
+        self._close()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -103,6 +116,7 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse(431)
+        self._watch_idle()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -149,11 +163,33 @@ class Connection(HttpToolsProtocol):
         if self.cycle.more_body and not self.transport.is_closing():
             self._linger()
         else:
-            self.transport.close()
+            self._close()
 
     def _start_timer(self, seconds: float) -> None:
         self._stop_timer()
-        self._timer = self.loop.call_later(seconds, self._refuse, 408)
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        if self.pipeline:
+            # Nothing is read while a request waits behind another's answer: its sender is not to blame.
+            self._start_timer(self._bounds.body_s)
+        else:
+            self._refuse(408)
+
+    def _watch_idle(self) -> None:
+        """uvicorn takes any byte for a request and stops its clock: also the body of one that is answered already, and
+        the empty line that may stand before the next. Without a clock such a connection would stay open for ever."""
+        is_idle = self.cycle is not None and self.cycle.response_complete and not self._in_message and not self.pipeline
+        has_clock = self._timer is not None or self.timeout_keep_alive_task is not None
+        if is_idle and not has_clock and not self._is_refused and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _close(self) -> None:
+        """When the client has read what is written, or reads no more."""
+        self.transport.close()
+        self._demand_reading()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -162,11 +198,12 @@ class Connection(HttpToolsProtocol):
 
     def _demand_reading(self) -> None:
         """Closing waits for the client to read what is written, which it may never do."""
-        self._reading_timer = self.loop.call_later(
-            self._bounds.stalled_s, self._look_at_reading, self.transport.get_write_buffer_size()
-        )
+        unread = self.transport.get_write_buffer_size()
+        if unread and self._reading_timer is None:
+            self._reading_timer = self.loop.call_later(self._bounds.stalled_s, self._look_at_reading, unread)
 
     def _look_at_reading(self, unread: int) -> None:
+        self._reading_timer = None
         if self.transport.get_write_buffer_size() < unread:
             self._demand_reading()
         else:
@@ -186,7 +223,7 @@ class Connection(HttpToolsProtocol):
         self._disconnect()
         if has_begun:
             self._is_refused = True
-            self.transport.close()
+            self._close()
             return
         reason, error_type, message = _ANSWERS[status]
         body = dumps(error_body(message, error_type))
@@ -203,4 +240,4 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self._stop_timer()
-        self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
+        self._timer = self.loop.call_later(_LINGER_S, self._close)

@@ -213,9 +213,14 @@ class Router:
         assert self.scheduler.open == []
 
     @property
-    def num_connections(self) -> int:
+    def connections(self) -> list[Connection]:
         """Open ones, while it listens."""
-        return len(self._server.server_state.connections) if self._server is not None else 0
+        open_ones = self._server.server_state.connections if self._server is not None else ()
+        return [one for one in open_ones if isinstance(one, Connection)]
+
+    @property
+    def num_connections(self) -> int:
+        return len(self.connections)
 
     def close(self) -> None:
         self.tokenizer.close()
@@ -224,7 +229,7 @@ class Router:
             self.grammars.close()
 
     @contextlib.asynccontextmanager
-    async def listening(self, bounds: Bounds = Bounds()) -> AsyncIterator[int]:  # noqa: B008
+    async def listening(self, bounds: Bounds = Bounds(), keep_alive_s: int = 5) -> AsyncIterator[int]:  # noqa: B008
         """A real server on a port of the machine's choice."""
         config = uvicorn.Config(
             self.app,
@@ -234,6 +239,7 @@ class Router:
             ws="none",
             lifespan="off",
             log_config=None,
+            timeout_keep_alive=keep_alive_s,
             timeout_graceful_shutdown=1,
         )
         server = self._server = uvicorn.Server(config)

@@ -203,3 +203,69 @@ async def test_a_client_that_reads_slowly_keeps_its_connection(make_router: Make
             await asyncio.sleep(0.04)
         writer.close()
     assert answer.count(b"x") > 6_000_000
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"GET /info HTTP/1.1\r\nhost: x\r\n\r\n", b"\r\n"),
+        (b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY), BODY),
+    ],
+    ids=["an empty line", "the body of what is answered"],
+)
+async def test_an_idle_connection_is_closed_whatever_came_last(router: Router, pieces: tuple[bytes, bytes]) -> None:
+    """uvicorn takes both for the beginning of a request and waits for ever."""
+    async with router.listening(keep_alive_s=1) as port:
+        answer = await talk(port, *pieces, pause_s=0.3, timeout_s=10)
+        assert answer.count(b"HTTP/1.1 ") == 1
+        await until(lambda: router.num_connections == 0)
+
+
+async def test_who_waits_for_another_answer_is_not_late(make_router: MakeRouter) -> None:
+    """Of a pipelined request nothing more is read; its clock must not end the answer that runs."""
+    router = make_router(lambda request: [None])
+    async with router.listening(Bounds(body_s=1.0)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GOOD + GOOD[:-3])
+        await until(lambda: bool(router.scheduler.open))
+        await asyncio.sleep(1.9)  # nearly two of its clocks; a third begins with its turn
+        router.scheduler.open[0].interrupt(says("end")[-1])
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(0.3)
+        writer.write(GOOD[-3:])
+        await until(lambda: len(router.scheduler.submitted) == 2)
+        writer.close()
+        await until(lambda: not router.scheduler.open)
+    router.assert_idle()
+
+
+async def test_the_last_bytes_of_a_closing_connection_must_be_read_too(router: Router) -> None:
+    """However few they are: the transport waits for them."""
+
+    class Unread:
+        """A transport that has been closed, and whose client reads nothing."""
+
+        def __init__(self, transport: asyncio.Transport) -> None:
+            self._transport = transport
+            self.is_closed = False
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._transport, name)
+
+        def get_write_buffer_size(self) -> int:
+            return 10
+
+        def is_closing(self) -> bool:
+            return self.is_closed
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    async with router.listening(Bounds(stalled_s=0.2)) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        await until(lambda: router.num_connections == 1)
+        [connection] = router.connections
+        connection.transport = Unread(connection.transport)  # type: ignore[assignment]
+        connection.shutdown()
+        await until(lambda: router.num_connections == 0)
+        writer.close()
