@@ -207,6 +207,8 @@ def check_layout(
         raise RequestError(f"{name}: {len(request.slots)} slots for {needed} tokens")
     if len(request.blocks) * block_size < needed:
         raise RequestError(f"{name}: {len(request.blocks)} blocks for {needed} tokens")
+    if len(request.slots) > len(request.blocks) * block_size:
+        raise RequestError(f"{name}: {len(request.slots)} slots in {len(request.blocks)} blocks of {block_size}")
     if int(request.blocks.max()) >= num_blocks or int(request.slots.max()) >= num_blocks * block_size:
         raise RequestError(f"{name}: a block or slot lies outside the cache of {num_blocks} blocks")
 

@@ -91,6 +91,8 @@ class NativeRmsNorm:
 
     def _run(self, x: Tensor, onto: Tensor | None) -> Tensor:
         width = self.weight.shape[-1]
+        if x.shape[-1] % width or (onto is not None and (onto.shape != x.shape or onto.dtype != x.dtype)):
+            raise RuntimeError(f"a norm of width {width} over {list(x.shape)} {x.dtype}")
         out = torch.empty_like(x)
         function = self._brief if x.shape[0] <= FEW_ROWS else self._function
         function(

@@ -56,7 +56,9 @@ def build(
     norm = _norm(loader, spec, names.norm)
     projection = None
     if names.output_projection is not None and loader.has(names.output_projection + ".weight"):
-        projection = Linear(loader.whole(names.output_projection + ".weight"))
+        projection = Linear(
+            loader.rows(names.output_projection + ".weight", [(0, _embedding_width(spec))], spec.hidden_size)
+        )
     blocks: list[Block] = []
     for index in range(spec.num_layers):
         blocks.append(_block(loader, spec, index))
@@ -80,7 +82,7 @@ def build(
 def _vocabulary(loader: Loader, spec: Spec) -> tuple[Stem, Head]:
     """Both ends. A tied head shares the embedding's memory where both hold the same rows."""
     group, names = loader.group, spec.names
-    width = spec.hidden_size if spec.embedding_size is None else spec.embedding_size
+    width = _embedding_width(spec)
     start, stop = vocab_range(spec.vocab_size, group)
     embedding, lm_head = names.embedding + ".weight", names.head + ".weight"
     if spec.tied_head and not loader.has(embedding) and loader.has(lm_head):
@@ -108,6 +110,10 @@ def _vocabulary(loader: Loader, spec: Spec) -> tuple[Stem, Head]:
     return _stem(loader, spec, Embedding(table, start, group)), head
 
 
+def _embedding_width(spec: Spec) -> int:
+    return spec.hidden_size if spec.embedding_size is None else spec.embedding_size
+
+
 def _stem(loader: Loader, spec: Spec, embedding: Embedding) -> Stem:
     names = spec.names
     projection = multiplier = None
@@ -120,7 +126,9 @@ def _stem(loader: Loader, spec: Spec, embedding: Embedding) -> Stem:
                 f"{spec.max_positions + spec.position_offset}"
             )
     if names.embedding_projection is not None and loader.has(names.embedding_projection + ".weight"):
-        projection = Linear(loader.whole(names.embedding_projection + ".weight"))
+        projection = Linear(
+            loader.rows(names.embedding_projection + ".weight", [(0, spec.hidden_size)], _embedding_width(spec))
+        )
     if spec.embedding_multiplier != 1.0:
         # Of the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
         multiplier = torch.tensor(spec.embedding_multiplier, dtype=embedding.dtype, device=loader.device)

@@ -101,7 +101,7 @@ def _key() -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    digest.update(repr((FLAGS, LINKING, platform.machine(), _cpu_features())).encode())
+    digest.update(repr((FLAGS, LINKING, platform.machine(), _cpu_features() or platform.node())).encode())
     return digest.hexdigest()[:32]
 
 

@@ -20,7 +20,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = logits.contiguous()
     count, width = logits.shape
     ids = torch.empty(count, 1, dtype=torch.int64)
-    peaks, totals = torch.empty(2, count, 1)
+    peaks, totals = torch.empty(2, count, 1, dtype=torch.float32)
     native = brief() if logits.numel() <= FEW else prepared()
     native.native_greedy(
         logits.data_ptr(), count, width, logits.stride(0), ids.data_ptr(), peaks.data_ptr(), totals.data_ptr()

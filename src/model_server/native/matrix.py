@@ -30,8 +30,13 @@ class PackedMatrix:
     def __call__(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """x [..., inputs] of the weight's type -> [..., outputs], in `dtype`: the same type, or float32.
 
-        In float32 the sums are given as they are, not rounded to bfloat16 first.
+        In float32 the sums are given as they are, not rounded to bfloat16 first. Raises RuntimeError for another x, as
+        torch's own product does: what is behind these addresses nobody checks.
         """
+        if x.shape[-1] != self.inputs or x.dtype != self.panels.dtype:
+            raise RuntimeError(
+                f"a product of {list(x.shape)} {x.dtype} with a matrix of {self.inputs} inputs, {self.panels.dtype}"
+            )
         rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, self.inputs).contiguous()
         out = x.new_empty(*x.shape[:-1], self.outputs, dtype=dtype)
         self._function(

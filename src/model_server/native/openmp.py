@@ -6,6 +6,8 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
+import torch
+
 _MAPS = Path("/proc/self/maps")
 _FUNCTIONS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")
 # omp_pause_soft of OpenMP 5.0: what was set, such as the number of threads, stays.
@@ -38,10 +40,15 @@ def _runtime() -> ctypes.CDLL | None:
     except OSError:
         return None
     paths = {line.split(maxsplit=5)[5] for line in lines if line.count(" ") > 5 and ".so" in line}
-    for path in sorted(paths):
+    # Of several, because other packages bring their own, the one that came with torch.
+    home = str(Path(torch.__file__).parent)
+    for path in sorted(paths, key=lambda path: (not path.startswith(home), path)):
         if not Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
             continue
-        runtime = ctypes.CDLL(path)
+        try:
+            runtime = ctypes.CDLL(path)
+        except OSError:  # replaced on disk since it was loaded
+            continue
         if all(hasattr(runtime, name) for name in _FUNCTIONS):
             return runtime
     return None

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from model_server.batch.growth import Growth
 from model_server.batch.sequence import NewRequest
@@ -59,13 +60,21 @@ def _request_from(message: pb.Request) -> NewRequest:
         ),
         prefill_logprobs=message.prefill_logprobs,
         top_n_tokens=message.top_n_tokens,
-        blocks=np.array(message.blocks, np.int32),
+        blocks=_blocks_from(message),
         slots=np.array(message.slots, np.int64),
         cache_len=message.cache_len,
         chunk_len=message.chunk_len if message.HasField("chunk_len") else None,
         input_ids=tuple(message.input_ids),
         resume_ids=tuple(message.resume_ids),
     )
+
+
+def _blocks_from(message: pb.Request) -> npt.NDArray[np.int32]:
+    """Raises RequestError for numbers that no cache has: they would not stay what they are."""
+    blocks = np.array(message.blocks, np.int64)
+    if blocks.size and int(blocks.max()) > np.iinfo(np.int32).max:
+        raise RequestError(f"request {message.id}: block {int(blocks.max())} is outside of any cache")
+    return blocks.astype(np.int32)
 
 
 def growth_from(messages: Iterable[pb.BlockGrowth]) -> list[Growth]:

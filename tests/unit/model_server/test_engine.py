@@ -303,6 +303,7 @@ def test_requests_without_blocks_are_numbered_from_zero(shard: Shard) -> None:
         ({"slots": np.array([4, 5], np.int64)}, "2 slots for 6 tokens"),
         ({"blocks": np.array([1], np.int32)}, "1 blocks for 6 tokens"),
         ({"blocks": np.array([1, NUM_BLOCKS], np.int32)}, "outside the cache"),
+        ({"slots": np.arange(4, 14)}, "10 slots in 2 blocks of 4"),
         ({"cache_len": 3}, "cache_len 3 must be less than its 3 tokens"),
         ({"chunk_len": 2}, "does not chunk"),
     ],

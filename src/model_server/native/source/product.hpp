@@ -1,22 +1,27 @@
 // A product shared among threads: whoever is free takes the next panels, so that a thread whose core is busy with other
 // work does not keep the others waiting. Who computes what does not change a result.
 #pragma once
-#include <vector>
+#include <memory>
 
 #include "matrix.hpp"
 #include "team.hpp"
 
-// A thread's own memory, kept from call to call.
+// A thread's own memory, kept from call to call; what was in it is lost when it grows.
 struct Room {
-    std::vector<char> bytes;
+    std::unique_ptr<char[]> bytes;
+    size_t capacity = 0;
     template <class T> static T* take(char*& at, long count) {
         T* out = reinterpret_cast<T*>(at);
         at += (count * sizeof(T) + 63) / 64 * 64;
         return out;
     }
     char* of(size_t size) {
-        if (bytes.size() < size + 64) bytes.resize(size + 64);
-        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.data()) + 63) / 64 * 64);
+        if (capacity < size + 64) {
+            bytes.reset();
+            bytes.reset(new char[size + 64]);
+            capacity = size + 64;
+        }
+        return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(bytes.get()) + 63) / 64 * 64);
     }
 };
 

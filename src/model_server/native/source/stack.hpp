@@ -1,6 +1,9 @@
 // All blocks of a decoder of Llama's kind in one parallel region: no interpreter, no allocation between the operators.
 //   x += output(attention(rotate(qkv(norm(x)))));  x += down(silu(gate(norm(x))) * up(norm(x)))
 #pragma once
+#include <algorithm>
+#include <vector>
+
 #include "product.hpp"
 #include "rows.hpp"
 #include "step.hpp"
@@ -66,7 +69,7 @@ template <class T> class Stack {
             shared_values = std::max(shared_values, plan.shared_values(shape));
             shared_parts = std::max(shared_parts, plan.shared_parts(shape));
         }
-        long n = step.tokens;
+        long n = std::max(step.tokens, step.num_kept);
         size_t size = sizeof(T) * n * qkv_width +
                       sizeof(Input<T>) * n * (form.hidden + 2 * attended_width + form.intermediate) +
                       sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 8 * 64;

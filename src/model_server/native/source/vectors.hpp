@@ -154,7 +154,8 @@ INLINE vf smaller(vf a, vf b) { return choose(a < b, a, b); }
 INLINE vf silu(vf x) { return x / (1.0f + exp(smaller(-x, splat(88.0f)))); }
 // tanh by e^x: absolute error below 1e-6, which is what a bent score needs.
 INLINE vf tanh(vf x) {
-    vf e = exp(smaller(larger(2.0f * x, splat(-80.0f)), splat(80.0f)));
+    // NaN as the second argument stays what it is.
+    vf e = exp(smaller(splat(80.0f), larger(splat(-80.0f), 2.0f * x)));
     return 1.0f - 2.0f / (e + 1.0f);
 }
 

@@ -95,9 +95,11 @@ def test_neighbours_and_threads_change_nothing(dtype: torch.dtype) -> None:
     torch.testing.assert_close(torch.cat(parts), together, rtol=bound, atol=bound)
 
 
-def test_a_broken_sequence_stays_alone() -> None:
+@pytest.mark.parametrize("options", [{}, {"softcap": 30.0}], ids=["plain", "softcap"])
+def test_a_broken_sequence_stays_alone(options: dict[str, Any]) -> None:
+    """And is not mended by a bound on its scores."""
     scene = Scene([(1, 40), (1, 300), (5, 60), (1, 50)], 4, 2, 16)
-    layer = scene.layer()
+    layer = scene.layer(**options)
     clean = scene.attend(layer, BACKEND)
     scene.cache.keys[0][scene.metadata.block_tables[1, :10].long()] = math.nan
     poisoned = scene.attend(layer, BACKEND)

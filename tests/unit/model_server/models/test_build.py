@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 
@@ -187,6 +188,19 @@ def test_config_and_file_must_agree() -> None:
         StartupError, match=r"embed_tokens.weight has shape \[100, 64\]; the config asks for 32 at dimension 1"
     ):
         assemble(reader, ProcessGroup(), spec(hidden_size=32, head_dim=16, vocab_size=100, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("name", ["project_in", "project_out"])
+def test_projections_of_the_embedding_have_the_sizes_of_the_config(tmp_path: Path, name: str) -> None:
+    """OPT's. What is multiplied natively is not looked at again."""
+    path = tiny_checkpoint("opt", tmp_path, with_tokenizer=False, word_embed_proj_dim=32, do_layer_norm_before=False)
+    weights = load_file(path / "model.safetensors")
+    key = f"model.decoder.{name}.weight"
+    weights[key] = torch.zeros(weights[key].shape[0], weights[key].shape[1] + 8)
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    options: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "group": ProcessGroup()}
+    with pytest.raises(StartupError, match=rf"{name}\.weight has shape .*; the config asks for .* at dimension 1"):
+        load_runner(path, attention=ReferenceBackend(), **options)
 
 
 def test_biases_all_or_none() -> None:

@@ -17,6 +17,7 @@ from model_server.layers.linear import Linear
 from model_server.native import compile as compiling
 from model_server.native import library as loading
 from model_server.native.compile import CompileError, compiled
+from model_server.native.greedy import greedy
 
 CPU = torch.device("cpu")
 HAS_COMPILER = any(shutil.which(name) for name in compiling.COMPILERS)
@@ -167,3 +168,30 @@ def test_torch_and_the_operators_share_their_threads() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120, env=os.environ.copy()
     )
     assert done.stdout.strip() == "1"
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a compiler")
+def test_what_does_not_fit_is_refused_as_torch_does() -> None:
+    """Behind an address nobody looks at sizes."""
+    linear = Linear(torch.randn(64, 32))
+    assert linear.native is not None
+    with pytest.raises(RuntimeError, match=r"a product of \[5, 16\] torch.float32 with a matrix of 32 inputs"):
+        linear(torch.randn(5, 16))
+    with pytest.raises(RuntimeError, match=r"torch.bfloat16 with a matrix of 32 inputs, torch.float32"):
+        linear(torch.randn(5, 32, dtype=torch.bfloat16))
+    norm = fused_for(CPU, torch.float32).rms_norm(torch.ones(32), 1e-5)
+    with pytest.raises(RuntimeError, match=r"a norm of width 32 over \[5, 40\]"):
+        norm(torch.randn(5, 40))
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a compiler")
+def test_another_default_type_changes_nothing() -> None:
+    """A model's own code may have set one."""
+    logits = torch.randn(3, 500)
+    expected = [part.clone() for part in greedy(logits)]
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        ids, peaks, totals = greedy(logits)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(ids, expected[0]) and torch.equal(peaks, expected[1]) and torch.equal(totals, expected[2])

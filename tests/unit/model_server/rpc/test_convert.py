@@ -42,6 +42,12 @@ def test_an_image_is_refused_but_for_the_one_of_the_warm_up() -> None:
     assert _read(_message(input_chunks=chunks("image/jpeg;base64"))).text == "a"
 
 
+def test_a_block_that_no_cache_has_does_not_become_another() -> None:
+    assert _read(_message(blocks=[2**31 - 1])).blocks.tolist() == [2**31 - 1]
+    with pytest.raises(RequestError, match="request 4: block 2147483648 is outside of any cache"):
+        _read(_message(blocks=[1, 2**31]))
+
+
 def test_values_that_an_old_client_leaves_at_zero_are_off() -> None:
     sampling = _read(_message()).sampling
     assert (sampling.temperature, sampling.top_p, sampling.typical_p, sampling.repetition_penalty) == (1, 1, 1, 1)
