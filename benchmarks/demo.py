@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import time
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -130,7 +129,7 @@ def main() -> None:
         "start_s": server.start_s,
         "read_bandwidth_bytes_per_s": bandwidth,
         "checkpoint_bytes": weights,
-        "tercet": [asdict(c) for c in best_ours.values()],
+        "tercet": [c.as_json() for c in best_ours.values()],
         "transformers_tokens_per_s": best_theirs,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -70,8 +69,8 @@ def main() -> None:
     Console(width=120).print(table)
     report = {
         "options": {k: str(v) for k, v in vars(options).items() if k != "out"},
-        "without": [asdict(c) for c in without.values()],
-        "with": [asdict(c) for c in with_cache.values()],
+        "without": [c.as_json() for c in without.values()],
+        "with": [c.as_json() for c in with_cache.values()],
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")

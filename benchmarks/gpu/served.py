@@ -20,7 +20,7 @@ from benchmarks.gpu.shapes import Shape, by_size
 from benchmarks.gpu.subjects import Subject, of_folder, of_shape
 from benchmarks.gpu.targets import time_to_first_token
 from benchmarks.server import Server, closed_cell
-from launcher.bench.results import Cell
+from launcher.bench.results import Cell, median_cell
 
 LEVELS = (1, 64, 256, 32, 128)
 PROMPT, OUTPUT = 128, 128
@@ -105,7 +105,7 @@ def _first_token(context: Context, subject: Subject, server: Server, shape: Shap
         closed_cell(server.url, prompts(1, load.first, shape, seed=200 + i), 1, 2)
         for i in range(2 if context.tiny else 9)
     ]
-    seconds = statistics.median(cell.ttft_p50 for cell in cells)
+    seconds = median_cell(cells).ttft_p50
     least = roofline.prefill_seconds(subject.cost, context.ceilings, [load.first])
     context.figure(
         f"served {subject.bar or subject.name}: TTFT, idle, {load.first} tokens",

@@ -124,10 +124,12 @@ def _run(peer: Peer, shape: str, precision: str, repeat: int, jobs: list[Job], p
 
 
 def _missing(runs: list[dict[str, Any]], turn: tuple[str, str, str, int], options: argparse.Namespace) -> Iterator[Job]:
-    """The cells of this turn (peer, shape, precision, repeat) that have not been measured; none if it did not start."""
+    """The cells of this turn (peer, shape, precision, repeat) that have not been measured, or not so that they count;
+    none if it did not start."""
     earlier = [r for r in runs if (r["peer"], r["shape"], r["precision"], r["repeat"]) == turn]
     if not any("failed" in r for r in earlier):
-        yield from (job for job in _jobs(options) if all(job.name not in r["cells"] for r in earlier))
+        measured = {name for r in earlier for name, cell in r["cells"].items() if not report.fault(cell)}
+        yield from (job for job in _jobs(options) if job.name not in measured)
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[Job]:

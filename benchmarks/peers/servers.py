@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -73,8 +74,10 @@ class RunningPeer:
         return total
 
     def stop(self) -> None:
-        children = self.process.children(recursive=True) if self.process.is_running() else []
-        self.process.send_signal(signal.SIGTERM)
+        children: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by itself
+            children = self.process.children(recursive=True)
+            self.process.send_signal(signal.SIGTERM)
         _, alive = psutil.wait_procs([self.process, *children], timeout=20)
         for process in alive:
             process.kill()

@@ -73,12 +73,15 @@ def test_what_is_measured_is_kept_when_the_rest_is_interrupted(server: RunningSe
     command = [sys.executable, "-m", "launcher", "bench", "--url", server.url, "--rate", "50,0.001", "--num-requests",
                "2", "--prompt", "40", "--output", "5", "--out", str(tmp_path)]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "bench.svg").exists():  # the last that is written of the first cell
-            assert running.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        running.send_signal(signal.SIGINT)
-        said, complaint = running.communicate(timeout=60)
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "bench.svg").exists():  # the last that is written of the first cell
+                assert running.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+            running.send_signal(signal.SIGINT)
+            said, complaint = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert (running.returncode, complaint) == (130, "Interrupted\n")
     assert "50 requests/s" in said
     [cell] = json.loads((tmp_path / "bench.json").read_text())["cells"]

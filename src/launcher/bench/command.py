@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -32,11 +33,12 @@ def run_bench(config: BenchConfig) -> int:
     """Measures every cell, prints the table, writes the report; returns the exit status: 130 when interrupted."""
     title = f"{config.label or config.url}: {config.prompt} -> {config.output} tokens"
     cells: list[Cell] = []
+    written: list[Path] = []
 
     def keep() -> None:
         """What is measured is not lost with what follows."""
         with _naming_folder(config):
-            report.write(config.out, title, _about(config), cells)
+            written[:] = report.write(config.out, title, _about(config), cells)
 
     try:
         with _naming_folder(config):
@@ -53,17 +55,18 @@ def run_bench(config: BenchConfig) -> int:
         status = 1
     else:
         status = 0
-    failed = _tell(config, title, cells)
+    failed = _tell(title, cells, written)
     return status or failed
 
 
-def _tell(config: BenchConfig, title: str, cells: list[Cell]) -> int:
-    """Whatever has been measured; 1 if requests failed in it."""
+def _tell(title: str, cells: list[Cell], written: list[Path]) -> int:
+    """Whatever has been measured, and where it is; 1 if requests failed in it."""
     if not cells:
         return 0
     # A pipe has no width of its own: as wide as the table.
     Console(width=None if sys.stdout.isatty() else 140).print(table(title, cells))
-    sys.stdout.write(f"Written: {config.out}/bench.json, bench.md, bench.svg\n")
+    if written:
+        sys.stdout.write(f"Written: {', '.join(map(str, written))}\n")
     failed = next((cell for cell in cells if cell.errors), None)
     if failed is None:
         return 0

@@ -53,11 +53,9 @@ def prepare(folder: Path) -> None:
         pass
 
 
-def write(folder: Path, title: str, about: Mapping[str, Any], cells: Sequence[Cell]) -> None:
-    """bench.json, bench.md and bench.svg in `folder`. Raises OSError."""
+def write(folder: Path, title: str, about: Mapping[str, Any], cells: Sequence[Cell]) -> list[Path]:
+    """bench.json, bench.md and bench.svg in `folder`, each whole or as it was. Raises OSError."""
     report = {"title": title, **about, "cells": [cell.as_json() for cell in cells]}
-    (folder / "bench.json").write_text(json.dumps(report, indent=1) + "\n")
-    (folder / "bench.md").write_text(markdown(title, cells, "bench.svg"))
     groups = [cell.load for cell in cells]
     charts = [
         Chart("output tokens/s", groups, {"": [cell.output_tokens_per_s for cell in cells]}),
@@ -66,7 +64,16 @@ def write(folder: Path, title: str, about: Mapping[str, Any], cells: Sequence[Ce
         Chart("between tokens, ms", groups,
               {"p50": _bars([cell.itl_p50 for cell in cells]), "p99": _bars([cell.itl_p99 for cell in cells])}),
     ]  # fmt: skip
-    (folder / "bench.svg").write_text(svg(charts))
+    texts = {
+        "bench.json": json.dumps(report, indent=1) + "\n",
+        "bench.md": markdown(title, cells, "bench.svg"),
+        "bench.svg": svg(charts),
+    }
+    for name, text in texts.items():
+        partial = folder / f".{name}.part"
+        partial.write_text(text)
+        partial.replace(folder / name)
+    return [folder / name for name in texts]
 
 
 def _bars(seconds: Sequence[float]) -> list[float | None]:

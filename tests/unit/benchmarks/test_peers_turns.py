@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ OPTIONS = argparse.Namespace(lengths="128:64,512:16", concurrency="1,8")
 
 def run(turn: tuple[str, str, str, int], cells: list[str], **more: str) -> dict[str, object]:
     peer, shape, precision, repeat = turn
-    measured: dict[str, dict[str, float]] = {name: {} for name in cells}
+    measured: dict[str, dict[str, float]] = {name: {"errors": 0} for name in cells}
     return {"peer": peer, "shape": shape, "precision": precision, "repeat": repeat, "cells": measured, **more}
 
 
@@ -38,6 +40,12 @@ def test_what_has_been_measured_is_not_measured_again() -> None:
     assert missing(run(TURN, ["128->64 c=1", "128->64 c=8", "512->16 c=1", "512->16 c=8"])) == []
 
 
+def test_what_was_disturbed_is_measured_again() -> None:
+    disturbed = run(TURN, [])
+    disturbed["cells"] = {"128->64 c=1": {"errors": 0, "other_cores": 0.5}, "128->64 c=8": {"errors": 3}}
+    assert missing(disturbed, run(TURN, ["128->64 c=8"])) == ["128->64 c=1", "512->16 c=1", "512->16 c=8"]
+
+
 def test_a_server_that_did_not_start_is_not_tried_again() -> None:
     assert missing(run(TURN, [], failed="no such option")) == []
 
@@ -55,3 +63,16 @@ def test_servers_take_turns_each_in_its_own_precision(monkeypatch: pytest.Monkey
         for shape in ("135M", "0.5B")
         for name, precision in servers_of_a_shape
     ]
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "FOLDER", tmp_path / "models")
+    peer = dataclasses.replace(
+        servers.PEERS["vllm"],
+        command=lambda model, precision, port: [sys.executable, "-c", "raise SystemExit('no such precision')"],
+        prepare=lambda shape, precision: tmp_path,
+    )
+    with pytest.raises(RuntimeError, match="no such precision"):
+        servers.RunningPeer(peer, "135M", "bfloat16", 9)
