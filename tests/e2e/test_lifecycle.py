@@ -71,10 +71,10 @@ def test_a_draining_server_refuses_new_requests_and_a_second_signal_ends_it() ->
 
 
 def test_the_deadline_ends_what_does_not_finish() -> None:
-    with served("--graceful-termination-timeout", "3") as (server, family):
+    with served("--graceful-termination-timeout", "2") as (server, family):
         running = streams(server, 2)
         server.process.send_signal(signal.SIGTERM)
-        assert ended(server, 3 + NOTICED_S) == 0, server.log()
+        assert ended(server, 2 + NOTICED_S) == 0, server.log()
         assert all(stream.ended.wait(10) for stream in running)
         assert not any(stream.is_complete for stream in running)
         assert family.left_after(2.0) == []

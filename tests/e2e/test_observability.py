@@ -199,8 +199,11 @@ def test_a_scripted_load_counts(client: httpx.Client) -> None:
 def test_the_other_failures_count(client: httpx.Client) -> None:
     before = series(client)
     body = {"inputs": "a", "parameters": {"max_new_tokens": 200, "ignore_eos": True}}
-    with ThreadPoolExecutor(8) as threads:
-        statuses = list(threads.map(lambda _: client.post("/generate", json=body).status_code, range(8)))
+    with client.stream("POST", "/generate_stream", json=body) as answer:
+        next(answer.iter_raw())
+        # Two of these join it.
+        with ThreadPoolExecutor(8) as threads:
+            statuses = list(threads.map(lambda _: client.post("/generate", json=body).status_code, range(8)))
     assert set(statuses) == {200, 429}
     with client.stream("POST", "/generate_stream", json=body) as answer:
         next(answer.iter_raw())  # and away
@@ -214,7 +217,7 @@ def test_the_other_failures_count(client: httpx.Client) -> None:
     overloaded = value(after, "tgi_request_failure", err="overloaded")
     assert overloaded - value(before, "tgi_request_failure", err="overloaded") == statuses.count(429)
     reasons = ("backpressure", "wait_exceeded", "chunking")
-    assert sum(value(after, "tgi_batch_concat", reason=reason) for reason in reasons) > 0, "three at once: some joined"
+    assert sum(value(after, "tgi_batch_concat", reason=reason) for reason in reasons) > 0, "some joined"
     assert value(after, "tgi_batch_concat_duration_count", method="decode") > 0
 
 

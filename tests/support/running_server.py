@@ -76,8 +76,11 @@ def running_server(
     model: str | Path, *options: str, environ: Mapping[str, str] | None = None, wait: bool = True
 ) -> Iterator[RunningServer]:
     """Start `launcher --model-id MODEL` on a free port of 127.0.0.1 and stop it in the end."""
-    port = free_port()
-    with tempfile.TemporaryDirectory(prefix="tercet-test-") as folder:
+    with socket.socket() as holder, tempfile.TemporaryDirectory(prefix="tercet-test-") as folder:
+        # Bound but not listening, it keeps the port from everybody who asks for any.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
         log = Path(folder) / "log"
         command = [sys.executable, "-m", "launcher", "--model-id", str(model), "--hostname", "127.0.0.1"]
         if "--num-shard" in options:  # several servers may run at a time

@@ -140,10 +140,8 @@ def test_what_it_started_goes_with_it(guard: Guard) -> None:
 
 
 def test_terminate_spares_what_it_started(guard: Guard) -> None:
-    program = (
-        SPAWN_A_GRANDCHILD + "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(p.poll() is not None))\n"
-    )
-    with started(plain(program + "p.wait()"), guard) as child:
+    handler = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(p.poll() is not None))\n"
+    with started(plain(handler + SPAWN_A_GRANDCHILD + "p.wait()"), guard) as child:
         until(lambda: child.logs.last_message != "")
         child.terminate()
         until(lambda: child.poll() is not None)

@@ -22,12 +22,17 @@ def fatal() -> list[BaseException]:
 
 
 @pytest.fixture
-def device(fatal: list[BaseException]) -> Iterator[DeviceThread]:
+def gap_limit_s() -> float:
+    return 60.0
+
+
+@pytest.fixture
+def device(fatal: list[BaseException], gap_limit_s: float) -> Iterator[DeviceThread]:
     thread = DeviceThread(
         enter=contextlib.nullcontext,
         on_fatal=fatal.append,
         is_fatal=lambda error: isinstance(error, FatalError),
-        gap_limit_s=0.2,
+        gap_limit_s=gap_limit_s,
     )
     thread.start()
     yield thread
@@ -53,6 +58,7 @@ def test_numbered_jobs_run_in_number_order_whatever_their_arrival(device: Device
     assert ran == list(range(40))
 
 
+@pytest.mark.parametrize("gap_limit_s", [0.2])
 def test_a_gap_in_the_numbers_ends_the_thread(device: DeviceThread, fatal: list[BaseException]) -> None:
     late = device.submit(whole(lambda: None), 1)
     with pytest.raises(FatalError, match="call number 0 did not come"):

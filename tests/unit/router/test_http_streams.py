@@ -129,7 +129,7 @@ async def test_silence_is_filled_with_comments() -> None:
 
     async def events() -> Any:
         yield b"data: 1\n\n"
-        await asyncio.sleep(0.35)
+        await until(lambda: sent.count(b":\n\n") >= 2)
         yield b"data: 2\n\n"
 
     async def send(message: Any) -> None:
