@@ -54,23 +54,34 @@ def best(results: Results, peer: str, shape: str, cell: str) -> Entry | None:
             and cell in r["cells"] and not fault(r["cells"][cell])
         ]  # fmt: skip
         if runs:
-            rates = [r["cells"][cell]["output_tokens_per_s"] for r in runs]
-            floors = [roofline(_machine(results, r), shape, cell, precision) for r in runs]
+            rate = statistics.median(r["cells"][cell]["output_tokens_per_s"] for r in runs)
             found.append(
                 Entry(
-                    rate=statistics.median(rates),
+                    rate=rate,
                     precision=precision,
                     repeats=len(runs),
                     ttft=statistics.median(r["cells"][cell]["ttft_p50"] for r in runs),
-                    of_roofline=statistics.median(a / b for a, b in zip(rates, floors, strict=True)),
+                    of_roofline=rate / roofline(limits(results), shape, cell, precision),
                 )
             )
     return max(found, key=lambda entry: entry.rate, default=None)
 
 
-def _machine(results: Results, run: dict[str, Any]) -> Machine:
-    """The limits looked at before this run; those of the whole file in files that have only these."""
-    return run.get("machine") or results["machine"]  # type: ignore[no-any-return]
+def limits(results: Results) -> Machine:
+    """The best that any look at the machine found, each number by itself: neighbours can only take from it. Older files
+    have one look for all runs."""
+    looks = _looks(results)
+    rates: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, layouts in ((kind, layouts) for look in looks for kind, layouts in look["flop_per_s"].items()):
+        for layout, by_rows in layouts.items():
+            best_of = rates.setdefault(kind, {}).setdefault(layout, {})
+            best_of.update({n: max(rate, best_of.get(n, 0.0)) for n, rate in by_rows.items()})
+    bandwidths = {name: max(look[name] for look in looks) for name in ("read_bytes_per_s", "copy_bytes_per_s")}
+    return looks[0] | bandwidths | {"flop_per_s": rates}
+
+
+def _looks(results: Results) -> list[Machine]:
+    return [run.get("machine") or results["machine"] for run in results["runs"]]
 
 
 def roofline(machine: Machine, shape: str, cell: str, precision: str) -> float:
@@ -145,7 +156,7 @@ def write(results: Results, out: Path) -> None:
     head, rows = lines(results)
     versions = dict.fromkeys(f"{r['peer']} {r['version']}" for r in results["runs"])
     text = [
-        *_about_machine([_machine(results, r) for r in results["runs"]]),
+        *_about_machine(results),
         "",
         f"Servers: {', '.join(versions)}. {_LEGEND.capitalize()}.",
         "",
@@ -167,30 +178,26 @@ def write(results: Results, out: Path) -> None:
     out.with_suffix(".svg").write_text(svg(charts))
 
 
-def _about_machine(machines: list[Machine]) -> list[str]:
+def _about_machine(results: Results) -> list[str]:
     def spread(name: str) -> str:
-        values = [machine[name] / 1e9 for machine in machines]
+        values = [look[name] / 1e9 for look in _looks(results)]
         low, high = f"{min(values):.1f}", f"{max(values):.1f}"
         return low if low == high else f"{low} to {high}"
 
-    first = machines[0]
-    rates: dict[tuple[str, str], dict[str, float]] = {}
-    for machine in machines:
-        for kind, layouts in machine["flop_per_s"].items():
-            for layout, by_rows in layouts.items():
-                row = rates.setdefault((kind, layout), {})
-                row.update({n: max(rate, row.get(n, 0.0)) for n, rate in by_rows.items()})
-    counts = list(rates["float32", "plain"])
+    machine = limits(results)
+    rates = machine["flop_per_s"]
+    counts = list(rates["float32"]["plain"])
     return [
-        f"{first['processor']}, {first['cores']} cores, torch {first['torch']}: memory read "
-        f"{spread('read_bytes_per_s')} GB/s, copy {spread('copy_bytes_per_s')} GB/s over all runs. Products, "
-        "GFLOP/s, the best of all runs:",
+        f"{machine['processor']}, {machine['cores']} cores, torch {machine['torch']}: memory read "
+        f"{spread('read_bytes_per_s')} GB/s, copy {spread('copy_bytes_per_s')} GB/s over all runs, of which the best "
+        "counts. Products, GFLOP/s, the best of all runs:",
         "",
         "| | " + " | ".join(f"M = {n}" for n in counts) + " |",
         "|---" * (1 + len(counts)) + "|",
         *(
             f"| {kind}, {layout} | " + " | ".join(f"{by_rows[n] / 1e9:.0f}" for n in counts) + " |"
-            for (kind, layout), by_rows in rates.items()
+            for kind, layouts in rates.items()
+            for layout, by_rows in layouts.items()
             if by_rows
         ),
     ]
