@@ -107,9 +107,9 @@ def test_the_last_token_needs_no_slot(shard: EngineShard) -> None:
 
 @pytest.mark.parametrize("case", ["outside", "uneven"])
 def test_growth_that_does_not_fit_is_that_rows_error(shard: EngineShard, case: str) -> None:
-    bad, good = shard.request([1, 2, 3, 4], 4, tokens=4), shard.request([5], 3)
+    bad, good = shard.request([1, 2, 3, 4], 4, tokens=5), shard.request([5], 3)
     if case == "uneven":
-        bad = dataclasses.replace(bad, slots=np.array([*bad.slots, bad.slots[0] + 1], np.int64))
+        bad = dataclasses.replace(bad, slots=bad.slots[:-1])
     shard.prefill(0, bad, good)
     result = shard.decode(0, growth=[_growth(bad, NUM_BLOCKS if case == "outside" else 9)])
     expected = "outside the cache" if case == "outside" else "do not cover whole blocks"

@@ -115,7 +115,8 @@ async def test_many_requests_in_one_read_are_no_large_head(router: Router) -> No
         writer.write_eof()
         answer = await asyncio.wait_for(reader.read(), 5)
         writer.close()
-        assert b"431" not in answer and answer.count(b"HTTP/1.1 200") >= 1
+        # Not the number alone: it may be part of a request's random id.
+        assert b"HTTP/1.1 431" not in answer and answer.count(b"HTTP/1.1 200") >= 1
 
 
 async def test_a_flood_of_requests_on_one_connection_is_refused(make_router: MakeRouter) -> None:
