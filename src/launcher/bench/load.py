@@ -126,7 +126,7 @@ class Load:
             body = orjson.dumps(self._target.api.body(prompt, self._num_tokens))
             self._times.append(await stream_once(connection, self._target, body, self._count, due=due))
             self._progress.answered += 1
-        except (BadAnswerError, OSError, orjson.JSONDecodeError) as error:  # TimeoutError is an OSError
+        except (BadAnswerError, OSError) as error:  # TimeoutError is an OSError
             connection.close()
             self._progress.errors += 1
             self._errors.append(str(error) or type(error).__name__)

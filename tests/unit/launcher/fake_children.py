@@ -46,7 +46,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 def stop(*_):
     open(journal, "a").write("router stops\\n")
-    if on_term == "drain":
+    if on_term in ("drain", "fail"):
         time.sleep(0.5)  # Another signal in the meantime begins this anew.
     if on_term == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)

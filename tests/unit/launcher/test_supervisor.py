@@ -200,6 +200,15 @@ def test_of_several_shards_that_die_in_the_drain_the_first_cause_is_named(launch
     assert launch.story.has("Shard 1 crashed")
 
 
+def test_who_signals_everybody_is_told_why_requests_were_lost(launch: Launch) -> None:
+    """Service managers do; the router then fails for want of shards."""
+    launch.stop_at("Ready on")
+    launch.kill_at("SIGTERM: stopping", "shard", 0, signal.SIGTERM)
+    with pytest.raises(ShardFailed, match=r"shard 0 was stopped before the last requests .*KillMode=mixed"):
+        launch.serve(router_command=router(launch.folder, launch.port, on_term="fail"))
+    assert not launch.story.has("Webserver Crashed")
+
+
 @pytest.mark.parametrize(("on_term", "end"), [("crash", "was killed by signal 11"), ("fail", "exited with status 3")])
 def test_a_router_that_dies_in_the_drain_makes_the_stop_a_failure(launch: Launch, on_term: str, end: str) -> None:
     launch.stop_at("Ready on")
