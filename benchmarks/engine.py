@@ -82,10 +82,10 @@ def group() -> Iterator[ProcessGroup]:
 def measure(runner: Runner, dtype: torch.dtype, args: argparse.Namespace) -> None:
     sampler = Sampler(runner.vocab_size, torch.device("cpu"))
     clock = time.process_time if args.cpu_time else time.perf_counter
-    cells = [(f"decode {n:3}", [1] * n, [128 + (i * 37) % 64 for i in range(n)]) for n in args.rows]
+    cells = [(f"decode {n}", [1] * n, [128 + (i * 37) % 64 for i in range(n)]) for n in args.rows]
     if not args.no_prefill:
         cells += [("prefill 8x128", [128] * 8, [128] * 8), ("prefill 2x512", [512] * 2, [512] * 2)]
-    labels = [" ".join(label.split()) for label, _, _ in cells]
+    labels = [label for label, _, _ in cells]
     if args.profile and args.profile not in labels:
         raise SystemExit(f"--profile {args.profile!r}: the cells are {', '.join(labels)}")
     for label, query, context in cells:
@@ -105,7 +105,7 @@ def measure(runner: Runner, dtype: torch.dtype, args: argparse.Namespace) -> Non
             f"choice {statistics.median(choice):6.2f} ms   {sum(query) * 1000 / middle:9.1f} tok/s",
             flush=True,
         )
-        if args.profile == " ".join(label.split()):
+        if args.profile == label:
             with torch.profiler.profile() as profile:
                 for _ in range(5):
                     forward()

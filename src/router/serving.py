@@ -240,7 +240,7 @@ class Stop:
             return
         if self.requested:
             # The drain goes on, for those who read their error; but this was no orderly stop.
-            self.scheduler_failed = self.scheduler_failed or started.scheduler.failure is not None
+            self.scheduler_failed = started.scheduler.failure is not None
             return
         self.scheduler_failed = True
         logger.error("the scheduler has ended: %s", started.scheduler.failure)
@@ -336,7 +336,7 @@ def bind(hostname: str, port: int) -> socket.socket:
         listener.bind((str(address), port))
     except OSError as error:
         listener.close()
-        raise StartupError(f"cannot listen on {address}:{port}: {error.strerror}") from None
+        raise _cannot_listen(address, port, error) from None
     listener.setblocking(False)
     return listener
 
@@ -348,7 +348,11 @@ def _listen(listener: socket.socket) -> None:
         listener.listen(_BACKLOG)
     except OSError as error:
         address, port = listener.getsockname()[:2]
-        raise StartupError(f"cannot listen on {address}:{port}: {error.strerror}") from None
+        raise _cannot_listen(address, port, error) from None
+
+
+def _cannot_listen(address: object, port: int, error: OSError) -> StartupError:
+    return StartupError(f"cannot listen on {address}:{port}: {error.strerror}")
 
 
 def _metrics_app(metrics: Metrics) -> ASGIApp:
