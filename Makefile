@@ -104,13 +104,13 @@ $(VENV)-deploy/.installed: tests/deploy/requirements.txt
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	@echo "Installing Tercet and what it needs"
 	$(BIN)/pip install --quiet $(PIN) --editable .
-	-$(BIN)/python -m model_server.native
+	-$(BIN)/python -m model_server.cpp
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
 	@echo "Installing Tercet and what its tests need"
 	$(BIN)/pip install --quiet $(PIN) --editable ".[test]"
-	-$(BIN)/python -m model_server.native
+	-$(BIN)/python -m model_server.cpp
 	touch $@ $(VENV)/.installed
 
 clean:

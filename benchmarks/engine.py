@@ -20,10 +20,10 @@ from benchmarks.peers.checkpoints import SHAPES, checkpoint
 from model_server.attention.choice import select_backend
 from model_server.attention.metadata import AttentionMetadata
 from model_server.device import settle, tune
-from model_server.distributed import ProcessGroup, connect
-from model_server.kv_cache import KvCache
+from model_server.distributed.group import ProcessGroup, connect
+from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
-from model_server.runner import ModelInputs, Runner
+from model_server.runner.runner import ModelInputs, Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 

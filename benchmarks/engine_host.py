@@ -20,14 +20,14 @@ from torch import Tensor
 
 from model_server.attention.choice import select_backend
 from model_server.batch.sequence import NewRequest
-from model_server.distributed import ProcessGroup
-from model_server.engine import Engine, EngineOptions
-from model_server.kv_cache import KvCache, KvShape
+from model_server.distributed.group import ProcessGroup
+from model_server.engine.engine import Engine, EngineOptions
+from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.load import load_runner
-from model_server.runner import ModelInputs, Runner
+from model_server.runner.runner import ModelInputs, Runner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 from wire import demo_model
 
 BLOCK = 16

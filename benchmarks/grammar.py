@@ -26,13 +26,13 @@ import torch
 
 from model_server.attention.choice import select_backend
 from model_server.device import enter, tune
-from model_server.distributed import connect
-from model_server.engine import Engine, EngineOptions
-from model_server.kv_cache import KvCache
+from model_server.distributed.group import connect
+from model_server.engine.engine import Engine, EngineOptions
+from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
 from model_server.rpc.convert import requests_from
 from model_server.sampling.sampler import Sampler
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 from wire import demo_model
 from wire.v3 import generate_pb2 as pb

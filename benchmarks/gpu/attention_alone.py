@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kv_cache import KvCache, KvShape
+from model_server.memory.kv_cache import KvCache, KvShape
 
 
 def make_metadata(

@@ -18,14 +18,14 @@ import torch
 from benchmarks.gpu.synthetic import engine_tokenizer
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
+from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
-from model_server.engine import Engine, EngineOptions
-from model_server.generation import StepResult
-from model_server.kv_cache import KvCache
-from model_server.runner import Runner
+from model_server.engine.engine import Engine, EngineOptions
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 
 GREEDY = SamplingParameters()
 Chooser = Callable[[int], SamplingParameters]

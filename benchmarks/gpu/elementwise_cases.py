@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.tally import Tally, limit_of, poison_memory
-from model_server.layers.fused import HeadLayout, fused_for
+from model_server.layers.fused.fused import HeadLayout, fused_for
 from model_server.layers.rotary import Rope, Rotary, inverse_frequencies
 
 ROWS = (1, 2, 7, 64, 257, 2048)

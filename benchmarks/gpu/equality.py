@@ -16,9 +16,9 @@ from benchmarks.gpu.graph_hooks import capture, graphed
 from benchmarks.gpu.shapes import SMALL, TOY_UNTIED, Shape, by_size
 from benchmarks.gpu.synthetic import make_decoder, make_transformers
 from model_server.attention.choice import select_backend
-from model_server.kv_cache import KvCache
-from model_server.models.decoder import Decoder
-from model_server.runner import ModelInputs
+from model_server.memory.kv_cache import KvCache
+from model_server.models.decoder.decoder import Decoder
+from model_server.runner.runner import ModelInputs
 
 # Relative error of bfloat16 logits; and how many of its own errors a gap must have for its argmax to be decided.
 LOGIT_ERROR = 2e-2

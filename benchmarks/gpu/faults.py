@@ -24,9 +24,9 @@ from launcher.bench.apis import NativeApi, Sampling
 from launcher.bench.load import Load, Target
 from launcher.bench.results import Cell
 from model_server.errors import OutOfMemoryError
-from model_server.kv_cache import KvCache, KvShape
+from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.rpc.interceptor import is_fatal
-from model_server.runner import ModelInputs, Runner
+from model_server.runner.runner import ModelInputs, Runner
 
 # Of the card, after a shard was killed.
 BASELINE_SLACK = 64 * 2**20
@@ -161,7 +161,7 @@ def _nan_row(
 _ASSERT = """
 import sys, torch
 from model_server.device import enter
-from model_server.device_thread import DeviceThread, whole
+from model_server.engine.device_thread import DeviceThread, whole
 from model_server.rpc.interceptor import is_fatal
 device = torch.device(sys.argv[1])
 ended = []

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from model_server.cuda_graphs import with_graphs
-from model_server.distributed import ProcessGroup
-from model_server.engine import Engine
-from model_server.graph_recorder import CudaRecorder
-from model_server.runner import Runner
+from model_server.distributed.group import ProcessGroup
+from model_server.engine.engine import Engine
+from model_server.runner.cuda_graphs import with_graphs
+from model_server.runner.graph_capture import CudaRecorder
+from model_server.runner.runner import Runner
 
 
 def graphed(runner: Runner, device: torch.device, sizes: tuple[int, ...]) -> Runner:

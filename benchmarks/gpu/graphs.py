@@ -14,11 +14,11 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.shapes import Shape, by_size
 from benchmarks.gpu.synthetic import make_decoder
 from model_server.attention.choice import select_backend
-from model_server.cuda_graphs import DEFAULT_SIZES, GraphedRunner
-from model_server.distributed import ProcessGroup
-from model_server.graph_recorder import CudaRecorder
-from model_server.kv_cache import KvCache
-from model_server.runner import ModelInputs
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.cuda_graphs import DEFAULT_SIZES, GraphedRunner
+from model_server.runner.graph_capture import CudaRecorder
+from model_server.runner.runner import ModelInputs
 
 MAX_LENGTH = 4096
 REPLAYS = 1000

@@ -10,7 +10,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.tally import Tally, limit_of, poison_memory
 from model_server.layers.activation import gated
 from model_server.layers.experts import ExpertWeights, make_experts
-from model_server.layers.linear import Linear
+from model_server.layers.linear.linear import Linear
 
 ROWS = (1, 2, 3, 7, 8, 16, 17, 32, 64, 100, 257)
 # out, in: an 8B model's output matrix and gate-up, a vocabulary that no tile divides, a narrow one.

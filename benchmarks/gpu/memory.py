@@ -19,12 +19,12 @@ from benchmarks.gpu.graph_hooks import graphed
 from benchmarks.gpu.subjects import Subject, subjects
 from model_server.attention.choice import select_backend
 from model_server.batch.sequence import NewRequest
-from model_server.cache_budget import CudaMemory
-from model_server.cuda_graphs import DEFAULT_SIZES, GraphedRunner
-from model_server.distributed import ProcessGroup
-from model_server.engine import Engine
+from model_server.distributed.group import ProcessGroup
+from model_server.engine.engine import Engine
+from model_server.engine.warm_up import MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import OutOfMemoryError
-from model_server.memory import MemoryPlan, WarmupRequest, warm_up
+from model_server.memory.budget import CudaMemory
+from model_server.runner.cuda_graphs import DEFAULT_SIZES, GraphedRunner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 
 FRACTIONS = (0.95, 0.9, 0.5)

@@ -121,7 +121,7 @@ def _grouped() -> str:
 
 
 def _kernels() -> str:
-    from model_server.kernels.present import usable
+    from model_server.kernels.availability import usable
 
     return str(usable(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")))
 

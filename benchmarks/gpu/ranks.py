@@ -21,9 +21,9 @@ from benchmarks.gpu.shapes import LLAMA_1B, TOY_UNTIED, Shape
 from benchmarks.gpu.synthetic import make_decoder
 from benchmarks.gpu.timing import captured, measure
 from model_server.attention.choice import select_backend
-from model_server.distributed import ProcessGroup
-from model_server.kv_cache import KvCache
-from model_server.runner import ModelInputs
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.runner import ModelInputs
 
 RANKS = 2
 LENGTHS = (70, 33)

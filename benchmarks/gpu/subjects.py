@@ -17,13 +17,13 @@ from benchmarks.gpu.shapes import Shape, by_size
 from benchmarks.gpu.synthetic import engine_tokenizer, make_decoder
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 from model_server.models.config import ModelConfig
 from model_server.models.families import spec_of
 from model_server.models.load import load_runner
 from model_server.models.spec import Spec
-from model_server.runner import Runner
-from model_server.tokenizer import Tokenizer
+from model_server.runner.runner import Runner
+from model_server.text.tokenizer import Tokenizer
 
 # Of the free memory that a benchmark's cache may take.
 CACHE_SHARE = 0.85

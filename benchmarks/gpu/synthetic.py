@@ -21,10 +21,10 @@ from torch import Tensor
 from benchmarks.gpu.shapes import Shape
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
-from model_server.distributed import ProcessGroup
-from model_server.models.build import build
-from model_server.models.decoder import Decoder
-from model_server.tokenizer import Tokenizer
+from model_server.distributed.group import ProcessGroup
+from model_server.models.decoder.build import build
+from model_server.models.decoder.decoder import Decoder
+from model_server.text.tokenizer import Tokenizer
 from model_server.weights.reader import Range
 
 DEVIATION = 0.02

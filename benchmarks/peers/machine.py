@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server import huge_pages
 from model_server.device import available_cpus, weight_packer
+from model_server.memory import huge_pages
 
 ROWS = (1, 8, 32, 512)
 _SIZE = 4096

@@ -39,7 +39,7 @@ def serve(config: ServeConfig) -> int:
     stack_dump.answer_requests()
     started = time.perf_counter()
     # Imported here, as all that is not needed for --help.
-    from model_server.peer_watch import leave_at_once
+    from model_server.distributed.peer_watch import leave_at_once
 
     phases.enter(phases.CHECKPOINT)
     try:
@@ -72,7 +72,7 @@ def serve(config: ServeConfig) -> int:
 def download(config: DownloadConfig) -> int:
     """Fetch a hub model into the local cache; convert its weights if that is asked for and needed."""
     log_line.configure(config.json_output, config.logger_level)
-    from model_server.weights.download import download as fetch
+    from model_server.weights.download.download import download as fetch
 
     # The default would end the process where it stands, and leave half-written files.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model_server.cpp.openmp import release_threads
 from model_server.errors import StartupError
-from model_server.native.openmp import release_threads
 
 CPU_INFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")

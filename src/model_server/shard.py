@@ -11,28 +11,28 @@ import uvloop
 
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend, substitute
-from model_server.cache_budget import CudaMemory
+from model_server.attention.startup_records import SettledBackend, tell_attention
 from model_server.config import ServeConfig
-from model_server.cuda_graphs import GraphedRunner, graph_sizes, with_graphs
 from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
-from model_server.device_thread import DeviceThread
-from model_server.distributed import ProcessGroup, connect
-from model_server.engine import Engine, EngineOptions
+from model_server.distributed.group import ProcessGroup, connect
+from model_server.engine.device_thread import DeviceThread
+from model_server.engine.engine import Engine, EngineOptions
+from model_server.engine.profile import StepProfiler
+from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError
-from model_server.graph_recorder import CudaRecorder
-from model_server.memory import Capacity, MemoryPlan, WarmupRequest, warm_up
+from model_server.memory.budget import CudaMemory
 from model_server.models.attention_layers import attention_layers_of
 from model_server.models.load import load_runner
-from model_server.profile import StepProfiler
 from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
-from model_server.runner import KeepsState, Runner
+from model_server.runner.cuda_graphs import GraphedRunner, graph_sizes, with_graphs
+from model_server.runner.graph_capture import CudaRecorder
+from model_server.runner.runner import KeepsState, Runner
 from model_server.sampling.sampler import Sampler
-from model_server.startup_records import SettledBackend, tell_attention
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
-from model_server.weights.progress import LoadProgress
+from model_server.weights.load_progress import LoadProgress
 from wire import phases
 from wire.tracing import Tracing, TracingError
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support.tokenizer_kinds import KINDS
 
-from model_server.tokenizer import Tokenizer
-from model_server.weights import convert_tokenizer
-from model_server.weights.convert_tokenizer import Refused, convert
+from model_server.text.tokenizer import Tokenizer
+from model_server.weights.conversion import build_tokenizer as convert_tokenizer
+from model_server.weights.conversion.build_tokenizer import Refused, convert
 from router.tokenizer import PromptTokenizer
 
 TEXTS = (

@@ -10,7 +10,7 @@ import pytest
 from support.tiny_models import write_tokenizer
 from transformers import AutoTokenizer
 
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 from router.tokenizer import PromptTokenizer
 from wire import demo_model
 

@@ -177,7 +177,7 @@ def test_a_shard_that_makes_no_progress_ends_everything() -> None:
 _DEADLOCK = """
 import os, sys, threading
 if os.environ.get("RANK"):
-    from model_server.engine import Engine
+    from model_server.engine.engine import Engine
     def endless_kernel(*arguments, **options):
         threading.Event().wait()
     class Decode:

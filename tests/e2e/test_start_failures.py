@@ -26,7 +26,7 @@ _SHORT_OF_MEMORY = """
 import os
 if os.environ.get("RANK"):
     import torch
-    from model_server.engine import Engine
+    from model_server.engine.engine import Engine
     real = Engine.launch_prefill
     def launch_prefill(self, *arguments, **options):
         if self.max_prefill_tokens > 600:

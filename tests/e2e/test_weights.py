@@ -18,9 +18,9 @@ from support.running_server import free_port
 from support.tiny_models import tiny_checkpoint
 
 from model_server.attention.choice import select_backend
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 from model_server.models.load import load_runner
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 
 pytestmark = pytest.mark.e2e

@@ -11,7 +11,7 @@ from support.attention_scene import BATCHES, HEADS, Scene
 from torch import Tensor
 
 from model_server.attention import choice
-from model_server.attention.absence import AbsentError
+from model_server.attention.availability import AbsentError
 from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.attention.choice import OWN_NAMES, Offer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from model_server.distributed import ProcessGroup, connect
+from model_server.distributed.group import ProcessGroup, connect
 
 pytestmark = [
     pytest.mark.gpu,

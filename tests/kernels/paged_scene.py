@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model_server.attention.backend import Alibi, AttentionLayer, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kv_cache import KvCache, KvShape
+from model_server.memory.kv_cache import KvCache, KvShape
 
 mend()
 

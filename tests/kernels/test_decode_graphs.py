@@ -17,16 +17,16 @@ from torch import Tensor
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend
 from model_server.attention.triton_paged import TritonBackend
-from model_server.cuda_graphs import GraphedRunner
-from model_server.distributed import ProcessGroup
-from model_server.graph_recorder import CudaRecorder
-from model_server.kv_cache import KvCache
-from model_server.models.build import build
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
 from model_server.models.config import ModelConfig
-from model_server.models.decoder import Decoder
+from model_server.models.decoder.build import build
+from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import spec_of
 from model_server.models.spec import Spec
-from model_server.runner import ModelInputs
+from model_server.runner.cuda_graphs import GraphedRunner
+from model_server.runner.graph_capture import CudaRecorder
+from model_server.runner.runner import ModelInputs
 from model_server.weights.reader import Range
 
 mend()

@@ -11,12 +11,12 @@ from support.dict_reader import DictReader
 from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed import ProcessGroup
-from model_server.layers.fused import Fused, TorchFused, fused_for
-from model_server.layers.fused_triton import TritonFused
-from model_server.models.build import build
+from model_server.distributed.group import ProcessGroup
+from model_server.layers.fused.fused import Fused, TorchFused, fused_for
+from model_server.layers.fused.triton import TritonFused
 from model_server.models.config import ModelConfig
-from model_server.models.decoder import Decoder
+from model_server.models.decoder.build import build
+from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import spec_of
 
 SIZES: dict[str, Any] = {

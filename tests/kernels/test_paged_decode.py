@@ -11,8 +11,9 @@ from paged_scene import SINKS, SLOPES, Scene, relative_error
 from torch import Tensor
 
 from model_server.attention.backend import Alibi, AttentionLayer
-from model_server.kernels import decode_plan, paged_decode
-from model_server.kernels.decode_plan import NO_LIMIT, SplitRule, plan_decode
+from model_server.kernels.attention import decode as paged_decode
+from model_server.kernels.attention import decode_plan
+from model_server.kernels.attention.decode_plan import NO_LIMIT, SplitRule, plan_decode
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 

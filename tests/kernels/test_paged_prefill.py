@@ -14,9 +14,10 @@ from torch import Tensor
 from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.attention.triton_paged import TritonBackend, refuses
-from model_server.kernels import paged_decode, paged_prefill
-from model_server.kernels.attention_parts import Tiles
-from model_server.kernels.paged_prefill import PrefillForm, tile_list
+from model_server.kernels.attention import decode as paged_decode
+from model_server.kernels.attention import prefill as paged_prefill
+from model_server.kernels.attention.parts import Tiles
+from model_server.kernels.attention.prefill import PrefillForm, tile_list
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Small enough that short prompts have tiles of all kinds: outside, on the diagonal, at the window's beginning, open.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from model_server.kernels import sampling
-from model_server.kernels.sampling import SampledRows
+from model_server.kernels.sampling import sampling
+from model_server.kernels.sampling.sampling import SampledRows
 from model_server.sampling.drawing import draw, weight_bits, weights
 from model_server.sampling.filters import Filters, filter_whole, shifted
 from model_server.sampling.parameters import SamplingParameters

@@ -19,15 +19,15 @@ from parity.protocol import CPU, prompts
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.batch.growth import Growth
+from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
-from model_server.distributed import ProcessGroup, connect
-from model_server.engine import Engine, EngineOptions
-from model_server.generation import StepResult
-from model_server.kv_cache import KvCache
+from model_server.distributed.group import ProcessGroup, connect
+from model_server.engine.engine import Engine, EngineOptions
+from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 
 BLOCK = 4
 NEW_TOKENS = 10

@@ -13,12 +13,12 @@ from support.tiny_types import type_checkpoint
 from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 from model_server.models.config import ModelConfig
-from model_server.models.pretrained import choice, loading
-from model_server.models.pretrained.self_check import alone, translated
-from model_server.models.pretrained.stateful import StatefulRunner
-from model_server.runner import Runner
+from model_server.models.hf import choice, loading
+from model_server.models.hf.self_check import alone, translated
+from model_server.models.hf.stateful import StatefulRunner
+from model_server.runner.runner import Runner
 
 # Over the paged cache.
 PAGED = (

@@ -14,7 +14,7 @@ import torch
 from parity.protocol import CPU, run_protocol
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed import connect
+from model_server.distributed.group import connect
 from model_server.errors import StartupError
 from model_server.models.load import load_runner
 

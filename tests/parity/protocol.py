@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kv_cache import KvCache
-from model_server.runner import ModelInputs, RequestState, Runner
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.runner import ModelInputs, RequestState, Runner
 
 CPU = torch.device("cpu")
 LENGTHS = (19, 11, 14)

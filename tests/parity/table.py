@@ -28,12 +28,12 @@ from parity.ranks import run_ranks
 from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
+from model_server.models.hf.paged import TransformersRunner
+from model_server.models.hf.stateful import StatefulRunner
 from model_server.models.load import load_runner
-from model_server.models.pretrained.paged import TransformersRunner
-from model_server.models.pretrained.stateful import StatefulRunner
-from model_server.runner import Runner
+from model_server.runner.runner import Runner
 
 # Seconds per type: some configs have parts that no common name makes small.
 LIMIT_S = 25

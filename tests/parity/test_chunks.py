@@ -16,7 +16,7 @@ from parity.engine_run import BLOCK, NEW_TOKENS, Router, make_engine, make_reque
 from support.running_server import free_port
 from support.tiny_models import tiny_checkpoint
 
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 
 Said = dict[int, dict[str, Any]]
 

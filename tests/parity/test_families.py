@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from model_server.attention.choice import select_backend
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed import ProcessGroup
-from model_server.models.build import build
+from model_server.distributed.group import ProcessGroup
 from model_server.models.config import ModelConfig
-from model_server.models.decoder import Decoder
+from model_server.models.decoder.build import build
+from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import FAMILIES, spec_of
 from model_server.models.load import load_runner
 from model_server.weights.reader import SafetensorsReader

@@ -48,7 +48,7 @@ def test_what_cannot_be_divided_is_refused_on_every_rank(two_ranks: list[dict[st
 def test_key_heads_that_do_not_divide_are_refused_before_loading(cases: dict[str, LibraryCase], tmp_path: Path) -> None:
     from model_server.errors import StartupError
     from model_server.models.config import ModelConfig
-    from model_server.models.pretrained.loading import check_sharding, open_checkpoint
+    from model_server.models.hf.loading import check_sharding, open_checkpoint
 
     path = cases["glm4"].path
     checkpoint = open_checkpoint(path, ModelConfig.read(path), trust_remote_code=False)

@@ -12,8 +12,8 @@ from parity.library import STATEFUL, load, make_case, run_whole
 from parity.protocol import PagedBatch, assert_equal_logits
 
 from model_server.errors import RequestError
-from model_server.models.pretrained.stateful import StatefulRunner
-from model_server.runner import KeepsState
+from model_server.models.hf.stateful import StatefulRunner
+from model_server.runner.runner import KeepsState
 
 # State spaces under both names, a hybrid, biases that no interface shows, encoder-decoders, one without any cache.
 REPRESENTATIVE = ("mamba", "rwkv", "jamba", "bloom", "t5", "bart", "openai-gpt")

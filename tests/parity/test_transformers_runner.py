@@ -10,8 +10,8 @@ import torch
 from parity.library import PAGED, load, make_case
 from parity.protocol import CHUNKS, PagedBatch, assert_equal_logits, run_protocol
 
-from model_server.models.pretrained.paged import TransformersRunner
-from model_server.models.pretrained.self_check import alone
+from model_server.models.hf.paged import TransformersRunner
+from model_server.models.hf.self_check import alone
 
 # One for each thing that reaches our attention its own way: nothing special, windows with capped scores, sinks,
 # chunks, keys wider than values, packed experts, keyword arguments that get lost, layers that share keys.

@@ -13,7 +13,7 @@ import torch
 from parity.protocol import CPU, run_protocol
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed import ProcessGroup, connect
+from model_server.distributed.group import ProcessGroup, connect
 from model_server.errors import FatalError
 from model_server.models.load import load_runner
 

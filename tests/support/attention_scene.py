@@ -13,7 +13,7 @@ from torch import Tensor
 from model_server.attention.backend import Alibi, AttentionBackend, AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend
-from model_server.kv_cache import KvCache, KvShape
+from model_server.memory.kv_cache import KvCache, KvShape
 
 # (query tokens, tokens in all) of each sequence.
 BATCHES: dict[str, list[tuple[int, int]]] = {

@@ -13,13 +13,13 @@ import torch
 from support.fake_model import FakeRunner, FakeStateRunner, greedy
 
 from model_server.batch.growth import Growth
+from model_server.batch.results import Generation, StepResult
 from model_server.batch.sequence import NewRequest
-from model_server.engine import Engine, EngineOptions
-from model_server.generation import Generation, StepResult
-from model_server.kv_cache import KvCache
+from model_server.engine.engine import Engine, EngineOptions
+from model_server.memory.kv_cache import KvCache
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 
 BLOCK = 4
 NUM_BLOCKS = 64

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from model_server.kv_cache import KvCache, KvShape
-from model_server.runner import ModelInputs
+from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.runner.runner import ModelInputs
 
 MODULUS = 1_000_003
 
@@ -36,8 +36,8 @@ def greedy(prompt: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]
 
 @dataclass
 class FakeRunner:
-    """Satisfies `model_server.runner.Runner`. `poisoned` holds last tokens whose row gets NaN scores; `fail_on` raises
-    the given error at the n-th forward."""
+    """Satisfies `model_server.runner.runner.Runner`. `poisoned` holds last tokens whose row gets NaN scores; `fail_on`
+    raises the given error at the n-th forward."""
 
     vocab_size: int = 64
     max_positions: int | None = 4096

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.staging import Staging
-from model_server.kv_cache import KvCache
-from model_server.runner import ModelInputs
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.runner import ModelInputs
 
 
 @dataclass

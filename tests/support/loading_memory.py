@@ -138,7 +138,7 @@ def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
 
     from model_server.attention.choice import select_backend
     from model_server.device import resolve_dtype, tune, weight_packer
-    from model_server.distributed import ProcessGroup
+    from model_server.distributed.group import ProcessGroup
     from model_server.models.load import load_runner
 
     group = ProcessGroup()

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kv_cache import KvCache
+from model_server.memory.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from model_server.attention.absence import AbsentError
+from model_server.attention.availability import AbsentError
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.errors import StartupError
@@ -132,7 +132,7 @@ def _reference(device: torch.device, dtype: torch.dtype) -> Offer:
 
 
 def _triton(device: torch.device, dtype: torch.dtype) -> Offer:
-    from model_server.kernels.present import usable
+    from model_server.kernels.availability import usable
 
     if not usable(device):
         raise AbsentError("it needs Triton and a GPU of capability 8.0 or later")
@@ -159,9 +159,9 @@ def _native(device: torch.device, dtype: torch.dtype) -> Offer:
     """What the native operators do not know they hand to the reference themselves: nothing is refused."""
     if device.type != "cpu":
         raise AbsentError(f"it computes on a CPU, not on {device.type}")
-    if importlib.util.find_spec("model_server.attention.native") is None:
+    if importlib.util.find_spec("model_server.attention.cpp") is None:
         raise AbsentError("this build has no native operators")
-    module: Any = importlib.import_module("model_server.attention.native")
+    module: Any = importlib.import_module("model_server.attention.cpp")
     if not module.available(device):
         raise AbsentError("the native operators could not be built here")
     return Offer(module.NativeBackend(), lambda layer: None)

@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.attention.absence import AbsentError, require_ampere
+from model_server.attention.availability import AbsentError, require_ampere
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kv_cache import KvCache
+from model_server.memory.kv_cache import KvCache
 
 # The first with a block table and a soft cap in both functions, and with contiguity asked of the last dimension alone.
 OLDEST_VERSION = (2, 7)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kv_cache import KvCache
+from model_server.memory.kv_cache import KvCache
 
 # Most K and V gathered at once in decode: bounds memory and keeps the gathered rows in a core's cache, from which
 # they are read again at once (measured: 1 to 2 MiB best, 8 MiB takes twice as long).

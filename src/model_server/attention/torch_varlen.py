@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_server.attention.absence import AbsentError, require_ampere
+from model_server.attention.availability import AbsentError, require_ampere
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.flash_attn import cumulative, refusal
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kv_cache import KvCache
+from model_server.memory.kv_cache import KvCache
 
 # 2.10 has the function without pages, 2.12 with them.
 NEEDED = ("scale", "window_size", "enable_gqa", "seqused_k", "block_table")

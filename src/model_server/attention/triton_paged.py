@@ -15,10 +15,10 @@ from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kernels.decode_plan import DecodePlan
-from model_server.kernels.paged_decode import DecodeForm, decode_form, paged_decode, plan_rows
-from model_server.kernels.paged_prefill import PrefillForm, paged_prefill, prefill_form, tile_list
-from model_server.kv_cache import KvCache
+from model_server.kernels.attention.decode import DecodeForm, decode_form, paged_decode, plan_rows
+from model_server.kernels.attention.decode_plan import DecodePlan
+from model_server.kernels.attention.prefill import PrefillForm, paged_prefill, prefill_form, tile_list
+from model_server.memory.kv_cache import KvCache
 
 # What a program can hold of a head, in registers and shared memory.
 MAX_DIM = 256

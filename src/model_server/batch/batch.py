@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from model_server.batch.results import CachedBatch
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError
-from model_server.generation import CachedBatch
 
 if TYPE_CHECKING:
     from model_server.batch.decode_state import DecodeState, Drawn
-    from model_server.step import LaunchedStep
+    from model_server.engine.step import LaunchedStep
 
 
 class Batch:

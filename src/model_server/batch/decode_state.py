@@ -19,7 +19,7 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.decode_rows import Cells, DecodeRows, Move, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.staging import Staging
-from model_server.runner import ModelInputs, RequestState
+from model_server.runner.runner import ModelInputs, RequestState
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from model_server.batch.batch import Batch
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError
-from model_server.kv_cache import KvCache
+from model_server.memory.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.batch.staging import Staging
-from model_server.runner import ModelInputs
+from model_server.runner.runner import ModelInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.distributed import ProcessGroup
-from model_server.layers.linear import Linear
+from model_server.distributed.group import ProcessGroup
+from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm
 
 

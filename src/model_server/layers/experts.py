@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.kernels.present import usable
+from model_server.kernels.availability import usable
 from model_server.layers.activation import Activation
-from model_server.layers.linear import Linear
+from model_server.layers.linear.linear import Linear
 
 if TYPE_CHECKING:
     from model_server.kernels.moe import Form

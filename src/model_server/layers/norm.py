@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 
 # [..., n] -> the same shape and dtype, never in place.
 Norm = Callable[[Tensor], Tensor]

@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 
 from model_server.attention.backend import AttentionBackend, AttentionLayer
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.layers.small_products import measure
-from model_server.models.build import build
+from model_server.layers.linear.decode_gemm import measure
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.build import build
 from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.models.spec import Spec
-from model_server.runner import Runner
+from model_server.runner.runner import Runner
 from model_server.weights.locate import weight_files
 from model_server.weights.reader import SafetensorsReader
 
@@ -73,7 +73,7 @@ def load_runner(
             raise StartupError(
                 f"--rope-scaling is not served for {config.model_type}: set it in the model's config.json"
             ) from None
-        from model_server.models.pretrained import choice, loading
+        from model_server.models.hf import choice, loading
 
         checkpoint = loading.open_checkpoint(model_dir, config, trust_remote_code=trust_remote_code)
         with torch.inference_mode():

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from model_server.layers.rotary import Rope
-from model_server.models.loader import Loader, NormKind
-from model_server.models.parts import AttentionPart, Mlp
+from model_server.models.decoder.loader import Loader, NormKind
+from model_server.models.decoder.parts import AttentionPart, Mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from model_server.batch.growth import Growth
+from model_server.batch.results import CachedBatch, FinishReason, Generation, StepResult, Tokens
 from model_server.batch.sequence import NewRequest
+from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
-from model_server.generation import CachedBatch, FinishReason, Generation, StepResult, Tokens
-from model_server.memory import Capacity, WarmupRequest
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from wire.v3 import generate_pb2 as pb
 

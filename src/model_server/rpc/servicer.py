@@ -14,12 +14,12 @@ from typing import TypeVar
 
 import grpc
 
+from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
-from model_server.device_thread import DeviceThread, Job, whole
-from model_server.engine import Engine
+from model_server.engine.device_thread import DeviceThread, Job, whole
+from model_server.engine.engine import Engine
+from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
-from model_server.generation import StepResult
-from model_server.memory import Capacity, WarmupRequest
 from model_server.rpc import convert
 from model_server.rpc.interceptor import answering_errors
 from wire.v3 import generate_pb2 as pb

@@ -21,7 +21,7 @@ from torch import Tensor
 from model_server.errors import RequestError
 from model_server.sampling.parameters import Grammar
 from model_server.sampling.upload import upload
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 from wire.grammar import compile_grammar
 
 # Compiled grammars that are kept: TGI's number, and a bound on the texts that are their keys.

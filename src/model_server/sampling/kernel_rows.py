@@ -35,7 +35,7 @@ class KernelRows:
         self, rows: Sequence[Row], numbers: Sequence[int], vocab_size: int, bits: int, device: torch.device
     ) -> None:
         """`numbers`: which rows of the batch these are; bits: `drawing.weight_bits`. Needs `kernels.present.usable`."""
-        from model_server.kernels.sampling import SampledRows
+        from model_server.kernels.sampling.sampling import SampledRows
 
         order = sorted(range(len(rows)), key=lambda place: _kind(rows[place].parameters))
         given = [rows[place].parameters for place in order]
@@ -59,7 +59,7 @@ class KernelRows:
 
     def choose(self, logits: Tensor, ids: Tensor, packed: Tensor) -> None:
         """One token for each of the rows, see `kernels.sampling.sample`."""
-        from model_server.kernels.sampling import sample
+        from model_server.kernels.sampling.sampling import sample
 
         sample(logits, self._taken, self._bits, ids, packed)
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from model_server.kernels.present import usable
-from model_server.native import library
-from model_server.native.greedy import greedy
+from model_server.cpp import library
+from model_server.cpp.greedy import greedy
+from model_server.kernels.availability import usable
 from model_server.sampling.drawing import draw, weight_bits, weights
 from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted, unusable
 from model_server.sampling.grammar import GrammarState

@@ -164,7 +164,7 @@ def test_the_context_holds_what_is_copied_and_nothing_else(image: Image) -> None
 
 
 def test_the_compiler_is_where_the_operators_look_for_it(image: Image) -> None:
-    from model_server.native.compile import COMPILERS
+    from model_server.cpp.compile import COMPILERS
 
     assert any(
         re.search(rf"\b{re.escape(name)}(?=\s)", run) for run in image.values("tercet", "RUN") for name in COMPILERS

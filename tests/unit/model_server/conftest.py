@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.tiny_models import write_tokenizer
 
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -20,18 +20,18 @@ from model_server.attention.torch_varlen import TorchVarlenBackend
 from model_server.batch.batch import Batch
 from model_server.batch.growth import Growth
 from model_server.batch.sequence import NewRequest, Sequence
-from model_server.cuda_graphs import GraphedRunner
-from model_server.distributed import ProcessGroup
-from model_server.kv_cache import KvCache
+from model_server.distributed.group import ProcessGroup
+from model_server.engine.step import LaunchedStep, Stepper
 from model_server.layers.experts import ExpertWeights, GroupedExperts
-from model_server.models.build import build
+from model_server.memory.kv_cache import KvCache
 from model_server.models.config import ModelConfig
-from model_server.models.decoder import Decoder
+from model_server.models.decoder.build import build
+from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import spec_of
+from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.sampling.stopping import StoppingState
-from model_server.step import LaunchedStep, Stepper
+from model_server.text.stopping import StoppingState
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is not None, reason="kernels of our own do not run on fake tensors"

@@ -6,10 +6,10 @@ import pytest
 import torch
 from support.graph_doubles import CapturableRunner, PlainRecorder
 
-from model_server.cuda_graphs import GraphedRunner
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 from model_server.errors import RequestError
-from model_server.kv_cache import KvCache
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.shard import leave, parts_ranks
 
 

@@ -9,12 +9,12 @@ import torch
 from model_server.errors import StartupError
 from model_server.layers.routing import Routing
 from model_server.layers.temperature import QueryTemperature
-from model_server.models.attention import Attention, load_attention
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.attention import Attention, load_attention
+from model_server.models.decoder.loader import Loader
+from model_server.models.decoder.moe import Moe, StackedExperts
 from model_server.models.families.base import base, layer_kinds
 from model_server.models.families.moe import indices, top_k
-from model_server.models.loader import Loader
-from model_server.models.moe import Moe, StackedExperts
 from model_server.models.spec import Names, Spec
 
 NAMES = Names(up=("feed_forward.gate_proj", "feed_forward.up_proj"), down="feed_forward.down_proj")

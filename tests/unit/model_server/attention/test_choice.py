@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model_server.attention import choice
-from model_server.attention.absence import AbsentError
+from model_server.attention.availability import AbsentError
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.choice import OWN_NAMES, TGI_NAMES, Offer, select_backend, substitute
 from model_server.errors import StartupError
@@ -103,7 +103,7 @@ def test_a_named_backend_is_kept_to(word: str) -> None:
 
 
 def test_triton_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    from model_server.kernels import present
+    from model_server.kernels import availability as present
 
     monkeypatch.setattr(present, "usable", lambda device: False)
     with pytest.raises(StartupError, match="--attention triton cannot be used: it needs Triton"):

@@ -11,7 +11,7 @@ from support import flash_doubles
 from support.attention_scene import BATCHES, HEADS, Scene
 
 from model_server.attention import flash_attn, torch_varlen
-from model_server.attention.absence import AbsentError
+from model_server.attention.availability import AbsentError
 from model_server.attention.backend import Alibi, AttentionBackend, AttentionLayer
 from model_server.attention.flash_attn import FlashAttnBackend
 from model_server.attention.torch_varlen import TorchVarlenBackend

@@ -13,7 +13,7 @@ from support.attention_scene import BATCHES, HEADS, Scene, naive
 from model_server.attention import reference
 from model_server.attention.backend import Alibi
 from model_server.attention.reference import ReferenceBackend
-from model_server.kv_cache import KvCache, KvShape
+from model_server.memory.kv_cache import KvCache, KvShape
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

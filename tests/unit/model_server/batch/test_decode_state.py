@@ -12,9 +12,9 @@ from support.graph_doubles import CapturableRunner, FakeEvent
 
 from model_server.batch.batch import Batch
 from model_server.batch.growth import Growth
+from model_server.batch.results import StepResult
 from model_server.batch.staging import Staging
-from model_server.generation import StepResult
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.activation import ACTIVATIONS, activation, gated
 from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
-from model_server.layers.linear import Linear
+from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
 
 

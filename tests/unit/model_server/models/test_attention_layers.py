@@ -15,8 +15,8 @@ from torch import Tensor
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend, ReferenceStep
-from model_server.distributed import ProcessGroup
-from model_server.kv_cache import KvCache
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
 from model_server.models.attention_layers import attention_layers_of
 from model_server.models.load import load_runner
 

@@ -14,13 +14,13 @@ from support.tiny_models import tiny_checkpoint
 from support.tiny_types import type_checkpoint, type_model
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed import ProcessGroup
+from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.models.decoder import Decoder
+from model_server.models.decoder.decoder import Decoder
+from model_server.models.hf.paged import TransformersRunner
+from model_server.models.hf.stateful import StatefulRunner
 from model_server.models.load import load_runner
-from model_server.models.pretrained.paged import TransformersRunner
-from model_server.models.pretrained.stateful import StatefulRunner
-from model_server.runner import KeepsState, Runner
+from model_server.runner.runner import KeepsState, Runner
 
 # Leaves a mark where it is imported.
 BOOBY_TRAP = """
@@ -82,7 +82,7 @@ def test_a_native_family_does_not_import_transformers(tmp_path: Path) -> None:
     script = (
         "import sys, torch; from pathlib import Path\n"
         "from model_server.attention.reference import ReferenceBackend\n"
-        "from model_server.distributed import ProcessGroup\n"
+        "from model_server.distributed.group import ProcessGroup\n"
         "from model_server.models.load import load_runner\n"
         "load_runner(Path(sys.argv[1]), device=torch.device('cpu'), dtype=torch.float32, group=ProcessGroup(),\n"
         "            attention=ReferenceBackend())\n"

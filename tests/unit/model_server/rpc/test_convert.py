@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from model_server.batch.results import CachedBatch, FinishReason, GeneratedText, Generation, StepResult, Tokens
 from model_server.errors import RequestError
-from model_server.generation import CachedBatch, FinishReason, GeneratedText, Generation, StepResult, Tokens
 from model_server.rpc import convert
 from model_server.sampling.parameters import Grammar
 from wire.v3 import generate_pb2 as pb

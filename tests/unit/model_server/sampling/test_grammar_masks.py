@@ -27,7 +27,7 @@ from model_server.sampling.grammar import GrammarMasks, Grammars, GrammarState
 from model_server.sampling.parameters import Grammar, SamplingParameters
 from model_server.sampling.plan import SamplingRow
 from model_server.sampling.sampler import Sampler
-from model_server.tokenizer import Tokenizer
+from model_server.text.tokenizer import Tokenizer
 
 CPU = torch.device("cpu")
 PADDING = 37  # logits that no token has

@@ -54,9 +54,9 @@ def choose(logits: Tensor, taken: Any, bits: int, ids: Tensor, packed: Tensor) -
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("model_server.kernels.sampling")
+    module = ModuleType("model_server.kernels.sampling.sampling")
     module.__dict__.update(SampledRows=SimpleNamespace, sample=choose)
-    monkeypatch.setitem(sys.modules, "model_server.kernels.sampling", module)
+    monkeypatch.setitem(sys.modules, "model_server.kernels.sampling.sampling", module)
     monkeypatch.setattr(sampler, "usable", lambda device: True)
 
 

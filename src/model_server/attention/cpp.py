@@ -1,0 +1,106 @@
+"""Attention by the native operators: the paged cache is read in place, all sequences and heads in one call.
+
+What they do not know (Falcon's bfloat16 arithmetic of ALiBi) the reference computes, layer by layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from model_server.attention.backend import AttentionLayer
+from model_server.attention.metadata import AttentionMetadata
+from model_server.attention.reference import ReferenceBackend, ReferenceStep
+from model_server.cpp.library import TYPES, prepared, usable
+from model_server.cpp.structs import AttentionShapeForm, PagingForm
+from model_server.memory.kv_cache import KvCache, KvShape
+
+
+class NativeBackend:
+    """For CPUs; see `native.library.usable`."""
+
+    name = "native"
+    tgi_name = "paged"
+    capturable = False  # it runs on CPUs
+    block_size = 16
+
+    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> NativeStep:
+        return NativeStep(metadata, cache)
+
+
+class NativeStep:
+    """One forward."""
+
+    def __init__(self, metadata: AttentionMetadata, cache: KvCache) -> None:
+        self._metadata = metadata
+        self._cache = cache
+        self.paging = paging_form(metadata, cache)
+        self._address = ctypes.byref(self.paging)
+        self._native = prepared()
+        self._reference: ReferenceStep | None = None
+
+    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See `AttentionStep`."""
+        shape = self._cache.shapes[layer.index]
+        rows = self._cache.rows[layer.index]
+        if not serves(layer, shape) or query.dtype not in TYPES or rows.dtype != query.dtype:
+            if self._reference is None:
+                self._reference = ReferenceBackend().begin(self._metadata, self._cache)
+            return self._reference.attend(layer, query, key, value)
+        if query.stride(2) != 1 or query.stride(1) != layer.head_dim:
+            query = query.contiguous()
+        out = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
+        self._native.native_attend(
+            TYPES[query.dtype],
+            shape_form(layer, shape),
+            self._address,
+            rows.data_ptr(),
+            query.data_ptr(),
+            query.stride(0),
+            out.data_ptr(),
+        )
+        return out
+
+
+def available(device: torch.device) -> bool:
+    """Whether `NativeBackend` can serve on this device."""
+    return usable(device, torch.float32)
+
+
+def serves(layer: AttentionLayer, shape: KvShape) -> bool:
+    """Whether the native operators know all of what the layer asks for."""
+    return (layer.alibi is None or layer.alibi.bfloat16_scale is None) and shape.key_dim % 2 == 0
+
+
+def shape_form(layer: AttentionLayer, shape: KvShape) -> AttentionShapeForm:
+    """The layer's constants for the native operators; its tensors must outlive the form."""
+    return AttentionShapeForm(
+        heads=layer.num_heads,
+        kv_heads=layer.num_kv_heads,
+        key_dim=layer.head_dim,
+        value_dim=layer.value_dim,
+        value_offset=0 if shape.value_in_key else shape.num_kv_heads * shape.key_dim,
+        row_width=shape.row_width,
+        window=layer.window or 0,
+        chunk=layer.chunk or 0,
+        scale=layer.scale,
+        softcap=layer.softcap or 0.0,
+        slopes=None if layer.alibi is None else layer.alibi.slopes.data_ptr(),
+        sinks=None if layer.sinks is None else layer.sinks.data_ptr(),
+    )
+
+
+def paging_form(metadata: AttentionMetadata, cache: KvCache) -> PagingForm:
+    """Where the keys of the step lie; the metadata must outlive the form."""
+    tables = metadata.block_tables
+    assert tables.is_contiguous() and tables.dtype == torch.int32
+    return PagingForm(
+        tables=tables.data_ptr(),
+        lengths=metadata.kv_lengths.data_ptr(),
+        starts=metadata.cu_seqlens_q.data_ptr(),
+        sequences=len(metadata.query_lengths_host),
+        max_blocks=tables.shape[1],
+        block_size=cache.block_size,
+    )

@@ -1,0 +1,76 @@
+"""The compiled operators, loaded once per process, on the threads of the OpenMP runtime that torch uses itself."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from functools import cache
+from typing import TypeVar
+
+import torch
+
+from model_server.cpp.compile import CompileError, compiled
+from model_server.cpp.openmp import entry_points
+from model_server.cpp.structs import FUNCTIONS
+
+D = TypeVar("D", bound=ctypes.CDLL)
+logger = logging.getLogger(__name__)
+
+# Set to 0 to serve with torch's operators alone.
+SWITCH = "TERCET_NATIVE"
+TYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The operators, or None where they cannot be had; the log says why, once."""
+    if os.environ.get(SWITCH) == "0":
+        logger.info("Native operators are switched off (%s=0): torch's are used", SWITCH)
+        return None
+    try:
+        loaded = _declared(ctypes.CDLL(str(compiled())))
+    except (CompileError, OSError) as error:
+        logger.warning("No native operators, torch's are used: %s", error)
+        return None
+    entries = entry_points()
+    if entries is None:
+        logger.warning("torch's OpenMP runtime was not found: native operators run on one thread")
+    else:
+        loaded.native_init(*entries)
+    logger.info("Native operators: products, norms and attention on this CPU, panels of %d", loaded.native_panel())
+    return loaded
+
+
+@cache
+def brief() -> ctypes.CDLL:
+    """The same operators for calls of some microseconds: they keep the interpreter's lock. Only after `usable`.
+
+    Whoever gives the lock up may get it back only after whatever another thread does next, which takes longer than
+    such a call.
+    """
+    return _declared(ctypes.PyDLL(prepared()._name))
+
+
+def _declared(loaded: D) -> D:
+    for name, arguments in FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.argtypes = arguments
+        function.restype = ctypes.c_long if name == "native_panel" else None
+    return loaded
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the native operators serve this device and type."""
+    return device.type == "cpu" and dtype in TYPES and library() is not None
+
+
+def prepared() -> ctypes.CDLL:
+    """The library, for a thread on which torch's number of threads holds. Only after `usable`.
+
+    The runtime keeps that number for each thread; torch sets it on a new one when it is asked.
+    """
+    loaded = library()
+    assert loaded is not None
+    torch.get_num_threads()
+    return loaded

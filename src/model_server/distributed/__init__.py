@@ -1,0 +1,1 @@
+"""Ranks: the process group, its collectives, and noticing that a rank is lost."""

@@ -1,0 +1,102 @@
+"""From requests as they arrive to sequences that can run. What is wrong with one request is that request's error."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
+from model_server.errors import RequestError
+from model_server.sampling.grammar import Grammars
+from model_server.sampling.sampler import Sampler
+from model_server.text.detokenizer import Detokenizer
+from model_server.text.stopping import StoppingState
+from model_server.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where requests live: the cache, and whether their blocks may still grow."""
+
+    block_size: int
+    num_blocks: int
+    chunking: bool
+    grows: bool
+
+
+class Admission:
+    """Makes sequences for one model on one rank."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampler: Sampler,
+        vocab_size: int,
+        prompt_logprobs_allowed: bool,
+        decoder_prefix: tuple[int, ...] | None = None,
+    ) -> None:
+        """decoder_prefix: what stands before the first generated token where that is not the prompt."""
+        self._tokenizer = tokenizer
+        self._sampler = sampler
+        self._vocab_size = vocab_size
+        self._prompt_logprobs_allowed = prompt_logprobs_allowed
+        self._decoder_prefix = decoder_prefix
+        self._grammars = Grammars(tokenizer, vocab_size)
+
+    def encode(self, requests: list[NewRequest]) -> list[list[int]]:
+        """Token ids of the prompts. May run on any thread; compiles grammars too, while the steps before it run."""
+        for request in requests:
+            if request.sampling.grammar is not None:
+                with contextlib.suppress(RequestError):  # reported for this request alone, when its turn comes
+                    self._grammars.compiled(request.sampling.grammar)
+        return [
+            list(r.input_ids)
+            or self._tokenizer.encode(r.text, truncate=r.truncate, add_special_tokens=r.add_special_tokens)
+            for r in requests
+        ]
+
+    def sequence(self, request: NewRequest, prompt: list[int], place: Place, *, owned: bool) -> Sequence:
+        """owned: this rank answers for the request. Raises RequestError or ValueError for what cannot run, on all
+        ranks alike."""
+        check_layout(
+            request, len(prompt), place.block_size, place.num_blocks, chunking=place.chunking, grows=place.grows
+        )
+        ids = [*prompt, *request.resume_ids]
+        if max(ids) >= self._vocab_size:
+            raise RequestError(f"request {request.id}: token {max(ids)} is outside the model's {self._vocab_size}")
+        if request.resume_ids and request.prefill_logprobs:
+            raise RequestError(f"request {request.id}: its prompt logprobs were delivered before it was preempted")
+        before = prompt if self._decoder_prefix is None else list(self._decoder_prefix)
+        grammar = request.sampling.grammar
+        follows_text = owned or bool(request.stopping.stop_sequences)
+        sequence = Sequence(
+            request,
+            prompt,
+            row=self._sampler.new_row(
+                request.sampling,
+                [*before, *request.resume_ids],
+                request.stopping.max_new_tokens,
+                request.top_n_tokens,
+                num_generated=len(request.resume_ids),
+                grammar=self._grammars.start(grammar) if grammar is not None else None,
+            ),
+            stopping=StoppingState(request.stopping, self._tokenizer.eos_token_ids),
+            # All ranks go through the text of an earlier life, so that if this fails, it fails alike.
+            detokenizer=Detokenizer(self._tokenizer, before) if follows_text or request.resume_ids else None,
+            owned=owned,
+            prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
+        )
+        if not follows_text:
+            sequence.detokenizer = None
+        return sequence
+
+
+def with_places(requests: list[NewRequest], prompts: list[list[int]], block_size: int) -> list[NewRequest]:
+    """The requests with blocks and slots: their own, or if one has none, new ones from block 0 for all."""
+    if all(len(r.blocks) for r in requests):
+        return requests
+    tokens = [len(p) + r.stopping.max_new_tokens - 1 for r, p in zip(requests, prompts, strict=True)]
+    places = number_blocks(tokens, block_size)
+    return [
+        dataclasses.replace(r, blocks=blocks, slots=slots) for r, (blocks, slots) in zip(requests, places, strict=True)
+    ]

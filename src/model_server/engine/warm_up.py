@@ -1,0 +1,327 @@
+"""Warm-up: how many KV blocks there will be, and the limits that follow.
+
+On a GPU the largest allowed prefill is run and what it leaves free becomes cache; on a CPU the cache is a share that
+the user names, never "most of the RAM" (the machine is not ours alone).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+import traceback
+from dataclasses import dataclass
+
+import torch
+
+from model_server.batch.sequence import NewRequest, number_blocks
+from model_server.distributed.group import ProcessGroup
+from model_server.engine.engine import Engine
+from model_server.errors import FatalError, OutOfMemoryError, StartupError, WarmUpMemoryError
+from model_server.memory.budget import DeviceMemory, Measured, cache_blocks
+from model_server.memory.kv_cache import KvCache
+from model_server.memory.report import MemoryUse, host_memory
+from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
+from model_server.runner.runner import HasPositionTable, KeepsState
+from wire.warm_up import NOT_ENOUGH_MEMORY
+
+logger = logging.getLogger(__name__)
+
+# CPU capacity in tokens when the user names none (scheduler.md 6.7).
+DEFAULT_CPU_TOKENS = 16_000
+# A CPU warm-up measures no memory; it only has to touch every code path once.
+CPU_WARMUP_TOKENS = 64
+# Rows whose tokens are drawn at once while memory is measured: as many as the largest default CUDA graph has.
+LARGEST_DRAW = 256
+# Where memory turns out to be short after all, so much less of it is tried, so often.
+SMALLER, ATTEMPTS = 0.95, 5
+# A rank whose memory is short waits so long for the others to say the same before it gives them up.
+SHORT_LIMIT_S = 30.0
+# The longest sequence that is thought of while graphs are measured and nobody has named a limit: it decides about
+# tables of a few megabytes only.
+UNKNOWN_LENGTH = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The answer to Warmup: tokens the cache holds (block 0 included) and the resolved limits."""
+
+    total_tokens: int
+    max_input_tokens: int
+    max_total_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupRequest:
+    """What the router wants to know. None: unset by the user."""
+
+    requests: list[NewRequest]
+    max_input_tokens: int | None
+    max_prefill_tokens: int
+    max_total_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPlan:
+    """The user's bounds on memory."""
+
+    dtype: torch.dtype
+    max_batch_total_tokens: int | None
+    cuda_memory_fraction: float
+    model_max_length: int | None
+    memory: DeviceMemory | None  # None: it is not measured (CPU)
+    weight_bytes: int | None = None  # None: not known
+
+
+def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: WarmupRequest) -> Capacity:
+    """Run a prefill and a decode step, size the cache, allocate it, record CUDA graphs over it.
+
+    All ranks call this together and agree on the smallest result. A second call begins anew.
+
+    Raises WarmUpMemoryError when the prefill does not fit or no block is left beside it, StartupError when a row fails
+    on any rank, FatalError when memory is short on some ranks only: the others wait in a collective.
+    """
+    started = time.perf_counter()
+    _check_positions(engine, asked.max_total_tokens)
+    engine.max_prefill_tokens = asked.max_prefill_tokens
+    block_size = engine.options.block_size
+    graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
+    if graphs is not None:
+        graphs.release()
+    engine.set_cache(None)
+    max_tokens = CPU_WARMUP_TOKENS if plan.memory is None else None
+    failure = _agreed_step(engine, group, plan, asked, max_tokens)
+    if not group.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
+        raise StartupError(f"the warm-up failed: {failure or 'another rank says why'}")
+    measured = None
+    if plan.memory is not None:
+        measured = _measure(engine, group, plan, plan.memory, graphs, asked)
+        num_blocks = _measured_blocks(engine, plan, measured)
+    else:
+        engine.set_cache(None)
+        num_blocks = _cpu_blocks(engine, plan, asked)
+    cache = _allocate(engine, group, plan, num_blocks, asked)
+    engine.set_cache(cache)
+    capacity = _limits(engine, plan, asked, cache.num_blocks)
+    logger.info(
+        "%s: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
+        "Room for the states of requests" if engine.keeps_state else "KV cache",
+        cache.num_blocks,
+        block_size,
+        cache.num_blocks * _block_bytes(engine, plan) / 2**20,
+        time.perf_counter() - started,
+    )
+    if graphs is not None:
+        graphs.capture(cache, capacity.max_total_tokens, group)
+    _report_memory(engine, group, plan, asked, measured, cache)
+    return capacity
+
+
+def _agreed_step(
+    engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: WarmupRequest, max_tokens: int | None
+) -> str | None:
+    """As `_try_step`; whether memory is short is what all ranks say together."""
+    short: BaseException | None = None
+    failure = None
+    try:
+        failure = _try_step(engine, plan, asked.requests, max_tokens)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        short = error
+    if not group.any_of(short is not None, SHORT_LIMIT_S if short is not None else None):
+        return failure
+    if short is not None:
+        # Its frames hold what the step had allocated.
+        traceback.clear_frames(short.__traceback__)
+    engine.set_cache(None)
+    use = _left(plan)
+    tokens = asked.max_prefill_tokens
+    logger.warning("Memory was short in a warm-up with %d tokens of prompts: %s\n%s", tokens, short, use.table())
+    raise WarmUpMemoryError(
+        f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens` ({use.line()})"
+    ) from short
+
+
+def _left(plan: MemoryPlan) -> MemoryUse:
+    """What there is while the engine has no cache."""
+    free, total = host_memory() if plan.memory is None else plan.memory.rest()
+    return MemoryUse(weights=plan.weight_bytes, free=free, total=total)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether memory was short, on a device or on the host. torch has no type for the latter."""
+    if isinstance(error, FatalError):  # what the engine makes of it where there are other ranks
+        return is_out_of_memory(error.__cause__)
+    kinds = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
+    # Of the driver (a graph, a module that is loaded) torch and Triton have plain errors too.
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, kinds) or "can't allocate memory" in said or "out of memory" in said
+
+
+def _report_memory(
+    engine: Engine,
+    group: ProcessGroup,
+    plan: MemoryPlan,
+    asked: WarmupRequest,
+    measured: Measured | None,
+    cache: KvCache,
+) -> None:
+    """The table of what goes where; of several ranks the first one's, the others' for who looks closer."""
+    taken = cache.num_blocks * _block_bytes(engine, plan)
+    if measured is None:
+        free, total = host_memory()
+        use = MemoryUse(weights=plan.weight_bytes, cache=taken, free=free, total=total)
+    else:
+        use = MemoryUse(
+            weights=plan.weight_bytes,
+            activations=measured.peak,
+            cache=taken,
+            graphs=measured.graphs,
+            free=measured.free - taken - measured.peak - measured.graphs,
+            total=measured.total,
+        )
+    logger.log(
+        logging.INFO if group.rank == 0 else logging.DEBUG,
+        "%s",
+        use.table(
+            f"{cache.num_blocks} blocks of {engine.options.block_size} tokens",
+            f"the largest step, {asked.max_prefill_tokens} tokens of prompts",
+        ),
+    )
+
+
+def _measure(
+    engine: Engine,
+    group: ProcessGroup,
+    plan: MemoryPlan,
+    memory: DeviceMemory,
+    graphs: GraphedRunner | None,
+    asked: WarmupRequest,
+) -> Measured:
+    """What the device has beside the step that was just run. Leaves the engine without a cache."""
+    peak = memory.peak()
+    cost = GraphCost(0, 0)
+    if graphs is not None:
+        lengths = (asked.max_total_tokens, engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
+        longest = asked.max_total_tokens or min(length for length in lengths if length)
+        cost = graphs.measure(engine.cache, longest, group)
+    engine.set_cache(None)
+    free, total = memory.rest()
+    recorded = 0 if graphs is None else cost.total(len(graphs.sizes))
+    return Measured(total=total, free=free, peak=peak, graphs=recorded)
+
+
+def _measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> int:
+    num_blocks = cache_blocks(measured, plan.cuda_memory_fraction, _block_bytes(engine, plan))
+    logger.info(
+        "Of %.0f MiB for the KV cache at a memory fraction of %g, %.0f are used",
+        measured.budget(plan.cuda_memory_fraction) / 2**20,
+        plan.cuda_memory_fraction,
+        num_blocks * _block_bytes(engine, plan) / 2**20,
+    )
+    if plan.max_batch_total_tokens is not None:
+        num_blocks = min(num_blocks, plan.max_batch_total_tokens // engine.options.block_size)
+    return num_blocks
+
+
+def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks: int, asked: WarmupRequest) -> KvCache:
+    """The cache, of the size that all ranks can have. Smaller if memory is gone since it was measured: another process
+    may have taken it."""
+    num_blocks = group.all_reduce_min(num_blocks)
+    for _ in range(ATTEMPTS):
+        if num_blocks < 2:
+            break
+        cache: KvCache | None = None
+        try:
+            cache = _cache(engine, plan, num_blocks)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        if group.all_reduce_min(int(cache is not None)):
+            assert cache is not None
+            return cache
+        cache = None
+        if plan.memory is not None:
+            plan.memory.rest()
+        logger.warning("No memory for %d blocks, though it was there when it was measured; trying less", num_blocks)
+        num_blocks = int(num_blocks * SMALLER)
+    raise WarmUpMemoryError(
+        f"{NOT_ENOUGH_MEMORY} a KV cache beside {asked.max_prefill_tokens} prefill tokens; "
+        f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction ({_left(plan).line()})"
+    )
+
+
+def _cache(engine: Engine, plan: MemoryPlan, num_blocks: int) -> KvCache:
+    options = engine.options
+    return KvCache(engine.runner.kv_shapes, num_blocks, options.block_size, plan.dtype, options.device)
+
+
+def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_tokens: int | None) -> str | None:
+    """One prefill and one decode of the router's warm-up batch (cut to `max_tokens`), over a cache that just holds it.
+
+    Returns the error of the first row that failed. Raises whatever a step raises.
+    """
+    prompts, kept = [], []
+    budget = max_tokens
+    for request, prompt in zip(requests, engine.encode(requests), strict=True):
+        if budget is not None:
+            if budget <= 0:
+                break
+            prompt = prompt[:budget]
+            budget -= len(prompt)
+        prompts.append(prompt)
+        kept.append(request)
+    tokens = [len(p) + r.stopping.max_new_tokens for p, r in zip(prompts, kept, strict=True)]
+    places = number_blocks(tokens, engine.options.block_size)
+    kept = [dataclasses.replace(r, blocks=b, slots=s) for r, (b, s) in zip(kept, places, strict=True)]
+    used_blocks = sum(len(blocks) for blocks, _ in places)
+    engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
+    if plan.memory is not None:
+        plan.memory.begin()
+    result = engine.launch_prefill(0, kept, prompts)()
+    generations = result.generations
+    if result.batch is not None:
+        generations = generations + engine.launch_decode([0], numbered=True)().generations
+    if plan.memory is not None and kept:
+        engine.rehearse_draw(kept[0].sampling, LARGEST_DRAW)
+    return next((g.error for g in generations if g.error is not None), None)
+
+
+def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
+    runner = engine.runner
+    if isinstance(runner, KeepsState):
+        return runner.state_bytes
+    return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in runner.kv_shapes)
+
+
+def _cpu_blocks(engine: Engine, plan: MemoryPlan, asked: WarmupRequest) -> int:
+    block_size = engine.options.block_size
+    if plan.max_batch_total_tokens is not None:
+        return plan.max_batch_total_tokens // block_size
+    # One block more than the longest request needs: block 0 is reserved.
+    longest = max(asked.max_total_tokens or 0, asked.max_prefill_tokens) + block_size
+    return math.ceil(max(DEFAULT_CPU_TOKENS, longest) / block_size)
+
+
+def _check_positions(engine: Engine, max_total_tokens: int | None) -> None:
+    rows = engine.runner.position_rows if isinstance(engine.runner, HasPositionTable) else None
+    if rows is not None and max_total_tokens is not None and max_total_tokens > rows:
+        raise StartupError(
+            f"--max-total-tokens {max_total_tokens}: this model has learned {rows} positions and cannot compute more; "
+            f"use at most {rows}"
+        )
+
+
+def _limits(engine: Engine, plan: MemoryPlan, asked: WarmupRequest, num_blocks: int) -> Capacity:
+    """Echo what the user set; otherwise what cache, model and (without chunking) one prefill allow."""
+    total_tokens = num_blocks * engine.options.block_size
+    max_total = asked.max_total_tokens
+    if max_total is None:
+        bounds = [total_tokens, plan.model_max_length, engine.runner.max_positions]
+        if not engine.options.chunking:
+            bounds.append(asked.max_prefill_tokens)
+        max_total = min(b for b in bounds if b)
+    max_input = asked.max_input_tokens if asked.max_input_tokens is not None else max(max_total - 1, 1)
+    return Capacity(total_tokens, max_input, max_total)

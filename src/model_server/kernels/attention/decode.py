@@ -1,0 +1,383 @@
+"""Attention of single queries over the paged cache (decode), split along the keys.
+
+What bounds it is reading K and V once: n keys of h KV heads are n * h * (key_dim + value_dim) * itemsize bytes, and the
+arithmetic on them is 4 * group flop per byte at bfloat16, far below what the tensor cores give. On a card of B bytes/s
+a batch of b rows of c keys takes at least b * c * h * (key_dim + value_dim) * itemsize / B: 64 rows of 4096 keys
+of the 8B shape (8 KV heads of 128) are 1.07 GB a layer, 0.25 ms at 4.3 TB/s. So that the memory is busy:
+
+- all query heads of a KV head are one tile: K and V are read once for the group. Tiles have 16 rows or more, the least
+  that the tensor cores take; what is padding costs no memory traffic.
+- each thread loads 16 bytes along the head, and the loop is pipelined: the next tile (about 32 KiB) is on its way while
+  one is computed. Three programs per processor have about 100 KiB in flight; 4.3 TB/s at 1 us latency ask for 33 KiB.
+- the keys of all rows are cut into items of equal size (`decode_plan`), about eight programs per processor.
+- partial results are 4 bytes * value_dim per query head and item: 0.4 % of 1024 keys of that shape, 3 % of the fewest.
+
+The last program of a row to finish merges the row's partial results, in the order of the keys whatever order they came
+in, so that no second kernel is launched. Arrivals are counted with an atomic add of acquire and release order behind a
+barrier: what other programs stored before they counted is visible to the last.
+The online softmax is that of arXiv 1805.02867; the split is flash decoding's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.attention.backend import AttentionLayer
+from model_server.kernels.attention.decode_plan import ITEM_WIDTH, DecodePlan, SplitRule, plan_decode
+from model_server.kernels.attention.parts import (
+    STRIDES,
+    Example,
+    LayerArguments,
+    Tiles,
+    Widths,
+    base2_scores,
+    example_variants,
+    layer_arguments,
+    load_tile,
+    normalised,
+    num_processors,
+    product,
+    shared_constants,
+    shared_memory,
+    slots_of,
+    widths_of,
+)
+from model_server.kernels.variant import Variant
+
+# Programs that a step is cut into, per processor: two or three run at a time, the rest evens out what finishes early.
+PROGRAMS_PER_PROCESSOR = 8
+# Fewer keys than this are not worth a program and its part of the merge.
+MIN_KEYS = 128
+# The cut of batch-invariant mode, which must follow from a row's own length.
+INVARIANT_MIN_KEYS, INVARIANT_SPLITS = 256, 16
+# A tile of keys and values in shared memory.
+_STAGE_BYTES = 40 * 1024
+# Triton's pipeliner shares the stages between the loads of blocks' numbers and those of keys, which need them.
+_TWO_BUFFERS, _ONE_BUFFER = 5, 3
+_MAX_ROWS = 64
+NO_SPLITS = SplitRule(target_items=None, min_keys=1, max_splits=1)
+
+
+@triton.jit
+def _merged(
+    partials,
+    stats,
+    first_places,
+    count,
+    columns,
+    stored,
+    NUM_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """(sums, maxima, weights) of `count` parts that lie NUM_HEADS places apart."""
+    inside = stored[:, None] & (columns < VALUE_DIM)[None, :]
+    maxima = tl.full([ROWS], float("-inf"), tl.float32)
+    weights = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    # Unrolled so that the loads of several parts, which depend on nothing, are in flight together.
+    for part in tl.range(0, count, loop_unroll_factor=UNROLL):
+        places = first_places + part * NUM_HEADS
+        maximum = tl.load(stats + places * 2, mask=stored, other=0.0, cache_modifier=".cg")
+        weight = tl.load(stats + places * 2 + 1, mask=stored, other=0.0, cache_modifier=".cg")
+        at = partials + places[:, None] * VALUE_DIM + columns[None, :]
+        values = tl.load(at, mask=inside, other=0.0, cache_modifier=".cg")
+        raised = tl.maximum(maxima, maximum)
+        old, new = tl.exp2(maxima - raised), tl.exp2(maximum - raised)
+        weights = weights * old + weight * new
+        sums = sums * old[:, None] + values * new[:, None]
+        maxima = raised
+    return sums, maxima, weights
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def decode_kernel(
+    query,
+    keys,
+    values,
+    tables,
+    items,
+    arrivals,
+    slopes,
+    sinks,
+    partials,
+    stats,
+    output,
+    scale,
+    softcap,
+    alibi_scale,
+    value_scale,
+    query_row_stride,
+    query_head_stride,
+    slot_stride,
+    key_head_stride,
+    value_head_stride,
+    table_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PARTS: tl.constexpr,  # programs that share a group's query heads
+    MAIN_DIM: tl.constexpr,
+    REST_DIM: tl.constexpr,  # 0: values are stored; else they are the first MAIN_DIM numbers of the keys
+    VALUE_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    ALIBI: tl.constexpr,
+    SINKS: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    MAIN: tl.constexpr,
+    REST: tl.constexpr,
+    VALUE: tl.constexpr,
+    UNROLL: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """One item of keys against the query heads of one KV head, or a part of them."""
+    program = tl.program_id(0)
+    tile = program % (KV_HEADS * PARTS)
+    item = program // (KV_HEADS * PARTS)
+    record = items + item * WIDTH
+    sequence = tl.load(record)
+    if sequence < 0:
+        return
+    row = tl.load(record + 1).to(tl.int64)
+    first = tl.load(record + 2)
+    stop = tl.load(record + 3)
+    number = tl.load(record + 4)
+    count = tl.load(record + 5)
+    position = tl.load(record + 6)
+
+    kv_head = tile // PARTS
+    in_group = tile % PARTS * ROWS + tl.arange(0, ROWS)
+    stored = in_group < GROUP
+    heads = kv_head * GROUP + tl.where(stored, in_group, 0)
+    main = tl.arange(0, MAIN)
+    columns = tl.arange(0, VALUE)
+    query_rows = query + row * query_row_stride + heads[:, None] * query_head_stride
+    main_query = load_tile(query_rows, main, stored, MAIN_DIM, MAIN, True)
+    if REST_DIM > 0:
+        rest = tl.arange(0, REST)
+        rest_query = load_tile(query_rows + MAIN_DIM, rest, stored, REST_DIM, REST, True)
+    slope = tl.load(slopes + heads) if ALIBI != 0 else 0.0
+    table = tables + sequence.to(tl.int64) * table_stride
+    positions = tl.zeros([ROWS], tl.int32) + position
+
+    maxima = tl.full([ROWS], float("-inf"), tl.float32)
+    weights = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, VALUE], tl.float32)
+    lanes = tl.arange(0, KEYS)
+    for start in tl.range(first, stop, KEYS):
+        at = start + lanes
+        present = at < stop
+        slots = slots_of(table, at, present, PAGE, True) * slot_stride
+        key_rows = keys + slots[:, None] + kv_head * key_head_stride
+        key = load_tile(key_rows, main, present, MAIN_DIM, MAIN, True).to(main_query.dtype)
+        products = product(main_query, tl.trans(key), tl.zeros([ROWS, KEYS], tl.float32))
+        if REST_DIM > 0:
+            rest_key = load_tile(key_rows + MAIN_DIM, rest, present, REST_DIM, REST, True).to(main_query.dtype)
+            products = product(rest_query, tl.trans(rest_key), products)
+            value = key
+        else:
+            value_rows = values + slots[:, None] + kv_head * value_head_stride
+            value = load_tile(value_rows, columns, present, VALUE_DIM, VALUE, True).to(main_query.dtype)
+        scores = base2_scores(products, scale, softcap, slope, alibi_scale, at, positions, SOFTCAP, ALIBI)
+        scores = tl.where(present[None, :], scores, float("-inf"))
+        raised = tl.maximum(maxima, tl.max(scores, 1))
+        shrink = tl.exp2(maxima - raised)
+        shares = tl.exp2(scores - raised[:, None])
+        weights = weights * shrink + tl.sum(shares, 1)
+        sums = product(shares.to(value.dtype), value, sums * shrink[:, None])
+        maxima = raised
+
+    places = item.to(tl.int64) * (KV_HEADS * GROUP) + heads
+    target = output + row * (KV_HEADS * GROUP * VALUE_DIM) + heads[:, None] * VALUE_DIM + columns[None, :]
+    inside = stored[:, None] & (columns < VALUE_DIM)[None, :]
+    sink = tl.load(sinks + heads) if SINKS else 0.0
+    if count == 1:
+        result = normalised(sums, maxima, weights, sink, value_scale, SINKS)
+        tl.store(target, result.to(output.dtype.element_ty), mask=inside)
+    else:
+        tl.store(partials + places[:, None] * VALUE_DIM + columns[None, :], sums, mask=inside)
+        tl.store(stats + places * 2, maxima, mask=stored)
+        tl.store(stats + places * 2 + 1, weights, mask=stored)
+        tl.debug_barrier()  # all threads have stored before one of them counts
+        arrival = arrivals + sequence * (KV_HEADS * PARTS) + tile
+        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == count - 1:
+            tl.store(arrival, 0)  # for the next layer
+            first_places = places - number.to(tl.int64) * (KV_HEADS * GROUP)
+            sums, maxima, weights = _merged(
+                partials, stats, first_places, count, columns, stored, KV_HEADS * GROUP, VALUE_DIM, ROWS, VALUE, UNROLL
+            )
+            result = normalised(sums, maxima, weights, sink, value_scale, SINKS)
+            tl.store(target, result.to(output.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeForm:
+    """How layers of one shape are decoded: everything about a launch that does not depend on the batch.
+
+    parts: programs that share the query heads of a KV head; unroll: partial results that a merge reads at once.
+    """
+
+    widths: Widths
+    tiles: Tiles
+    parts: int
+    unroll: int
+    rule: SplitRule
+
+
+def decode_form(
+    layer: AttentionLayer,
+    *,
+    value_in_key: bool,
+    cache_dtype: torch.dtype,
+    device: torch.device,
+    num_splits: int | None = None,
+    batch_invariant: bool = False,
+) -> DecodeForm:
+    """num_splits: items per row (fewer where it has not as many tiles of keys); None: what keeps the device busy, for
+    which rows are cut by how many keys the whole batch has. batch_invariant: rows are cut by their own length alone,
+    so that a row's result has the same bits in any batch, at some cost in speed.
+    """
+    widths = widths_of(layer, value_in_key)
+    form = _form(widths, layer, cache_dtype.itemsize, shared_memory(device), NO_SPLITS)
+    if num_splits is not None:
+        rule = SplitRule(target_items=None, min_keys=1, max_splits=num_splits)
+    elif batch_invariant:
+        rule = SplitRule(target_items=None, min_keys=INVARIANT_MIN_KEYS, max_splits=INVARIANT_SPLITS)
+    else:
+        target = max(1, PROGRAMS_PER_PROCESSOR * num_processors(device) // (layer.num_kv_heads * form.parts))
+        rule = SplitRule(target_items=target, min_keys=MIN_KEYS, max_splits=target)
+    return replace(form, rule=rule)
+
+
+def _form(widths: Widths, layer: AttentionLayer, cache_itemsize: int, memory: int, rule: SplitRule) -> DecodeForm:
+    group = layer.num_heads // layer.num_kv_heads
+    tiles = decode_tiles(widths, group, cache_itemsize, memory)
+    per_thread = tiles.rows * widths.value_tile // (32 * tiles.num_warps)
+    unroll = 4 if per_thread <= 16 else 2 if per_thread <= 32 else 1
+    return DecodeForm(widths, tiles, triton.cdiv(group, tiles.rows), unroll, rule)
+
+
+def decode_tiles(widths: Widths, group: int, cache_itemsize: int, memory: int) -> Tiles:
+    """Tiles for `group` query heads per KV head. memory: bytes of shared memory that a program may use."""
+    rows = min(_MAX_ROWS if cache_itemsize <= 2 else _MAX_ROWS // 2, max(16, int(triton.next_power_of_2(group))))
+    key_bytes = widths.key_bytes(cache_itemsize)
+    keys = 64 if rows >= 64 else 128
+    while keys > 16 and keys * key_bytes > _STAGE_BYTES:
+        keys //= 2
+
+    def fits(buffers: int) -> bool:
+        beside = rows * (widths.main_tile + widths.rest_tile + keys) * max(cache_itemsize, 2)
+        return buffers * keys * key_bytes + beside <= memory
+
+    while rows > 16 and not fits(1):
+        rows //= 2
+    wide = rows * max(widths.value_tile, widths.main_tile) >= 64 * 128 or cache_itemsize == 4
+    return Tiles(rows=rows, keys=keys, num_warps=8 if wide else 4, num_stages=_TWO_BUFFERS if fits(2) else _ONE_BUFFER)
+
+
+def plan_rows(
+    form: DecodeForm, layer: AttentionLayer, kv_lengths: Tensor, cu_seqlens_q: Tensor, num_rows: int
+) -> DecodePlan:
+    """The plan of a step for all layers of this form and reach. See `plan_decode`."""
+    return plan_decode(
+        kv_lengths,
+        cu_seqlens_q,
+        num_rows=num_rows,
+        tiles_per_row=layer.num_kv_heads * form.parts,
+        rule=form.rule,
+        unit=form.tiles.keys,
+        window=layer.window,
+        chunk=layer.chunk,
+    )
+
+
+def paged_decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_tables: Tensor,
+    plan: DecodePlan,
+    layer: AttentionLayer,
+    form: DecodeForm,
+    *,
+    out: Tensor,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> Tensor:
+    """Attention of the planned single queries; other rows of `out` are left alone.
+
+    query: [num_tokens, num_heads, head_dim], any strides but 1 along the head. keys: [num_blocks, page, num_kv_heads,
+    head_dim] and values: the same with value_dim; a token's row may hold both, but both lie as far from token to token.
+    They may be float8: they are multiplied by key_scale and value_scale and computed with in the query's dtype.
+    block_tables: [num_seqs, max_blocks] int32. out: [num_tokens, num_heads * value_dim], contiguous, returned.
+    Launches one kernel, asks the device for nothing.
+    """
+    arguments = layer_arguments(layer, key_scale)
+    num_items = plan.items.shape[0]
+    splits = form.rule.max_splits > 1
+    size = (num_items if splits else 0) * layer.num_heads
+    partials = torch.empty(size, layer.value_dim, dtype=torch.float32, device=query.device)
+    stats = torch.empty(size, 2, dtype=torch.float32, device=query.device)
+    tiles = form.tiles
+    decode_kernel[(num_items * layer.num_kv_heads * form.parts,)](
+        query,
+        keys,
+        values,
+        block_tables,
+        plan.items,
+        plan.arrivals,
+        arguments.slopes,
+        arguments.sinks,
+        partials,
+        stats,
+        out,
+        arguments.scale,
+        arguments.softcap,
+        arguments.alibi_scale,
+        value_scale,
+        query.stride(0),
+        query.stride(1),
+        keys.stride(1),
+        keys.stride(2),
+        values.stride(2),
+        block_tables.stride(0),
+        **_constants(layer, arguments, form, keys.shape[1]),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    return out
+
+
+def _constants(layer: AttentionLayer, arguments: LayerArguments, form: DecodeForm, page: int) -> dict[str, int | bool]:
+    shared = shared_constants(layer, arguments, form.widths, form.tiles, page)
+    return shared | {"PARTS": form.parts, "UNROLL": form.unroll, "WIDTH": ITEM_WIDTH}
+
+
+def variants() -> list[Variant]:
+    """Layers of real models, pages of 16."""
+
+    def constants(example: Example, memory: int) -> tuple[dict[str, int | bool], Tiles]:
+        layer = example.layer
+        widths = widths_of(layer, example.value_in_key)
+        form = _form(widths, layer, example.cache_itemsize, memory, NO_SPLITS)
+        return _constants(layer, layer_arguments(layer, 1.0), form, 16), form.tiles
+
+    return example_variants(
+        decode_kernel,
+        {
+            **dict.fromkeys(("tables", "items", "arrivals"), "*i32"),
+            **dict.fromkeys(("partials", "stats"), "*fp32"),
+            **dict.fromkeys(("scale", "softcap", "alibi_scale", "value_scale"), "fp32"),
+            **dict.fromkeys((*STRIDES, "table_stride"), "i32"),
+        },
+        STRIDES,
+        constants,
+    )

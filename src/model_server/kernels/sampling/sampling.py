@@ -1,0 +1,163 @@
+"""Tokens from logits without sorting a vocabulary: argmax, draws, and top-k, top-p and min-p by searched thresholds.
+
+Results are those of `sampling.drawing` and `sampling.filters`, whose rules these kernels restate: weights are integers,
+so sums do not depend on how a row is split, and the random number is a function of (seed, tokens generated so far).
+What may differ from plain torch is the exponential. On CUDA both call libdevice's `expf` and agree bit for bit; other
+implementations differ in the last place of some weights (relative 2^-23), which moves a drawn token only if the draw
+falls into that sliver between two tokens. Whatever the implementation, a draw depends on its row's logits, its seed and
+its count alone: never on neighbours, launch sizes or the order in which programs run.
+
+A vocabulary is cut into tiles, one program each, so that a single row keeps all processors busy:
+
+1. `scan`: each tile's largest logit, its lowest id and the sum of exponentials. Greedy rows are finished from these.
+2. `weigh`: each tile's sum of weights, once the row's maximum is known. Unfiltered draws are finished from these.
+3. `collect`: for filtered rows, ids of the candidates. Distances from the maximum fall into 16 buckets (half octaves:
+   0.25, 0.375, 0.5, ... 32); counted or weighed, they say which bucket the threshold lies in, and what is further away
+   than its end is left behind. Rows with too many candidates are read whole by the next step.
+4. `draw_filtered`: thresholds, bit by bit over the patterns of floats (non-negative ones sort as integers), and draw.
+
+Nothing waits for the device, and grids depend on shapes alone: a step can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from model_server.kernels.sampling.filtered import collect, draw_filtered
+from model_server.kernels.sampling.parts import NUM_BUCKETS
+from model_server.kernels.sampling.tiles import draw_unfiltered, finish_greedy, scan, weigh
+from model_server.kernels.variant import Variant
+
+_TILE = 1024
+# Candidates of one row that are worth listing, and how many of them are looked at together.
+_CAPACITY = 8192
+_CHUNK = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Rows of a batch in the order greedy, unfiltered, filtered; all tensors [n], on the device of the logits."""
+
+    rows: Tensor  # int32: which row of the logits
+    seeds: Tensor  # int64: the bits of the unsigned seed
+    counts: Tensor  # int64: tokens generated so far; every step of a drawn row adds one
+    temperature: Tensor  # float32
+    top_k: Tensor  # int32; the vocabulary's size where off
+    dropped: Tensor  # float64: 1 - top_p; negative where off
+    min_p: Tensor  # float32: log of min_p; -inf where off
+    num_greedy: int
+    num_unfiltered: int
+
+
+def sample(logits: Tensor, taken: SampledRows, bits: int, ids: Tensor, packed: Tensor) -> None:
+    """Choose a token for each of `taken.rows`, and advance `taken.counts` of the drawn ones.
+
+    logits: [num_rows, vocab] float32 with adjacent columns, left as it is; bits: `drawing.weight_bits(vocab)`.
+    Written at the rows taken: ids [num_rows] int64, packed [3, num_rows] float64 (id, logprob, 1.0 where the row
+    failed). A row fails if a logit is NaN or +inf, or all are -inf: its id and logprob are 0.
+    """
+    num = len(taken.rows)
+    if num == 0:
+        return
+    vocab, num_rows, device = logits.shape[1], len(ids), logits.device
+    num_tiles = triton.cdiv(vocab, _TILE)
+    tiles = triton.next_power_of_2(num_tiles)
+    stride = logits.stride(0)
+    peaks = torch.empty(num, num_tiles, dtype=torch.float32, device=device)
+    places = torch.empty(num, num_tiles, dtype=torch.int32, device=device)
+    sums = torch.empty_like(peaks)
+    scan[(num_tiles, num)](logits, stride, taken.rows, peaks, places, sums, vocab, TILE=_TILE)
+    if taken.num_greedy:
+        finish_greedy[(taken.num_greedy,)](
+            taken.rows, peaks, places, sums, ids, packed, num_rows, num_tiles, TILES=tiles
+        )
+    first = taken.num_greedy
+    last = first + taken.num_unfiltered
+    if first == num:
+        return
+    masses = torch.empty(num, num_tiles, dtype=torch.int64, device=device)
+    scale = float(1 << bits)
+    shared = (logits, stride, taken.rows, peaks, taken.temperature)
+    state = (taken.seeds, taken.counts, ids, packed)
+    if first < last:
+        weigh[(num_tiles, last - first)](
+            *shared, taken.top_k, taken.dropped, masses, masses, masses, first, vocab, num_tiles,
+            SCALE=scale, TILE=_TILE, TILES=tiles, FILTERED=False,
+        )  # fmt: skip
+        draw_unfiltered[(last - first,)](
+            *shared, masses, *state, first, vocab, num_rows, num_tiles, SCALE=scale, TILE=_TILE, TILES=tiles
+        )
+    if last < num:
+        counted = torch.empty(num, num_tiles, NUM_BUCKETS, dtype=torch.int32, device=device)
+        weighed = torch.empty(num, num_tiles, NUM_BUCKETS, dtype=torch.int64, device=device)
+        candidates = torch.empty(num, _CAPACITY, dtype=torch.int32, device=device)
+        num_candidates = torch.empty(num, dtype=torch.int32, device=device)
+        steps = (taken.top_k, taken.dropped, taken.min_p)
+        weigh[(num_tiles, num - last)](
+            *shared, taken.top_k, taken.dropped, masses, counted, weighed, last, vocab, num_tiles,
+            SCALE=scale, TILE=_TILE, TILES=tiles, FILTERED=True,
+        )  # fmt: skip
+        collect[(num_tiles, num - last)](
+            *shared, *steps, masses, counted, weighed, candidates, num_candidates, last, vocab, num_tiles,
+            TILE=_TILE, TILES=tiles, CAPACITY=_CAPACITY,
+        )  # fmt: skip
+        draw_filtered[(num - last,)](
+            *shared, *steps, masses, candidates, num_candidates, *state, last, vocab, num_rows, num_tiles,
+            SCALE=scale, TILES=tiles, CAPACITY=_CAPACITY, CHUNK=_CHUNK, num_warps=8,
+        )  # fmt: skip
+
+
+def variants() -> Sequence[Variant]:
+    """Vocabularies of Llama 3, Qwen 3 and Gemma (262k), and one that nothing divides (GPT-2)."""
+    found: list[Variant] = []
+    for vocab, divisible in ((128256, True), (151936, True), (262144, True), (50257, False)):
+        found += _variants_of(vocab, divisible)
+    return found
+
+
+_POINTERS = {
+    "logits": "*fp32", "rows": "*i32", "peaks": "*fp32", "places": "*i32", "sums": "*fp32", "temperatures": "*fp32",
+    "top_k": "*i32", "dropped": "*fp64", "min_p": "*fp32", "masses": "*i64", "counted": "*i32", "weighed": "*i64",
+    "candidates": "*i32", "num_candidates": "*i32", "seeds": "*i64", "counts": "*i64", "ids": "*i64",
+    "packed": "*fp64",
+}  # fmt: skip
+
+
+def _variants_of(vocab: int, divisible: bool) -> list[Variant]:
+    bits = 62 - vocab.bit_length()
+    given = {
+        "SCALE": float(1 << bits),
+        "TILE": _TILE,
+        "TILES": triton.next_power_of_2(triton.cdiv(vocab, _TILE)),
+        "CAPACITY": _CAPACITY,
+        "CHUNK": _CHUNK,
+    }
+
+    def variant(kernel: triton.JITFunction, label: str, num_warps: int = 4, **more: object) -> Variant:
+        constants = {name: value for name, value in (given | more).items() if name in kernel.arg_names}
+        arguments = [name for name in kernel.arg_names if name not in constants]
+        return Variant(
+            name=f"sampling_{label}_{vocab}",
+            kernel=kernel,
+            signature={name: _POINTERS.get(name, "i32") for name in arguments},
+            constants=constants,
+            divisible=tuple(
+                name for name in arguments if name in _POINTERS or (divisible and name in ("stride", "vocab"))
+            ),
+            num_warps=num_warps,
+        )
+
+    return [
+        variant(scan, "scan"),
+        variant(finish_greedy, "greedy"),
+        variant(weigh, "weigh", FILTERED=False),
+        variant(draw_unfiltered, "unfiltered"),
+        variant(weigh, "weigh_filtered", FILTERED=True),
+        variant(collect, "collect"),
+        variant(draw_filtered, "filtered", num_warps=8),
+    ]

@@ -1,0 +1,1 @@
+"""Element-wise operations between matrix products, each as one operator."""

@@ -1,0 +1,85 @@
+"""The paged KV cache of one rank: per layer one tensor of blocks that holds K and V side by side.
+
+Who owns what: the router hands out blocks and slots, this file owns the memory, the model writes, attention backends
+read. Block 0 is never handed out: padding and probes write there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.memory import huge_pages
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What one layer stores for one token on this rank.
+
+    value_in_key: nothing is stored for values; a value is the first `value_dim` numbers of its key (latent attention).
+    """
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    value_in_key: bool = False
+
+    @property
+    def row_width(self) -> int:
+        """Numbers stored per token: all key heads, then all value heads."""
+        if self.value_in_key:
+            return self.num_kv_heads * self.key_dim
+        return self.num_kv_heads * (self.key_dim + self.value_dim)
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return self.row_width * dtype.itemsize
+
+
+class KvCache:
+    """Keys and values of all layers: `keys[layer]` is [num_blocks, block_size, num_kv_heads, key_dim], values alike.
+
+    Both are views of `rows[layer]` [num_blocks * block_size, row_width]: a token's keys and values lie in one row, so
+    that one copy writes and one gather reads both. Only the last dimension of the views is contiguous.
+    """
+
+    def __init__(
+        self, shapes: tuple[KvShape, ...], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.shapes = shapes
+        self.rows: list[Tensor] = []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        for shape in shapes:
+            # Zeros, not empty: a kernel may read a block's unwritten tail and mask it, and 0 * NaN would be NaN.
+            rows = _zeros(num_blocks * block_size, shape.row_width, dtype, device)
+            blocks = rows.view(num_blocks, block_size, shape.row_width)
+            key_width = shape.num_kv_heads * shape.key_dim
+            keys = blocks[..., :key_width].view(num_blocks, block_size, shape.num_kv_heads, shape.key_dim)
+            if shape.value_in_key:
+                values = keys[..., : shape.value_dim]
+            else:
+                values = blocks[..., key_width:].view(num_blocks, block_size, shape.num_kv_heads, shape.value_dim)
+            self.rows.append(rows)
+            self.keys.append(keys)
+            self.values.append(values)
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store key and value [num_tokens, num_kv_heads, dim] of one layer at `slots` [num_tokens] int64.
+
+        Not for shapes with `value_in_key`, whose rows are the keys.
+        """
+        self.write_rows(layer, slots, torch.cat((key.flatten(1), value.flatten(1)), dim=1))
+
+    def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Store `rows` [num_tokens, row_width], keys then values of each token, at `slots` [num_tokens] int64."""
+        self.rows[layer].index_copy_(0, slots, rows)
+
+
+def _zeros(num_rows: int, row_width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return huge_pages.zeros(num_rows, row_width, dtype=dtype)
+    return torch.zeros(num_rows, row_width, dtype=dtype, device=device)

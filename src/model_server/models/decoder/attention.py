@@ -1,0 +1,205 @@
+"""Grouped-query attention: what it computes, and how this rank's heads are read from every packing of q, k and v."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.attention.backend import AttentionLayer
+from model_server.distributed.group import ProcessGroup
+from model_server.errors import StartupError
+from model_server.layers.fused.fused import Fused, HeadLayout
+from model_server.layers.linear.linear import Linear
+from model_server.layers.norm import Norm, WideRmsNorm
+from model_server.layers.temperature import QueryTemperature
+from model_server.memory.kv_cache import KvShape
+from model_server.models.decoder.loader import HeadOrder, Loader, Part
+from model_server.models.decoder.parts import Step
+from model_server.models.spec import Spec
+from model_server.weights.reader import Range
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention of this rank's heads."""
+
+    qkv: Linear  # rows: all query heads, all key heads, all value heads
+    output: Linear
+    layer: AttentionLayer
+    fused: Fused
+    heads: HeadLayout
+    rope: int | None  # which of the step's rotations
+    qk_norm: Norm | None = None  # over [num_tokens, num_heads + num_kv_heads, head_dim]
+    clip: float | None = None
+    temperature: QueryTemperature | None = None
+
+    @property
+    def kv_shape(self) -> KvShape:
+        return KvShape(self.layer.num_kv_heads, self.layer.head_dim, self.layer.value_dim)
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """[num_tokens, hidden] -> attention values [num_tokens, num_heads * head_dim], before the output product."""
+        layer = self.layer
+        qkv = self.qkv(hidden)
+        if self.clip is not None:
+            qkv.clamp_(-self.clip, self.clip)
+        rotations = None if self.rope is None else step.rotations[self.rope]
+        self.fused.rotate_write(qkv, self.heads, self.qk_norm, rotations, step.cache.rows[layer.index], step.slots)
+        num_heads, num_rotated = layer.num_heads, layer.num_heads + layer.num_kv_heads
+        heads = qkv.view(hidden.shape[0], num_rotated + layer.num_kv_heads, layer.head_dim)
+        query = heads[:, :num_heads]
+        if self.temperature is not None:
+            query.mul_(self.temperature(step.positions))
+        return step.attention.attend(layer, query, heads[:, num_heads:num_rotated], heads[:, num_rotated:])
+
+
+def head_ranges(spec: Spec, group: ProcessGroup) -> tuple[Range, Range]:
+    """Query heads and KV heads [start, stop) of this rank.
+
+    Fewer KV heads than ranks: each is kept by several ranks, rank r holding head r * num_kv_heads // size. TGI refuses
+    all but one KV head there (model_server.md 4); its words are kept for what cannot be divided at all.
+    """
+    size, rank = group.size, group.rank
+    for name, count in (("num_heads", spec.num_heads), ("num_key_value_heads", spec.num_kv_heads)):
+        if count % size != 0 and (name == "num_heads" or size % count != 0):
+            raise StartupError(
+                f"`{name}` must be divisible by `num_shards` (got `{name}`: {count} and `num_shards`: {size}"
+            )
+    queries = spec.num_heads // size
+    first = rank * spec.num_kv_heads // size
+    return (rank * queries, (rank + 1) * queries), (first, first + max(spec.num_kv_heads // size, 1))
+
+
+def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
+    """This rank's heads of layer `index`. Raises StartupError."""
+    names, dim = spec.names, spec.head_dim
+    prefix = f"{names.layers}.{index}."
+    queries, keys = head_ranges(spec, loader.group)
+    rope = spec.ropes[index]
+    order = HeadOrder(dim, rope.dim) if rope is not None and not spec.rope_pairs_adjacent else None
+    layer = AttentionLayer(
+        index=index,
+        num_heads=queries[1] - queries[0],
+        num_kv_heads=keys[1] - keys[0],
+        head_dim=dim,
+        value_dim=dim,
+        scale=spec.scale / (index + 1) if spec.scale_by_inverse_layer else spec.scale,
+        window=spec.windows[index],
+        chunk=spec.chunks[index] if spec.chunks else None,
+        softcap=spec.softcap,
+        alibi=None if spec.alibi is None else loader.alibi(spec.alibi[slice(*queries)], spec.alibi_bfloat16_scale),
+        sinks=_sinks(loader, spec, prefix, queries),
+    )
+    return Attention(
+        qkv=loader.column_linear(
+            qkv_parts(spec, prefix, queries, keys, order), spec.hidden_size, transposed=spec.transposed
+        ),
+        output=loader.row_linear(
+            prefix + names.output, (queries[0] * dim, queries[1] * dim), spec.hidden_size, transposed=spec.transposed
+        ),
+        layer=layer,
+        fused=loader.fused,
+        heads=HeadLayout(
+            num_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=dim,
+            rotary_dim=0 if rope is None else rope.dim,
+        ),
+        rope=loader.rope_index(rope),
+        qk_norm=qk_norm(loader, spec, prefix, queries, keys, order),
+        clip=spec.qkv_clip,
+    )
+
+
+def qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None) -> list[Part]:
+    """Where this rank's query, key and value heads lie in the file."""
+    names, dim = [prefix + n for n in spec.names.qkv], spec.head_dim
+    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
+
+    def rows(first: int, last: int) -> Range:
+        return first * dim, last * dim
+
+    if len(names) == 3:
+        return [
+            Part(names[0], (rows(*queries),), num_heads * dim, order),
+            Part(names[1], (rows(*keys),), num_kv_heads * dim, order),
+            Part(names[2], (rows(*keys),), num_kv_heads * dim),
+        ]
+    if len(names) == 2:
+        split, both = num_kv_heads, 2 * num_kv_heads * dim
+        return [
+            Part(names[0], (rows(*queries),), num_heads * dim, order),
+            Part(names[1], (rows(*keys),), both, order),
+            Part(names[1], (rows(split + keys[0], split + keys[1]),), both),
+        ]
+    (name,) = names
+    total = (num_heads + 2 * num_kv_heads) * dim
+    if spec.packing == "stacked":
+        query_rows = (rows(*queries),)
+        key_rows, value_rows = (
+            (rows(base + keys[0], base + keys[1]),) for base in (num_heads, num_heads + num_kv_heads)
+        )
+        return [Part(name, query_rows, total, order), Part(name, key_rows, total, order), Part(name, value_rows, total)]
+    group = num_heads // num_kv_heads
+    places = [(h // group) * (group + 2) + h % group for h in range(*queries)]
+    key_places = [k * (group + 2) + group for k in range(*keys)]
+    return [
+        Part(name, tuple(rows(p, p + 1) for p in places), total, order),
+        Part(name, tuple(rows(p, p + 1) for p in key_places), total, order),
+        Part(name, tuple(rows(p + 1, p + 2) for p in key_places), total),
+    ]
+
+
+def _sinks(loader: Loader, spec: Spec, prefix: str, queries: Range) -> Tensor | None:
+    name = spec.names.sinks
+    if name is None or not loader.has(prefix + name):
+        return None
+    return loader.rows(prefix + name, [queries]).float()
+
+
+def qk_norm(
+    loader: Loader, spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None
+) -> Norm | None:
+    """The norm of query and key heads together, of the kind that the shape of its weight tells.
+
+    [head_dim]: one weight for all heads; [num_heads, head_dim]: one per head; [num_heads * head_dim]: one norm over all
+    heads at once. StableLM keeps a tensor per head.
+    """
+    names = [prefix + spec.names.q_norm, prefix + spec.names.k_norm]
+    dim = spec.head_dim
+    ranges = (queries, keys)
+    if loader.has(names[0] + ".norms.0.weight"):
+        weights = [
+            torch.cat([loader.whole(f"{name}.norms.{h}.weight") for h in range(*heads)]).view(-1, dim)
+            for name, heads in zip(names, ranges, strict=True)
+        ]
+        return loader.norm_of(_ordered(torch.cat(weights), order), None)
+    if not loader.has(names[0] + ".weight"):
+        return None
+    shape = loader.reader.shape(names[0] + ".weight")
+    wide = shape == (spec.num_heads * dim,) and spec.num_heads > 1
+
+    def per_head(kind: str) -> Tensor:
+        tensors = []
+        for name, heads in zip(names, ranges, strict=True):
+            if wide:
+                tensor = loader.rows(f"{name}.{kind}", [(heads[0] * dim, heads[1] * dim)]).view(-1, dim)
+            elif len(shape) == 2:
+                tensor = loader.rows(f"{name}.{kind}", [heads], dim)
+            else:
+                tensor = loader.rows(f"{name}.{kind}", [(0, dim)]).expand(heads[1] - heads[0], -1)
+            tensors.append(tensor)
+        return _ordered(torch.cat(tensors), order)
+
+    if wide:
+        if spec.norm != "rms" or spec.norm_offset:
+            raise StartupError(f"weight {names[0]}.weight: a norm over all heads is served as a plain RMS norm only")
+        return WideRmsNorm(per_head("weight"), queries[1] - queries[0], spec.norm_eps, loader.group)
+    return loader.norm_of(per_head("weight"), per_head("bias") if loader.has(names[0] + ".bias") else None)
+
+
+def _ordered(heads: Tensor, order: HeadOrder | None) -> Tensor:
+    """`heads` [num_heads, head_dim] in the order of the rotated pairs."""
+    return heads if order is None else order.apply(heads.reshape(-1)).view(heads.shape)

@@ -1,0 +1,150 @@
+"""All blocks of a decoder in one native call, where every one of them is of Llama's kind.
+
+What that means is said in `native_stack`; whatever else a model has, it goes block by block as on any device. Both ways
+use the same packed matrices and the same norms, so that nothing is kept twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from model_server.attention.cpp import NativeStep, serves, shape_form
+from model_server.cpp.library import TYPES, prepared
+from model_server.cpp.matrix import PackedMatrix, whole_panels
+from model_server.cpp.structs import LayerForm, StackForm, StepForm
+from model_server.layers.fused.cpp import NativeRmsNorm, NativeSiluGated
+from model_server.layers.linear.linear import Linear
+from model_server.memory.kv_cache import KvCache
+from model_server.models.decoder.attention import Attention
+from model_server.models.decoder.blocks import Block, SequentialBlock
+from model_server.models.decoder.mlp import DenseMlp
+from model_server.models.decoder.parts import Step
+
+
+class NativeStack:
+    """The blocks of a decoder as `source/stack.hpp` runs them. They must outlive it: it holds addresses of theirs."""
+
+    def __init__(self, layers: Sequence[_Layer]) -> None:
+        self._layers = layers  # keeps what the addresses below point to
+        first = layers[0]
+        self._forms = (LayerForm * len(layers))(*[layer.form() for layer in layers])
+        self._form = StackForm(
+            num_layers=len(layers),
+            hidden=first.output.outputs,
+            intermediate=first.down.inputs,
+            eps=first.mlp_norm.eps,
+            qk_eps=next((layer.qk_norm.eps for layer in layers if layer.qk_norm is not None), 0.0),
+            layers=self._forms,
+        )
+        self._caches = (ctypes.c_void_p * len(layers))()
+        self._cache: KvCache | None = None
+
+    def __call__(self, hidden: Tensor, step: Step, kept_rows: Tensor | None) -> Tensor:
+        """[num_tokens, hidden], which is overwritten, -> the same, or [num_rows, hidden] of `kept_rows` [num_rows]."""
+        assert isinstance(step.attention, NativeStep)
+        native = prepared()
+        if step.cache is not self._cache:
+            self._cache = step.cache
+            self._caches[:] = [rows.data_ptr() for rows in step.cache.rows]
+        gathered = [r.gathered for r in step.rotations]
+        rotations = (ctypes.c_void_p * max(1, len(gathered)))(*[t.data_ptr() for t in gathered])
+        out = hidden if kept_rows is None else hidden.new_empty(len(kept_rows), hidden.shape[1])
+        form = StepForm(
+            tokens=hidden.shape[0],
+            num_kept=out.shape[0],
+            hidden=hidden.data_ptr(),
+            rotations=rotations,
+            slots=step.slots.data_ptr(),
+            kept=None if kept_rows is None else kept_rows.data_ptr(),
+            caches=self._caches,
+            out=out.data_ptr(),
+            paging=step.attention.paging,
+        )
+        native.native_stack(TYPES[hidden.dtype], self._form, form)
+        return out
+
+    def takes(self, step: Step, hidden: Tensor) -> bool:
+        """Whether it can run this step: with the native attention, over a cache of the activations' type."""
+        return (
+            isinstance(step.attention, NativeStep)
+            and step.cache.rows[0].dtype == hidden.dtype
+            and hidden.is_contiguous()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention: Attention
+    attention_norm: NativeRmsNorm
+    mlp_norm: NativeRmsNorm
+    qk_norm: NativeRmsNorm | None
+    qkv: PackedMatrix
+    output: PackedMatrix
+    up: PackedMatrix
+    down: PackedMatrix
+
+    def form(self) -> LayerForm:
+        form = LayerForm(
+            attention_norm=self.attention_norm.weight.data_ptr(),
+            mlp_norm=self.mlp_norm.weight.data_ptr(),
+            qk_norm=None if self.qk_norm is None else self.qk_norm.weight.data_ptr(),
+            rope=-1 if self.attention.rope is None else self.attention.rope,
+            rotary=self.attention.heads.rotary_dim,
+            attention=shape_form(self.attention.layer, self.attention.kv_shape),
+        )
+        for name in ("qkv", "output", "up", "down"):
+            matrix: PackedMatrix = getattr(self, name)
+            setattr(form, name, matrix.panels.data_ptr())
+            setattr(form, f"{name}_bias", None if matrix.bias is None else matrix.bias.data_ptr())
+        return form
+
+
+def native_stack(blocks: Sequence[Block], world_size: int) -> NativeStack | None:
+    """The blocks as one stack, or None if one of them is of another kind.
+
+    Each must be: x += output(attention(norm(x))), x += down(silu(gate(norm(x))) * up(norm(x))), with packed matrices,
+    RMS norms of one eps, norms of queries and keys by head or none, and nothing to sum over ranks.
+    """
+    if world_size > 1:
+        return None
+    layers = [_layer(block) for block in blocks]
+    known = [layer for layer in layers if layer is not None]
+    if len(known) < len(layers) or not known:
+        return None
+    eps = {norm.eps for layer in known for norm in (layer.attention_norm, layer.mlp_norm)}
+    qk_eps = {layer.qk_norm.eps for layer in known if layer.qk_norm is not None}
+    widths = {layer.down.inputs for layer in known}
+    return NativeStack(known) if len(eps) == len(widths) == 1 and len(qk_eps) < 2 else None
+
+
+def _layer(block: Block) -> _Layer | None:
+    if not isinstance(block, SequentialBlock) or block.multiplier != 1.0:
+        return None
+    if block.attention_post_norm is not None or block.mlp_post_norm is not None:
+        return None
+    attention, mlp = block.attention, block.mlp
+    if not isinstance(attention, Attention) or not isinstance(mlp, DenseMlp):
+        return None
+    if attention.clip is not None or attention.temperature is not None:
+        return None
+    if not serves(attention.layer, attention.kv_shape) or not isinstance(mlp.activation, NativeSiluGated):
+        return None
+    matrices = [_packed(linear) for linear in (attention.qkv, attention.output, mlp.up, mlp.down)]
+    qkv, output, up, down = matrices
+    if qkv is None or output is None or up is None or down is None or not whole_panels(down.inputs):
+        return None
+    norms = block.attention_norm, block.mlp_norm
+    if not isinstance(norms[0], NativeRmsNorm) or not isinstance(norms[1], NativeRmsNorm):
+        return None
+    qk_norm = attention.qk_norm
+    if qk_norm is not None and not (isinstance(qk_norm, NativeRmsNorm) and qk_norm.weight.dim() == 2):
+        return None
+    return _Layer(attention, norms[0], norms[1], qk_norm, qkv, output, up, down)
+
+
+def _packed(linear: object) -> PackedMatrix | None:
+    return linear.native if isinstance(linear, Linear) else None

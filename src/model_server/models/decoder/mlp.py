@@ -1,0 +1,47 @@
+"""The dense MLP, gated or not: activation between two products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from model_server.layers.activation import Activation, activation
+from model_server.layers.linear.linear import Linear
+from model_server.models.decoder.loader import Loader, Part
+from model_server.models.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """down(activation(up(x))) of this rank's part of the intermediate dimension; gated: activation(gate) * up."""
+
+    up: Linear  # rows: gate, then up, if gated
+    activation: Activation
+    down: Linear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(hidden)))
+
+
+def load_mlp(
+    loader: Loader, spec: Spec, index: int, *, intermediate_size: int | None = None, prefix: str | None = None
+) -> DenseMlp:
+    """This rank's part of the MLP of layer `index`. Raises StartupError.
+
+    intermediate_size, prefix: for an MLP that stands elsewhere in the layer, such as an expert that all tokens share.
+    """
+    names = spec.names
+    prefix = f"{names.layers}.{index}." if prefix is None else prefix
+    size = spec.intermediate_size if intermediate_size is None else intermediate_size
+    start, stop = share = loader.share(size)
+    if spec.gated and len(names.up) == 1:
+        name = prefix + names.up[0]
+        parts = [Part(name, ((start, stop),), 2 * size), Part(name, ((size + start, size + stop),), 2 * size)]
+    else:
+        parts = [Part(prefix + name, (share,), size) for name in names.up]
+    return DenseMlp(
+        up=loader.column_linear(parts, spec.hidden_size, transposed=spec.transposed),
+        activation=(loader.fused.gated if spec.gated else activation)(spec.activation),
+        down=loader.row_linear(prefix + names.down, share, spec.hidden_size, transposed=spec.transposed),
+    )

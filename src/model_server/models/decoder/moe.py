@@ -1,0 +1,196 @@
+"""Mixtures of experts: what a family's are like, as data, and how this rank's part is read from every way to store it.
+
+Every rank holds a slice of the intermediate dimension of every expert, so that all ranks route alike and have the same
+work; the one sum over the ranks that follows the MLP covers routed and shared experts together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.layers.experts import Experts, ExpertWeights, make_experts
+from model_server.layers.linear.linear import Linear
+from model_server.layers.routing import Router, Routing
+from model_server.models.decoder.loader import Loader
+from model_server.models.decoder.mlp import load_mlp
+from model_server.models.decoder.parts import Mlp
+from model_server.models.spec import Spec
+from model_server.weights.reader import Range
+
+
+class ExpertStore(Protocol):
+    """How a checkpoint stores the experts of a layer."""
+
+    def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
+        """This rank's part of one expert; `prefix` is the layer's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moe:
+    """The experts of a layer, an `MlpPlan`. Names are relative to the layer.
+
+    Gated MLPs of `intermediate_size`; `swiglu`: alpha and limit of GPT-OSS's activation, None: the model's.
+    shared: an MLP that reads every token, of `shared_size`, weighted by the sigmoid of `shared_gate` where that is
+    named. correction: a bias on the scores by which experts are chosen.
+    """
+
+    routing: Routing
+    intermediate_size: int
+    router: str
+    store: ExpertStore
+    correction: str | None = None
+    shared: str | None = None
+    shared_size: int = 0
+    shared_gate: str | None = None
+    swiglu: tuple[float, float] | None = None
+
+    def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
+        """See `MlpPlan`."""
+        prefix = f"{spec.names.layers}.{index}."
+        weights = [self.store.read(loader, prefix, e, self, spec.hidden_size) for e in range(self.routing.num_experts)]
+        fused = loader.fused
+        activation = fused.gated(spec.activation) if self.swiglu is None else fused.clamped_swiglu(*self.swiglu)
+        router = self._router(loader, prefix, spec.hidden_size)
+        silu = self.swiglu is None and spec.activation in ("silu", "swish")
+        experts = make_experts(weights, activation, on_input=self.routing.on_input, silu=silu)
+        if self.shared is None:
+            return RoutedMlp(router, experts)
+        gate = None
+        if self.shared_gate is not None:
+            gate = Linear(loader.rows(f"{prefix}{self.shared_gate}.weight", [(0, 1)], spec.hidden_size))
+        return SharedMlp(RoutedMlp(router, experts), self._shared(loader, spec, index), gate)
+
+    def _router(self, loader: Loader, prefix: str, hidden_size: int) -> Router:
+        rows = [(0, self.routing.num_experts)]
+        name = prefix + self.router
+        bias = loader.rows(name + ".bias", rows) if loader.has(name + ".bias") else None
+        correction = None if self.correction is None else loader.exact(prefix + self.correction, rows)
+        return Router(self.routing, loader.rows(name + ".weight", rows, hidden_size), bias, correction)
+
+    def _shared(self, loader: Loader, spec: Spec, index: int) -> Mlp:
+        names = replace(
+            spec.names, up=(f"{self.shared}.gate_proj", f"{self.shared}.up_proj"), down=f"{self.shared}.down_proj"
+        )
+        return load_mlp(loader, replace(spec, names=names), index, intermediate_size=self.shared_size)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedMlp:
+    """Each token through the experts that the router chooses for it."""
+
+    router: Router
+    experts: Experts
+
+    @property
+    def capturable(self) -> bool:
+        """The experts ask the device for nothing."""
+        return getattr(self.experts, "capturable", True)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.experts(hidden, *self.router(hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMlp:
+    """Routed experts beside one MLP that reads every token."""
+
+    routed: Mlp
+    shared: Mlp
+    gate: Linear | None  # [1, hidden]
+
+    @property
+    def capturable(self) -> bool:
+        """See `RoutedMlp`."""
+        return getattr(self.routed, "capturable", True)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        shared = self.shared(hidden)
+        if self.gate is not None:
+            shared.mul_(torch.sigmoid(self.gate(hidden)))
+        return self.routed(hidden).add_(shared)
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateExperts:
+    """Three matrices per expert. `experts`: what stands before its number; then the names behind it."""
+
+    experts: str = "mlp.experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+    def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
+        """See `ExpertStore`."""
+        share = loader.share(moe.intermediate_size)
+        name = f"{prefix}{self.experts}.{expert}."
+        up = [loader.rows(f"{name}{part}.weight", [share], hidden_size) for part in (self.gate, self.up)]
+        return ExpertWeights(torch.cat(up), loader.columns(f"{name}{self.down}.weight", *share))
+
+
+@dataclass(frozen=True, slots=True)
+class FlatExperts:
+    """DBRX: three matrices [experts * intermediate, hidden] for all experts, the last one transposed."""
+
+    gate: str
+    up: str
+    down: str
+
+    def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
+        """See `ExpertStore`."""
+        first = expert * moe.intermediate_size
+        start, stop = loader.share(moe.intermediate_size)
+        gate, up, down = (
+            loader.rows(prefix + name, [(first + start, first + stop)], hidden_size)
+            for name in (self.gate, self.up, self.down)
+        )
+        return ExpertWeights(torch.cat((gate, up)), down.t().contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """One tensor of all experts' gate and up, one of their downs, and maybe their biases.
+
+    They are [experts, in, out], or [experts, out, in] if `rows_first`. interleaved: gate and up alternate, else they
+    stand one behind the other.
+    """
+
+    up: str
+    down: str
+    interleaved: bool = False
+    rows_first: bool = False
+
+    def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
+        """See `ExpertStore`."""
+        size = moe.intermediate_size
+        start, stop = share = loader.share(size)
+        up_name, down_name = prefix + self.up, prefix + self.down
+        if loader.has(up_name + "_blocks"):
+            raise StartupError(
+                f"weight {up_name} is stored as MXFP4 blocks, which this version does not serve; "
+                "use a checkpoint whose experts are stored in bfloat16"
+            )
+        both: list[Range] = [(2 * start, 2 * stop)] if self.interleaved else [share, (size + start, size + stop)]
+        up = torch.cat([self._matrix(loader, up_name, expert, rows, (0, hidden_size)) for rows in both])
+        up_bias = down_bias = None
+        if loader.has(up_name + "_bias"):
+            bias = loader.rows(up_name + "_bias", [(expert, expert + 1)], 2 * size)[0]
+            up_bias = self._ordered(torch.cat([bias[a:b] for a, b in both]))
+        if loader.has(down_name + "_bias") and loader.group.rank == 0:  # summed over the ranks it must count once
+            down_bias = loader.rows(down_name + "_bias", [(expert, expert + 1)], hidden_size)[0]
+        down = self._matrix(loader, down_name, expert, (0, hidden_size), share).contiguous()
+        return ExpertWeights(self._ordered(up), down, up_bias, down_bias)
+
+    def _matrix(self, loader: Loader, name: str, expert: int, rows: Range, columns: Range) -> Tensor:
+        """A part of one expert's matrix [out, in]."""
+        if self.rows_first:
+            return loader.stacked(name, expert, rows, columns)
+        return loader.stacked(name, expert, columns, rows).t()
+
+    def _ordered(self, rows: Tensor) -> Tensor:
+        """Rows with gate first."""
+        return torch.cat((rows[0::2], rows[1::2])) if self.interleaved else rows.contiguous()

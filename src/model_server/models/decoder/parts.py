@@ -1,0 +1,47 @@
+"""The parts of a block as the decoder sees them. Every kind of attention and of MLP is one of these.
+
+On several ranks a part holds a share of the heads or of the intermediate dimension. What it gives at the end is a
+summand: the block sums over the ranks, once per half, or once for both halves where these are parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from model_server.attention.backend import AttentionStep
+from model_server.layers.rotary import Rotations
+from model_server.memory.kv_cache import KvCache, KvShape
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers of one forward share."""
+
+    positions: Tensor  # [num_tokens] int64
+    rotations: tuple[Rotations, ...]  # of each distinct Rope, in the order of Loader.ropes
+    slots: Tensor  # [num_tokens] int64
+    cache: KvCache
+    attention: AttentionStep
+
+
+class AttentionPart(Protocol):
+    """Attention of this rank's heads, in two halves: tokens that nobody needs any more leave in between."""
+
+    @property
+    def kv_shape(self) -> KvShape:
+        """What it stores for one token."""
+
+    @property
+    def output(self) -> Callable[[Tensor], Tensor]:
+        """Attention values [n, width] -> this rank's summand [n, hidden], a new tensor."""
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """Write K and V of [num_tokens, hidden] to the cache; attention values [num_tokens, width]."""
+
+
+# [n, hidden] -> this rank's summand [n, hidden], a new tensor.
+Mlp = Callable[[Tensor], Tensor]

@@ -1,0 +1,176 @@
+"""Which of transformers' two runners serves a checkpoint: the paged one if it passes its check, else one cache each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from model_server.attention.backend import AttentionBackend, AttentionLayer
+from model_server.distributed.group import ProcessGroup
+from model_server.errors import StartupError
+from model_server.models.hf.loading import (
+    Checkpoint,
+    check_sharding,
+    load_model,
+    max_positions,
+    one_line,
+)
+from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
+from model_server.models.hf.positions import make_static
+from model_server.models.hf.self_check import check_paged, check_stateful
+from model_server.models.hf.stateful import StatefulRunner
+from model_server.runner.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+# Kinds of layers that attend to their own tokens alone.
+_ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+def load_runner(
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    group: ProcessGroup,
+    backend: AttentionBackend,
+    substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None = None,
+) -> Runner:
+    """Load the checkpoint, try the runners in turn, and say in one log line which one serves.
+
+    Raises StartupError for a model that neither runs right, or that needs a state per request and is to be sharded.
+    """
+    started = time.perf_counter()
+    logger.info("%s is not one of the native families: transformers' modelling is loaded", checkpoint.model_type)
+    reason = _needs_state(checkpoint)
+    model = None
+    if reason is None:
+        check_sharding(checkpoint, group.size)
+        register()
+        try:
+            model = _load(checkpoint, dtype, device, group, ATTENTION_NAME)
+            runner, error = _paged(checkpoint, model, device, dtype, group, backend, substitute)
+        except UnsuitableError as unsuitable:
+            reason = str(unsuitable)
+        else:
+            _report("transformers", checkpoint, error, started, "")
+            return runner
+    if group.size > 1:
+        raise StartupError(
+            f"{checkpoint.model_type} needs a state for each request ({reason}), which cannot be divided among shards: "
+            "use --num-shard 1"
+        )
+    if model is None:
+        model = _load(checkpoint, dtype, device, group, None)
+    else:
+        model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
+    try:
+        stateful, error = _stateful(checkpoint, model, device, dtype, backend.block_size, recomputes=False)
+    except StartupError as refusal:
+        if checkpoint.is_encoder_decoder:
+            raise
+        try:
+            stateful, error = _stateful(checkpoint, model, device, dtype, backend.block_size, recomputes=True)
+        except StartupError:
+            raise refusal from None
+        reason = f"{str(refusal).partition(': ')[2]}, so every step computes its sequence anew"
+    _report("stateful", checkpoint, error, started, f"; {reason}: no chunked prefill, no prefix cache")
+    return stateful
+
+
+def _needs_state(checkpoint: Checkpoint) -> str | None:
+    """Why the paged runner need not be tried; None if it may serve."""
+    config = checkpoint.text_config
+    if checkpoint.is_encoder_decoder:
+        return "it has an encoder"
+    model_class = checkpoint.model_class
+    if model_class is not None and getattr(model_class, "_is_stateful", False):
+        return "its layers are recurrent"
+    other = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDING)
+    if other:
+        return f"it has layers of type {other[0]}"
+    if getattr(config, "alibi", False):
+        return "its attention adds ALiBi biases"
+    if model_class is not None and not model_class.is_backend_compatible():
+        return "its attention cannot be replaced"
+    return None
+
+
+def _load(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, group: ProcessGroup, attention: str | None
+) -> Any:
+    try:
+        return load_model(checkpoint, dtype=dtype, device=device, group=group, attention=attention)
+    except (StartupError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if attention is None:
+            raise StartupError(f"cannot load {checkpoint.model_type}: {one_line(error)}") from error
+        raise UnsuitableError(one_line(error)) from error
+
+
+def _paged(
+    checkpoint: Checkpoint,
+    model: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    group: ProcessGroup,
+    backend: AttentionBackend,
+    substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None,
+) -> tuple[TransformersRunner, float]:
+    """Raises UnsuitableError, on all ranks alike; StartupError if a backend that was asked for cannot serve."""
+    failure = None
+    runner = None
+    try:
+        positions = max_positions(checkpoint.text_config)
+        runner = TransformersRunner(model, backend, device, positions, make_static(model), substitute)
+        verdict = check_paged(runner, dtype, device, backend.block_size)
+        if not verdict.passed:
+            failure = f"it fails the self-check over the paged cache, relative error {verdict.error:.1e}"
+    except (torch.OutOfMemoryError, StartupError):
+        raise
+    except UnsuitableError as error:
+        failure = str(error)
+    except Exception as error:
+        failure = f"it does not run over the paged cache: {one_line(error)}"
+    if not group.all_reduce_min(0 if failure else 1) or runner is None:
+        if runner is not None:
+            runner.give_back()
+        raise UnsuitableError(failure or "it fails the self-check on another rank")
+    return runner, verdict.error
+
+
+def _stateful(
+    checkpoint: Checkpoint, model: Any, device: torch.device, dtype: torch.dtype, block_size: int, *, recomputes: bool
+) -> tuple[StatefulRunner, float]:
+    try:
+        positions = max_positions(checkpoint.text_config)
+        runner = StatefulRunner(model, device, positions, make_static(model), block_size, recomputes=recomputes)
+        verdict = check_stateful(runner, dtype, device)
+    except torch.OutOfMemoryError:
+        raise
+    except StartupError as error:
+        raise StartupError(f"{checkpoint.model_type} cannot be served: {error}") from None
+    except Exception as error:
+        raise StartupError(f"{checkpoint.model_type} cannot be served: {one_line(error)}") from error
+    if not verdict.passed:
+        raise StartupError(
+            f"{checkpoint.model_type} cannot be served: with a cache it gives other results than without "
+            f"(relative error {verdict.error:.1e})"
+        )
+    return runner, verdict.error
+
+
+def _report(name: str, checkpoint: Checkpoint, error: float, started: float, why: str) -> None:
+    logger.info(
+        "Runner `%s` serves %s, checked in %.1f s with relative error %.1e%s",
+        name,
+        checkpoint.model_type,
+        time.perf_counter() - started,
+        error,
+        why,
+    )

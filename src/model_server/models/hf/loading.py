@@ -1,0 +1,185 @@
+"""A checkpoint as a transformers model: which class, whose code, and all its weights. Imports transformers late."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_server.distributed.group import ProcessGroup
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.weights.locate import weight_files
+
+# Where configs write the longest sequence their positions allow.
+_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that transformers knows. model_class is None where the repository's own code names it."""
+
+    directory: Path
+    model_type: str
+    config: Any
+    auto_class: Any
+    model_class: Any
+    trust_remote_code: bool
+
+    @property
+    def text_config(self) -> Any:
+        """The part of the config that describes the decoder."""
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return bool(getattr(self.config, "is_encoder_decoder", False))
+
+
+def open_checkpoint(directory: Path, fields: ModelConfig, *, trust_remote_code: bool) -> Checkpoint:
+    """Find the config and model classes. Code from the repository is run only with `trust_remote_code`.
+
+    Raises StartupError for a type that is not known, needs code that may not run, or generates no text.
+    """
+    quiet()
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = fields.model_type
+    if fields.quantization is not None:
+        raise StartupError(f"the checkpoint is quantized ({fields.quantization}), which this version does not serve")
+    if model_type not in CONFIG_MAPPING:
+        if not isinstance(fields.get("auto_map"), dict):
+            raise StartupError(f"Unsupported model type {model_type}: neither Tercet nor transformers knows it")
+        if not trust_remote_code:
+            raise StartupError(
+                f"model type {model_type} needs code from its repository, which does not run unless you trust it: "
+                "read it, then add --trust-remote-code"
+            )
+    try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+    except Exception as error:  # anything may come from a config class
+        raise StartupError(f"cannot read the config of {model_type}: {one_line(error)}") from error
+    auto_class, model_class = _classes(config, fields, trust_remote_code)
+    return Checkpoint(
+        directory=directory,
+        model_type=model_type,
+        config=config,
+        auto_class=auto_class,
+        model_class=model_class,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The auto class, and the class that it will choose (None: one from the repository)."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    )
+
+    remote = fields.get("auto_map") if trust_remote_code else None
+    pairs = (
+        (AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "AutoModelForSeq2SeqLM"),
+        (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING, "AutoModelForCausalLM"),
+    )
+    for auto_class, mapping, name in pairs[: 1 if getattr(config, "is_encoder_decoder", False) else 2]:
+        if isinstance(remote, dict) and name in remote:
+            return auto_class, None
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return auto_class, found[0] if isinstance(found, list | tuple) else found
+    raise StartupError(f"model type {fields.model_type} is not one that generates text from text")
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: ProcessGroup,
+    attention: str | None,
+) -> Any:
+    """The model in evaluation mode on `device`, read straight from safetensors in `dtype`; with several ranks, this
+    rank's part by the model's own plan. attention: the name of a registered attention function, None: transformers'
+    choice.
+
+    Raises StartupError if tensors are missing.
+    """
+    weight_files(checkpoint.directory)  # names what is wrong with the folder in our words
+    options: dict[str, Any] = {
+        "config": checkpoint.config,
+        "dtype": dtype,
+        "attn_implementation": attention,
+        "trust_remote_code": checkpoint.trust_remote_code,
+        "local_files_only": True,
+        "use_safetensors": True,
+        "output_loading_info": True,
+    }
+    if group.size > 1:
+        options |= _sharding(group.size)
+    elif device.type != "cpu":
+        options["device_map"] = {"": device}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside other people's modelling
+        model, report = checkpoint.auto_class.from_pretrained(checkpoint.directory, **options)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise StartupError(
+            f"the weights of {checkpoint.model_type} lack {len(missing)} tensors, the first is {missing[0]}"
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _sharding(world_size: int) -> dict[str, Any]:
+    try:
+        from transformers.distributed.configuration_utils import DistributedConfig
+
+        return {"distributed_config": DistributedConfig(tp_size=world_size, tp_plan="auto")}
+    except (ImportError, TypeError):  # older transformers
+        return {"tp_plan": "auto"}
+
+
+def check_sharding(checkpoint: Checkpoint, world_size: int) -> None:
+    """Raises StartupError unless transformers has a plan to divide this model among so many ranks."""
+    if world_size == 1:
+        return
+    config = checkpoint.text_config
+    plan = getattr(config, "base_model_tp_plan", None)
+    if not plan:
+        raise StartupError(f"transformers has no tensor-parallel plan for {checkpoint.model_type}: use --num-shard 1")
+    if not any(name.endswith(("k_proj", "qkv_proj", "query_key_value", "Wqkv")) for name in plan):
+        return  # attention is replicated, only the rest is divided
+    heads = getattr(config, "num_attention_heads", None)
+    for name in ("num_key_value_heads", "num_attention_heads"):
+        count = getattr(config, name, None) or heads
+        if isinstance(count, int) and count % world_size:
+            raise StartupError(
+                f"{checkpoint.model_type}: `{name}` ({count}) cannot be divided among {world_size} shards; "
+                "choose another --num-shard"
+            )
+
+
+def max_positions(config: Any) -> int | None:
+    """Longest sequence that the positions allow; None if the config sets no bound (relative or no positions)."""
+    for name in _POSITIONS:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def quiet() -> None:
+    """Leave the process's output to our own log: no progress bars, no advice."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

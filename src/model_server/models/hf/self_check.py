@@ -1,0 +1,162 @@
+"""What a freshly loaded model must show before it serves: that our way of running it gives transformers' own logits.
+
+Two random sequences, a prefill and four decode steps of both together, compared with each sequence computed alone, in
+full and without a cache. Wrong models were measured 0.25 to 1.4 off (relative to the largest logit), right ones 1e-6.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.attention.metadata import AttentionMetadata
+from model_server.memory.kv_cache import KvCache
+from model_server.models.hf.paged import TransformersRunner
+from model_server.models.hf.stateful import StatefulRunner
+from model_server.runner.runner import ModelInputs, RequestState, Runner
+
+# Tokens of the two sequences, and how many of them the prefill has.
+LENGTHS = (24, 17)
+PREFILLED = (20, 13)
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """error: the largest relative error of any row. passed: whether the model may serve this way."""
+
+    error: float
+    passed: bool
+
+
+def check_paged(
+    runner: TransformersRunner, dtype: torch.dtype, device: torch.device, block_size: int = BLOCK_SIZE
+) -> Verdict:
+    """Compare with transformers' eager attention and eager experts on the same weights. block_size: of the cache."""
+    sequences = _sequences(runner.model.config, runner.vocab_size, device)
+    served = run(runner, sequences, dtype, device, block_size=block_size)
+    with runner.given_back() as model:
+        expected = [alone(model, s) for s in sequences]
+    return compare(served, expected, 1e-4, dtype)
+
+
+def check_stateful(runner: StatefulRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
+    """Compare with one full forward of the same model. The tolerance is wider: a recurrence is summed in another order
+    when it is computed for many tokens at once."""
+    sequences = _sequences(runner.model.config, runner.vocab_size, device)
+    served = run(runner, sequences, dtype, device)
+    if runner.decoder_prefix is None:
+        return compare(served, [alone(runner.model, s) for s in sequences], 2e-3, dtype)
+    expected = [
+        translated(runner.model, s[:prompt], runner.decoder_prefix, s[prompt:])
+        for s, prompt in zip(sequences, PREFILLED, strict=True)
+    ]
+    return compare([s[p - 1 :] for s, p in zip(served, PREFILLED, strict=True)], expected, 2e-3, dtype)
+
+
+def _sequences(config: Any, vocab_size: int, device: torch.device) -> list[Tensor]:
+    """Random ids without the padding token, which some models skip when they count positions."""
+    generator = torch.Generator().manual_seed(0)
+    padding = getattr(config.get_text_config(decoder=True), "pad_token_id", None)
+    sequences = []
+    for length in LENGTHS:
+        ids = torch.randint(0, vocab_size, (length,), generator=generator)
+        if isinstance(padding, int):
+            ids[ids == padding] = (padding + 1) % vocab_size
+        sequences.append(ids.to(device))
+    return sequences
+
+
+def run(
+    runner: Runner,
+    sequences: Sequence[Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    prefilled: Sequence[int] = PREFILLED,
+    block_size: int = BLOCK_SIZE,
+) -> list[Tensor]:
+    """Logits of every token of each sequence, computed as the engine would: one prefill, then decode steps together.
+
+    Blocks alternate between the sequences, and what has not been written is NaN.
+    """
+    widths = [-(-len(s) // block_size) for s in sequences]
+    count = len(sequences)
+    tables = torch.arange(1, 1 + count * max(widths), dtype=torch.int32, device=device).view(-1, count).T.contiguous()
+    cache = KvCache(runner.kv_shapes, 1 + tables.numel(), block_size, dtype, device)
+    for rows in cache.rows:
+        rows.fill_(float("nan"))
+    states = [RequestState(n) for n in prefilled]
+    parts: list[list[Tensor]] = [[] for _ in sequences]
+    spans = [(0, n) for n in prefilled]
+    while True:
+        taking = [i for i, (first, last) in enumerate(spans) if last > first]
+        if not taking:
+            return [torch.cat(p) for p in parts]
+        inputs = _inputs([sequences[i] for i in taking], [spans[i] for i in taking], tables[taking], block_size)
+        inputs = ModelInputs(
+            inputs.input_ids, inputs.positions, inputs.attention, None, tuple(states[i] for i in taking)
+        )
+        logits = runner.forward(inputs, cache)
+        parted: Sequence[Tensor] = torch.split(logits, [spans[i][1] - spans[i][0] for i in taking])
+        for i, rows in zip(taking, parted, strict=True):
+            parts[i].append(rows)
+        spans = [(last, min(last + 1, len(s))) for (_, last), s in zip(spans, sequences, strict=True)]
+
+
+def _inputs(
+    sequences: Sequence[Tensor], spans: Sequence[tuple[int, int]], tables: Tensor, block_size: int
+) -> ModelInputs:
+    device = tables.device
+    positions = [torch.arange(first, last, device=device) for first, last in spans]
+    slots = [tables[i, p // block_size].long() * block_size + p % block_size for i, p in enumerate(positions)]
+    lengths = [last - first for first, last in spans]
+    cumulative = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    ends = [last for _, last in spans]
+    metadata = AttentionMetadata(
+        slots=torch.cat(slots),
+        block_tables=tables,
+        cu_seqlens_q=torch.tensor(cumulative, dtype=torch.int32, device=device),
+        kv_lengths=torch.tensor(ends, dtype=torch.int32, device=device),
+        query_lengths_host=tuple(lengths),
+        kv_lengths_host=tuple(ends),
+    )
+    ids = torch.cat([s[first:last] for s, (first, last) in zip(sequences, spans, strict=True)])
+    return ModelInputs(ids, torch.cat(positions), metadata, None)
+
+
+def alone(model: Any, sequence: Tensor) -> Tensor:
+    """Logits [n, vocab] of a sequence in one forward without a cache."""
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    logits: Tensor = model(input_ids=sequence.unsqueeze(0), return_dict=True, **options).logits[0]
+    return logits.float()
+
+
+def translated(model: Any, prompt: Tensor, prefix: tuple[int, ...], generated: Tensor) -> Tensor:
+    """An encoder-decoder's logits from the end of the prefix on, in one forward without a cache."""
+    start = torch.tensor(prefix, dtype=generated.dtype, device=generated.device)
+    logits: Tensor = model(
+        input_ids=prompt.unsqueeze(0),
+        decoder_input_ids=torch.cat([start, generated]).unsqueeze(0),
+        use_cache=False,
+        return_dict=True,
+    ).logits[0]
+    return logits[len(prefix) - 1 :].float()
+
+
+def compare(served: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, dtype: torch.dtype) -> Verdict:
+    """Row by row, relative to the largest logit. In half precision a near tie between experts may fall otherwise: then
+    nine rows in ten are enough, and rounding is given more room."""
+    errors = []
+    for got, want in zip(served, expected, strict=True):
+        scale = want.abs().max().clamp(min=1e-30)
+        rows = (got - want).abs().amax(-1) / scale
+        errors.append(rows.nan_to_num(float("inf")))
+    error = torch.cat(errors)
+    if dtype == torch.float32:
+        return Verdict(float(error.max()), bool((error <= tolerance).all()))
+    return Verdict(float(error.max()), float((error <= max(5e-2, 40 * tolerance)).float().mean()) >= 0.9)

@@ -1,0 +1,234 @@
+"""transformers' modelling with one cache object per request, and a loop over the requests: slow, and right for all.
+
+For state-space models, hybrids, encoder-decoders, and whatever the paged cache cannot express.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.errors import RequestError, StartupError
+from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.models.hf.positions import StaticRotary, known_length
+from model_server.runner.runner import ModelInputs, RequestState
+
+# What models call the object that carries a request from one forward to the next.
+_CACHE_NAMES = ("past_key_values", "cache_params", "state")
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A request between two forwards. length: the tokens it has seen, those before a decoder's first not counted."""
+
+    length: int
+    cache: Any
+    encoded: Any = None  # what the encoder made of the prompt
+
+
+class StatefulRunner:
+    """A transformers model as a `runner.Runner` that `KeepsState`. The caller enters `torch.inference_mode`."""
+
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        max_positions: int | None,
+        rotaries: list[StaticRotary],
+        block_size: int,
+        *,
+        recomputes: bool = False,
+    ) -> None:
+        """Runs the model on a few tokens to learn its widths.
+
+        recomputes: the state is no cache but the tokens so far, which go through the model anew at each step.
+
+        Raises StartupError.
+        """
+        self.model = model
+        self._device = device
+        self._max_positions = max_positions
+        self._rotaries = rotaries
+        accepted = inspect.signature(model.forward).parameters
+        self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
+        self._recomputes = recomputes
+        if self._cache_name is None and not recomputes:
+            raise StartupError(f"{type(model).__name__} keeps nothing between two steps")
+        self._picks_rows = "logits_to_keep" in accepted
+        self._takes_positions = "position_ids" in accepted
+        # What `generate` asks, too: some models insist on a cache class of their own.
+        self._takes_dynamic_cache = getattr(type(model), "_supports_default_dynamic_cache", lambda: True)()
+        self._prefix = _decoder_prefix(model) if model.config.is_encoder_decoder else None
+        self._vocab_size, self._state_bytes = self._measure(block_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def max_positions(self) -> int | None:
+        return self._max_positions
+
+    @property
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        return ()
+
+    @property
+    def state_bytes(self) -> int:
+        """See `KeepsState.state_bytes`."""
+        return self._state_bytes
+
+    @property
+    def decoder_prefix(self) -> tuple[int, ...] | None:
+        """See `KeepsState.decoder_prefix`."""
+        return self._prefix
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
+        """See `Runner.forward`; `cache` has no layers. Rows of an encoder-decoder's prompt but its last are NaN."""
+        metadata = inputs.attention
+        wanted = None if inputs.logit_rows is None else inputs.logit_rows.tolist()
+        picked: dict[int, Tensor] = {}
+        row = 0
+        for state, count, length in zip(
+            inputs.states, metadata.query_lengths_host, metadata.kv_lengths_host, strict=True
+        ):
+            ids = inputs.input_ids[row : row + count]
+            local = (
+                list(range(count)) if wanted is None else sorted({w - row for w in wanted if row <= w < row + count})
+            )
+            for place, logits in zip(local, self._advance(state, ids, length - count, local), strict=True):
+                picked[row + place] = logits
+            row += count
+        order = range(row) if wanted is None else wanted
+        return torch.stack([picked[i] for i in order]).float()
+
+    def _advance(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
+        """Take in `ids` [n], which stand at positions from `start`; logits [len(wanted), vocab] of those tokens."""
+        if start == 0:
+            state.kept = None
+        kept: _Kept | None = state.kept
+        if start != (0 if kept is None else kept.length):
+            raise RequestError(f"a step begins at token {start}, but the request's state has another length")
+        if self._prefix is not None:
+            return self._decode(state, ids, start, wanted)
+        if self._recomputes:
+            return self._recompute(state, ids, start, wanted)
+        arguments: dict[str, Any] = {"input_ids": ids.unsqueeze(0)}
+        if self._takes_positions:
+            arguments["position_ids"] = torch.arange(start, start + len(ids), device=ids.device).unsqueeze(0)
+        if kept is None:
+            kept = _Kept(0, self._new_cache())
+        logits = self._call(kept, arguments, len(ids), wanted, start + len(ids))
+        state.kept = kept
+        return logits
+
+    def _recompute(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
+        kept: _Kept | None = state.kept
+        ids = ids.clone() if kept is None else torch.cat([kept.cache, ids])
+        output = self.model(input_ids=ids.unsqueeze(0), **({"use_cache": False} if self._cache_name else {}))
+        state.kept = _Kept(len(ids), ids)
+        rows = torch.tensor([start + place for place in wanted], dtype=torch.int64, device=self._device)
+        logits: Tensor = output.logits[0]
+        return logits.index_select(0, rows)
+
+    def _decode(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
+        """An encoder-decoder: the prompt goes to the encoder, the prefix and what was generated to the decoder."""
+        assert self._prefix is not None
+        kept: _Kept | None = state.kept
+        count = len(ids)
+        skipped, shift = 0, 0
+        if kept is None:
+            if count < state.prompt_length:
+                raise RequestError("an encoder takes its prompt as a whole")
+            prompt, ids = ids[: state.prompt_length], ids[state.prompt_length :]
+            encoded = self.model.get_encoder()(
+                input_ids=prompt.unsqueeze(0), attention_mask=torch.ones_like(prompt).unsqueeze(0), return_dict=True
+            )
+            kept = _Kept(0, None, encoded)
+            ids = torch.cat([torch.tensor(self._prefix, dtype=ids.dtype, device=ids.device), ids])
+            # The last token of the prompt and the last of the prefix are followed by the first generated one.
+            skipped, shift = state.prompt_length - 1, len(self._prefix) - 1
+        local = [place - skipped + shift for place in wanted if place >= skipped]
+        arguments = {
+            "encoder_outputs": kept.encoded,
+            "attention_mask": torch.ones(kept.encoded[0].shape[:2], dtype=torch.int64, device=ids.device),
+            "decoder_input_ids": ids.unsqueeze(0),
+        }
+        logits = self._call(kept, arguments, count, local, start + count)
+        state.kept = kept
+        unknown = logits.new_full((len(wanted) - len(local), logits.shape[1]), float("nan"))
+        return torch.cat([unknown, logits])
+
+    def _call(self, kept: _Kept, arguments: dict[str, Any], num_new: int, wanted: list[int], length: int) -> Tensor:
+        assert self._cache_name is not None
+        rows = torch.tensor(wanted, dtype=torch.int64, device=self._device)
+        if self._picks_rows:
+            arguments["logits_to_keep"] = rows
+        if kept.cache is not None:
+            arguments[self._cache_name] = kept.cache
+        with known_length(self._rotaries, length):
+            output = self.model(**arguments, use_cache=True, return_dict=True)
+        kept.cache = getattr(output, self._cache_name, None)
+        if kept.cache is None:
+            raise RequestError(f"{type(self.model).__name__} returned no `{self._cache_name}`")
+        kept.length += num_new
+        logits: Tensor = output.logits[0]
+        return logits if self._picks_rows else logits.index_select(0, rows)
+
+    def _new_cache(self) -> Any:
+        """An empty cache that fits the model's layers; None: the model makes its own."""
+        if self._cache_name != "past_key_values" or not self._takes_dynamic_cache:
+            return None
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config.get_text_config(decoder=True))
+
+    def _measure(self, num_tokens: int) -> tuple[int, int]:
+        """Width of the logits, and bytes that a request of `num_tokens` tokens (a block's worth) keeps.
+
+        A state has a fixed part and one that grows by the token, so requests of several blocks keep less per block.
+        """
+        state = RequestState(num_tokens)
+        ids = torch.zeros(num_tokens, dtype=torch.int64, device=self._device)
+        logits = self._advance(state, ids, 0, [num_tokens - 1])
+        return logits.shape[-1], max(_tensor_bytes(state.kept, set()), 1)
+
+
+def _decoder_prefix(model: Any) -> tuple[int, ...]:
+    """What stands before a decoder's first own token: its start token, and one that must follow if there is such."""
+    generation = getattr(model, "generation_config", None)
+
+    def setting(name: str) -> int | None:
+        value = getattr(generation, name, None)
+        value = getattr(model.config, name, None) if value is None else value
+        value = value[0] if isinstance(value, list) and value else value
+        return value if isinstance(value, int) else None
+
+    start = setting("decoder_start_token_id")
+    start = setting("bos_token_id") if start is None else start
+    if start is None:
+        raise StartupError("config.json names no `decoder_start_token_id`: the decoder has nothing to start with")
+    forced = setting("forced_bos_token_id")
+    return (start,) if forced is None else (start, forced)
+
+
+def _tensor_bytes(value: Any, seen: set[int]) -> int:
+    """Bytes of all tensors inside an object, each once."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(_tensor_bytes(v, seen) for v in value.values())
+    if isinstance(value, list | tuple | set):
+        return sum(_tensor_bytes(v, seen) for v in value)
+    if isinstance(value, _Kept):
+        return _tensor_bytes((value.cache, value.encoded), seen)
+    if "Cache" in type(value).__name__ and hasattr(value, "__dict__"):  # a cache or a layer of one
+        return _tensor_bytes(vars(value), seen)
+    return _tensor_bytes(vars(value), seen) if type(value).__name__.endswith("Layer") else 0

@@ -1,0 +1,68 @@
+"""The fixed places in memory that a recorded decode step reads and writes, and how a batch of any size gets there."""
+
+from __future__ import annotations
+
+import torch
+
+from model_server.attention.metadata import AttentionMetadata
+from model_server.runner.runner import ModelInputs
+
+
+class DecodeBuffers:
+    """Inputs and logits of up to `max_rows` rows with tables of `width` blocks. Smaller steps use the first rows.
+
+    A row that no sequence stands in is padding: token 0 at position 0, one key, table and slot 0. It reads and writes
+    block 0 alone, which is never handed out. max_length: the longest sequence, said to whoever plans on the host; the
+    lengths that count are those on the device.
+    """
+
+    def __init__(self, max_rows: int, width: int, max_length: int, vocab_size: int, device: torch.device) -> None:
+        self.width = width
+        self.max_length = max_length
+        self.logits = torch.zeros(max_rows, vocab_size, dtype=torch.float32, device=device)
+        self._ids, self._positions, self._slots = (
+            torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in range(3)
+        )
+        self._kv_lengths = torch.ones(max_rows, dtype=torch.int32, device=device)
+        self._tables = torch.zeros(max_rows, width, dtype=torch.int32, device=device)
+        self._cu_seqlens = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._filled_rows = 0
+        self._filled_width = 0
+
+    def inputs(self, num_rows: int) -> ModelInputs:
+        """What a step of `num_rows` rows reads, the padding included."""
+        metadata = AttentionMetadata(
+            slots=self._slots[:num_rows],
+            block_tables=self._tables[:num_rows],
+            cu_seqlens_q=self._cu_seqlens[: num_rows + 1],
+            kv_lengths=self._kv_lengths[:num_rows],
+            query_lengths_host=(1,) * num_rows,
+            kv_lengths_host=(self.max_length,) * num_rows,
+        )
+        return ModelInputs(self._ids[:num_rows], self._positions[:num_rows], metadata, None)
+
+    def fill(self, inputs: ModelInputs) -> None:
+        """Put a decode step into the first rows, and padding into the rows behind that the step before used.
+
+        Its tables may be wider than the buffers': no row's keys reach beyond `max_length`.
+        """
+        metadata = inputs.attention
+        rows = inputs.input_ids.shape[0]
+        tables = metadata.block_tables
+        if tables.shape[1] > self.width:
+            tables = tables[:, : self.width]
+        width = tables.shape[1]
+        if rows < self._filled_rows:
+            gone = slice(rows, self._filled_rows)
+            torch._foreach_zero_([self._ids[gone], self._positions[gone], self._slots[gone], self._tables[gone]])
+            self._kv_lengths[gone].fill_(1)
+        if width < self._filled_width:
+            self._tables[:rows, width : self._filled_width].zero_()
+        self._filled_rows, self._filled_width = rows, width
+        # One launch where the copies are alike, and none that waits.
+        torch._foreach_copy_(
+            [self._ids[:rows], self._positions[:rows], self._slots[:rows]],
+            [inputs.input_ids, inputs.positions, metadata.slots],
+        )
+        self._kv_lengths[:rows].copy_(metadata.kv_lengths)
+        self._tables[:rows, :width].copy_(tables)

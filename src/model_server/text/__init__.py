@@ -1,0 +1,1 @@
+"""Between token ids and text: tokenizer, incremental detokenizer, stop decisions."""

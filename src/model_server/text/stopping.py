@@ -1,0 +1,78 @@
+"""When a request ends, and where its final text is cut.
+
+Mirrors `StoppingCriteria` of TGI's `utils/tokens.py`: per token, in this order, LENGTH, EOS_TOKEN, STOP_SEQUENCE.
+"""
+
+from __future__ import annotations
+
+from model_server.batch.results import FinishReason
+from model_server.sampling.parameters import StoppingParameters
+
+# TGI keeps a window of the streamed text: above 300 characters only the last 200 stay.
+_WINDOW_LIMIT = 300
+_WINDOW_KEPT = 200
+
+
+class StoppingState:
+    """Counts one request's tokens and watches its streamed text.
+
+    At token boundaries (TGI's way) stop text matches only where a token ends; one newline after it is allowed, as
+    TGI's `$` allows it. With `stop_anywhere` it matches wherever it ends, and `cut` removes what the last token
+    brought after it. Stop text itself always stays. Empty stop strings are ignored. Where TGI's window would lose the
+    start of a stop string of more than 200 characters, ours grows with the longest one.
+    """
+
+    def __init__(self, parameters: StoppingParameters, eos_token_ids: frozenset[int]) -> None:
+        self.num_tokens = 0
+        self._max_new_tokens = parameters.max_new_tokens
+        self._eos_token_ids = frozenset() if parameters.ignore_eos_token else eos_token_ids
+        self._stops = tuple(stop for stop in dict.fromkeys(parameters.stop_sequences) if stop)
+        self._anywhere = parameters.stop_anywhere
+        self._endings = self._stops + tuple(stop + "\n" for stop in self._stops)
+        longest = max(map(len, self._endings), default=0)
+        self._kept = max(_WINDOW_KEPT, longest)
+        self._limit = max(_WINDOW_LIMIT, longest)
+        self._window = ""
+        self._rest = ""  # what the last token brought after the first match
+
+    def check(self, token_id: int, text: str) -> FinishReason | None:
+        """Take one generated token with its streamed text (special tokens with their literal text).
+
+        Returns why the request ends with it, or None. Not to be called again after a reason was returned.
+        """
+        self.num_tokens += 1
+        stopped = bool(self._stops) and self._matches(text)
+        if self.num_tokens >= self._max_new_tokens:
+            return FinishReason.LENGTH
+        if token_id in self._eos_token_ids:
+            return FinishReason.EOS_TOKEN
+        return FinishReason.STOP_SEQUENCE if stopped else None
+
+    def cut(self, text: str) -> str:
+        """The final text, ended right after the first match; unchanged unless `stop_anywhere` matched.
+
+        The last token is dropped from final texts if it is special; then there is nothing to cut.
+        """
+        if self._rest and text.endswith(self._rest):
+            return text[: -len(self._rest)]
+        return text
+
+    def _matches(self, text: str) -> bool:
+        num_seen = len(self._window)
+        self._window += text
+        found = self._find(num_seen) if self._anywhere else self._window.endswith(self._endings)
+        if len(self._window) > self._limit:
+            self._window = self._window[-self._kept :]
+        return found
+
+    def _find(self, num_seen: int) -> bool:
+        """Look for the match that ends first; only those that end in the new text can be new."""
+        ends = []
+        for stop in self._stops:
+            at = self._window.find(stop, max(0, num_seen - len(stop) + 1))
+            if at >= 0:
+                ends.append(at + len(stop))
+        if not ends:
+            return False
+        self._rest = self._window[min(ends) :]
+        return True

@@ -1,0 +1,93 @@
+"""A tokenizer.json for models that come without one: made once by transformers, in a process of its own.
+
+Router and shard read nothing else, so both see the same ids. The file is written beside the model, or, where that
+cannot be, into the hub cache (see `wire.tokenizer_file`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from model_server.errors import StartupError
+from wire import tokenizer_file
+
+logger = logging.getLogger(__name__)
+
+_KINDS = "tokenizer.model, vocab.json with merges.txt, vocab.txt"
+# What the child needs of the environment; tokens and keys stay here.
+_PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "VIRTUAL_ENV", "HOME")
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether there is a tokenizer.json, or something to make one of."""
+    if tokenizer_file.find(directory) is not None:
+        return True
+    return bool(tokenizer_file.sources(path.name for path in directory.iterdir()))
+
+
+def ensure_tokenizer(directory: Path) -> Path:
+    """The tokenizer.json of the model in `directory`, made now if there is none.
+
+    Raises StartupError, one line: nothing to make one of, or transformers cannot.
+    """
+    found = tokenizer_file.find(directory)
+    if found is not None:
+        return found
+    sources = tokenizer_file.sources(path.name for path in directory.iterdir())
+    if not sources:
+        raise StartupError(nothing_found(str(directory)))
+    started = time.perf_counter()
+    logger.info("No tokenizer.json: making one of %s", " and ".join(sources))
+    path = _converted(directory)
+    logger.info("Wrote %s in %.1f s", path, time.perf_counter() - started)
+    return path
+
+
+def nothing_found(where: str) -> str:
+    return f"{where} has no tokenizer.json, and nothing to make one of ({_KINDS})"
+
+
+def _converted(directory: Path) -> Path:
+    error: OSError | None = None
+    for target in (directory / tokenizer_file.NAME, tokenizer_file.converted_copy(directory)):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as folder:
+                draft = Path(folder) / tokenizer_file.NAME
+                _run(directory, draft)
+                os.replace(draft, target)
+        except OSError as caught:
+            error = caught
+            continue
+        return target
+    assert error is not None
+    raise StartupError(
+        f"cannot write a tokenizer.json for {directory} ({error.strerror}): set HF_HOME (or --huggingface-hub-cache) "
+        "to a folder that you may write"
+    ) from error
+
+
+def _run(source: Path, target: Path) -> None:
+    command = [sys.executable, "-P", "-m", "model_server.weights.conversion.build_tokenizer", str(source), str(target)]
+    ended = subprocess.run(
+        command,
+        env={name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _OFFLINE,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if ended.returncode == 0:
+        return
+    if ended.returncode < 0:
+        raise StartupError(f"the tokenizer of {source}: its conversion was ended by signal {-ended.returncode}")
+    said = ended.stdout.strip().splitlines() or ended.stderr.strip().splitlines()
+    raise StartupError(said[-1][:500] if said else f"the tokenizer of {source} cannot be converted")

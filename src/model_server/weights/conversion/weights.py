@@ -1,0 +1,131 @@
+"""Pickled weights → safetensors beside them: only where the user asked for it, never while serving.
+
+Each file is read by `unpickle` in a process of its own. What it writes appears in the directory only when all of it is
+there and has been verified: the index first, then the files, so that half a conversion is never taken for a model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from model_server.errors import StartupError
+from model_server.weights.header import read_header
+from model_server.weights.locate import INDEX, indexed_files
+
+logger = logging.getLogger(__name__)
+
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+# Trainers leave these beside the weights.
+_NO_WEIGHTS = ("arguments", "args", "training", "optimizer", "scheduler", "rng_state", "scaler", "adapter_model")
+_PREFIX = "pytorch_"
+# What the child needs of the environment; tokens and keys stay here.
+_PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
+
+
+def is_pickled_weights(name: str) -> bool:
+    """Whether a file of this name may hold pickled weights."""
+    return name.endswith((".bin", ".pt", ".pth")) and not any(word in name for word in _NO_WEIGHTS)
+
+
+def pickled_names(names: Sequence[str]) -> list[str]:
+    """Of the files of a directory those to convert: `.bin`, else `.pt`, else `.pth`."""
+    for suffix in (".bin", ".pt", ".pth"):
+        found = sorted(name for name in names if name.endswith(suffix) and is_pickled_weights(name))
+        if found:
+            return found
+    return []
+
+
+def has_pickled_weights(directory: Path) -> bool:
+    return (directory / PICKLE_INDEX).is_file() or any(is_pickled_weights(entry.name) for entry in directory.iterdir())
+
+
+def pickled_files(directory: Path) -> list[Path]:
+    """The pickled weights in `directory`: those of their index, else by name. Raises StartupError if it has none."""
+    index = directory / PICKLE_INDEX
+    if index.is_file():
+        return indexed_files(directory, index, (".bin",))
+    names = pickled_names([entry.name for entry in directory.iterdir() if entry.is_file()])
+    if not names:
+        raise StartupError(f"{directory} holds no pickled weights to convert")
+    return [directory / name for name in names]
+
+
+def safetensors_name(pickled: str) -> str:
+    """`pytorch_model-00001-of-00002.bin` -> `model-00001-of-00002.safetensors`."""
+    return Path(pickled).stem.removeprefix(_PREFIX) + ".safetensors"
+
+
+def convert(directory: Path) -> list[Path]:
+    """Convert all pickled weights of `directory`; the new files lie beside them.
+
+    Raises StartupError, one line: nothing to convert, a file that holds more than tensors, an old format, damage, no
+    room or right to write. The directory is then as it was.
+    """
+    sources = pickled_files(directory)
+    targets = {safetensors_name(source.name): source for source in sources}
+    if len(targets) < len(sources):
+        raise StartupError(f"{directory}: two files would both become one of {', '.join(sorted(targets))}")
+    try:
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".converting-") as folder:
+            for number, (name, source) in enumerate(targets.items(), start=1):
+                started = time.perf_counter()
+                _run(source, Path(folder) / name)
+                logger.info("Convert: [%d/%d] %s in %.1f s", number, len(targets), name, time.perf_counter() - started)
+            return _publish(directory, Path(folder), list(targets))
+    except OSError as error:
+        raise StartupError(f"cannot convert the weights in {directory}: {error.strerror}") from error
+
+
+def _run(source: Path, target: Path) -> None:
+    command = [sys.executable, "-P", "-m", "model_server.weights.conversion.unpickle", str(source), str(target)]
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    ended = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if ended.returncode == 0:
+        return
+    said = ended.stdout.strip().splitlines() or ended.stderr.strip().splitlines()
+    if ended.returncode < 0:
+        raise StartupError(f"{source}: the conversion was ended by signal {-ended.returncode} (out of memory?)")
+    raise StartupError(said[-1] if said else f"{source}: the conversion failed")
+
+
+def _publish(directory: Path, folder: Path, names: Sequence[str]) -> list[Path]:
+    """Move the new files to their places."""
+    weight_map: dict[str, str] = {}
+    size = 0
+    for name in names:
+        for tensor, stored in read_header(folder / name).tensors.items():
+            if tensor in weight_map:
+                raise StartupError(f"Key {tensor} was found in multiple files: {name} and {weight_map[tensor]}")
+            weight_map[tensor] = name
+            size += stored.end - stored.begin
+    if len(names) > 1:
+        _write_index(folder / INDEX, weight_map, size)
+        os.replace(folder / INDEX, directory / INDEX)
+    for name in names:
+        os.replace(folder / name, directory / name)
+    return [directory / name for name in names]
+
+
+def _write_index(path: Path, weight_map: Mapping[str, str], size: int) -> None:
+    text = json.dumps({"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}, indent=2)
+    with path.open("x") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""From the hub into the local cache."""

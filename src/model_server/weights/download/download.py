@@ -1,0 +1,254 @@
+"""`model-server download-weights`: bring what serving needs of a hub model into the local cache.
+
+That is: configs, tokenizer, chat templates, safetensors. Code files are fetched only with `trust_remote_code`, pickled
+weights only to convert them at once, with `auto_convert` and where there are no safetensors. A complete snapshot in the
+cache is served even if the hub cannot be reached or refuses (launcher.md R12): the hub is asked only what is new.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from model_server.errors import StartupError
+from model_server.weights.conversion.tokenizer import ensure_tokenizer, has_tokenizer, nothing_found
+from model_server.weights.conversion.weights import PICKLE_INDEX, convert, has_pickled_weights, is_pickled_weights
+from model_server.weights.download import disk
+from model_server.weights.download.hub import (
+    Hub,
+    HuggingFaceHub,
+    Repository,
+    cache,
+    discard,
+    is_complete,
+    record_commit,
+    snapshot_of,
+)
+from model_server.weights.download.hub_errors import NotAnId, Refused, Unreachable
+from model_server.weights.download.parallel import in_parallel
+from model_server.weights.download.progress import DownloadProgress, size
+from model_server.weights.download.selection import is_adapter, side_files, weights
+from model_server.weights.header import read_header
+from model_server.weights.json_file import read_object
+from model_server.weights.locate import ADAPTER_CONFIG, INDEX, has_safetensors, is_local, resolve, weight_files
+from wire import tokenizer_file
+
+logger = logging.getLogger(__name__)
+
+# Tries without a new byte; what has brought something does not count.
+TRIES = 5
+# Seconds before the second try; twice as many before each further one.
+WAIT_S = 1.0
+MAX_WAIT_S = 8.0
+PARALLEL_FILES = 4
+
+_T = TypeVar("_T")
+
+
+def download(
+    model_id: str,
+    revision: str | None,
+    *,
+    trust_remote_code: bool = False,
+    auto_convert: bool = False,
+    hub: Hub | None = None,
+    wait_s: float = WAIT_S,
+) -> Path:
+    """Make `model_id` present on this machine and return its directory.
+
+    auto_convert: where there are only pickled weights, write safetensors beside them (see `convert`).
+
+    Raises StartupError, one line: unknown or gated repository, no network and nothing cached, no room or right to
+    write, an adapter, pickled weights only, or weights or a tokenizer that cannot be converted.
+    """
+    if is_local(model_id):
+        directory = resolve(model_id, revision)
+        if auto_convert and not has_safetensors(directory) and has_pickled_weights(directory):
+            convert(directory)
+        weight_files(directory)
+        if auto_convert and not has_tokenizer(directory):
+            logger.warning("%s: only its weights were asked for", nothing_found(str(directory)))
+        else:
+            ensure_tokenizer(directory)
+        logger.info("Files are already present on the host. Skipping download.")
+        return directory
+    stop = threading.Event()
+    wanted = _Download(model_id, revision, trust_remote_code, auto_convert, hub or HuggingFaceHub(stop), stop, wait_s)
+    try:
+        directory = wanted.run()
+    except OSError as error:
+        raise disk.explained(error, cache()) from error
+    ensure_tokenizer(directory)
+    return directory
+
+
+class _Download:
+    """One model of the hub, once."""
+
+    def __init__(
+        self, model_id: str, revision: str | None, code: bool, convert: bool, hub: Hub, stop: threading.Event,
+        wait_s: float,
+    ) -> None:  # fmt: skip
+        self._model_id, self._revision, self._code, self._convert = model_id, revision, code, convert
+        self._hub, self._stop, self._wait_s = hub, stop, wait_s
+
+    @property
+    def _where(self) -> str:
+        return f"--model-id {self._model_id}"
+
+    def run(self) -> Path:
+        """The snapshot, complete. Raises StartupError, OSError."""
+        cached = self._cached()
+        if cached is not None and (self._hub.is_offline or is_complete(self._model_id, self._revision)):
+            logger.info("Files are already present on the host. Skipping download.")
+            return cached
+        if self._hub.is_offline:
+            raise StartupError(
+                f"{self._where}: not in the local cache, or not all of it, and HF_HUB_OFFLINE is set; use a local "
+                "directory, or `--model-id demo`, which needs no download"
+            )
+        try:
+            return self._from_hub(is_cached=cached is not None)
+        except (Unreachable, Refused, disk.NotWritable) as error:
+            if cached is not None:
+                reason = str(error).removeprefix(f"{self._where}: ")
+                logger.warning("%s: %s; serving what is cached, commit %s", self._where, reason, cached.name)
+                return cached
+            if not isinstance(error, Unreachable):
+                raise
+            raise StartupError(
+                f"{self._where}: not in the local cache, and the hub cannot be reached ({error}); "
+                "without a network use a local directory, or `--model-id demo`, which needs no download"
+            ) from error
+
+    def _cached(self) -> Path | None:
+        """The snapshot that needs no network: all weights, whole, and a tokenizer. Converts what can be converted."""
+        try:
+            directory = resolve(self._model_id, self._revision)
+        except NotAnId:
+            raise
+        except StartupError:
+            return None
+        if self._convert and not has_safetensors(directory) and has_pickled_weights(directory):
+            convert(directory)
+        try:
+            for file in weight_files(directory):
+                read_header(file)
+            config = read_object(directory / "config.json")
+        except StartupError:
+            return None
+        lacks_code = self._code and "auto_map" in config and not any(directory.glob("*.py"))
+        return directory if has_tokenizer(directory) and not lacks_code else None
+
+    def _from_hub(self, *, is_cached: bool) -> Path:
+        ask = partial(self._hub.repository, self._model_id, self._revision)
+        found = ask() if is_cached else self._patiently("The hub", ask)
+        logger.info("%s at revision %s is commit %s", self._model_id, self._revision or "main", found.commit)
+        directory = snapshot_of(self._model_id, found.commit)
+        if is_adapter(found.sizes):
+            raise StartupError(self._about_adapter(found))
+        if "config.json" not in found.sizes:
+            raise StartupError(f"{self._where}: the repository has no config.json")
+        if "tokenizer.json" not in found.sizes and not tokenizer_file.sources(found.sizes):
+            raise StartupError(nothing_found(f"{self._where}: the repository"))
+        wanted = self._wanted(found, directory)
+        missing = [name for name in wanted if not _is_there(directory / name, found.sizes[name])]
+        if missing:
+            self._fetch_all(found, missing)
+        if not has_safetensors(directory):
+            convert(directory)
+        weight_files(directory)
+        record_commit(self._model_id, self._revision, found.commit)
+        if not missing:
+            logger.info("Files are already present on the host. Skipping download.")
+        return directory
+
+    def _wanted(self, found: Repository, directory: Path) -> list[str]:
+        """Names of all files; the index is fetched first, because it says which."""
+        names = found.sizes
+        side = side_files(names, code=self._code)
+        indices: dict[str, Path] = {}
+        for name in (INDEX, PICKLE_INDEX) if self._convert else (INDEX,):
+            if name in names:
+                if not _is_there(directory / name, names[name]):
+                    disk.check_writable(cache())
+                indices[name] = self._fetch(found, name, _Nobody())
+        if _only_pickled(names) and has_safetensors(directory):
+            return side  # converted before; the originals may have been removed
+        picked = weights(
+            self._model_id, names, indices.get(INDEX), indices.get(PICKLE_INDEX), pickled_allowed=self._convert
+        )
+        return [*side, *(name for name in picked if name not in side)]
+
+    def _about_adapter(self, found: Repository) -> str:
+        base = read_object(self._fetch(found, ADAPTER_CONFIG, _Nobody())).get("base_model_name_or_path")
+        base = base if isinstance(base, str) and base else "its base model"
+        return (
+            f"{self._where}: an adapter (LoRA) of {base}, without weights of its own: serve {base}, and name this one "
+            "in --lora-adapters"
+        )
+
+    def _fetch_all(self, found: Repository, missing: list[str]) -> None:
+        disk.check_writable(cache())
+        total = sum(found.sizes[name] or 0 for name in missing)
+        to_convert = sum(found.sizes[name] or 0 for name in missing if is_pickled_weights(name))
+        disk.check_room(cache(), total + to_convert - self._hub.partial_bytes(self._model_id))
+        logger.info("Downloading %d files, %s", len(missing), size(total))
+        with DownloadProgress(len(missing), total) as progress:
+            jobs = [partial(self._fetch_one, found, name, progress) for name in missing]
+            in_parallel(jobs, PARALLEL_FILES, self._stop)
+
+    def _fetch_one(self, found: Repository, name: str, progress: DownloadProgress) -> None:
+        logger.info("Download file: %s", name)
+        started = time.perf_counter()
+        path = self._fetch(found, name, progress)
+        progress.file_done(path, time.perf_counter() - started)
+
+    def _fetch(self, found: Repository, name: str, meter: DownloadProgress | _Nobody) -> Path:
+        path = snapshot_of(self._model_id, found.commit) / name
+        if _is_there(path, found.sizes[name]):
+            return path
+        if path.exists():
+            logger.warning("%s has not the size that the hub gives: fetching it again", path)
+            discard(self._model_id, path)
+        return self._patiently(name, lambda: self._hub.fetch(self._model_id, name, found.commit, meter))
+
+    def _patiently(self, what: str, call: Callable[[], _T]) -> _T:
+        """`call`, again while the network fails and nothing new has come for `TRIES` tries."""
+        fruitless, wait_s = 0, self._wait_s
+        while True:
+            try:
+                return call()
+            except Unreachable as error:
+                fruitless = 0 if error.has_progressed else fruitless + 1
+                if fruitless >= TRIES or self._stop.is_set():
+                    raise
+                pause_s = error.wait_s if error.wait_s is not None else wait_s
+                logger.warning("%s: %s; again in %g s (%d of %d)", what, error, pause_s, max(fruitless, 1), TRIES - 1)
+                self._stop.wait(pause_s)
+                wait_s = self._wait_s if error.has_progressed else min(2 * wait_s, MAX_WAIT_S)
+
+
+class _Nobody:
+    """Meter of files that are too small to speak of."""
+
+    def received(self, num_bytes: int) -> None: ...
+    def found(self, num_bytes: int) -> None: ...
+
+
+def _is_there(path: Path, num_bytes: int | None) -> bool:
+    """Whether a file of the snapshot is whole, as far as its size says."""
+    try:
+        there = path.stat().st_size
+    except OSError:
+        return False
+    return num_bytes is None or there == num_bytes
+
+
+def _only_pickled(names: Collection[str]) -> bool:
+    return not any(name.endswith(".safetensors") for name in names if "/" not in name)

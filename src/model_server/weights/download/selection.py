@@ -1,0 +1,64 @@
+"""Which files of a repository serving needs: by their names, and by the index if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from model_server.errors import StartupError
+from model_server.weights.conversion.weights import pickled_names
+from model_server.weights.locate import ADAPTER_CONFIG, SKIPPED_WORDS, weight_map
+
+_SIDE_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
+_CODE_SUFFIXES = (".py",)
+_TEMPLATES = "additional_chat_templates/"
+
+
+def side_files(names: Collection[str], *, code: bool) -> list[str]:
+    """Configs, tokenizer, chat templates; with `code` also the modules of the repository."""
+    suffixes = _SIDE_SUFFIXES + (_CODE_SUFFIXES if code else ())
+    top = [name for name in names if "/" not in name and name.endswith(suffixes)]
+    templates = [name for name in names if name.startswith(_TEMPLATES) and name.count("/") == 1]
+    return sorted(top + [name for name in templates if name.endswith(".jinja")])
+
+
+def is_adapter(names: Collection[str]) -> bool:
+    """Whether there is an adapter, and no model that it has been merged into."""
+    return ADAPTER_CONFIG in names and not _safetensors(names) and not pickled_names(_top(names))
+
+
+def weights(
+    model_id: str, names: Collection[str], index: Path | None, pickle_index: Path | None, *, pickled_allowed: bool
+) -> list[str]:
+    """The weight files to fetch: those of the index, or all that TGI would take; pickled ones for want of any other.
+
+    Raises StartupError if there are none, or pickled ones that are not allowed.
+    """
+    safe = _listed(names, index) or _safetensors(names)
+    if safe:
+        return safe
+    pickled = _listed(names, pickle_index) or pickled_names(_top(names))
+    if not pickled:
+        found = ", ".join(sorted(_top(names))[:8]) or "nothing"
+        raise StartupError(f"--model-id {model_id}: the repository holds no weights in safetensors (found: {found})")
+    if not pickled_allowed:
+        raise StartupError(
+            f"--model-id {model_id}: the repository holds pickled weights ({pickled[0]}) and no safetensors; "
+            "Tercet never unpickles on its own: convert them once with "
+            f"`model-server download-weights {model_id} --auto-convert`"
+        )
+    return pickled
+
+
+def _safetensors(names: Collection[str]) -> list[str]:
+    safe = [n for n in _top(names) if n.endswith(".safetensors") and not any(word in n for word in SKIPPED_WORDS)]
+    return sorted(n for n in safe if not n.startswith("consolidated")) or sorted(safe)
+
+
+def _listed(names: Collection[str], index: Path | None) -> list[str]:
+    """The files that an index lists and the repository has."""
+    return [] if index is None else sorted(set(weight_map(index).values()) & set(_top(names)))
+
+
+def _top(names: Collection[str]) -> Sequence[str]:
+    return [name for name in names if "/" not in name]

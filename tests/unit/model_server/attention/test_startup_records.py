@@ -1,0 +1,107 @@
+"""The record on attention and prefix caching: every row of TGI's table, with our values.
+
+Ours are decided by what the backends can do with the model's layers, not by the size of a head or the model's type:
+no row of the table turns prefix caching off, and `paged` keeps it.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from model_server.attention import choice
+from model_server.attention.availability import AbsentError
+from model_server.attention.backend import AttentionLayer
+from model_server.attention.choice import Offer, select_backend, substitute
+from model_server.attention.startup_records import SettledBackend, tell_attention
+from model_server.config import ServeConfig
+from wire.options import parse
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def layers(head_dim: int) -> tuple[AttentionLayer, ...]:
+    return (
+        AttentionLayer(
+            index=0, num_heads=32, num_kv_heads=8, head_dim=head_dim, value_dim=head_dim, scale=1.0,
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with a card of this capability: triton from 8.0 on."""
+    state: dict[str, Any] = {"capability": (9, 0)}
+
+    def triton(device: torch.device, dtype: torch.dtype) -> Offer:
+        if device.type != "cuda" or state["capability"] < (8, 0):
+            raise AbsentError("it needs Triton and a GPU of capability 8.0 or later")
+        backend: Any = SimpleNamespace(name="triton", tgi_name="paged", block_size=16)
+        return Offer(backend, lambda layer: None)
+
+    def absent(device: torch.device, dtype: torch.dtype) -> Offer:
+        raise AbsentError("not installed")
+
+    offers = {"triton": triton, "flash_attn": absent, "torch_varlen": absent, "native": absent}
+    monkeypatch.setattr(choice, "_OFFERS", choice._OFFERS | offers)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("row", "head_dim", "capability", "environ", "expected"),
+    [
+        ("llama 128", 128, (9, 0), {}, "triton - Prefix caching true"),
+        ("llama 128, old card", 128, (7, 5), {}, "reference - Prefix caching true"),
+        ("llama 64, no card", 64, None, {}, "reference - Prefix caching true"),
+        ("head_dim 80", 80, (9, 0), {}, "triton - Prefix caching true"),
+        ("head_dim 80, old card", 80, (7, 5), {}, "reference - Prefix caching true"),
+        ("falcon 64", 64, (8, 0), {}, "triton - Prefix caching true"),
+        ("falcon 64, old card", 64, (7, 5), {}, "reference - Prefix caching true"),
+        ("deepseek_v2 40", 40, (9, 0), {}, "triton - Prefix caching true"),
+        ("gemma3 256", 256, (9, 0), {}, "triton - Prefix caching true"),
+        ("ATTENTION=paged", 128, (9, 0), {"ATTENTION": "paged"}, "triton - Prefix caching true"),
+        ("both set", 128, (9, 0), {"ATTENTION": "paged", "PREFIX_CACHING": "1"}, "triton - Prefix caching true"),
+        ("PREFIX_CACHING=0", 128, (9, 0), {"PREFIX_CACHING": "0"}, "triton - Prefix caching 0"),
+        ("flashinfer asked", 128, (9, 0), {"ATTENTION": "flashinfer"}, "triton - Prefix caching true"),
+        ("reference asked", 128, (9, 0), {"ATTENTION": "reference"}, "reference - Prefix caching true"),
+    ],
+)
+def test_rows_of_tgis_table(
+    row: str, head_dim: int, capability: tuple[int, int] | None, environ: dict[str, str], expected: str,
+    card: dict[str, Any], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    config = parse(ServeConfig, ["m"], environ)
+    device = CPU if capability is None else CUDA
+    card["capability"] = capability or (0, 0)
+    backend = select_backend(config.attention, device, torch.bfloat16, layers(head_dim))
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    tell_attention(backend.name, config.attention, caching_asked=config.prefix_caching, keeps_state=False)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == f"Using attention {expected}", row
+    assert said[1].startswith(f"Attention {backend.name}: ")
+    assert ("asked for" in said[1]) == (config.attention == backend.name)
+    assert ("stands for" in said[1]) == (config.attention not in (None, backend.name))
+    assert said[2:] == (["Prefix caching is off: PREFIX_CACHING says so"] if not config.prefix_caching else [])
+
+
+def test_a_model_that_keeps_a_state(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tell_attention("triton", None, caching_asked=True, keeps_state=True)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "Using attention transformers - Prefix caching 0"
+    assert any("cannot be shared" in text for text in said)
+
+
+@pytest.mark.usefixtures("card")
+def test_the_backend_that_was_settled_on_last_is_told() -> None:
+    first = select_backend(None, CUDA, torch.bfloat16)
+    settled = SettledBackend(
+        first, lambda backend, found: substitute(backend, found, "reference", CUDA, torch.bfloat16)
+    )
+    assert settled.backend is first
+    assert settled(first, layers(64)).name == settled.backend.name == "reference"

@@ -1,0 +1,133 @@
+"""Grammar rows in the engine: beside others, failing alone, never ahead of the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.fake_model import FakeRunner, greedy
+from support.tiny_models import write_tokenizer
+
+from model_server.batch.results import FinishReason, Generation
+from model_server.batch.sequence import NewRequest
+from model_server.engine.engine import Engine, EngineOptions
+from model_server.errors import RequestError
+from model_server.memory.kv_cache import KvCache
+from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
+from model_server.sampling.sampler import Sampler
+from model_server.text.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+BLOCK = 4
+EOS = 1
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": EOS}))
+    return Tokenizer.load(folder)
+
+
+@pytest.fixture
+def engine(tokenizer: Tokenizer) -> Iterator[Engine]:
+    with torch.inference_mode():
+        runner = FakeRunner(vocab_size=tokenizer.vocab_size)
+        options = EngineOptions(device=CPU, rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=False)
+        made = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
+        made.stock_router = False
+        made.set_cache(KvCache(runner.kv_shapes, 64, BLOCK, torch.float32, CPU))
+        yield made
+
+
+def request(number: int, regex: str | None, new_tokens: int = 12, **stopping: Any) -> NewRequest:
+    return NewRequest(
+        id=number,
+        text="",
+        truncate=0,
+        add_special_tokens=False,
+        sampling=SamplingParameters(grammar=Grammar("regex", regex) if regex else None),
+        stopping=StoppingParameters(max_new_tokens=new_tokens, **stopping),
+        prefill_logprobs=False,
+        top_n_tokens=0,
+        blocks=np.arange(1 + 4 * number, 5 + 4 * number, dtype=np.int32),
+        slots=np.arange(BLOCK * (1 + 4 * number), BLOCK * (5 + 4 * number), dtype=np.int64),
+        cache_len=0,
+        chunk_len=None,
+    )
+
+
+def run(engine: Engine, requests: list[NewRequest]) -> dict[int, list[Generation]]:
+    engine.encode(requests)
+    result = engine.launch_prefill(0, requests, [[5, 6 + r.id] for r in requests])()
+    found: dict[int, list[Generation]] = {}
+    while True:
+        for generation in result.generations:
+            found.setdefault(generation.request_id, []).append(generation)
+        if result.batch is None:
+            return found
+        assert not engine.may_overlap([0])
+        result = engine.launch_decode([0], numbered=True)()
+
+
+def ids(generations: list[Generation]) -> list[int]:
+    return [one.tokens.ids[0] for one in generations if one.tokens is not None]
+
+
+def test_a_mixed_batch(engine: Engine, tokenizer: Tokenizer) -> None:
+    pattern = "[0-9]{3}-[A-F]{2}"
+    plain = [request(0, None, ignore_eos_token=True), request(2, None, ignore_eos_token=True)]
+    found = run(engine, [plain[0], request(1, pattern), plain[1]])
+    for one in plain:
+        assert ids(found[one.id]) == greedy([5, 6 + one.id], 12, tokenizer.vocab_size)
+    ended = found[1][-1].generated_text
+    assert ended is not None and ended.finish_reason is FinishReason.EOS_TOKEN
+    assert re.fullmatch(pattern, ended.text)
+    assert ids(found[1])[-1] == EOS
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_the_end_token_ends_it_even_if_it_is_to_be_ignored(engine: Engine, ignored: bool) -> None:
+    (ended,) = [one.generated_text for one in run(engine, [request(0, "ab", ignore_eos_token=ignored)])[0][-1:]]
+    assert ended is not None and (ended.text, ended.finish_reason) == ("ab", FinishReason.EOS_TOKEN)
+
+
+def test_a_grammar_that_fails_on_the_way_fails_its_request_alone(engine: Engine) -> None:
+    found = run(engine, [request(0, None, ignore_eos_token=True), request(1, "a{4294967295}"), request(2, "ab")])
+    assert "the grammar failed" in (found[1][-1].error or "")
+    assert len(found[0]) == 12 and found[2][-1].generated_text is not None
+
+
+def test_a_grammar_that_does_not_compile_fails_its_request_alone(engine: Engine) -> None:
+    found = run(engine, [request(0, "a("), request(1, "ab")])
+    assert "grammar is not valid" in (found[0][0].error or "")
+    assert found[1][-1].generated_text is not None and found[1][-1].generated_text.text == "ab"
+
+
+def test_a_stock_router_gets_the_error_of_the_call(engine: Engine) -> None:
+    engine.stock_router = True
+    with pytest.raises(RequestError, match="grammar is not valid"):
+        run(engine, [request(0, "a(")])
+
+
+def test_a_step_is_launched_ahead_only_without_grammars(engine: Engine) -> None:
+    engine.options = dataclasses.replace(engine.options, device=torch.device("meta"))
+    for number, regex in ((0, None), (1, "a+")):
+        engine.options = dataclasses.replace(engine.options, device=CPU)
+        engine.launch_prefill(number, [request(number, regex)], [[5, 6]])
+        engine.options = dataclasses.replace(engine.options, device=torch.device("meta"))
+        assert engine.may_overlap([number]) is (regex is None)
+
+
+def test_a_rank_that_does_not_answer_for_a_request_ends_it_too(engine: Engine) -> None:
+    engine.options = dataclasses.replace(engine.options, world_size=2, rank=0)
+    found = run(engine, [request(0, "ab"), request(1, "a{4294967295}"), request(3, "ab")])
+    assert list(found) == [0], "and the batch has come to its end"

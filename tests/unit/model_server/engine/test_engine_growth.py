@@ -1,0 +1,186 @@
+"""Blocks that requests get while they run: at every edge, never in a wrong place, never for nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from support.engine_shard import BLOCK, NUM_BLOCKS, EngineShard, errors_of, slots_of, tokens_of
+
+from model_server.batch.growth import Growth
+from model_server.batch.results import StepResult
+from model_server.batch.sequence import NewRequest
+from model_server.errors import BatchGoneError, RequestError
+from model_server.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture
+def shard(tiny_tokenizer: Tokenizer) -> EngineShard:
+    return EngineShard(tiny_tokenizer, budget=8, grows=True)
+
+
+def _growth(request: NewRequest, *blocks: int) -> Growth:
+    return Growth(request.id, np.array(blocks, np.int64))
+
+
+def _run_growing(shard: EngineShard, requests: list[NewRequest], *, ahead: int = 0) -> list[StepResult]:
+    """Decode to the end; each request gets a block when the token `ahead` of its next one has no slot."""
+    covered = {r.id: len(r.slots) for r in requests}
+    written = {r.id: len(shard.prompts[r.id]) for r in requests}
+    by_id = {r.id: r for r in requests}
+    results = [shard.prefill(0, *requests)]
+    while (batch := results[-1].batch) is not None:
+        growth = []
+        for request_id in batch.request_ids:
+            if written[request_id] + ahead >= covered[request_id]:
+                growth.append(_growth(by_id[request_id], *shard.blocks(1)))
+                covered[request_id] += BLOCK
+            written[request_id] += 1
+        results.append(shard.decode(0, growth=growth))
+    return results
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_growth_at_every_edge_of_a_block(shard: EngineShard, ahead: int) -> None:
+    requests = [shard.request(list(range(2, 2 + n)), 11 - n, tokens=n) for n in range(1, 10)]
+    results = _run_growing(shard, requests, ahead=ahead)
+    assert tokens_of(*results) == {r.id: shard.expected(r) for r in requests}
+
+
+def test_the_batch_counts_the_blocks_it_got(shard: EngineShard) -> None:
+    request = shard.request([1, 2, 3, 4], 9, tokens=4)
+    first = shard.prefill(0, request)
+    assert first.batch is not None and first.batch.max_tokens == BLOCK
+    second = shard.decode(0, growth=[_growth(request, *shard.blocks(8))])
+    assert second.batch is not None and second.batch.max_tokens == 3 * BLOCK
+
+
+def test_blocks_come_with_a_prefill_too(shard: EngineShard) -> None:
+    running, new = shard.request([1, 2, 3, 4], 5, tokens=4), shard.request([5, 6], 3)
+    results = [shard.prefill(0, running)]
+    results.append(shard.prefill(1, new, cached=0, growth=[_growth(running, *shard.blocks(4))]))
+    results = [*results[:-1], *shard.run_out(results[-1], 0)]
+    assert tokens_of(*results) == {r.id: shard.expected(r) for r in (running, new)}
+
+
+def test_blocks_come_while_the_prompt_is_unfinished(shard: EngineShard) -> None:
+    request = shard.request(list(range(12)), 5, tokens=12, chunk_len=8)
+    results = [shard.prefill(0, request), shard.decode(0, growth=[_growth(request, *shard.blocks(4))])]
+    assert tokens_of(*results[:-1], *shard.run_out(results[-1], 0)) == {request.id: shard.expected(request)}
+
+
+def test_a_row_without_room_fails_alone_and_writes_nowhere(shard: EngineShard) -> None:
+    short, other = shard.request([1, 2, 3], 9, tokens=3), shard.request([5, 6], 9)
+    results = [shard.prefill(0, short, other), shard.decode(0)]
+    before = shard.engine.cache.rows[0].clone()
+    results.append(shard.decode(0))
+    assert f"{BLOCK} slots" in errors_of(results[-1])[short.id]
+    changed = (shard.engine.cache.rows[0] != before) & ~(shard.engine.cache.rows[0].isnan() & before.isnan())
+    assert changed.any(1).nonzero().flatten().tolist() == [int(other.slots[3])]
+    results[-1].generations[:] = [g for g in results[-1].generations if g.error is None]
+    results = [*results[:-1], *shard.run_out(results[-1], 0)]
+    assert tokens_of(*results)[other.id] == shard.expected(other)
+    assert tokens_of(*results)[short.id] == shard.expected(short)[:2]
+
+
+def test_a_batch_of_rows_without_room_ends(shard: EngineShard) -> None:
+    request = shard.request([1, 2, 3, 4], 9, tokens=4)
+    shard.prefill(0, request)
+    result = shard.decode(0)
+    assert list(errors_of(result)) == [request.id] and result.batch is None
+    assert shard.decode(0).generations == []
+
+
+def test_the_last_token_needs_no_slot(shard: EngineShard) -> None:
+    request = shard.request([1, 2, 3], 2, tokens=3)
+    assert tokens_of(*shard.run_out(shard.prefill(0, request), 0)) == {request.id: shard.expected(request)}
+
+
+@pytest.mark.parametrize("case", ["outside", "uneven"])
+def test_growth_that_does_not_fit_is_that_rows_error(shard: EngineShard, case: str) -> None:
+    bad, good = shard.request([1, 2, 3, 4], 4, tokens=5), shard.request([5], 3)
+    if case == "uneven":
+        bad = dataclasses.replace(bad, slots=bad.slots[:-1])
+    shard.prefill(0, bad, good)
+    result = shard.decode(0, growth=[_growth(bad, NUM_BLOCKS if case == "outside" else 9)])
+    expected = "outside the cache" if case == "outside" else "do not cover whole blocks"
+    assert expected in errors_of(result)[bad.id]
+    assert result.batch is not None and result.batch.request_ids == [good.id]
+
+
+def test_growth_of_a_request_that_ended_is_skipped_in_a_numbered_call(shard: EngineShard) -> None:
+    done, going = shard.request([1], 1), shard.request([2], 4)
+    results = [shard.prefill(0, done, going)]
+    growth = [_growth(done, 9), Growth(12345, np.array([9], np.int64))]
+    results += shard.run_out(shard.decode(0, growth=growth), 0)
+    assert tokens_of(*results)[going.id] == shard.expected(going)
+    assert shard.decode(0, growth=growth).generations == []
+
+
+def test_growth_of_an_unknown_request_is_an_error_without_a_number(shard: EngineShard) -> None:
+    shard.prefill(0, shard.request([2], 4))
+    with pytest.raises(RequestError, match="12345"):
+        shard.decode(0, numbered=False, growth=[Growth(12345, np.array([9], np.int64))])
+    with pytest.raises(BatchGoneError):
+        shard.decode(0)
+
+
+def test_without_the_extension_everything_is_reserved_at_the_start(tiny_tokenizer: Tokenizer) -> None:
+    shard = EngineShard(tiny_tokenizer, budget=8)
+    request = shard.request([1, 2, 3], 9, tokens=3)
+    assert "4 slots for 11 tokens" in errors_of(shard.prefill(0, request))[request.id]
+
+
+def test_a_resumed_request_needs_room_for_what_it_generated(shard: EngineShard) -> None:
+    request = shard.request([1, 2, 3], 9, tokens=4, resume_ids=(7, 8))
+    assert "4 slots for 5 tokens" in errors_of(shard.prefill(0, request))[request.id]
+
+
+# -- launching ahead ---------------------------------------------------------------------------------------------------
+
+
+def _on_a_device(shard: EngineShard, growth: list[Growth]) -> bool:
+    """Would a decode be launched ahead if the launched step were on an asynchronous device?"""
+    options = shard.engine.options
+    shard.engine.options = dataclasses.replace(options, device=torch.device("cuda"))
+    try:
+        return shard.engine.may_overlap([0], growth)
+    finally:
+        shard.engine.options = options
+
+
+def test_growth_that_fits_does_not_hold_up_the_next_step(shard: EngineShard) -> None:
+    request = shard.request([1, 2, 3, 4], 9, tokens=4)
+    finishes = [shard.engine.launch_prefill(0, [request], [[1, 2, 3, 4]])]
+    (block,) = shard.blocks(4)
+    assert not _on_a_device(shard, []), "a row without room may have ended in the step before"
+    assert not _on_a_device(shard, [_growth(request, NUM_BLOCKS)])
+    assert not _on_a_device(shard, [_growth(request)])
+    growth = [_growth(request, block)]
+    assert _on_a_device(shard, growth)
+    finishes.append(shard.engine.launch_decode([0], True, growth))
+    results = [finish() for finish in finishes]
+    assert tokens_of(*results) == {request.id: shard.expected(request)[:2]}
+    assert shard.engine.cache.keys[0].flatten()[slots_of([block])[0]].isfinite()
+
+
+def test_nothing_is_launched_ahead_of_an_unfinished_prompt(shard: EngineShard) -> None:
+    running, long = shard.request([1], 9), shard.request(list(range(12)), 2, chunk_len=4)
+    finish = shard.engine.launch_prefill(0, [running, long], [[1], list(range(12))])
+    assert not _on_a_device(shard, [])
+    finish()
+    finish = shard.engine.launch_decode([0], True)
+    assert not _on_a_device(shard, [])
+    finish()
+    finish = shard.engine.launch_decode([0], True)
+    assert _on_a_device(shard, [])
+    finish()

@@ -1,0 +1,345 @@
+"""Sizes and limits that a warm-up settles."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.fake_model import FakeRunner, FakeStateRunner
+from support.graph_doubles import CapturableRunner, PlainRecorder
+from support.tiny_models import write_tokenizer
+
+from model_server.batch.sequence import NewRequest
+from model_server.distributed.group import ProcessGroup
+from model_server.engine import warm_up as memory_module
+from model_server.engine.engine import Engine, EngineOptions
+from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
+from model_server.errors import StartupError, WarmUpMemoryError
+from model_server.memory.budget import CACHE_SHARE, DeviceMemory, Measured, cache_blocks
+from model_server.runner.cuda_graphs import GraphedRunner
+from model_server.sampling.parameters import SamplingParameters, StoppingParameters
+from model_server.sampling.sampler import Sampler
+from model_server.text.tokenizer import Tokenizer
+
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return Tokenizer.load(folder)
+
+
+def _engine(
+    tokenizer: Tokenizer, runner: FakeRunner | FakeStateRunner | GraphedRunner, *, chunking: bool = False
+) -> Engine:
+    options = EngineOptions(
+        device=torch.device("cpu"), rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=True,
+        chunking=chunking,
+    )  # fmt: skip
+    return Engine(runner, tokenizer, Sampler(runner.vocab_size, options.device), options)
+
+
+def _warm_up(
+    tokenizer: Tokenizer,
+    runner: FakeRunner | FakeStateRunner | GraphedRunner | None = None,
+    *,
+    max_batch_total_tokens: int | None = None,
+    model_max_length: int | None = None,
+    group: ProcessGroup | None = None,
+    engine: Engine | None = None,
+    memory: DeviceMemory | None = None,
+    **limits: int,
+) -> tuple[Engine, Capacity]:
+    engine = engine or _engine(tokenizer, runner or FakeRunner(vocab_size=tokenizer.vocab_size))
+    request = NewRequest(
+        id=0, text="_test " * 500, truncate=400, add_special_tokens=True,
+        sampling=SamplingParameters(temperature=0.9, top_k=10, top_p=0.9, typical_p=0.9, watermark=True),
+        stopping=StoppingParameters(max_new_tokens=20, ignore_eos_token=True),
+        prefill_logprobs=True, top_n_tokens=20,
+        blocks=np.array([], np.int32), slots=np.array([], np.int64), cache_len=0, chunk_len=None,
+    )  # fmt: skip
+    asked = WarmupRequest(
+        requests=[request],
+        max_input_tokens=limits.get("max_input_tokens"),
+        max_prefill_tokens=limits.get("max_prefill_tokens", 4096),
+        max_total_tokens=limits.get("max_total_tokens"),
+    )
+    plan = MemoryPlan(
+        dtype=torch.float32, max_batch_total_tokens=max_batch_total_tokens, cuda_memory_fraction=1.0,
+        model_max_length=model_max_length, memory=memory, weight_bytes=12 << 20,
+    )  # fmt: skip
+    with torch.inference_mode():
+        return engine, warm_up(engine, group or ProcessGroup(), plan, asked)
+
+
+def test_defaults_on_a_cpu(tokenizer: Tokenizer) -> None:
+    engine, capacity = _warm_up(tokenizer)
+    assert capacity == Capacity(total_tokens=16_000, max_input_tokens=4095, max_total_tokens=4096)
+    assert engine.cache.num_blocks == 1000
+
+
+@pytest.mark.parametrize(("positions", "expected"), [(100_000, 16_000), (8192, 8192)])
+def test_with_chunks_a_prompt_may_be_longer_than_one_prefill(
+    tokenizer: Tokenizer, positions: int, expected: int
+) -> None:
+    engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size, max_positions=positions), chunking=True)
+    _, capacity = _warm_up(tokenizer, engine=engine, max_prefill_tokens=1024)
+    assert capacity.max_total_tokens == expected and capacity.max_input_tokens == expected - 1
+    assert engine.max_prefill_tokens == 1024
+
+
+def test_the_longest_request_always_fits_beside_the_reserved_block(tokenizer: Tokenizer) -> None:
+    engine, capacity = _warm_up(tokenizer, max_total_tokens=20_000)
+    assert (engine.cache.num_blocks - 1) * BLOCK >= 20_000
+    assert capacity.max_total_tokens == 20_000
+
+
+def test_what_the_user_sets_is_echoed(tokenizer: Tokenizer) -> None:
+    _, capacity = _warm_up(tokenizer, max_input_tokens=100, max_total_tokens=300)
+    assert (capacity.max_input_tokens, capacity.max_total_tokens) == (100, 300)
+
+
+def test_no_request_may_be_longer_than_a_table_of_positions(tokenizer: Tokenizer) -> None:
+    class Learned(FakeRunner):
+        position_rows = 300
+
+    engine = _engine(tokenizer, Learned(vocab_size=tokenizer.vocab_size))
+    with pytest.raises(StartupError, match="--max-total-tokens 301: this model has learned 300 positions"):
+        _warm_up(tokenizer, engine=engine, max_total_tokens=301)
+    _, capacity = _warm_up(tokenizer, engine=engine, max_total_tokens=300)
+    assert capacity.max_total_tokens == 300
+
+
+def test_the_users_capacity_is_an_upper_bound(tokenizer: Tokenizer) -> None:
+    engine, capacity = _warm_up(tokenizer, max_batch_total_tokens=1000)
+    assert engine.cache.num_blocks == 62 and capacity.total_tokens == 992
+    assert capacity.max_total_tokens == 992
+
+
+@pytest.mark.parametrize(("positions", "model_max"), [(512, None), (4096, 512), (None, 512)])
+def test_the_models_own_bounds_hold(tokenizer: Tokenizer, positions: int | None, model_max: int | None) -> None:
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, max_positions=positions)
+    assert _warm_up(tokenizer, runner, model_max_length=model_max)[1].max_total_tokens == 512
+
+
+def test_all_ranks_take_the_smallest_cache(tokenizer: Tokenizer) -> None:
+    class SmallerPeer(ProcessGroup):
+        def all_reduce_min(self, value: int) -> int:
+            return min(value, 77)
+
+    engine, capacity = _warm_up(tokenizer, group=SmallerPeer())
+    assert engine.cache.num_blocks == 77 and capacity.total_tokens == 77 * BLOCK
+
+
+def test_no_room_at_all_names_the_flags(tokenizer: Tokenizer) -> None:
+    with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
+        _warm_up(tokenizer, max_batch_total_tokens=BLOCK)
+
+
+def test_a_prefill_that_does_not_fit_names_the_flag(tokenizer: Tokenizer) -> None:
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: torch.OutOfMemoryError("no memory")})
+    with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
+        _warm_up(tokenizer, runner)
+
+
+SHORT = [
+    torch.OutOfMemoryError("no memory"),
+    MemoryError("no memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: can't allocate memory: tried 1 bytes"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=["device", "python", "torch-on-a-cpu", "driver"])
+def test_after_a_warm_up_that_did_not_fit_a_smaller_one_may_be_asked_for(
+    tokenizer: Tokenizer, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: error, 3: error, 4: error})
+    engine = _engine(tokenizer, runner)
+    with pytest.raises(
+        WarmUpMemoryError, match=r"^Not enough memory to handle 4096 prefill tokens\. .*--max-batch-pre"
+    ):
+        _warm_up(tokenizer, engine=engine)
+    # The prefill succeeds now, and the decode step after it does not.
+    with pytest.raises(WarmUpMemoryError, match="2048"):
+        _warm_up(tokenizer, engine=engine, max_prefill_tokens=2048)
+    assert "Memory in MiB" in caplog.text
+    with pytest.raises(WarmUpMemoryError, match=r"\(MiB: weights 12\.0, free 100\.0 of 200\.0\)$"):
+        _warm_up(tokenizer, engine=engine, memory=FakeMemory(free=100 << 20, total=200 << 20), max_prefill_tokens=2048)
+    _, capacity = _warm_up(tokenizer, engine=engine, max_prefill_tokens=1024)
+    assert (capacity.max_total_tokens, engine.max_prefill_tokens) == (1024, 1024)
+
+
+def test_other_errors_of_the_warm_up_are_not_about_memory(tokenizer: Tokenizer) -> None:
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, fail_on={1: RuntimeError("CUDA error: device-side assert")})
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        _warm_up(tokenizer, runner)
+
+
+def test_memory_that_is_short_on_another_rank(tokenizer: Tokenizer) -> None:
+    class ShortPeer(ProcessGroup):
+        def any_of(self, yes: bool, limit_s: float | None = None) -> bool:
+            assert not yes and limit_s is None
+            return True
+
+    with pytest.raises(WarmUpMemoryError, match="Not enough memory to handle 4096 prefill tokens"):
+        _warm_up(tokenizer, group=ShortPeer())
+
+
+def test_the_table_says_where_the_memory_goes(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine, _ = _warm_up(tokenizer, memory=FakeMemory(free=600 << 20, peak=50 << 20, total=1000 << 20))
+    [table] = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Memory in MiB")]
+    rows = {line.split("  ")[0]: line for line in table.splitlines()[1:]}
+    assert list(rows) == ["weights", "activations", "KV cache", "CUDA graphs", "free"]
+    cache = engine.cache.num_blocks * BLOCK * 2 * 4 / 2**20
+    sizes = [float(rows[name][12:22]) for name in rows]
+    assert sizes == [12.0, 50.0, round(cache, 1), 0.0, round(550 - cache, 1)]
+    assert f"{engine.cache.num_blocks} blocks of 16 tokens" in rows["KV cache"] and "of 1000.0" in rows["free"]
+
+
+def test_a_second_router_can_warm_up_again(tokenizer: Tokenizer) -> None:
+    engine, first = _warm_up(tokenizer)
+    old = engine.cache
+    _, second = _warm_up(tokenizer, engine=engine, max_total_tokens=20_000)
+    assert second.total_tokens > first.total_tokens
+    assert engine.cache is not old
+
+
+def test_a_model_without_scores_does_not_start(tokenizer: Tokenizer) -> None:
+    """With row errors nothing else would say so: every request would fail on a server that calls itself ready."""
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size, poisoned=set(range(tokenizer.vocab_size)))
+    engine = _engine(tokenizer, runner)
+    engine.stock_router = False
+    with pytest.raises(StartupError, match="not numbers"):
+        _warm_up(tokenizer, engine=engine)
+
+
+def test_a_rank_learns_that_another_could_not_run_the_warm_up(tokenizer: Tokenizer) -> None:
+    class FailedPeer(ProcessGroup):
+        def all_reduce_min(self, value: int) -> int:
+            return 0
+
+    with pytest.raises(StartupError, match="another rank"):
+        _warm_up(tokenizer, group=FailedPeer())
+
+
+def test_a_runner_that_keeps_states_gets_blocks_without_memory(tokenizer: Tokenizer) -> None:
+    """The router's budgets go on in tokens; the cache that stands for them is empty."""
+    engine, capacity = _warm_up(tokenizer, FakeStateRunner(vocab_size=tokenizer.vocab_size, state_bytes=12_345))
+    assert engine.keeps_state
+    assert engine.cache.rows == []
+    assert capacity.total_tokens == engine.cache.num_blocks * BLOCK == 16_000
+    assert capacity.max_total_tokens == 4096
+    _, bounded = _warm_up(tokenizer, FakeStateRunner(vocab_size=tokenizer.vocab_size), max_batch_total_tokens=640)
+    assert bounded.total_tokens == 640
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.9, 0.95, 1.0])
+def test_almost_all_of_the_budget_becomes_cache(fraction: float) -> None:
+    measured = Measured(total=140 * GIB, free=120 * GIB, peak=2 * GIB, graphs=GIB)
+    block = 16 * 131_072
+    blocks = cache_blocks(measured, fraction, block)
+    budget = 120 * GIB - (1 - fraction) * 140 * GIB - 3 * GIB
+    assert 0.92 * budget <= blocks * block <= budget
+    assert blocks == int(measured.budget(fraction) * CACHE_SHARE) // block
+
+
+def test_what_others_use_is_not_ours() -> None:
+    alone = Measured(total=80 * GIB, free=60 * GIB, peak=GIB, graphs=0)
+    beside = Measured(total=80 * GIB, free=40 * GIB, peak=GIB, graphs=0)
+    assert alone.budget(0.9) - beside.budget(0.9) == 20 * GIB
+
+
+@pytest.mark.parametrize("free", [0, 3, 8])
+def test_no_budget_is_no_blocks(free: int) -> None:
+    assert cache_blocks(Measured(total=80 * GIB, free=free * GIB, peak=GIB, graphs=GIB), 0.9, 1 << 21) == 0
+
+
+class FakeMemory:
+    """A device of 1 MB that notes what it is asked."""
+
+    def __init__(self, free: int = 600_000, peak: int = 50_000, total: int = 1_000_000) -> None:
+        self.free = free
+        self.total = total
+        self.largest = peak
+        self.asked: list[str] = []
+
+    def begin(self) -> None:
+        self.asked.append("begin")
+
+    def peak(self) -> int:
+        self.asked.append("peak")
+        return self.largest
+
+    def rest(self) -> tuple[int, int]:
+        self.asked.append("rest")
+        return self.free, self.total
+
+
+def test_a_measured_device_is_filled(tokenizer: Tokenizer) -> None:
+    memory = FakeMemory()
+    engine, capacity = _warm_up(tokenizer, memory=memory)
+    block_bytes = BLOCK * 2 * 4
+    assert engine.cache.num_blocks == int(550_000 * CACHE_SHARE) // block_bytes
+    assert capacity.total_tokens == engine.cache.num_blocks * BLOCK
+    assert memory.asked == ["begin", "peak", "rest"]
+    bounded, _ = _warm_up(tokenizer, memory=FakeMemory(), max_batch_total_tokens=640)
+    assert bounded.cache.num_blocks == 640 // BLOCK
+
+
+def test_a_measured_device_without_room(tokenizer: Tokenizer) -> None:
+    with pytest.raises(StartupError, match="--cuda-memory-fraction"):
+        _warm_up(tokenizer, memory=FakeMemory(peak=700_000))
+
+
+def _graphed(tokenizer: Tokenizer, **changes: object) -> tuple[GraphedRunner, PlainRecorder]:
+    recorder = PlainRecorder(**changes)  # type: ignore[arg-type]
+    return GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (8, 4, 2, 1), recorder), recorder
+
+
+def test_graphs_are_measured_first_and_recorded_last(tokenizer: Tokenizer) -> None:
+    runner, recorder = _graphed(tokenizer, cost=10_000)
+    engine, _ = _warm_up(tokenizer, runner, memory=FakeMemory())
+    block_bytes = BLOCK * 2 * 4
+    assert engine.cache.num_blocks == int(510_000 * CACHE_SHARE) // block_bytes, "room for four of them is kept"
+    assert runner.recorded_sizes == (1, 2, 4, 8)
+    assert [r.released for r in recorder.recordings] == [True, True, False, False, False, False]
+
+
+def test_a_second_warm_up_releases_the_graphs_of_the_first(tokenizer: Tokenizer) -> None:
+    runner, recorder = _graphed(tokenizer, cost=10_000)
+    engine, first = _warm_up(tokenizer, runner, memory=FakeMemory())
+    old = engine.cache
+    _, second = _warm_up(tokenizer, engine=engine, memory=FakeMemory())
+    assert first == second and engine.cache is not old
+    assert [r.released for r in recorder.recordings] == [True] * 8 + [False] * 4
+
+
+def test_graphs_reach_as_far_as_a_request_may(tokenizer: Tokenizer) -> None:
+    runner, _ = _graphed(tokenizer)
+    _, capacity = _warm_up(tokenizer, runner, memory=FakeMemory())
+    assert runner._buffers is not None and runner._buffers.max_length == capacity.max_total_tokens
+
+
+def test_memory_that_is_gone_when_it_is_wanted(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tried = memory_module.KvCache, []
+
+    def cache(shapes: object, num_blocks: int, *rest: object) -> object:
+        tried.append(num_blocks)
+        if num_blocks > 4000:
+            raise torch.OutOfMemoryError("another process was quicker")
+        return real(shapes, num_blocks, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(memory_module, "KvCache", cache)
+    engine, capacity = _warm_up(tokenizer, memory=FakeMemory())
+    assert engine.cache.num_blocks == tried[-1] == int(tried[-2] * 0.95) <= 4000
+    assert capacity.total_tokens == engine.cache.num_blocks * BLOCK

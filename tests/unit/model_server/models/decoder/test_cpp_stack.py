@@ -1,0 +1,116 @@
+"""All blocks of a decoder in one native call: which models get it, and that it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits, prompts, run_protocol
+from support.thread_sleeps import TASKS, sleeps
+from support.tiny_models import tiny_checkpoint
+
+from model_server.attention.choice import select_backend
+from model_server.attention.reference import ReferenceBackend
+from model_server.cpp.library import library
+from model_server.distributed.group import ProcessGroup
+from model_server.models.decoder.decoder import Decoder
+from model_server.models.load import load_runner
+
+# What the stack knows: plain blocks, biases, norms of heads, windows, several rotations or none.
+STACKED = [("llama", "plain"), ("llama", "biases_tied"), ("qwen2", "windows"), ("qwen3", "plain"), ("mistral", "plain")]
+# Post norms, other norms, experts, other activations, multipliers.
+OTHERS = [("gemma2", "plain"), ("gpt_neox", "plain"), ("mixtral", "plain"), ("granite", "plain")]
+
+
+def load(
+    folder: Path,
+    kind: tuple[str, str],
+    dtype: torch.dtype = torch.float32,
+    *,
+    native: bool = True,
+    **overrides: int,
+) -> Decoder:
+    path = tiny_checkpoint(kind[0], folder / "-".join(kind), variant=kind[1], **overrides)
+    backend = select_backend(None, CPU, dtype) if native else ReferenceBackend()
+    runner = load_runner(path, device=CPU, dtype=dtype, group=ProcessGroup(), attention=backend)
+    assert isinstance(runner, Decoder)
+    return runner
+
+
+@pytest.mark.parametrize("kind", STACKED + OTHERS, ids="-".join)
+def test_who_is_stacked(kind: tuple[str, str], tmp_path: Path) -> None:
+    assert (load(tmp_path, kind)._stack is not None) == (kind in STACKED and library() is not None)
+
+
+@pytest.mark.parametrize("steps", [STEPS, CHUNKS], ids=["steps", "chunks"])
+@pytest.mark.parametrize("kind", STACKED, ids="-".join)
+def test_equals_the_blocks(kind: tuple[str, str], steps: list[tuple[int, ...]], tmp_path: Path) -> None:
+    """The reference backend does not go with the stack: then the blocks run one after another."""
+    sequences = prompts(512)
+    expected = run_protocol(load(tmp_path, kind, native=False), sequences, 4, steps=steps)
+    assert_equal_logits(run_protocol(load(tmp_path, kind), sequences, 4, steps=steps), expected)
+
+
+def test_bfloat16_is_close(tmp_path: Path) -> None:
+    sequences = prompts(512)
+    expected = run_protocol(load(tmp_path, ("llama", "plain"), native=False), sequences, 16)
+    actual = run_protocol(load(tmp_path, ("llama", "plain"), torch.bfloat16), sequences, 16, torch.bfloat16)
+    for got, want in zip(actual, expected, strict=True):
+        assert float((got - want).abs().max() / want.abs().max()) < 5e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_neighbours_change_nothing(dtype: torch.dtype, tmp_path: Path) -> None:
+    """With the stack bit for bit."""
+    runner = load(tmp_path, ("llama", "plain"), dtype)
+    sequences = prompts(512)
+    together = PagedBatch(runner, sequences, 16, dtype)
+    lengths = [len(s) - 2 for s in sequences]
+    shared = [torch.cat(parts) for parts in zip(together.step(lengths), together.step([1] * len(lengths)), strict=True)]
+    for sequence, length, beside in zip(sequences, lengths, shared, strict=True):
+        batch = PagedBatch(runner, [sequence], 16, dtype)
+        alone = torch.cat([batch.step([length])[0], batch.step([1])[0]])
+        if library() is not None:
+            assert torch.equal(alone, beside)
+        else:
+            torch.testing.assert_close(alone, beside, rtol=5e-2, atol=5e-1)
+
+
+def test_rows_that_are_wanted(tmp_path: Path) -> None:
+    runner = load(tmp_path, ("llama", "plain"))
+    rows = torch.tensor([17, 0, 4])
+    results = []
+    for wanted in (None, rows, rows[:0]):
+        batch = PagedBatch(runner, prompts(512)[:1], 16)
+        with torch.inference_mode():
+            results.append(runner.forward(batch.inputs([18], wanted), batch.cache))
+    assert torch.equal(results[1], results[0][rows])
+    assert results[2].shape == (0, 512)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="needs Linux's /proc")
+@pytest.mark.usefixtures("two_threads")
+def test_threads_do_not_sleep_between_operators(tmp_path: Path) -> None:
+    """A second thread with helpers of its own makes the OpenMP runtime's barriers sleep; blocks have seven each."""
+    layers, steps = 40, 10
+    runner = load(tmp_path, ("llama", "plain"), num_hidden_layers=layers)
+    if runner._stack is None:
+        pytest.skip("no native operators on this machine")
+    batch = PagedBatch(runner, [torch.arange(1, 60)], 16)
+    batch.step([59 - steps])
+    with ThreadPoolExecutor(1) as pool:
+        before = sleeps()
+        for _ in range(steps):
+            pool.submit(batch.step, [1]).result()
+        assert sleeps() - before < steps * layers

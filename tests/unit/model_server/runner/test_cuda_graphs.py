@@ -1,0 +1,293 @@
+"""Which steps are replayed, what padding does, and what becomes of sizes that cannot be recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.engine_shard import BLOCK, CPU, EngineShard, slots_of, tokens_of
+from support.fake_model import FakeStateRunner
+from support.graph_doubles import CapturableRunner, PlainRecorder
+
+from model_server.attention.metadata import AttentionMetadata
+from model_server.distributed.group import ProcessGroup
+from model_server.errors import FatalError, StartupError
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.cuda_graphs import DEFAULT_SIZES, GraphCost, GraphedRunner, graph_sizes, with_graphs
+from model_server.runner.runner import ModelInputs
+from model_server.text.tokenizer import Tokenizer
+
+SIZES = (8, 4, 2, 1)
+MAX_LENGTH = 32
+ALONE = ProcessGroup()
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def cache_of(runner: CapturableRunner) -> KvCache:
+    cache = KvCache(runner.kv_shapes, 128, BLOCK, torch.float32, CPU)
+    for rows in cache.rows:
+        rows.fill_(float("nan"))
+    return cache
+
+
+def decode_step(cache: KvCache, lengths: list[int], first_block: int = 1, width: int = 8) -> ModelInputs:
+    """One token for each row behind `length - 1` tokens that are in the cache already."""
+    tables = torch.zeros(len(lengths), width, dtype=torch.int32)
+    slots = []
+    for row, length in enumerate(lengths):
+        blocks = [first_block + row * width + i for i in range(-(-length // BLOCK))]
+        tables[row, : len(blocks)] = torch.tensor(blocks)
+        places = slots_of(blocks)[:length]
+        for place, slot in enumerate(places[:-1]):
+            cache.rows[0][slot] = float((row * 7 + place * 3) % 50 + 1)
+        slots.append(places[-1])
+    kv_lengths = torch.tensor(lengths, dtype=torch.int32)
+    metadata = AttentionMetadata(
+        slots=torch.tensor(slots),
+        block_tables=tables,
+        cu_seqlens_q=torch.arange(len(lengths) + 1, dtype=torch.int32),
+        kv_lengths=kv_lengths,
+        query_lengths_host=(1,) * len(lengths),
+        kv_lengths_host=tuple(lengths),
+    )
+    ids = torch.arange(len(lengths)) + 11
+    return ModelInputs(ids, kv_lengths.long() - 1, metadata, None)
+
+
+def graphed(sizes: tuple[int, ...] = SIZES, **changes: object) -> tuple[GraphedRunner, CapturableRunner, KvCache]:
+    inner = CapturableRunner()
+    runner = GraphedRunner(inner, sizes, PlainRecorder(**changes))  # type: ignore[arg-type]
+    cache = cache_of(inner)
+    runner.capture(cache, MAX_LENGTH, ALONE)
+    inner.seen.clear()
+    return runner, inner, cache
+
+
+@pytest.mark.parametrize(
+    ("asked", "largest_batch", "expected"),
+    [
+        ([], None, tuple(reversed(DEFAULT_SIZES))),
+        ([], 6, (8, 4, 2, 1)),
+        ([], 8, (8, 4, 2, 1)),
+        ([], 1, (1,)),
+        ([0], None, ()),
+        ([0], 4, ()),
+        ([4, 16, 4, 0, 1], None, (16, 4, 1)),
+        ([4, 16], 100, (16, 4)),
+        ([4, 16, 64], 16, (16, 4)),
+    ],
+)
+def test_sizes(asked: list[int], largest_batch: int | None, expected: tuple[int, ...]) -> None:
+    assert graph_sizes(asked, largest_batch) == expected
+
+
+def test_defaults_are_dense_and_reach_far() -> None:
+    assert DEFAULT_SIZES[:5] == (1, 2, 4, 8, 16) and DEFAULT_SIZES[-1] == 256 and len(DEFAULT_SIZES) == 35
+
+
+def test_an_absurd_size_is_refused() -> None:
+    with pytest.raises(StartupError, match="--cuda-graphs 5000"):
+        graph_sizes([5000], None)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 8])
+def test_a_replay_is_the_step_itself(rows: int) -> None:
+    runner, inner, cache = graphed()
+    lengths = [1 + (5 * i) % MAX_LENGTH for i in range(rows)]
+    inputs = decode_step(cache, lengths)
+    expected = CapturableRunner().forward(inputs, cache)
+    written = cache.rows[0].clone()
+    cache.rows[0][inputs.attention.slots] = float("nan")
+    logits = runner.forward(inputs, cache)
+    assert torch.equal(logits, expected)
+    assert inner.seen == [min(size for size in SIZES if size >= rows)], "the smallest size that holds the rows"
+    assert torch.equal(cache.rows[0][BLOCK:].nan_to_num(-1), written[BLOCK:].nan_to_num(-1))
+
+
+def test_padding_writes_nothing_but_the_reserved_block() -> None:
+    runner, _, cache = graphed()
+    runner.forward(decode_step(cache, [30] * 8), cache)
+    for rows in cache.rows:
+        rows.fill_(-1.0)
+    inputs = decode_step(cache, [9, 2, 17], first_block=40)
+    before = cache.rows[0].clone()
+    runner.forward(inputs, cache)
+    changed = (before != cache.rows[0]).any(dim=1).nonzero().flatten().tolist()
+    assert set(changed) == {0, *inputs.attention.slots.tolist()}
+
+
+def test_rows_that_left_are_padding_and_what_changed_is_honoured() -> None:
+    runner, _, cache = graphed()
+    dice = torch.Generator().manual_seed(3)
+    for _ in range(40):
+        rows = int(torch.randint(1, 9, (1,), generator=dice))
+        width = int(torch.randint(8, 12, (1,), generator=dice))  # beyond 8 wider than the buffers
+        cache.rows[0].fill_(float("nan"))
+        lengths = torch.randint(1, MAX_LENGTH + 1, (rows,), generator=dice).tolist()
+        first = int(torch.randint(1, 128 - rows * width, (1,), generator=dice))
+        step = decode_step(cache, lengths, first, width)
+        expected = CapturableRunner().forward(step, cache)
+        assert torch.equal(runner.forward(step, cache), expected)
+
+
+def test_larger_batches_and_prompts_run_as_they_are() -> None:
+    runner, inner, cache = graphed((2, 1))
+    step = decode_step(cache, [5, 6, 7])
+    assert torch.equal(runner.forward(step, cache), CapturableRunner().forward(step, cache))
+    assert inner.seen == [3]
+    prompt = ModelInputs(
+        torch.tensor([4, 5, 6]),
+        torch.arange(3),
+        AttentionMetadata(
+            slots=torch.arange(3) + BLOCK,
+            block_tables=torch.ones(1, 1, dtype=torch.int32),
+            cu_seqlens_q=torch.tensor([0, 3], dtype=torch.int32),
+            kv_lengths=torch.tensor([3], dtype=torch.int32),
+            query_lengths_host=(3,),
+            kv_lengths_host=(3,),
+        ),
+        torch.tensor([2]),
+    )
+    assert runner.forward(prompt, cache).shape == (1, 64)
+
+
+def test_another_cache_is_never_written_by_a_replay() -> None:
+    runner, inner, _ = graphed()
+    other = cache_of(inner)
+    step = decode_step(other, [5, 6, 7])
+    runner.forward(step, other)
+    assert inner.seen == [3], "run as it is"
+
+
+def test_a_longer_sequence_than_was_said_ends_the_graphs() -> None:
+    runner, inner, cache = graphed()
+    step = decode_step(cache, [MAX_LENGTH + 1], width=9)
+    assert torch.equal(runner.forward(step, cache), CapturableRunner().forward(step, cache))
+    assert runner.recorded_sizes == () and inner.seen == [1]
+
+
+def test_positions_are_reserved_before_anything_is_recorded() -> None:
+    _, inner, _ = graphed()
+    assert inner.reserved == MAX_LENGTH
+
+
+def test_a_size_without_memory_is_left_out() -> None:
+    runner, inner, cache = graphed(fail={0: torch.OutOfMemoryError("no")})
+    assert runner.recorded_sizes == (1, 2, 4)
+    runner.forward(decode_step(cache, [3] * 3), cache)
+    runner.forward(decode_step(cache, [3] * 5), cache)
+    assert inner.seen == [4, 5]
+
+
+def test_a_size_that_runs_out_of_memory_outside_of_the_recording() -> None:
+    inner = CapturableRunner(lose_memory_at={8})
+    runner = GraphedRunner(inner, SIZES, PlainRecorder())
+    runner.capture(cache_of(inner), MAX_LENGTH, ALONE)
+    assert runner.recorded_sizes == (1, 2, 4)
+
+
+class TwoRanks(ProcessGroup):
+    """Another rank that says the same, but for one answer."""
+
+    size = 2
+
+    def __init__(self, answers: dict[int, int]) -> None:
+        self.answers = answers
+        self.asked = 0
+
+    def all_reduce_min(self, value: int) -> int:
+        self.asked += 1
+        return min(value, self.answers.get(self.asked, value))
+
+
+def test_what_one_rank_lacks_memory_for_no_rank_records() -> None:
+    inner = CapturableRunner()
+    recorder = PlainRecorder()
+    runner = GraphedRunner(inner, SIZES, recorder)
+    runner.capture(cache_of(inner), MAX_LENGTH, TwoRanks({3: 1}))  # 1: buffers; 2: 8 rows; 3: 4 rows
+    assert runner.recorded_sizes == (1, 2, 8)
+    assert [r.released for r in recorder.recordings] == [False, True, False, False]
+
+
+def test_a_rank_that_fails_in_a_step_leaves_the_others_inside_a_collective() -> None:
+    inner = CapturableRunner(lose_memory_at={8})
+    with pytest.raises(FatalError, match="out of memory"):
+        GraphedRunner(inner, SIZES, PlainRecorder()).capture(cache_of(inner), MAX_LENGTH, TwoRanks({}))
+
+
+def test_work_that_cannot_be_recorded_turns_graphs_off(caplog: pytest.LogCaptureFixture) -> None:
+    runner, inner, cache = graphed(fail={1: RuntimeError("operation not permitted\nmore")})
+    assert runner.recorded_sizes == ()
+    assert "without CUDA graphs: operation not permitted" in caplog.text
+    runner.forward(decode_step(cache, [3] * 3), cache)
+    assert inner.seen == [3]
+
+
+def test_memory_of_the_driver_may_be_short_for_one_size() -> None:
+    runner, _, _ = graphed(fail={1: RuntimeError("CUDA error: out of memory\nmore")})
+    assert set(runner.recorded_sizes) == set(SIZES) - {4}
+
+
+def test_buffers_without_memory_turn_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr("model_server.runner.cuda_graphs.DecodeBuffers", no_memory)
+    runner, _, _ = graphed()
+    assert runner.recorded_sizes == ()
+
+
+def test_a_second_capture_releases_the_first() -> None:
+    runner, inner, _ = graphed()
+    other = cache_of(inner)
+    runner.capture(other, MAX_LENGTH, ALONE)
+    inner.seen.clear()
+    runner.forward(decode_step(other, [5, 6, 7]), other)
+    assert inner.seen == [4]
+    runner.release()
+    runner.release()
+    assert runner.recorded_sizes == ()
+
+
+def test_the_cost_of_graphs_is_measured_and_given_back() -> None:
+    inner, recorder = CapturableRunner(), PlainRecorder(cost=100)
+    runner = GraphedRunner(inner, SIZES, recorder)
+    cost = runner.measure(cache_of(inner), MAX_LENGTH, ALONE)
+    assert cost == GraphCost(100, 100) and recorder.bytes_used == 0 and runner.recorded_sizes == ()
+    assert cost.total(4) == 400 and cost.total(0) == 0
+    assert GraphCost(1000, 10).total(1) == 1000
+
+
+@pytest.mark.parametrize("sizes", [(), SIZES])
+def test_who_gets_graphs(sizes: tuple[int, ...]) -> None:
+    able, unable, states = CapturableRunner(), CapturableRunner(capturable=False), FakeStateRunner()
+    assert isinstance(with_graphs(able, sizes, PlainRecorder()), GraphedRunner) == bool(sizes)
+    assert with_graphs(unable, sizes, PlainRecorder()) is unable
+    assert with_graphs(states, sizes, PlainRecorder()) is states
+
+
+def test_a_runner_with_graphs_looks_like_the_one_inside() -> None:
+    runner, inner, _ = graphed()
+    assert (runner.vocab_size, runner.max_positions, runner.kv_shapes) == (
+        inner.vocab_size,
+        inner.max_positions,
+        inner.kv_shapes,
+    )
+
+
+def test_an_engine_says_the_same_with_graphs(tiny_tokenizer: Tokenizer) -> None:
+    inner = CapturableRunner(vocab_size=tiny_tokenizer.vocab_size)
+    runner = GraphedRunner(inner, (4, 2, 1), PlainRecorder())
+    shard = EngineShard(tiny_tokenizer, runner=runner)  # type: ignore[arg-type]
+    runner.capture(shard.engine.cache, MAX_LENGTH, ALONE)
+    inner.seen.clear()
+    requests = [shard.request([5 + i, 6, 7], 4 + i) for i in range(3)]
+    results = shard.run_out(shard.prefill(0, *requests), 0)
+    assert tokens_of(*results) == {r.id: shard.expected(r) for r in requests}
+    assert inner.seen == [3, 4, 4, 4, 2, 1], "the prompts, then replays"
