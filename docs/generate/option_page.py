@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 from docs.generate.markdown import cell, code, table
-from wire.options import UNSIGNED_MAX, Option, options_of, spell
+from wire.cli.options import UNSIGNED_MAX, Option, options_of, spell
 
 NONE = "–"
 _HEAD = ("Option", "Variable", "Value", "Default", "Meaning")

@@ -15,8 +15,8 @@ from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig
 from model_server.config import DownloadConfig, ServeConfig
 from router.config import RouterConfig
+from wire.cli.options import Option
 from wire.exit_status import LOST_PEER, MISSING_PEER, STALLED
-from wire.options import Option
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 

@@ -12,7 +12,7 @@ from docs.generate.markdown import cell, code, table
 from launcher.config import LauncherConfig
 from model_server.config import ServeConfig
 from router.config import RouterConfig
-from wire.options import Option, options_of
+from wire.cli.options import Option, options_of
 
 
 @dataclass(frozen=True)

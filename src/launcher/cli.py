@@ -7,7 +7,7 @@ import os
 
 from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig
-from wire.commands import installed_version, run_group
+from wire.cli.commands import installed_version, run_group
 
 _DESCRIPTION = "Serves a text generation model: starts, watches and stops the shards and the router."
 

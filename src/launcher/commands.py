@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from launcher.config import SECRETS, LauncherConfig
 from launcher.model_info import with_hub_cache
 from launcher.plan import LaunchPlan
-from wire.log_line import level_from_filter
+from wire.log.log_line import level_from_filter
 
 Environment = Mapping[str, str]
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from launcher.errors import ArgumentValidation
 from wire import tracing
-from wire.options import option
+from wire.cli.options import option
 
 DEFAULT_MODEL_ID = "bigscience/bloom-560m"
 """TGI's default. Kept because scripts rely on it, warned about because it mostly means a misspelt variable."""

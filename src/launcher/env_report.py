@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.config import SECRETS, LauncherConfig
 from launcher.hardware import Hardware
 from launcher.model_info import hub_cache
-from wire.options import options_of
+from wire.cli.options import options_of
 
 _PACKAGES = (
     "tercet", "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "accelerate", "grpcio",

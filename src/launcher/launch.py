@@ -20,7 +20,7 @@ from launcher.output import Output, claim_standard_descriptors
 from launcher.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
 from launcher.signals import Signals
 from launcher.supervisor import Patience, Supervisor
-from wire import log_line, progress_bars
+from wire.log import log_line, progress_bars
 
 logger = logging.getLogger("text_generation_launcher")
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from datetime import UTC, datetime
 
-from wire.log_line import LogLine, to_json
+from wire.log.log_line import LogLine, to_json
 
 _BUFFER_BYTES = 8 * 1024 * 1024
 

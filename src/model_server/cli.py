@@ -10,10 +10,11 @@ from pathlib import Path
 
 from model_server.config import NOT_SERVED, DownloadConfig, QuantizeConfig, ServeConfig, check
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
-from wire import log_line, phases, stack_dump
-from wire.commands import installed_version, run_group
+from wire import phases, stack_dump
+from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.local_grpc import poll_in_place
+from wire.log import log_line
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from model_server.errors import StartupError
-from wire.options import argument, option
+from wire.cli.options import argument, option
 
 DtypeName = Literal["float16", "bfloat16", "float32"]
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from router.config import RouterConfig, check
 from router.errors import StartupError
-from wire import log_line, phases, stack_dump
-from wire.commands import installed_version, run_group
+from wire import phases, stack_dump
+from wire.cli.commands import installed_version, run_group
 from wire.local_grpc import poll_in_place
+from wire.log import log_line
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from router.errors import ArgumentValidation
-from wire.options import option
+from wire.cli.options import option
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
 

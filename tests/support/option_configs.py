@@ -7,7 +7,7 @@ import enum
 from pathlib import Path
 from typing import Literal
 
-from wire.options import argument, option
+from wire.cli.options import argument, option
 
 
 class Colour(enum.Enum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from wire.options import option
+from wire.cli.options import option
 
 ApiName = Literal["auto", "tgi", "openai", "openai-chat"]
 

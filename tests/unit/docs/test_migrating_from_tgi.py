@@ -26,8 +26,8 @@ from router.app import create_app
 from router.config import RouterConfig
 from router.metrics import DECLARED
 from router.startup import CPU_CALM_STEP_TOKENS, CPU_STEP_TOKENS
-from wire.commands import run_command
-from wire.options import Option, options_of, parse
+from wire.cli.commands import run_command
+from wire.cli.options import Option, options_of, parse
 
 TEXT = documents.read("docs/migrating-from-tgi.md")
 STATES = {"same", "better", "different", "not yet"}

@@ -20,7 +20,7 @@ from router.metrics import DECLARED
 from router.schemas.chat import ChatBody, ChatCompletion, StreamOptions, Usage
 from router.schemas.completion import Completion, CompletionBody
 from router.schemas.unserved import UNSERVED
-from wire.options import options_of, parse, spell
+from wire.cli.options import options_of, parse, spell
 
 TEXT = documents.read("docs/migrating-from-vllm.md")
 LAUNCHER = {opt.flag: opt for opt in options_of(LauncherConfig)}

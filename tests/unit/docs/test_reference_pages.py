@@ -25,7 +25,7 @@ from router.api.errors import status_of
 from router.api.openapi_answers import ERRORS
 from router.config import RouterConfig
 from router.errors import RouterError, StartupError
-from wire.options import Option, options_of, parse
+from wire.cli.options import Option, options_of, parse
 
 SOURCE = Path(__file__).parents[3] / "src"
 PAGES = pages()

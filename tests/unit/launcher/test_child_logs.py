@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from launcher.child_logs import ChildLogs, KeptLines, LineSplitter
 from launcher.output import Output
-from wire import log_line
-from wire.log_line import LogLine, to_json
+from wire.log import log_line
+from wire.log.log_line import LogLine, to_json
 
 
 @given(st.lists(st.binary(max_size=20), max_size=8))

@@ -201,7 +201,7 @@ def test_download() -> None:
 
 def test_the_shards_know_every_attention_backend_that_can_be_asked_for() -> None:
     from model_server.attention.choice import OWN_NAMES, TGI_NAMES
-    from wire.options import options_of
+    from wire.cli.options import options_of
 
     asked = next(opt for opt in options_of(LauncherConfig) if opt.name == "attention")
     assert set(asked.choices) == {*OWN_NAMES, *TGI_NAMES}
@@ -211,7 +211,7 @@ def test_the_children_accept_these_command_lines() -> None:
     """The contract between the rooms, as far as parsing goes."""
     from model_server.config import DownloadConfig, ServeConfig
     from router.config import RouterConfig
-    from wire.options import parse
+    from wire.cli.options import parse
 
     made = plan(
         num_shard=2, dtype="bfloat16", revision="r", trust_remote_code=True, max_input_tokens=5, max_total_tokens=9,

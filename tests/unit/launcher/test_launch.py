@@ -17,7 +17,7 @@ from launcher import hardware, hub, launch
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError, NotEnoughCUDADevices
 from launcher.signals import Signals
-from wire.options import parse
+from wire.cli.options import parse
 
 
 class Started(Exception):

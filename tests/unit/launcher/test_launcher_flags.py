@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.config import LauncherConfig
-from wire.options import UsageError, options_of, parse
+from wire.cli.options import UsageError, options_of, parse
 
 U64 = 2**64 - 1
 U32 = 2**32 - 1

@@ -18,7 +18,8 @@ from launcher.errors import ShardCannotStart, WebserverCannotStart, WebserverFai
 
 _PHASES = """
 import signal, time
-from wire import log_line, phases, stack_dump
+from wire import phases, stack_dump
+from wire.log import log_line
 log_line.configure(True, "ERROR", rank={rank})
 stack_dump.answer_requests()
 phases.enter(phases.IMPORTING)

@@ -13,7 +13,7 @@ import pytest
 from model_server.cli import main
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, check
 from model_server.errors import StartupError
-from wire.options import UsageError, options_of, parse
+from wire.cli.options import UsageError, options_of, parse
 
 SWITCH = "switch"
 SERVE: dict[str, Any] = {

@@ -14,7 +14,8 @@ from wire import phases, stack_dump
 
 _PROGRAM = """
 import logging, time
-from wire import log_line, phases, stack_dump
+from wire import phases, stack_dump
+from wire.log import log_line
 log_line.configure({json}, "WARN")
 stack_dump.answer_requests()
 phases.enter(phases.LOADING)

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from wire.progress_bars import are_drawn
+from wire.log.progress_bars import are_drawn
 
 logger = logging.getLogger(__name__)
 

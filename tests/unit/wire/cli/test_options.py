@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.option_configs import Colour, Config, Positional
 
-from wire.options import UsageError, options_of, parse, to_argv
+from wire.cli.options import UsageError, options_of, parse, to_argv
 
 
 def ask(*argv: str, **environ: str) -> Config:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from wire import phases
-from wire.progress_bars import ProgressFilter, StatusLines
+from wire.log.progress_bars import ProgressFilter, StatusLines
 
 Layout = Literal["flat", "launcher", "shard"]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from wire import log_line
-from wire.log_line import LogLine
-from wire.progress_bars import StatusLines, are_drawn, bar
+from wire.log import log_line
+from wire.log.log_line import LogLine
+from wire.log.progress_bars import StatusLines, are_drawn, bar
 
 _CONTROL = re.compile(r"\x1b\[(\d*)([A-Za-z])")
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wire import log_line
-from wire.log_line import MAX_LINE_BYTES, Layout, LogLine, configure, parse, to_json, to_text
+from wire.log import log_line
+from wire.log.log_line import MAX_LINE_BYTES, Layout, LogLine, configure, parse, to_json, to_text
 
 LAYOUTS: tuple[Layout, ...] = ("flat", "launcher", "shard")
 LINE = LogLine(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.option_configs import Config, Positional
 
-from wire.commands import run_command, run_group
-from wire.options import options_of
+from wire.cli.commands import run_command, run_group
+from wire.cli.options import options_of
 
 
 def run(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[Config]]:
@@ -90,7 +90,7 @@ def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_ordinary_start_does_not_import_typer() -> None:
     program = (
-        "import sys, dataclasses; from wire.commands import run_command; from wire.options import option;"
+        "import sys, dataclasses; from wire.cli.commands import run_command; from wire.cli.options import option;"
         "C = dataclasses.make_dataclass('C', [('a', int, option(1, help='a'))], frozen=True, kw_only=True);"
         "assert run_command(C, lambda c: c.a, prog='x', argv=['--a', '4']) == 4;"
         "sys.exit(int('typer' in sys.modules or 'rich' in sys.modules))"

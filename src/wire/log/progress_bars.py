@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wire.log_line import Stream
+    from wire.log.log_line import Stream
 
 FIELD = "progress"
 TEXT = "bar"

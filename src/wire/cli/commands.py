@@ -1,4 +1,4 @@
-"""From a command line to a command: help, version, usage errors and exit statuses, around `wire.options.parse`."""
+"""From a command line to a command: help, version, usage errors and exit statuses, around `wire.cli.options.parse`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from wire.options import UsageError, parse
+from wire.cli.options import UsageError, parse
 
 T = TypeVar("T")
 Version = str | Callable[[], str] | None
@@ -28,7 +28,7 @@ def run_command(
     before_dashes = words[: words.index("--")] if "--" in words else words
     if "--help" in before_dashes or "-h" in before_dashes:
         # Here, not above: only a help page is worth the time that typer and rich take to import.
-        from wire.option_help import print_help
+        from wire.cli.help import print_help
 
         print_help(config_type, prog, description)
         return 0

@@ -1,0 +1,1 @@
+"""An option: its declaration, its help page, and the commands that are made of options."""

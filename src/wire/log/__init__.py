@@ -1,0 +1,1 @@
+"""The log: records that one process writes and another repeats, and progress bars."""
