@@ -1,6 +1,6 @@
 """LauncherConfig: what was asked for, each option once, in TGI's names; and the combinations that are refused.
 
-Knows neither the machine nor the model; what will be done is `launcher.plan.LaunchPlan`.
+Knows neither the machine nor the model; what will be done is `launcher.planning.plan.LaunchPlan`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.config import SECRETS, LauncherConfig
-from launcher.hardware import Hardware
-from launcher.model_info import hub_cache
+from launcher.planning.hardware import Hardware
+from launcher.planning.model_info import hub_cache
 from wire.cli.options import options_of
 
 _PACKAGES = (

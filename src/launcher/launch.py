@@ -10,16 +10,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher import commands, hardware, model_info, preflight
-from launcher.child import Guard
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import DownloadError, LauncherError
-from launcher.hardware import Hardware
-from launcher.hub import check_cache, check_network
-from launcher.output import Output, claim_standard_descriptors
-from launcher.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
-from launcher.signals import Signals
-from launcher.supervisor import Patience, Supervisor
+from launcher.planning import commands, hardware, model_info, preflight
+from launcher.planning.hardware import Hardware
+from launcher.planning.hub import check_cache, check_network
+from launcher.planning.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
+from launcher.processes.child import Guard
+from launcher.processes.output import Output, claim_standard_descriptors
+from launcher.processes.signals import Signals
+from launcher.processes.supervisor import Patience, Supervisor
 from wire.log import log_line, progress_bars
 
 logger = logging.getLogger("text_generation_launcher")

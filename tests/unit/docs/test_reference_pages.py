@@ -14,12 +14,12 @@ from docs.generate import tgi, variables
 from docs.generate.markdown import cell
 from docs.generate.option_page import default, names, option_tables, values
 from docs.generate.pages import REFERENCE, pages
-from launcher import commands
 from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig
 from launcher.errors import LauncherError
-from launcher.hardware import Hardware
-from launcher.plan import Endpoints, LaunchPlan
+from launcher.planning import commands
+from launcher.planning.hardware import Hardware
+from launcher.planning.plan import Endpoints, LaunchPlan
 from model_server.config import DownloadConfig, ServeConfig
 from router.api.errors import status_of
 from router.api.openapi_answers import ERRORS

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from unit.launcher.supervised import Launch, Story
 
-from launcher.child import Guard
-from launcher.signals import Signals
+from launcher.processes.child import Guard
+from launcher.processes.signals import Signals
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from launcher.child import HEALTH_METHOD
-from launcher.commands import Command
+from launcher.planning.commands import Command
+from launcher.processes.child import HEALTH_METHOD
 from wire.exit_status import LOST_PEER
 
 _SHARD = f"""

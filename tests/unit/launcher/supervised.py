@@ -13,10 +13,10 @@ from pathlib import Path
 
 from unit.launcher.fake_children import router, shard
 
-from launcher.child import Guard
-from launcher.commands import Command
-from launcher.signals import Signals
-from launcher.supervisor import Patience, Supervisor
+from launcher.planning.commands import Command
+from launcher.processes.child import Guard
+from launcher.processes.signals import Signals
+from launcher.processes.supervisor import Patience, Supervisor
 
 
 class Story(logging.Handler):

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from launcher import hardware, hub, launch
+from launcher import launch
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError, NotEnoughCUDADevices
-from launcher.signals import Signals
+from launcher.planning import hardware, hub
+from launcher.processes.signals import Signals
 from wire.cli.options import parse
 
 

@@ -46,7 +46,7 @@ def test_a_reader_that_has_seen_enough_of_the_help() -> None:
 def test_help_imports_nothing_of_a_launch() -> None:
     program = (
         "import sys; from launcher.cli import main; sys.argv = ['launcher', '--help']; assert main() == 0;"
-        "sys.exit(int(bool({'launcher.launch', 'launcher.supervisor', 'grpc'} & set(sys.modules))))"
+        "sys.exit(int(bool({'launcher.launch', 'launcher.processes.supervisor', 'grpc'} & set(sys.modules))))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done

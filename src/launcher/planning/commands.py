@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from launcher.config import SECRETS, LauncherConfig
-from launcher.model_info import with_hub_cache
-from launcher.plan import LaunchPlan
+from launcher.planning.model_info import with_hub_cache
+from launcher.planning.plan import LaunchPlan
 from wire.log.log_line import level_from_filter
 
 Environment = Mapping[str, str]

@@ -12,9 +12,9 @@ import pytest
 from unit.launcher.fake_children import plain, router, shard
 from unit.launcher.supervised import Launch
 
-from launcher.child import Child
-from launcher.commands import Command
 from launcher.errors import ShardCannotStart, WebserverCannotStart, WebserverFailed
+from launcher.planning.commands import Command
+from launcher.processes.child import Child
 
 _PHASES = """
 import signal, time

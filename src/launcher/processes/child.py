@@ -3,7 +3,7 @@
 | Who goes        | What ends its children                                                                    |
 |-----------------|-------------------------------------------------------------------------------------------|
 | a child         | `poll` kills what is left of its group before it reaps it                                  |
-| the launcher    | the kernel's parent-death signal (each child), the guard (each group), see `leash.py`      |
+| the launcher    | the kernel's parent-death signal (each child), the guard (each group): `parent_watchdog.py` |
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.child_logs import ChildLogs
-from launcher.commands import Command
+from launcher.planning.commands import Command
+from launcher.processes.child_logs import ChildLogs
 from wire import phases, stack_dump
 
 logger = logging.getLogger("text_generation_launcher")
 
 HEALTH_METHOD = "/generate.v3.TextGenerationService/Health"
-_LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("leash.py")))
+_LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_watchdog.py")))
 _PROBE_TIMEOUT_S = 5.0
 _OUTPUT_AFTER_EXIT_S = 2.0
 _HINTS = {

@@ -11,7 +11,6 @@ import pytest
 from unit.launcher.fake_children import journal, plain, router, shard
 from unit.launcher.supervised import Launch
 
-from launcher.commands import Command
 from launcher.errors import (
     DownloadError,
     LauncherError,
@@ -20,6 +19,7 @@ from launcher.errors import (
     WebserverCannotStart,
     WebserverFailed,
 )
+from launcher.planning.commands import Command
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -8,10 +8,10 @@ import pytest
 
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, LauncherError, NotEnoughCUDADevices
-from launcher.hardware import Gpu, Hardware
-from launcher.model_info import ModelInfo, from_config
-from launcher.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
-from launcher.prefill import prefill_tokens
+from launcher.planning.hardware import Gpu, Hardware
+from launcher.planning.model_info import ModelInfo, from_config
+from launcher.planning.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
+from launcher.planning.prefill import prefill_tokens
 
 ENDS = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
 LLAMA = {

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import hardware
 from launcher.env_report import cpu_features, report
-from launcher.hardware import Gpu, Hardware, detect, parse_query, process_age_s, visible
+from launcher.planning import hardware
+from launcher.planning.hardware import Gpu, Hardware, detect, parse_query, process_age_s, visible
 
 ANSWER = """\
 GPU-aaaa-1, NVIDIA H200, 143771, 9.0

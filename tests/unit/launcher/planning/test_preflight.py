@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from launcher import preflight
 from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation
-from launcher.hardware import Gpu, Hardware
-from launcher.model_info import ModelInfo
+from launcher.planning import preflight
+from launcher.planning.hardware import Gpu, Hardware
+from launcher.planning.model_info import ModelInfo
 
 
 def listener() -> socket.socket:

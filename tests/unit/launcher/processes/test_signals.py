@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.signals import ECHO_S, Signals
+from launcher.processes.signals import ECHO_S, Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -71,7 +71,7 @@ def test_notify() -> None:
 
 def test_an_echo_of_a_signal_is_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("launcher.signals.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("launcher.processes.signals.time", SimpleNamespace(monotonic=lambda: now))
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)

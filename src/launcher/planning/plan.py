@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation, NotEnoughCUDADevices
-from launcher.hardware import Hardware
-from launcher.model_info import ModelInfo
-from launcher.prefill import prefill_tokens
-from launcher.resolved import Resolved
+from launcher.planning.hardware import Hardware
+from launcher.planning.model_info import ModelInfo
+from launcher.planning.prefill import prefill_tokens
+from launcher.planning.resolved import Resolved
 
 DEFAULT_MASTER_PORT = 29500
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from launcher.config import LauncherConfig
 from launcher.config import http_port as asked_http_port
 from launcher.errors import ArgumentValidation
-from launcher.hardware import Hardware
-from launcher.model_info import ModelInfo
-from launcher.plan import DEFAULT_MASTER_PORT
+from launcher.planning.hardware import Hardware
+from launcher.planning.model_info import ModelInfo
+from launcher.planning.plan import DEFAULT_MASTER_PORT
 
 logger = logging.getLogger("text_generation_launcher")
 

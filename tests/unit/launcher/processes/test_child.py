@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from unit.launcher.fake_children import plain, router, shard, wait_until_gone
 
-from launcher.child import Child, Exit, Guard
-from launcher.commands import Command
+from launcher.planning.commands import Command
+from launcher.processes.child import Child, Exit, Guard
 
 LIMIT_S = 20.0
 SPAWN_A_GRANDCHILD = (
@@ -159,8 +159,8 @@ def test_children_have_their_own_group_and_no_input(guard: Guard) -> None:
 
 _LAUNCHER = f"""
 import os, sys, time
-from launcher.child import Child, Guard
-from launcher.commands import Command
+from launcher.processes.child import Child, Guard
+from launcher.planning.commands import Command
 guard = Guard()
 guard.remove_at_end(sys.argv[1])
 program = {SPAWN_A_GRANDCHILD + "time.sleep(600)"!r}
@@ -203,7 +203,7 @@ def test_without_its_guard_the_leash_still_holds(tmp_path: Path) -> None:
 
 
 def test_the_leash_notices_a_parent_that_died_first() -> None:
-    from launcher import child as module
+    from launcher.processes import child as module
 
     leash = [*module._LEASH, "exec", "1", sys.executable, "-c", "print('ran')"]
     answer = subprocess.run(leash, capture_output=True, text=True, check=False)

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from launcher.child import Child
-from launcher.child_logs import texts_of
+from launcher.processes.child import Child
+from launcher.processes.child_logs import texts_of
 
 logger = logging.getLogger("text_generation_launcher")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import ArgumentValidation
-from launcher.model_info import (
+from launcher.planning.model_info import (
     ModelInfo,
     check_directory,
     directory,

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from launcher.errors import ArgumentValidation, DownloadError
-from launcher.model_info import hub_cache
-from launcher.signals import Signals
+from launcher.planning.model_info import hub_cache
+from launcher.processes.signals import Signals
 
 logger = logging.getLogger("text_generation_launcher")
 

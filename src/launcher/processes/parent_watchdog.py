@@ -1,8 +1,9 @@
 """Keeps children from outliving the launcher. Run as a script by a bare interpreter: standard library only.
 
-`leash.py exec PARENT argv...`  asks the kernel to kill this process when its parent dies, then becomes `argv`.
-`leash.py guard`                waits until standard input ends, which is when the launcher is gone, however it went;
-                                then kills the process groups it was told of and removes the directories.
+- `parent_watchdog.py exec PARENT argv...` asks the kernel to kill this process when its parent dies, then becomes
+  `argv`.
+- `parent_watchdog.py guard` waits until standard input ends, which is when the launcher is gone, however it went; then
+  kills the process groups it was told of and removes the directories.
 
 Two means, because each has a hole: the kernel's signal reaches the child but not the child's own children, and the
 guard could itself be killed. The launcher knows this file's two commands; nothing else does.

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.child_logs import ChildLogs, KeptLines, LineSplitter
-from launcher.output import Output
+from launcher.processes.child_logs import ChildLogs, KeptLines, LineSplitter
+from launcher.processes.output import Output
 from wire.log import log_line
 from wire.log.log_line import LogLine, to_json
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from launcher import commands
 from launcher.config import LauncherConfig
-from launcher.hardware import Gpu, Hardware
-from launcher.plan import Endpoints, LaunchPlan, make_plan
+from launcher.planning import commands
+from launcher.planning.hardware import Gpu, Hardware
+from launcher.planning.plan import Endpoints, LaunchPlan, make_plan
 
 ENDS = Endpoints(hostname="0.0.0.0", port=3001, uds_prefix="/run/x/shard", master_port=29501)
 CPU = Hardware(cores=4)

@@ -15,9 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from launcher import stacks, start_times
-from launcher.child import Child, Exit, Guard
-from launcher.commands import Command
 from launcher.errors import (
     DownloadError,
     LauncherError,
@@ -26,7 +23,10 @@ from launcher.errors import (
     WebserverCannotStart,
     WebserverFailed,
 )
-from launcher.signals import Signals
+from launcher.planning.commands import Command
+from launcher.processes import stacks, start_times
+from launcher.processes.child import Child, Exit, Guard
+from launcher.processes.signals import Signals
 from wire import phases
 from wire.exit_status import LOST_PEER, MISSING_PEER, STALLED
 

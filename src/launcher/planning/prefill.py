@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 
 from launcher.config import LauncherConfig
-from launcher.hardware import Gpu, Hardware
-from launcher.model_info import ModelInfo
-from launcher.resolved import Resolved
+from launcher.planning.hardware import Gpu, Hardware
+from launcher.planning.model_info import ModelInfo
+from launcher.planning.resolved import Resolved
 
 _BASE = {"qwen2_vl": 10_000, "qwen2_5_vl": 10_000, "gemma3": 8_000}
 _DEFAULT = 4096

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher.child import Child
+from launcher.processes.child import Child
 
 
 def total(child: Child) -> float:
