@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from docs.generate.markdown import cell, code, page, table
-from router.api import kserve
-from router.api.openapi import document
-from router.api.openapi_answers import ERRORS, JSON_HEADERS, REQUEST_ID
-from router.app import create_app
+from router.api.openapi.answers import ERRORS, JSON_HEADERS, REQUEST_ID
+from router.api.openapi.openapi import document
+from router.api.platforms import kserve
+from router.server.app import create_app
 
 Schema = dict[str, Any]
 _INTRO = """\

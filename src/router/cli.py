@@ -42,7 +42,7 @@ def run(config: RouterConfig) -> int:
         poll_in_place()
         import uvloop
 
-        from router.serving import serve
+        from router.server.server import serve
 
         return uvloop.run(serve(config))
     except StartupError as error:
@@ -58,8 +58,8 @@ def print_schema(config: PrintSchemaConfig) -> int:
     """Print the OpenAPI document as JSON."""
     import orjson
 
-    from router.api.openapi import document
-    from router.app import create_app
+    from router.api.openapi.openapi import document
+    from router.server.app import create_app
 
     text = orjson.dumps(document(create_app()), option=orjson.OPT_INDENT_2)
     sys.stdout.write(text.decode() + "\n")

@@ -1,6 +1,6 @@
 """What travels inward: a request that has passed validation, in the router's own words.
 
-Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `router.validation`, and
+Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `router.generation.validation`, and
 `router.shards.convert` turns them into messages.
 """
 

@@ -13,7 +13,7 @@ from support.tokenizer_kinds import KINDS
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.conversion import build_tokenizer as convert_tokenizer
 from model_server.weights.conversion.build_tokenizer import Refused, convert
-from router.tokenizer import PromptTokenizer
+from router.text.tokenizer import PromptTokenizer
 
 TEXTS = (
     "Hello",

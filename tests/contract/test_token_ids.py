@@ -11,7 +11,7 @@ from support.tiny_models import write_tokenizer
 from transformers import AutoTokenizer
 
 from model_server.text.tokenizer import Tokenizer
-from router.tokenizer import PromptTokenizer
+from router.text.tokenizer import PromptTokenizer
 from wire import demo_model
 
 TEXTS = (

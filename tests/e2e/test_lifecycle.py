@@ -154,7 +154,7 @@ def test_a_shard_that_is_stopped_is_killed_with_the_rest() -> None:
         assert ended(server, 3 + NOTICED_S) == 0, server.log()
         assert family.left_after(2.0) == []
         records = [json.loads(line) for line in server.log().splitlines()]
-        assert {"text_generation_launcher", "model_server.cli", "router.serving"} <= {
+        assert {"text_generation_launcher", "model_server.cli", "router.server.server"} <= {
             each["target"] for each in records
         }
 

@@ -1,1 +1,1 @@
-"""The HTTP door: the only place (with `router.app` and `router.cli`) that knows FastAPI and uvicorn."""
+"""The HTTP door: the only place (with `router.server.app` and `router.cli`) that knows FastAPI and uvicorn."""

@@ -13,29 +13,29 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from router.api import sse
-from router.api.body import read_body
-from router.api.disconnect import unless_left
+from router.api.app_state import Served, request_id_of, served_of
 from router.api.errors import openai_event_body, said_to_client
-from router.api.headers import json_headers, stream_headers
-from router.api.json_out import JsonResponse
-from router.api.openapi import documented
-from router.api.openapi_answers import JSON_HEADERS
-from router.api.served import Served, request_id_of, served_of
-from router.chat.answer import completion, prompt_tokens_of
-from router.chat.calls import CallStream, is_call
-from router.chat.chunks import ChatHead, ChoiceStream, usage_chunk
-from router.chat.messages import Turn
-from router.chat.prompt import choices_of, model_name, request_of, turns_of, variables_of
-from router.chat.tools import OfferedTools, offered_tools
-from router.chat.two_passes import TwoPasses, turn
+from router.api.http import sse
+from router.api.http.body import read_body
+from router.api.http.disconnect import unless_left
+from router.api.http.headers import json_headers, stream_headers
+from router.api.http.json_out import JsonResponse
+from router.api.openapi.answers import JSON_HEADERS
+from router.api.openapi.openapi import documented
 from router.config import TGI_VERSION
 from router.errors import RouterError, ValidationError
 from router.events import Finished, Prefilled
-from router.grammar import AskedGrammar
-from router.running import Admission, Generation, Run, Running, collect_all, interleaved, start_all
+from router.generation.running import Admission, Generation, Run, Running, collect_all, interleaved, start_all
+from router.generation.validation import GenerateRequest
+from router.grammar.checker import AskedGrammar
+from router.openai.chat.answer import completion, prompt_tokens_of
+from router.openai.chat.calls import CallStream, is_call
+from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
+from router.openai.chat.prompt import choices_of, model_name, request_of, turns_of, variables_of
+from router.openai.chat.tools import OfferedTools, offered_tools
+from router.openai.chat.two_passes import TwoPasses, turn
+from router.openai.template.messages import Turn
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
-from router.validation import GenerateRequest
 
 routes = APIRouter(tags=["Chat"])
 _HEADERS = tuple(JSON_HEADERS)

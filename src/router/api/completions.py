@@ -10,24 +10,24 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from router.api import sse
-from router.api.body import read_body
-from router.api.disconnect import unless_left
+from router.api.app_state import Served, request_id_of, served_of
 from router.api.errors import openai_event_body, said_to_client
-from router.api.headers import stream_headers, summed_headers
-from router.api.json_out import JsonResponse
-from router.api.openapi import documented
-from router.api.openapi_answers import SUMMED_HEADERS
-from router.api.served import Served, request_id_of, served_of
-from router.chat.chunks import usage
-from router.completion.answer import ChoiceStream, CompletionHead, completion
-from router.completion.prompt import Counts, check_served, counts_of, requests_of
+from router.api.http import sse
+from router.api.http.body import read_body
+from router.api.http.disconnect import unless_left
+from router.api.http.headers import stream_headers, summed_headers
+from router.api.http.json_out import JsonResponse
+from router.api.openapi.answers import SUMMED_HEADERS
+from router.api.openapi.openapi import documented
 from router.config import TGI_VERSION
 from router.errors import ValidationError
 from router.events import Finished, Prefilled
-from router.running import Admission, Generation, Running, arrivals
+from router.generation.running import Admission, Generation, Running, arrivals
+from router.generation.validation import GenerateRequest
+from router.openai.chat.chunks import usage
+from router.openai.completion.answer import ChoiceStream, CompletionHead, completion
+from router.openai.completion.prompt import Counts, check_served, counts_of, requests_of
 from router.schemas.completion import Completion, CompletionBody, CompletionChunk
-from router.validation import GenerateRequest
 
 routes = APIRouter(tags=["Completions"])
 

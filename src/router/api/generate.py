@@ -8,18 +8,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from router.api import sse
-from router.api.body import read_body
-from router.api.disconnect import unless_left
+from router.api.app_state import Served, request_id_of, served_of
 from router.api.errors import native_event_body, said_to_client
-from router.api.headers import json_headers, stream_headers
-from router.api.json_out import JsonResponse
-from router.api.openapi import documented
-from router.api.openapi_answers import JSON_HEADERS
-from router.api.served import Served, request_id_of, served_of
+from router.api.http import sse
+from router.api.http.body import read_body
+from router.api.http.disconnect import unless_left
+from router.api.http.headers import json_headers, stream_headers
+from router.api.http.json_out import JsonResponse
+from router.api.openapi.answers import JSON_HEADERS
+from router.api.openapi.openapi import documented
 from router.events import Finished, Prefilled, Token, TokenGenerated
+from router.generation.running import Generation, Running
+from router.generation.validation import GenerateRequest
 from router.logprobs import float32
-from router.running import Generation, Running
 from router.schemas.generate import (
     CompatBody,
     GenerateBody,
@@ -27,7 +28,6 @@ from router.schemas.generate import (
     GenerateResponse,
     StreamEvent,
 )
-from router.validation import GenerateRequest
 
 routes = APIRouter(tags=["Text Generation"])
 

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from router import metrics
+from router.api.app_state import Served, served_of
 from router.api.errors import UnknownModelError
-from router.api.json_out import JsonResponse
-from router.api.served import Served, served_of
-from router.chat.prompt import BASE_MODEL
+from router.api.http.json_out import JsonResponse
 from router.config import TGI_VERSION
 from router.errors import UnhealthyError
+from router.openai.chat.prompt import BASE_MODEL
 from router.schemas.service import ErrorBody, Info, ModelCard, ModelList
 
 routes = APIRouter(tags=["Service"])

@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from router.api.body import read_body
+from router.api.app_state import Served, served_of
 from router.api.chat import first_request
-from router.api.json_out import JsonResponse
-from router.api.openapi import documented
-from router.api.openapi_answers import READS_ONLY
-from router.api.served import Served, served_of
+from router.api.http.body import read_body
+from router.api.http.json_out import JsonResponse
+from router.api.openapi.answers import READS_ONLY
+from router.api.openapi.openapi import documented
 from router.errors import ValidationError
 from router.schemas.chat import ChatBody
 from router.schemas.generate import ChatTokenizeResponse, TokenizeBody, TokenSpan

@@ -15,7 +15,7 @@ from router.errors import UnhealthyError
 from router.events import Failed
 from router.limits import ServingLimits
 from router.scheduling.batch import RunningBatch
-from router.scheduling.blocks import BlockAllocator
+from router.scheduling.cache.blocks import BlockAllocator
 from router.scheduling.delivery import deliver_columns, deliver_row, server_error
 from router.scheduling.entry import Entry
 from router.scheduling.growth import Growing

@@ -19,7 +19,7 @@ from router.request import ValidRequest
 
 if TYPE_CHECKING:
     from router.scheduling.batch import RunningBatch
-    from router.scheduling.blocks import Allocation
+    from router.scheduling.cache.blocks import Allocation
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.scheduling.batch import RunningBatch
-from router.scheduling.blocks import BlockAllocator
+from router.scheduling.cache.blocks import BlockAllocator
 from router.scheduling.entry import Entry
 from router.scheduling.pipeline import Pipeline
 from router.scheduling.request_queue import RequestQueue

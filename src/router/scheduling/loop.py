@@ -14,14 +14,14 @@ from collections.abc import Callable
 from router.errors import GenerationError, OverloadedError, RouterError, UnhealthyError, ValidationError
 from router.limits import ServingLimits, ShardInfo
 from router.request import ValidRequest
-from router.scheduling.blocks import BlockAllocator, FreeList
+from router.scheduling.cache.blocks import BlockAllocator, FreeList
+from router.scheduling.cache.prefix_cache import PrefixCache
 from router.scheduling.driver import Driver
 from router.scheduling.entry import MAX_UNREAD_BYTES, Entry
 from router.scheduling.growth import Growing
 from router.scheduling.health import HealthCheck
 from router.scheduling.pipeline import Pipeline
 from router.scheduling.ports import Metrics
-from router.scheduling.prefix_cache import PrefixCache
 from router.scheduling.request_queue import RequestQueue
 from router.scheduling.sending import Abilities
 from router.scheduling.step_metrics import StepMetrics

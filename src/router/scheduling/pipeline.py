@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from router.scheduling.batch import RunningBatch
-from router.scheduling.blocks import Allocation, BlockAllocator
+from router.scheduling.cache.blocks import Allocation, BlockAllocator
 from router.scheduling.entry import Entry
 from router.shards.interface import StalledError
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.request import ValidRequest
-from router.scheduling.blocks import BlockAllocator
 from router.scheduling.budget import round_up
+from router.scheduling.cache.blocks import BlockAllocator
 from router.scheduling.entry import Entry
 
 # Entries whose caller has left are skipped when they reach the front. Behind a head that waits for blocks they could

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from router.grammar import AskedGrammar
+from router.grammar.checker import AskedGrammar
 from router.schemas.base import Body
 
 

@@ -1,8 +1,8 @@
 """Parameters that several bodies have: what the OpenAPI document says of them.
 
-Here only the type is checked. Bounds are enforced by `router.validation`, in TGI's order and words; the document names
-the same bounds, and a test holds one to the other. `x-limits` names bounds that the operator sets: the document of a
-running server has their values.
+Here only the type is checked. Bounds are enforced by `router.generation.validation`, in TGI's order and words; the
+document names the same bounds, and a test holds one to the other. `x-limits` names bounds that the operator sets:
+the document of a running server has their values.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from launcher.errors import ArgumentValidation
 from model_server.config import DownloadConfig, ServeConfig
 from model_server.config import check as check_shard
 from model_server.errors import StartupError
-from router.api import kserve
-from router.api.openapi_answers import ERRORS
-from router.app import create_app
+from router.api.openapi.answers import ERRORS
+from router.api.platforms import kserve
 from router.config import RouterConfig
 from router.metrics import DECLARED
-from router.startup import CPU_CALM_STEP_TOKENS, CPU_STEP_TOKENS
+from router.server.app import create_app
+from router.server.startup import CPU_CALM_STEP_TOKENS, CPU_STEP_TOKENS
 from wire.cli.commands import run_command
 from wire.cli.options import Option, options_of, parse
 

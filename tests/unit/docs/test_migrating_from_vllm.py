@@ -14,12 +14,12 @@ from docs.generate import variables
 from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig, check
 from launcher.errors import ArgumentValidation
-from router.api.openapi import document
-from router.app import create_app
+from router.api.openapi.openapi import document
 from router.metrics import DECLARED
 from router.schemas.chat import ChatBody, ChatCompletion, StreamOptions, Usage
 from router.schemas.completion import Completion, CompletionBody
 from router.schemas.unserved import UNSERVED
+from router.server.app import create_app
 from wire.cli.options import options_of, parse, spell
 
 TEXT = documents.read("docs/migrating-from-vllm.md")

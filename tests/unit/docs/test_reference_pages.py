@@ -22,7 +22,7 @@ from launcher.planning.hardware import Hardware
 from launcher.planning.plan import Endpoints, LaunchPlan
 from model_server.config import DownloadConfig, ServeConfig
 from router.api.errors import status_of
-from router.api.openapi_answers import ERRORS
+from router.api.openapi.answers import ERRORS
 from router.config import RouterConfig
 from router.errors import RouterError, StartupError
 from wire.cli.options import Option, options_of, parse

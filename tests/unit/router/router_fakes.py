@@ -16,20 +16,20 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
-from router.api.connection import Bounds, Connection
-from router.api.served import Served
-from router.app import create_app
-from router.chat.renderer import Renderer
-from router.chat.template import ChatTemplate
+from router.api.app_state import Served
+from router.api.http.connection import Bounds, Connection
 from router.config import RouterConfig
 from router.events import Event, Failed, Finished, FinishReason, Token, TokenGenerated
-from router.grammar import GrammarChecker
-from router.inference import Inference
+from router.generation.inference import Inference
+from router.generation.validation import Validator
+from router.grammar.checker import GrammarChecker
 from router.limits import ServingLimits, ShardInfo
 from router.metrics import Metrics
+from router.openai.template.renderer import Renderer
+from router.openai.template.template import ChatTemplate
 from router.request import ValidRequest
-from router.tokenizer import PromptTokenizer
-from router.validation import Validator
+from router.server.app import create_app
+from router.text.tokenizer import PromptTokenizer
 from wire.tracing import Tracing
 
 LIMITS = ServingLimits(

@@ -116,7 +116,7 @@ def test_help_and_errors_of_the_process(tmp_path: Path) -> None:
 
 
 def test_a_start_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, router.serving; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys, router.server.server; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()"
     code = "import sys, router.cli; print({'fastapi', 'grpc', 'tokenizers', 'numpy', 'pydantic'} & set(sys.modules))"

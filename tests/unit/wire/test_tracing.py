@@ -70,7 +70,7 @@ def test_each_process_says_so_in_one_line(command: list[str]) -> None:
 
 def test_nothing_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys, router.serving, model_server.rpc.server; "
+        "import sys, router.server.server, model_server.rpc.server; "
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

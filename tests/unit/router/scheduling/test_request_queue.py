@@ -7,7 +7,7 @@ import math
 import pytest
 from support.factories import make_request
 
-from router.scheduling.blocks import FreeList
+from router.scheduling.cache.blocks import FreeList
 from router.scheduling.entry import Entry
 from router.scheduling.request_queue import RequestQueue
 

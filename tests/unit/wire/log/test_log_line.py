@@ -17,7 +17,7 @@ from wire.log.log_line import MAX_LINE_BYTES, Layout, LogLine, configure, parse,
 
 LAYOUTS: tuple[Layout, ...] = ("flat", "launcher", "shard")
 LINE = LogLine(
-    level="WARN", message="hello", timestamp="2026-01-02T03:04:05.000006Z", target="router.app", filename="app.py",
+    level="WARN", message="hello", timestamp="2026-01-02T03:04:05.000006Z", target="router.cli", filename="app.py",
     line_number=7, rank=1, exception="Traceback: x", fields={"total_time": "1ms", "n": 3},
 )  # fmt: skip
 
@@ -53,7 +53,12 @@ def test_json_reads_back(layout: Layout) -> None:
 
 def test_layouts_have_the_fields_of_tgi() -> None:
     flat, launcher, shard = (json.loads(to_json(LINE, layout)) for layout in LAYOUTS)
-    assert (flat["level"], flat["message"], flat["target"], flat["line_number"]) == ("WARN", "hello", "router.app", 7)
+    assert (flat["level"], flat["message"], flat["target"], flat["line_number"]) == (
+        "WARN",
+        "hello",
+        "router.cli",
+        7,
+    )
     assert flat["total_time"] == "1ms"
     assert launcher["fields"] == {"message": "hello", "total_time": "1ms", "n": 3}
     assert "message" not in launcher
@@ -134,7 +139,7 @@ def test_lines_are_capped(layout: Layout, character: str) -> None:
 
 def test_text_form() -> None:
     assert to_text(LINE) == (
-        "2026-01-02T03:04:05.000006Z  WARN router.app: app.py:7: hello total_time=1ms n=3 rank=1\n  Traceback: x"
+        "2026-01-02T03:04:05.000006Z  WARN router.server.app: app.py:7: hello total_time=1ms n=3 rank=1\n  Traceback: x"
     )
 
 
@@ -162,14 +167,14 @@ def shown(filter_text: str, *names: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("debug", {"router.app": "debug", "model_server": "debug", "hyper": "warn"}),
-        ("warn", {"router.app": "warn", "hyper": "warn"}),
-        ("error", {"router.app": "error", "hyper": "error"}),
-        ("warn,router=debug", {"router.app": "debug", "launcher": "warn", "text_generation_launcher": "warn"}),
-        ("router=debug", {"router.app": "debug", "launcher": "info"}),
-        ("text_generation_router::server=debug,warn", {"router.app": "debug", "model_server": "warn"}),
+        ("debug", {"router.cli": "debug", "model_server": "debug", "hyper": "warn"}),
+        ("warn", {"router.cli": "warn", "hyper": "warn"}),
+        ("error", {"router.cli": "error", "hyper": "error"}),
+        ("warn,router=debug", {"router.cli": "debug", "launcher": "warn", "text_generation_launcher": "warn"}),
+        ("router=debug", {"router.cli": "debug", "launcher": "info"}),
+        ("text_generation_router::server=debug,warn", {"router.cli": "debug", "model_server": "warn"}),
         ("text_generation_launcher=error", {"launcher": "error", "text_generation_launcher": "error"}),
-        ("info,router.scheduling=trace", {"router.scheduling.loop": "trace", "router.app": "info"}),
+        ("info,router.scheduling=trace", {"router.scheduling.loop": "trace", "router.cli": "info"}),
         ("info,tower_http::trace=debug", {"tower_http.trace": "debug", "router": "info"}),
         ("text_generation_router", {"router": "trace", "launcher": "info"}),
         ("info,router[request{id=1,b}]=debug", {"router": "debug", "launcher": "info"}),
@@ -225,7 +230,7 @@ def test_a_span_in_text() -> None:
     span = {"name": "generate", "total_time": "1ms", "seed": 'a"\x1b'}
     line = dataclasses.replace(LINE, fields={"n": 3, "span": span, "spans": [span]}, rank=None, exception="")
     spelled = 'generate{total_time="1ms" seed="a\\"\\u001b"}'
-    assert to_text(line) == f"2026-01-02T03:04:05.000006Z  WARN {spelled}: router.app: app.py:7: hello n=3"
+    assert to_text(line) == f"2026-01-02T03:04:05.000006Z  WARN {spelled}: router.server.app: app.py:7: hello n=3"
     assert parse(to_json(line)) == line
     for other in ({}, "x", {"total_time": 1}):
         assert ": hello n=3" in to_text(dataclasses.replace(line, fields={"n": 3, "span": other}))
@@ -234,12 +239,12 @@ def test_a_span_in_text() -> None:
 def test_configured_text() -> None:
     stream = io.StringIO()
     configure(False, "info", stream=stream)
-    logging.getLogger("router.app").info("hi %d", 3, extra={"request_id": "r"})
-    logging.getLogger("router.app").debug("no")
+    logging.getLogger("router.cli").info("hi %d", 3, extra={"request_id": "r"})
+    logging.getLogger("router.cli").debug("no")
     logging.getLogger("httpx").info("no")
     logging.getLogger("httpx").warning("theirs")
     first, second = written(stream)
-    assert " INFO router.app: test_log_line.py:" in first and first.endswith(": hi 3 request_id=r")
+    assert " INFO router.server.app: test_log_line.py:" in first and first.endswith(": hi 3 request_id=r")
     assert second.endswith(": theirs")
 
 

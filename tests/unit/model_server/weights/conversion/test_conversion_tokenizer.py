@@ -16,7 +16,7 @@ from model_server.errors import StartupError
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.conversion import tokenizer as tokenizer_files
 from model_server.weights.conversion.tokenizer import ensure_tokenizer, has_tokenizer
-from router import model_files
+from router.text import model_files
 from wire import tokenizer_file
 
 

@@ -1,0 +1,1 @@
+"""HTTP beneath the routes: bodies, events, connections, clients that leave."""

@@ -1,0 +1,243 @@
+"""One HTTP connection: uvicorn's protocol with bounds on what a client may send and how long it may take.
+
+uvicorn has neither: half a head stays open for ever, a header may have megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from router.api.errors import error_body
+from router.api.http.json_out import dumps
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_FIELDS = 256
+MAX_PIPELINED = 64
+_LINGER_S = 1.0
+_ANSWERS = {
+    400: ("Bad Request", "bad_request", "invalid HTTP request"),
+    408: ("Request Timeout", "request_timeout", "the request did not arrive in time"),
+    431: ("Request Header Fields Too Large", "headers_too_large", "the request's header is too large"),
+    503: ("Service Unavailable", "overloaded", "too many connections"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Times in seconds, from the first byte."""
+
+    max_connections: int = 4096
+    head_s: float = 10.0
+    body_s: float = 60.0
+    stalled_s: float = 30.0  # for a client to read anything of what is written
+
+
+class _Answering:
+    """The transport as an answer sees it: closing is the connection's business."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        self._connection.close_after_answer()
+
+
+class Connection(HttpToolsProtocol):
+    """Answers 408, 431 or 503 and closes where a bound is passed; hangs up on a client that reads nothing."""
+
+    def __init__(self, *arguments: Any, bounds: Bounds, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._bounds = bounds
+        self._in_head = True
+        self._in_message = False
+        self._num_begun = 0  # messages, in the read that is being parsed
+        self._head_bytes = 0
+        self._open: list[RequestResponseCycle] = []  # not answered yet; all but the first wait for their turn
+        self._refusal = 400
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading_timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._bounds.max_connections:
+            self._refuse(503)
+        else:
+            self._start_timer(self._bounds.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_reading_timer()
+        super().connection_lost(exc)
+        self._disconnect()  # uvicorn tells the last request only, which may not be the one that runs
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_reading_timer()
+        self._demand_reading()
+
+    def resume_writing(self) -> None:
+        self._stop_reading_timer()
+        super().resume_writing()
+        if self.transport.is_closing():
+            self._demand_reading()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._demand_reading()
+
+    def eof_received(self) -> None:
+        self._close()  # as the transport does, but with a clock
+
+    def on_response_complete(self) -> None:
+        if self.pipeline and self._timer is not None and not self._is_refused:
+            self._start_timer(self._bounds.body_s)  # of the one whose turn has come: until now it was not read
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        was_in_message, self._num_begun = self._in_message, 0
+        super().data_received(data)
+        # Only what the parser still keeps to itself: complete fields are counted in on_header. Where other messages
+        # came in the same read it is not known what belongs to this one; what follows is counted.
+        is_alone = self._num_begun == 0 or (self._num_begun == 1 and not was_in_message)
+        if self._in_head and is_alone and not self._is_refused:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(431)
+        self._watch_idle()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._in_message = True
+        self._num_begun += 1
+        self._head_bytes = 0
+        if self._timer is None:
+            self._start_timer(self._bounds.head_s)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        size = sum(len(field) + len(text) for field, text in self.headers) if len(value) > 1024 else 0
+        if len(self.headers) > MAX_FIELDS or size > MAX_HEAD_BYTES:
+            self._refusal = 431
+            raise ValueError("header too large")  # the parser stops and uvicorn asks for the answer
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("too many requests at once")  # each takes some kilobytes, and one read holds thousands
+        self._start_timer(self._bounds.body_s)
+        super().on_headers_complete()
+        self.cycle.transport = _Answering(self)  # type: ignore[assignment]
+        self._open = [cycle for cycle in self._open if not cycle.response_complete]
+        self._open.append(self.cycle)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        self._stop_timer()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal)
+
+    def _disconnect(self) -> None:
+        """Whoever works on an answer hears that nobody waits for it."""
+        for cycle in self._open:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def close_after_answer(self) -> None:
+        """The last answer is written. Its request may still be arriving: a body that was too large, for one."""
+        if self.cycle.more_body and not self.transport.is_closing():
+            self._linger()
+        else:
+            self._close()
+
+    def _start_timer(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(seconds, self._late)
+
+    def _late(self) -> None:
+        if self.pipeline:
+            # Nothing is read while a request waits behind another's answer: its sender is not to blame.
+            self._start_timer(self._bounds.body_s)
+        else:
+            self._refuse(408)
+
+    def _watch_idle(self) -> None:
+        """uvicorn takes any byte for a request and stops its clock: also the body of one that is answered already, and
+        the empty line that may stand before the next. Without a clock such a connection would stay open for ever."""
+        is_idle = self.cycle is not None and self.cycle.response_complete and not self._in_message and not self.pipeline
+        has_clock = self._timer is not None or self.timeout_keep_alive_task is not None
+        if is_idle and not has_clock and not self._is_refused and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def _close(self) -> None:
+        """When the client has read what is written, or reads no more."""
+        self.transport.close()
+        self._demand_reading()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _demand_reading(self) -> None:
+        """Closing waits for the client to read what is written, which it may never do."""
+        unread = self.transport.get_write_buffer_size()
+        if unread and self._reading_timer is None:
+            self._reading_timer = self.loop.call_later(self._bounds.stalled_s, self._look_at_reading, unread)
+
+    def _look_at_reading(self, unread: int) -> None:
+        self._reading_timer = None
+        if self.transport.get_write_buffer_size() < unread:
+            self._demand_reading()
+        else:
+            self.transport.abort()
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+            self._reading_timer = None
+
+    def _refuse(self, status: int) -> None:
+        """Says why, unless an answer has begun, and closes; what still arrives is thrown away."""
+        self._stop_timer()
+        if self._is_refused or self.transport.is_closing():
+            return
+        has_begun = any(cycle.response_started and not cycle.response_complete for cycle in self._open)
+        self._disconnect()
+        if has_begun:
+            self._is_refused = True
+            self._close()
+            return
+        reason, error_type, message = _ANSWERS[status]
+        body = dumps(error_body(message, error_type))
+        head = (
+            f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Closing at once, with input unread, would reset the connection and take the answer with it."""
+        self._is_refused = True
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._stop_timer()
+        self._timer = self.loop.call_later(_LINGER_S, self._close)

@@ -1,0 +1,46 @@
+"""Response headers of the generation routes. Times in whole milliseconds, except x-compute-time (seconds)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.generation.running import Generation, Run
+
+_OF_PROMPT = ("x-compute-characters", "x-prompt-tokens")
+
+
+def stream_headers(*running: Run, compute_type: str) -> dict[str, str]:
+    """`running` has one generation for each prompt."""
+    num_characters = sum(len(one.request.inputs) for one in running)
+    return {"x-compute-type": compute_type, "x-compute-characters": str(num_characters)}
+
+
+def json_headers(generation: Generation, compute_type: str) -> dict[str, str]:
+    timings = generation.timings
+    return {
+        "x-compute-type": compute_type,
+        "x-compute-time": f"{timings.total:.9f}",
+        "x-compute-characters": str(len(generation.request.inputs)),
+        "x-total-time": _milliseconds(timings.total),
+        "x-validation-time": _milliseconds(timings.validation),
+        "x-queue-time": _milliseconds(timings.queue),
+        "x-inference-time": _milliseconds(timings.inference),
+        "x-time-per-token": _milliseconds(timings.per_token),
+        "x-prompt-tokens": str(generation.request.input_length),
+        "x-generated-tokens": str(generation.generated_tokens),
+    }
+
+
+def summed_headers(groups: Sequence[Sequence[Generation]], compute_type: str) -> dict[str, str]:
+    """Of the generations of several prompts; a prompt counts once. As TGI's, they lack x-compute-time."""
+    prompts = [json_headers(group[0], compute_type) for group in groups]
+    all_headers = [json_headers(generation, compute_type) for group in groups for generation in group]
+    return {"x-compute-type": compute_type} | {
+        name: str(sum(int(headers[name]) for headers in (prompts if name in _OF_PROMPT else all_headers)))
+        for name in prompts[0]
+        if name not in ("x-compute-type", "x-compute-time")
+    }
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))

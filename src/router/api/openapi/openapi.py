@@ -1,0 +1,163 @@
+"""The OpenAPI document. Handlers read their bodies themselves, so each route says what its body is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from router.api.openapi.answers import AUTHORIZATION, ERRORS, JSON_HEADERS, NOT_FOUND, REQUEST_ID, STREAM_HEADERS
+from router.config import TGI_VERSION, RouterConfig
+from router.schemas.chat import ChatBody, ChatChunk
+from router.schemas.completion import CompletionBody, CompletionChunk
+from router.schemas.generate import CompatBody, GenerateBody, StreamEvent, TokenizeBody
+from router.schemas.platforms import InferBody, VertexBody
+from router.schemas.service import ErrorBody, StreamError
+
+_REFERENCE = "#/components/schemas/{model}"
+# Bodies and events that no handler's signature names.
+_MODELS: list[type[BaseModel]] = [
+    GenerateBody, CompatBody, TokenizeBody, StreamEvent, ChatBody, ChatChunk, CompletionBody, CompletionChunk,
+    VertexBody, InferBody, ErrorBody, StreamError,
+]  # fmt: skip
+_STREAMED = {
+    "properties": {
+        "parameters": {
+            "properties": {
+                "best_of": {"enum": [1, None]},
+                "decoder_input_details": {"enum": [False, None]},
+            }
+        }
+    }
+}
+"""What a native stream takes less than the same request without one."""
+_EVENTS = (
+    "Server-sent events: each is one line `data: ` with a JSON object, and an empty line. After 15 s of silence comes "
+    "a comment, the line `:`."
+)
+_DONE = " The last one is `data: [DONE]`. An error after the first event is an event with `error` and `error_type`."
+_ENDS = " An error after the first event is an event with `error` and `error_type`; nothing follows it."
+
+
+def documented(
+    body: type[BaseModel] | Sequence[type[BaseModel]],
+    response: Any,
+    *,
+    event: type[BaseModel] | None = None,
+    streamed: bool = False,
+    headers: Sequence[str] = (),
+    errors: Sequence[int] = tuple(ERRORS),
+) -> dict[str, Any]:
+    """Keyword arguments of a route decorator: its body or bodies, its answer, its events if it streams.
+
+    `headers` are those of the JSON answer, `errors` the statuses that the route can refuse with.
+    """
+    bodies = [body] if isinstance(body, type) else list(body)
+    if streamed:
+        event, response = response, None
+    answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers)}
+    answers |= {status: _refusal(status) for status in errors}
+    schema = _reference(bodies[0]) if len(bodies) == 1 else {"anyOf": [_reference(one) for one in bodies]}
+    if streamed:
+        schema = {"allOf": [schema, _STREAMED]}
+    content = {"schema": schema, "examples": {one.__name__: {"value": _example(one)} for one in bodies}}
+    return {
+        "responses": answers,
+        "response_model": None,
+        "openapi_extra": {
+            "requestBody": {"required": True, "content": {"application/json": content}},
+            "security": [{}, {"bearer": []}],
+        },
+    }
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The document with the schemas of all bodies, and the limits of the server that `app` stands for."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title="Text Generation Inference",
+            version=TGI_VERSION,
+            description="Tercet: text generation over HTTP, native and OpenAI dialects",
+            routes=app.routes,
+        )
+        _, definitions = models_json_schema([(model, "validation") for model in _MODELS], ref_template=_REFERENCE)
+        components = schema.setdefault("components", {})
+        schemas = definitions["$defs"] | components.get("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)  # FastAPI's own, which this server never answers
+        components["schemas"] = schemas
+        components["securitySchemes"] = {"bearer": AUTHORIZATION}
+        served = app.state.served
+        limits: object = RouterConfig() if served is None else served.inference.limits
+        app.openapi_schema = _finished(schema, limits)
+    return app.openapi_schema
+
+
+def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
+    for path in schema["paths"].values():
+        for operation in path.values():
+            answers = operation["responses"]
+            if "HTTPValidationError" in str(answers.get("422")):
+                del answers["422"]
+                answers["404"] = NOT_FOUND
+            content = answers["200"].get("content", {})
+            if content.get("application/json") == {"schema": {}}:
+                del content["application/json"]  # FastAPI's default: there are events only, or nothing
+            for answer in answers.values():
+                answer["headers"] = REQUEST_ID | answer.get("headers", {})
+    finished = _limited(schema, limits)
+    assert isinstance(finished, dict)
+    return finished
+
+
+def _limited(value: Any, limits: object) -> Any:
+    """With the numbers behind `x-limits`; a limit that is only known to a running server is left out."""
+    if isinstance(value, list):
+        return [_limited(one, limits) for one in value]
+    if not isinstance(value, dict):
+        return value
+    limited = {name: _limited(one, limits) for name, one in value.items() if name != "x-limits"}
+    for keyword, name in value.get("x-limits", {}).items():
+        if (limit := getattr(limits, name)) is not None:
+            limited[keyword] = limit
+    return limited
+
+
+def _ok(response: Any, event: type[BaseModel] | None, headers: Sequence[str]) -> dict[str, Any]:
+    ok: dict[str, Any] = {"description": "The answer"}
+    described: dict[str, Any] = {name: JSON_HEADERS[name] for name in headers}
+    if response is not None:
+        ok["model"] = response
+    if event is not None:
+        is_native = event is StreamEvent
+        ok["description"] = _EVENTS + (_ENDS if is_native else _DONE)
+        errors = [ErrorBody] if is_native else [StreamError]
+        ok["content"] = {"text/event-stream": {"schema": {"anyOf": [_reference(one) for one in [event, *errors]]}}}
+        described = STREAM_HEADERS | described
+    if described:
+        ok["headers"] = described
+    return ok
+
+
+def _refusal(status: int) -> dict[str, Any]:
+    refusal = ERRORS[status]
+    content = {"schema": _reference(ErrorBody), "examples": refusal.examples}
+    answer: dict[str, Any] = {"description": refusal.description, "content": {"application/json": content}}
+    return answer | ({"headers": refusal.headers} if refusal.headers else {})
+
+
+def _example(model: type[BaseModel]) -> dict[str, Any]:
+    """A body of the required fields' examples."""
+    return {
+        field.alias or name: (field.examples or [None])[0]
+        for name, field in model.model_fields.items()
+        if field.is_required()
+    }
+
+
+def _reference(model: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": _REFERENCE.format(model=model.__name__)}

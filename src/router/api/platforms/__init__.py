@@ -1,0 +1,1 @@
+"""Routes of hosted platforms: SageMaker, Vertex AI, KServe."""

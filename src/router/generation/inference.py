@@ -1,0 +1,151 @@
+"""The front desk: hands out permits, validates, queues, collects. Knows neither HTTP nor gRPC."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from router.errors import (
+    BatchSizeError,
+    OverloadedError,
+    RouterError,
+    TemplateError,
+    ToolError,
+    UnhealthyError,
+    ValidationError,
+)
+from router.generation.running import Admission, Entry, Generation, Permits, Running, collect, collect_all, start_all
+from router.generation.validation import GenerateRequest, Validator
+from router.limits import ServingLimits
+from router.metrics import Metrics
+from router.request import ValidRequest
+from router.text.tokenizer import PromptTokenizer
+from router.tracing import entered
+
+logger = logging.getLogger(__name__)
+
+_MAX_RETRY_AFTER_S = 120
+_MAX_SHOWN = 1000  # characters of a prompt, and those at level debug only
+
+
+class Scheduler(Protocol):
+    """What the front desk asks of `router.scheduling.loop`."""
+
+    def submit(self, request: ValidRequest) -> Entry: ...
+    async def check_health(self) -> bool: ...
+    @property
+    def estimated_wait_s(self) -> float: ...
+
+
+class Inference:
+    """Everything that an endpoint may ask of the router."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        validator: Validator,
+        tokenizer: PromptTokenizer,
+        limits: ServingLimits,
+        metrics: Metrics,
+    ) -> None:
+        self.limits = limits
+        self.metrics = metrics
+        self.tokenizer = tokenizer
+        self.validator = validator
+        self.permits = Permits(limits.max_concurrent_requests)
+        self.is_draining = False
+        self._scheduler = scheduler
+
+    def admit(self, number: int = 1, *, request_id: str = "") -> Admission:
+        """Permits for `number` generations, at once or not at all.
+
+        Raises OverloadedError, BatchSizeError for more than there ever are, and UnhealthyError while the server drains.
+        """
+        if self.is_draining:
+            raise UnhealthyError
+        if number > self.permits.limit:
+            # Waiting would not help: no 429.
+            raise self.refused(
+                BatchSizeError(f"the server runs up to {self.permits.limit} generations at once. Given: {number}")
+            )
+        if not self.permits.take(number):
+            wait_s = self._scheduler.estimated_wait_s
+            raise self.refused(OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S))))
+        return Admission(self.permits, number, request_id, entered())
+
+    async def start(self, request: GenerateRequest, admission: Admission) -> Running:
+        """Validates and queues. The answer owns one permit of the admission."""
+        validation = self.validator.validate(request)
+        asked = admission.request_span
+        try:
+            valid = await (validation if asked is None else asked.around_validation(validation))
+        except (ValidationError, OverloadedError) as error:
+            raise self.refused(error) from None
+        logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": admission.request_id})
+        self.metrics.observe("tgi_request_input_length", valid.input_length)
+        self.metrics.observe("tgi_request_max_new_tokens", min(valid.stopping.max_new_tokens, 1024))
+        entry = self._scheduler.submit(valid)
+        return Running(valid, entry, self.metrics, admission)
+
+    async def generate(self, request: GenerateRequest, admission: Admission) -> Generation:
+        """One generation, to its end. Cancelling the caller ends the generation."""
+        return await collect(await self.start(request, admission))
+
+    async def start_many(self, requests: Sequence[GenerateRequest], admission: Admission) -> list[Running]:
+        """Queues all or none."""
+        return await start_all(partial(self.start, request, admission) for request in requests)
+
+    async def generate_many(self, requests: Sequence[GenerateRequest], admission: Admission) -> list[Generation]:
+        """Several generations side by side, in the order of the requests; the first failure ends them all."""
+        if len(requests) == 1:
+            return [await self.generate(requests[0], admission)]
+        return await collect_all(await self.start_many(requests, admission))
+
+    async def generate_best_of(self, request: GenerateRequest, admission: Admission) -> Generation:
+        """`best_of` generations with seeds of their own; the one with the highest mean logprob, and the others."""
+        generations = await self.generate_many([request] * (request.best_of or 1), admission)
+        best = max(range(len(generations)), key=lambda index: mean_logprob(generations[index]))
+        return replace(generations[best], best_of_sequences=generations[:best] + generations[best + 1 :])
+
+    def refused(self, error: RouterError) -> RouterError:
+        """Counts and logs a refusal. The log names its kind only: the text may quote the client."""
+        asked = entered()
+        extra = {} if asked is None else asked.log_fields()
+        logger.error("Refused: %s", error.error_type, extra=extra)
+        logger.debug("%s", error, extra=extra)
+        if isinstance(error, TemplateError | ToolError):
+            self.metrics.count("tgi_request_failure", err="template")
+        elif isinstance(error, ValidationError):
+            self.metrics.count("tgi_request_failure", err="validation")
+        elif isinstance(error, OverloadedError):
+            self.metrics.count("tgi_request_failure", err="overloaded")
+        return error
+
+    def check_best_of(self, best_of: int) -> None:
+        """See Validator; counts the refusal."""
+        try:
+            self.validator.check_best_of(best_of)
+        except ValidationError as error:
+            raise self.refused(error) from None
+
+    def check_streamed(self, request: GenerateRequest) -> None:
+        """See Validator; counts the refusal."""
+        try:
+            self.validator.check_streamed(request)
+        except ValidationError as error:
+            raise self.refused(error) from None
+
+    async def is_healthy(self) -> bool:
+        return not self.is_draining and await self._scheduler.check_health()
+
+
+def mean_logprob(generation: Generation) -> float:
+    """How likely the model found its own text; NaN counts as impossible."""
+    logprobs = [token.logprob for token in generation.tokens]
+    mean = sum(logprobs) / len(logprobs)
+    return -math.inf if math.isnan(mean) else mean

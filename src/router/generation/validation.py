@@ -1,0 +1,296 @@
+"""From what a client asked to a request that may run: TGI's checks, in TGI's order.
+
+Knows nothing of HTTP bodies; the API and the chat dialect both speak `GenerateRequest`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from router.errors import ValidationError
+from router.grammar.checker import AskedGrammar, GrammarChecker, read_grammar
+from router.limits import ServingLimits, ShardInfo
+from router.request import GrammarKind, SamplingParameters, StoppingParameters, ValidRequest
+from router.text.tokenizer import PromptTokenizer
+
+# TGI checks long generations in slices of this many tokens; only the check has remained.
+_CHECKED_NEW_TOKENS = 1024
+_MAX_LOGIT_BIASES = 1024
+_MAX_BIAS = 100.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest:
+    """A generation as asked for, in the words of the native API; None is "not given".
+
+    `input_ids`: the prompt in the place of `inputs`, which is then empty. `truncate` does not go with it.
+    """
+
+    inputs: str = ""
+    input_ids: tuple[int, ...] | None = None
+    add_special_tokens: bool = True
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None  # TGI's, relative
+    absolute_frequency_penalty: float | None = None  # OpenAI's
+    presence_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    min_p: float | None = None
+    do_sample: bool = False
+    greedy: bool = False  # always the likeliest token, whatever else is given
+    max_new_tokens: int | None = None
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    truncate: int | None = None
+    watermark: bool = False
+    decoder_input_details: bool = False
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    grammar: AskedGrammar | None = None
+    adapter_id: str | None = None
+
+
+class Validator:
+    """Holds what requests are checked against."""
+
+    def __init__(
+        self,
+        tokenizer: PromptTokenizer,
+        limits: ServingLimits,
+        info: ShardInfo,
+        *,
+        can_ever_fit: Callable[[int, int], bool],
+        grammars: GrammarChecker | None,
+        max_stop_bytes: int = 4096,
+    ) -> None:
+        """`grammars`: None refuses every request that has one."""
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._extensions = info.extensions
+        self._can_ever_fit = can_ever_fit
+        self._max_stop_bytes = max_stop_bytes
+        self._grammars = grammars
+
+    def check_streamed(self, request: GenerateRequest) -> None:
+        """What only a stream refuses; comes before the permit."""
+        if request.best_of is not None and request.best_of != 1:
+            raise ValidationError("`best_of` other than 1 is not supported with streaming")
+        if request.decoder_input_details:
+            raise ValidationError("`decoder_input_details` is not supported with streaming")
+
+    def check_best_of(self, best_of: int) -> None:
+        """The ceiling of `best_of`; comes before the permits."""
+        limit = self._limits.max_best_of
+        if limit == 1 and best_of != 1:
+            raise ValidationError("`best_of` other than 1 is not supported on this server")
+        if best_of > limit:
+            raise ValidationError(f"`best_of` must be > 0 and <= {limit}. Given: {best_of}")
+
+    async def validate(self, request: GenerateRequest) -> ValidRequest:
+        """The request that the scheduler gets. Raises ValidationError at the first check that fails."""
+        self._check_parameters(request)
+        self._check_extensions(request)
+        limits = self._limits
+        if not (request.inputs if request.input_ids is None else request.input_ids):
+            raise ValidationError("`inputs` cannot be empty")
+        if request.truncate is not None and not 1 <= request.truncate <= limits.max_input_tokens:
+            raise ValidationError(f"`truncate` must be in 1..={limits.max_input_tokens}. Given: {request.truncate}")
+        inputs, input_ids = request.inputs, request.input_ids
+        if input_ids is None:
+            self._check_fewest_tokens(request)
+            input_ids = await self._encode(request)
+        max_new_tokens = self._max_new_tokens(len(input_ids), request.max_new_tokens)
+        if request.input_ids is not None:
+            inputs = await self._text_of(request.input_ids)
+        if request.adapter_id is not None:
+            raise ValidationError(f"`adapter_id` {request.adapter_id[:100]} is not known to this server")
+        kind, grammar = await self._grammar(request)
+        return ValidRequest(
+            inputs=inputs,
+            input_ids=input_ids,
+            input_length=len(input_ids),
+            truncate=request.truncate or limits.max_input_tokens,
+            add_special_tokens=request.add_special_tokens and request.input_ids is None,
+            decoder_input_details=request.decoder_input_details,
+            top_n_tokens=request.top_n_tokens or 0,
+            adapter_id=None,
+            sampling=self._sampling(request, kind, grammar),
+            stopping=StoppingParameters(
+                max_new_tokens=max_new_tokens,
+                stop_sequences=tuple(filter(None, request.stop)),
+                ignore_eos_token=request.ignore_eos,
+                stop_anywhere="stop_anywhere" in self._extensions,
+            ),
+        )
+
+    def _check_parameters(self, request: GenerateRequest) -> None:
+        best_of = request.best_of or 1
+        if best_of > 1 and not _samples(request):
+            raise ValidationError("`best_of` > 1 requires sampling")
+        _require(_positive(request.temperature), "`temperature` must be > 0")
+        _require(_positive(request.repetition_penalty), "`repetition_penalty` must be > 0")
+        _require(_penalty(request.frequency_penalty), "`frequency_penalty` must be in [-2, 2]")
+        _require(_penalty(request.absolute_frequency_penalty), "`frequency_penalty` must be in [-2, 2]")
+        _require(_penalty(request.presence_penalty), "`presence_penalty` must be in [-2, 2]")
+        top_p, typical_p, min_p = request.top_p, request.typical_p, request.min_p
+        # 1.0 is TGI's own value for "off" and what OpenAI's clients send; TGI refuses it.
+        _require(top_p is None or 0 < top_p <= 1, "`top_p` must be in (0, 1]")
+        _require(typical_p is None or 0 < typical_p < 1, "`typical_p` must be in (0, 1)")
+        _require(min_p is None or 0 <= min_p <= 1, "`min_p` must be in [0, 1]")
+        _require(_positive(request.top_k), "`top_k` must be > 0")
+        _require(_positive(request.max_new_tokens), "`max_new_tokens` must be > 0")
+        self._check_stop(request.stop)
+        if request.seed is not None and best_of > 1:
+            raise ValidationError("`seed` cannot be combined with `best_of` > 1")
+        limit = self._limits.max_top_n_tokens
+        if (request.top_n_tokens or 0) > limit:
+            raise ValidationError(f"`top_n_tokens` must be >= 0 and <= {limit}. Given: {request.top_n_tokens}")
+
+    def _check_stop(self, stop: tuple[str, ...]) -> None:
+        limit = self._limits.max_stop_sequences
+        if len(stop) > limit:
+            raise ValidationError(f"`stop` supports up to {limit} stop sequences. Given: {len(stop)}")
+        num_bytes = sum(len(text.encode()) for text in stop)
+        if num_bytes > self._max_stop_bytes:
+            raise ValidationError(f"`stop` supports up to {self._max_stop_bytes} bytes in all. Given: {num_bytes}")
+
+    def _check_extensions(self, request: GenerateRequest) -> None:
+        """What the shards cannot do is refused, never ignored."""
+        openai_penalties = "openai_penalties" in self._extensions
+        for name, is_used in (
+            ("presence_penalty", bool(request.presence_penalty)),
+            ("min_p", bool(request.min_p)),
+        ):
+            if is_used and not openai_penalties:
+                raise ValidationError(f"`{name}` is not supported by the model server in use")
+        if not request.logit_bias:
+            return
+        if "logit_bias" not in self._extensions:
+            raise ValidationError("`logit_bias` is not supported by the model server in use")
+        if len(request.logit_bias) > _MAX_LOGIT_BIASES:
+            raise ValidationError(
+                f"`logit_bias` supports up to {_MAX_LOGIT_BIASES} tokens. Given: {len(request.logit_bias)}"
+            )
+        for token_id, bias in request.logit_bias:
+            if not 0 <= token_id < self._tokenizer.vocab_size:
+                raise ValidationError(f"`logit_bias` names token {token_id}, which is not in the vocabulary")
+            if not -_MAX_BIAS <= bias <= _MAX_BIAS:
+                raise ValidationError(f"`logit_bias` values must be in [-100, 100]. Given: {bias}")
+
+    def _check_fewest_tokens(self, request: GenerateRequest) -> None:
+        """Refuses a prompt that is too long by its bytes alone, before it is cut: cutting megabytes takes seconds."""
+        if request.truncate is not None:
+            return  # what is kept depends on how all of it is cut
+        fewest = self._tokenizer.fewest_tokens(request.inputs)
+        if fewest > self._limits.max_input_tokens:
+            self._max_new_tokens(fewest, request.max_new_tokens, or_more=" or more")
+
+    async def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
+        try:
+            input_ids = await self._tokenizer.encode(
+                request.inputs, add_special_tokens=request.add_special_tokens, truncate=request.truncate
+            )
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise ValidationError(f"tokenizer error: {error}") from None
+        if not input_ids:
+            raise ValidationError("`inputs` cannot be empty")
+        return tuple(input_ids)
+
+    async def _text_of(self, input_ids: tuple[int, ...]) -> str:
+        """The text of ids that the shards can be given: as they are, or, stock TGI, as a text that has just them."""
+        unknown = self._tokenizer.first_unknown(input_ids)
+        if unknown is not None:
+            raise ValidationError(f"the token ids name token {unknown}, which is not in the vocabulary")
+        try:
+            text, is_exact = await self._tokenizer.text_of(input_ids)
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise ValidationError(f"tokenizer error: {error}") from None
+        if not is_exact and "token_ids" not in self._extensions:
+            raise ValidationError(
+                "the token ids are not the tokenizer's own for their text, and the model server in use takes texts only"
+            )
+        return text
+
+    def _max_new_tokens(self, input_length: int, asked: int | None, *, or_more: str = "") -> int:
+        """The exact number of tokens that the request may generate. `or_more` qualifies a length in what is said."""
+        limits = self._limits
+        room = max(limits.max_total_tokens - input_length, 0)
+        checked = min(room if asked is None else asked, _CHECKED_NEW_TOKENS)
+        if input_length + checked > limits.max_total_tokens:
+            raise ValidationError(
+                f"`inputs` tokens + `max_new_tokens` must be <= {limits.max_total_tokens}. "
+                f"Given: {input_length}{or_more} `inputs` tokens and {checked} `max_new_tokens`"
+            )
+        if input_length > limits.max_input_tokens:
+            raise ValidationError(
+                f"`inputs` must have less than {limits.max_input_tokens} tokens. Given: {input_length}{or_more}"
+            )
+        granted = room if asked is None else min(asked, room)
+        if not self._can_ever_fit(input_length, granted):
+            raise ValidationError(
+                f"{input_length} `inputs` tokens and {granted} `max_new_tokens` do not fit "
+                f"the server's cache of {limits.max_batch_total_tokens} tokens"
+            )
+        return granted
+
+    def _sampling(self, request: GenerateRequest, kind: GrammarKind, grammar: str) -> SamplingParameters:
+        if request.greedy:
+            request = replace(request, top_k=None, top_p=None, typical_p=None, min_p=None)
+        relative, absolute = request.frequency_penalty, request.absolute_frequency_penalty
+        if "openai_penalties" not in self._extensions:
+            # A stock TGI shard: TGI's formula is what its clients get today.
+            relative, absolute = relative or absolute, None
+        return SamplingParameters(
+            temperature=request.temperature or 1.0,
+            top_k=request.top_k or 0,
+            top_p=request.top_p or 1.0,
+            typical_p=request.typical_p or 1.0,
+            min_p=request.min_p or 0.0,
+            do_sample=request.do_sample,
+            seed=secrets.randbits(64) if request.seed is None else request.seed,
+            repetition_penalty=request.repetition_penalty or 1.0,
+            frequency_penalty=relative or 0.0,
+            presence_penalty=request.presence_penalty or 0.0,
+            absolute_frequency_penalty=absolute or 0.0,
+            logit_bias=request.logit_bias,
+            watermark=request.watermark,
+            grammar=grammar,
+            grammar_kind=kind,
+        )
+
+    async def _grammar(self, request: GenerateRequest) -> tuple[GrammarKind, str]:
+        asked = None if request.grammar is None else read_grammar(request.grammar)
+        if asked is None:
+            return "none", ""
+        if self._grammars is None:
+            raise ValidationError("grammar is not supported: it is disabled on this server")
+        kind, text = asked
+        if kind == "json" and "run_ahead" not in self._extensions:
+            # A stock TGI shard enforces regular expressions only.
+            raise ValidationError("a JSON grammar is not supported by the model server in use")
+        return kind, await self._grammars.check(kind, text)
+
+
+def _samples(request: GenerateRequest) -> bool:
+    """Whether a sampling option was given, as TGI reads it: a temperature of 1.0 counts, whatever its value."""
+    given = (request.temperature, request.top_k, request.top_p, request.typical_p)
+    return request.do_sample or any(value is not None for value in given)
+
+
+def _require(holds: bool, detail: str) -> None:
+    if not holds:
+        raise ValidationError(detail)
+
+
+def _positive(value: float | None) -> bool:
+    return value is None or value > 0
+
+
+def _penalty(value: float | None) -> bool:
+    return value is None or -2 <= value <= 2

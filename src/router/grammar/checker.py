@@ -1,0 +1,147 @@
+"""What clients ask of the form of an answer, and whether it can be had.
+
+Grammars are compiled in a process of their own with bounds on time and memory: one that explodes costs its own request
+a 422 and nothing else. Outcomes are remembered, and requests with the same grammar share one compilation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from router.errors import OverloadedError, ValidationError
+from router.worker.process import WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+GrammarKind = Literal["json", "regex"]
+
+TIMEOUT_S = 5.0
+CACHE_BYTES = 8 << 20
+_MAX_WAITING = 64
+_ENTRY_BYTES = 200
+_ANY_OBJECT = '{"type":"object"}'
+
+
+@dataclass(frozen=True)
+class AskedGrammar:
+    """TGI's `grammar` or OpenAI's `response_format`, as sent; `value` holds the schema or the regular expression."""
+
+    type: Literal["json", "json_object", "json_schema", "regex", "text"]
+    value: Any = None
+
+
+def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
+    """The kind and the text of what was asked for; None: nothing. Raises ValidationError for what has no sense."""
+    value = asked.value
+    if asked.type == "text":
+        return None
+    if asked.type == "regex":
+        if not isinstance(value, str) or not value:
+            raise ValidationError("grammar is not valid: a `regex` grammar needs a string that is not empty")
+        return "regex", value
+    if asked.type == "json_schema":
+        if not isinstance(value, dict) or "schema" not in value:
+            raise ValidationError("grammar is not valid: a `json_schema` grammar needs an object with `schema`")
+        value = value["schema"]
+    elif asked.type == "json_object" and value is None:
+        return "json", _ANY_OBJECT
+    if isinstance(value, str):
+        return "json", value
+    if not isinstance(value, dict):
+        raise ValidationError("grammar is not valid: a JSON schema must be an object, or a string that holds one")
+    return "json", orjson.dumps(value).decode()
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    grammar: str | None
+    fault: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return _ENTRY_BYTES + len((self.grammar or "").encode()) + len(self.fault.encode())
+
+
+class GrammarChecker:
+    """Finds out whether grammars can be compiled. The process is started with the first one."""
+
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, cache_bytes: int = CACHE_BYTES) -> None:
+        self._compiler = _Compiler(timeout_s)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._running: dict[bytes, asyncio.Task[_Outcome]] = {}
+        self._known: OrderedDict[bytes, _Outcome] = OrderedDict()
+        self._cache_bytes = cache_bytes
+        self._num_bytes = 0
+
+    async def check(self, kind: GrammarKind, text: str) -> str:
+        """The text for the shards. Raises ValidationError, and OverloadedError while too many others wait."""
+        key = hashlib.sha256(f"{kind} {text}".encode()).digest()
+        outcome = self._known.get(key)
+        if outcome is not None:
+            self._known.move_to_end(key)
+        else:
+            task = self._running.get(key)
+            if task is None:
+                if len(self._running) >= _MAX_WAITING:
+                    raise OverloadedError(round(TIMEOUT_S))
+                task = asyncio.get_running_loop().create_task(self._run(key, kind, text))
+                self._running[key] = task
+            # Shielded: a client that leaves must not take the others' outcome with it.
+            outcome = await asyncio.shield(task)
+        if outcome.grammar is None:
+            raise ValidationError(f"grammar is not valid: {outcome.fault}")
+        return outcome.grammar
+
+    def close(self) -> None:
+        """Ends the process, whatever it does."""
+        self._compiler.kill()
+        self._thread.submit(self._compiler.end)
+        self._thread.shutdown()
+
+    async def _run(self, key: bytes, kind: GrammarKind, text: str) -> _Outcome:
+        try:
+            loop = asyncio.get_running_loop()
+            outcome = await loop.run_in_executor(self._thread, self._compiler.compile, kind, text)
+            self._remember(key, outcome)
+            return outcome
+        except (OSError, RuntimeError) as error:  # RuntimeError: closed in the meantime
+            logger.error("the process that checks grammars does not start: %s", error)
+            return _Outcome(None, "it cannot be checked at the moment")
+        finally:
+            del self._running[key]
+
+    def _remember(self, key: bytes, outcome: _Outcome) -> None:
+        self._known[key] = outcome
+        self._num_bytes += outcome.num_bytes
+        while self._num_bytes > self._cache_bytes:
+            _, oldest = self._known.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes
+
+
+class _Compiler(WorkerProcess):
+    """The process, from the side of the one thread that talks to it; `kill` may be called from any."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__("router.grammar.worker")
+        self._timeout_s = timeout_s
+
+    def compile(self, kind: GrammarKind, text: str) -> _Outcome:
+        """Raises OSError if the process cannot be started."""
+        self.start()
+        try:
+            reply = orjson.loads(self.exchange(orjson.dumps([kind, text]), self._timeout_s))
+        except TimeoutError:
+            logger.warning("a grammar of %d characters took more than %g s to compile", len(text), self._timeout_s)
+            return _Outcome(None, f"it takes more than {self._timeout_s:g} s to compile")
+        except OSError:
+            logger.warning("a grammar of %d characters ended the process that compiles it", len(text))
+            return _Outcome(None, "it takes too much memory or time to compile")
+        return _Outcome(reply.get("grammar"), reply.get("fault", ""))

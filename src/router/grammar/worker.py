@@ -1,0 +1,89 @@
+"""The process that compiles grammars on behalf of the router: `python -m router.grammar.worker`.
+
+A grammar may be built to take all memory or to run for ever; here it takes 512 MiB at most, and the router kills the
+process when it takes too long. Frames hold JSON. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from router.grammar.closed_schema import close_objects
+from router.worker.main import serve
+from wire.grammar import GrammarKind, compile_grammar
+
+MEMORY_LIMIT = 512 << 20
+_CPU_LIMIT_S = 10
+_STEPS = 4
+_LONGEST_FAULT = 300
+_REGEX_FAULT = re.compile(r"^error: (.*)$", re.MULTILINE)
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
+
+
+class _Bytes:
+    """A vocabulary of all bytes and an end token: the model's own is not needed to know whether a grammar works."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = [*(bytes([byte]) for byte in range(256)), b"</s>"]  # noqa: RUF012
+    special_token_ids = [256]  # noqa: RUF012
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+def check(kind: GrammarKind, text: str, tokenizer: LLTokenizer) -> dict[str, str]:
+    """`{"grammar": text}` with the text for the shard, or `{"fault": sentence}`."""
+    try:
+        if kind == "json":
+            schema = orjson.loads(text)
+            if not isinstance(schema, dict):
+                return {"fault": "a JSON schema must be an object"}
+            text = orjson.dumps(close_objects(schema)).decode()
+        matcher = compile_grammar(kind, text, tokenizer)
+        _walk(matcher)
+    except RecursionError:
+        return {"fault": "nested too deeply"}
+    except MemoryError:
+        return {"fault": "takes too much memory"}
+    except (ValueError, TypeError) as error:  # orjson cannot write what is nested too deeply: TypeError
+        return {"fault": _sentence(str(error))}
+    return {"fault": _sentence(matcher.get_error())} if matcher.is_error() else {"grammar": text}
+
+
+def _walk(matcher: LLMatcher) -> None:
+    """Some limits are only met on the way."""
+    for _ in range(_STEPS):
+        if matcher.is_error() or matcher.is_stopped():
+            return
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        if not mask or matcher.is_error():
+            return
+        matcher.consume_token((mask & -mask).bit_length() - 1)
+
+
+def main() -> None:
+    """Serve until the router closes the pipe."""
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+
+    def answer(asked: bytes) -> bytes:
+        kind, text = orjson.loads(asked)
+        return orjson.dumps(check(kind, text, tokenizer))
+
+    serve(answer, memory_limit=MEMORY_LIMIT, cpu_limit_s=_CPU_LIMIT_S)
+
+
+def _sentence(said: str) -> str:
+    """One line of a library's message, without the places it names in texts that the client never saw."""
+    said = said.partition("<non-verbose/>")[0]
+    if found := _REGEX_FAULT.search(said):
+        said = found[1]
+    said = _PLACE.sub("", said.partition("\n   1 |")[0])
+    return " ".join(said.split())[:_LONGEST_FAULT] or "it cannot be compiled"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""From the events of a generation under the tool grammar to OpenAI's tool calls, at once and in chunks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from router.errors import ToolError
+from router.events import Finished, FinishReason, TokenGenerated
+from router.openai.chat.call_parser import ToolCallParser
+from router.openai.chat.chunks import FINISH_REASONS, ChatHead, StopHoldBack, ended_by_stop, logprob
+from router.request import ValidRequest
+
+_MAX_QUOTED = 200
+
+
+def is_call(request: ValidRequest) -> bool:
+    """In a chat with tools, which has no other grammar: whether this generation is a call, not an answer in words."""
+    return request.sampling.grammar_kind != "none"
+
+
+def call_message(text: str, reason: FinishReason, only_name: str | None) -> tuple[dict[str, Any], str]:
+    """The message and its finish reason. A call that was cut has the arguments as far as they came.
+
+    `only_name`: the function, where the model had no choice. Raises ToolError for a text that is no call.
+    """
+    parser = ToolCallParser()
+    arguments = parser.feed(text)
+    finish_reason = _finish_reason(parser, reason, text)
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    name = parser.name or only_name
+    if name is not None:
+        function = {"description": None, "name": name, "arguments": arguments}
+        message["tool_calls"] = [{"id": _new_id(), "type": "function", "function": function}]
+    return message, finish_reason
+
+
+def _finish_reason(parser: ToolCallParser, reason: FinishReason, text: str) -> str:
+    if parser.is_complete:
+        return "tool_calls"
+    if parser.is_malformed or reason == "eos_token":
+        raise ToolError(f"the model has generated no tool call: {text[:_MAX_QUOTED]}")
+    return FINISH_REASONS[reason]
+
+
+def _new_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class CallStream:
+    """One choice of a chat stream that calls a tool: id and name once, then the arguments, then the finish reason."""
+
+    def __init__(
+        self, head: ChatHead, index: int, stops: Sequence[str], *, logprobs: bool, only_name: str | None
+    ) -> None:
+        self._head = head.fields("chat.completion.chunk")
+        self._index = index
+        self._only_name = only_name
+        self._stops = stops
+        self._hold_back = StopHoldBack(stops)
+        self._parser = ToolCallParser()
+        self._text = ""  # up to where the call begins to be told, for the error if there is none
+        # Of tokens that no chunk has carried yet: those of the next one take them along.
+        self._logprobs: list[dict[str, Any]] | None = [] if logprobs else None
+        self._is_told = False
+
+    def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
+        """The chunks that one token brings about: none, or several. Raises ToolError."""
+        token, is_last = event.token, isinstance(event, Finished)
+        if self._logprobs is not None:
+            self._logprobs.append(logprob(token, event.top_tokens))
+        text = "" if token.special else token.text
+        if isinstance(event, Finished):
+            stopped = ended_by_stop(event.text, self._stops, event.finish_reason)
+            text = self._hold_back.finish(text, stopped=stopped)
+        else:
+            text = self._hold_back.push(text)
+        arguments = self._parser.feed(text)
+        chunks = []
+        if not self._is_told:
+            self._text += text
+            name = self._parser.name or (self._only_name if is_last else None)
+            if name is not None or is_last:
+                chunks.append(self._first(name))
+        if arguments:
+            chunks.append(self._chunk({"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}))
+        if isinstance(event, Finished):
+            reason = _finish_reason(self._parser, event.finish_reason, self._text)
+            chunks.append(self._chunk({}, reason))
+        return chunks
+
+    def _first(self, name: str | None) -> dict[str, Any]:
+        self._is_told = True
+        delta: dict[str, Any] = {"role": "assistant", "content": None}
+        if name is not None:
+            function = {"name": name, "arguments": ""}
+            delta["tool_calls"] = [{"index": 0, "id": _new_id(), "type": "function", "function": function}]
+        return self._chunk(delta)
+
+    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs, self._logprobs = {"content": self._logprobs}, []
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "choices": [choice], "usage": None}

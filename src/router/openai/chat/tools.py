@@ -1,0 +1,104 @@
+"""Which tools a chat may use, and what follows from that: the grammar, the template's list, the words of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from router.errors import ToolError
+from router.grammar.checker import AskedGrammar
+from router.openai.chat.tool_schema import NO_TOOL, call_schema
+from router.schemas.chat import ChatBody, FunctionDefinition
+
+_MAX_TOOLS = 256
+_MAX_NAME = 128
+
+
+@dataclass(frozen=True)
+class OfferedTools:
+    """The functions that the answer may call, one at least. `or_none`: it may also be in words."""
+
+    functions: tuple[FunctionDefinition, ...]
+    or_none: bool
+
+    @property
+    def only_name(self) -> str | None:
+        """The function that is called whatever the model writes, if there is no choice."""
+        return self.functions[0].name if len(self.functions) == 1 and not self.or_none else None
+
+    def grammar(self) -> AskedGrammar:
+        """Raises ToolError for parameters that no call can have."""
+        functions = [(function.name, function.schema_of_parameters) for function in self.functions]
+        return AskedGrammar("json", call_schema(functions, or_none=self.or_none))
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """OpenAI's form, keys in the order that models were trained with."""
+        return [{"type": "function", "function": _described(function)} for function in self.functions]
+
+
+def offered_tools(body: ChatBody) -> OfferedTools | None:
+    """The tools that the answer may use; None: it is plain text. Raises ToolError."""
+    if body.response_format is not None and body.response_format.type != "text" and body.tools is not None:
+        raise ToolError("Grammar and tools are mutually exclusive")
+    functions = tuple(tool.function for tool in body.tools or ())
+    _check(body, functions)
+    choice = _choice(body.tool_choice)
+    if choice in ("auto", "none") and not functions:
+        return None
+    if not functions:
+        raise ToolError("`tool_choice` asks for a tool, but `tools` is empty")
+    if choice == "none":
+        return None
+    if choice == "auto":
+        if any(function.name == NO_TOOL for function in functions):
+            raise ToolError(f"a function cannot be called `{NO_TOOL}` where `tool_choice` is auto")
+        return OfferedTools(functions, or_none=True)
+    if choice == "required":
+        return OfferedTools(functions, or_none=False)
+    name = choice if isinstance(choice, str) else choice[0]
+    named = tuple(function for function in functions if function.name == name)
+    if not named:
+        raise ToolError(f"`tool_choice` names the function `{name[:_MAX_NAME]}`, which is not in `tools`")
+    return OfferedTools(named, or_none=False)
+
+
+def _check(body: ChatBody, functions: tuple[FunctionDefinition, ...]) -> None:
+    if len(functions) > _MAX_TOOLS:
+        raise ToolError(f"`tools` supports up to {_MAX_TOOLS} tools. Given: {len(functions)}")
+    for tool in body.tools or ():
+        if tool.type != "function":
+            raise ToolError("only tools of type `function` are supported")
+    names = set()
+    for function in functions:
+        name = function.name
+        if not (0 < len(name) <= _MAX_NAME and name.isprintable() and name.strip() == name):
+            raise ToolError(f"function names must have 1 to {_MAX_NAME} printable characters")
+        if name in names:
+            raise ToolError(f"the function `{name}` is there twice")
+        names.add(name)
+
+
+def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
+    """`auto`, `none`, `required`, another function's name, or the name in a tuple: then it is no keyword."""
+    if given is None:
+        return "auto"
+    if isinstance(given, str):
+        return given
+    kind = given.get("type", "function")
+    if kind != "function":
+        said = f"`{kind[:_MAX_NAME]}` is" if isinstance(kind, str) else "its type is"
+        raise ToolError(f"`tool_choice`: {said} not supported; name a function, or say auto, none or required")
+    function = given.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise ToolError('`tool_choice` must name a function: {"type": "function", "function": {"name": ...}}')
+    return (name,)
+
+
+def _described(function: FunctionDefinition) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": function.name}
+    if function.description is not None:
+        described["description"] = function.description
+    parameters = function.schema_of_parameters
+    described["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
+    return described

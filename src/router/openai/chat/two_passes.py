@@ -1,0 +1,91 @@
+"""A chat that may call a tool or answer in words: first the model decides, then, if it calls nothing, it answers.
+
+TGI's way. Both passes run under one permit, and what comes out is the one that the client gets: a caller reads it like
+any other generation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from router.events import Finished, Prefilled
+from router.generation.running import Admission, Item, Permits, Running, Timings
+from router.openai.chat.call_parser import ToolCallParser
+from router.openai.chat.tool_schema import NO_TOOL
+from router.request import ValidRequest
+
+Start = Callable[[Admission], Awaitable[Running]]
+
+
+class TwoPasses:
+    """Reads like `Running`. Nothing comes out before the decision; it takes one permit of the admission."""
+
+    def __init__(self, decision: Running, answer: Start, admission: Admission) -> None:
+        """`decision`: under the tool grammar, started with `turn`. `answer` starts the generation in words."""
+        self._running = decision
+        self._answer = answer
+        self._parser = ToolCallParser()
+        self._seen: deque[Item] = deque()
+        self._is_decided = False
+        self._closed = False
+        self._admission = admission
+        self._permits = admission.hand_over()
+
+    @property
+    def request(self) -> ValidRequest:
+        """Of the generation that the client gets, as far as that is known."""
+        return self._running.request
+
+    @property
+    def request_id(self) -> str:
+        return self._running.request_id
+
+    @property
+    def timings(self) -> Timings | None:
+        return self._running.timings
+
+    async def next_event(self) -> Item:
+        """As `Running.next_event`."""
+        try:
+            while not self._is_decided:
+                await self._decide()
+            event = self._seen.popleft() if self._seen else await self._running.next_event()
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(event, Finished):
+            self.close()
+        return event
+
+    def close(self) -> None:
+        """As `Running.close`; there will be no second pass."""
+        if not self._closed:
+            self._closed = True
+            self._running.close()
+            self._permits.give_back(1)
+
+    async def _decide(self) -> None:
+        event = await self._running.next_event()
+        self._seen.append(event)
+        if isinstance(event, Prefilled):
+            return
+        if not event.token.special:
+            self._parser.feed(event.token.text)
+        name = self._parser.name
+        if name is not None and name != NO_TOOL:
+            self._is_decided = True
+        elif isinstance(event, Finished):
+            # It calls nothing, or its tokens ended before it had named a function: the answer is in words.
+            self._seen.clear()
+            self._running = await self._answer(turn(self._admission))
+            self._is_decided = True
+
+
+def turn(admission: Admission) -> Admission:
+    """For one pass: the permit that counts is held until the last one has ended."""
+    permits = Permits(1)
+    permits.take(1)
+    one = Admission(permits, 1, admission.request_id, admission.request_span)
+    one.arrived_at = admission.arrived_at
+    return one

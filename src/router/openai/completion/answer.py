@@ -1,0 +1,186 @@
+"""From the events of a generation to OpenAI's completion answers: choices, chunks, usage, logprobs.
+
+Dictionaries with the key order of TGI; `router.api.http.json_out` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router.errors import GenerationError
+from router.events import Finished, FinishReason, Token, TokenGenerated
+from router.generation.inference import mean_logprob
+from router.generation.running import Generation
+from router.logprobs import float32
+from router.openai.chat.chunks import StopHoldBack, ended_by_stop, usage, without_stop
+from router.request import ValidRequest
+from router.schemas.completion import CompletionBody
+
+# Also for the tokens of a finished stop text; OpenAI's clients know no other words.
+_FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionHead:
+    """What every answer and chunk repeats."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def answer(self, choices: list[dict[str, Any]], used: dict[str, int] | None) -> dict[str, Any]:
+        """The order of keys of an answer, of the last chunk of a prompt and of the usage chunk."""
+        return {
+            **self._start(),
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            "choices": choices,
+            "usage": used,
+        }
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """The order of keys of a chunk that is not the last."""
+        return {
+            **self._start(),
+            "choices": [choice],
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+    def _start(self) -> dict[str, Any]:
+        return {"object": "text_completion", "id": self.id, "created": self.created}
+
+
+class Logprobs:
+    """OpenAI's parallel lists for the tokens of one choice, or of one chunk."""
+
+    def __init__(self, *, with_top: bool) -> None:
+        self._with_top = with_top
+        self._tokens: list[str] = []
+        self._logprobs: list[Any] = []
+        self._tops: list[dict[str, Any] | None] = []
+        self._offsets: list[int] = []
+
+    def add(self, token: Token, top_tokens: Sequence[Token], offset: int) -> None:
+        """A generated token; its alternatives name it too, as OpenAI's do."""
+        top: dict[str, Any] = {}
+        for one in (*top_tokens, token):  # the likeliest of tokens with the same text is kept
+            top.setdefault(one.text, float32(one.logprob))
+        self._append(token, top, offset)
+
+    def add_prompt(self, token: Token, offset: int) -> None:
+        """A token of the prompt, for which no alternatives are known."""
+        self._append(token, None, offset)
+
+    def _append(self, token: Token, top: dict[str, Any] | None, offset: int) -> None:
+        self._tokens.append(token.text)
+        self._logprobs.append(float32(token.logprob))
+        self._tops.append(top)
+        self._offsets.append(offset)
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "tokens": self._tokens,
+            "token_logprobs": self._logprobs,
+            "top_logprobs": self._tops if self._with_top else None,
+            "text_offset": self._offsets,
+        }
+
+
+def completion(
+    head: CompletionHead, body: CompletionBody, groups: Sequence[Sequence[Generation]], offsets: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """The JSON answer. `groups` holds the generations of each prompt, `offsets` the places of its tokens if needed."""
+    number = body.n or 1
+    choices: list[dict[str, Any]] = []
+    for index, group in enumerate(groups):
+        places = offsets[index] if offsets else ()
+        choices += [_choice(len(choices) + i, one, body, places) for i, one in enumerate(_best(group, number))]
+    prompt_tokens = sum(group[0].request.input_length for group in groups)
+    completion_tokens = sum(generation.generated_tokens for group in groups for generation in group)
+    return head.answer(choices, usage(prompt_tokens, completion_tokens))
+
+
+def _best(group: Sequence[Generation], number: int) -> Sequence[Generation]:
+    """The `number` generations with the highest mean logprob, the best first; in order of asking if all are wanted."""
+    return group if len(group) == number else sorted(group, key=mean_logprob, reverse=True)[:number]
+
+
+def _choice(index: int, generation: Generation, body: CompletionBody, places: Sequence[int]) -> dict[str, Any]:
+    text = without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)
+    if body.echo:
+        text = generation.request.inputs + text
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": None if body.logprobs is None else _logprobs(generation, body, text, places),
+        "finish_reason": _FINISH_REASONS[generation.finish_reason],
+    }
+
+
+def _logprobs(generation: Generation, body: CompletionBody, text: str, places: Sequence[int]) -> dict[str, Any]:
+    logprobs = Logprobs(with_top=bool(body.logprobs))
+    position = 0
+    if body.echo:
+        if len(generation.prefill) != len(places):
+            raise GenerationError(
+                f"{len(places)} prompt logprobs were asked for, {len(generation.prefill)} came from the model server"
+            )
+        for token, place in zip(generation.prefill, places, strict=True):
+            logprobs.add_prompt(token, place)
+        position = len(generation.request.inputs)
+    tops = generation.top_tokens or [()] * len(generation.tokens)
+    for token, top in zip(generation.tokens, tops, strict=True):
+        logprobs.add(token, top, min(position, len(text)))
+        position += 0 if token.special else len(token.text)
+    return logprobs.json()
+
+
+class ChoiceStream:
+    """One choice of a completion stream: one chunk per token; special tokens say nothing."""
+
+    def __init__(self, head: CompletionHead, index: int, request: ValidRequest, body: CompletionBody) -> None:
+        self._head = head
+        self._index = index
+        self._request = request
+        self._hold_back = StopHoldBack(request.stopping.stop_sequences)
+        self._logprobs = body.logprobs
+        self._include_usage = body.stream_options.include_usage
+        # As TGI, whose clients find a prompt's usage in its last chunk, where OpenAI's option is not used.
+        self._ends_with_usage = not self._include_usage and (body.n or 1) == 1
+        self._unsaid = request.inputs if body.echo else ""
+        self._position = len(self._unsaid)
+
+    def chunk(self, event: TokenGenerated | Finished) -> dict[str, Any]:
+        """The chunk of one token."""
+        token = event.token
+        piece = "" if token.special else token.text
+        reason: str | None = None
+        if isinstance(event, Finished):
+            reason = _FINISH_REASONS[event.finish_reason]
+            stops = self._request.stopping.stop_sequences
+            text = self._hold_back.finish(piece, stopped=ended_by_stop(event.text, stops, event.finish_reason))
+        else:
+            text = self._hold_back.push(piece)
+        text, self._unsaid = self._unsaid + text, ""
+        choice = {
+            "index": self._index,
+            "text": text,
+            "logprobs": self._logprobs_of(event),
+            "finish_reason": reason,
+        }
+        self._position += len(piece)
+        if isinstance(event, Finished) and self._ends_with_usage:
+            return self._head.answer([choice], usage(self._request.input_length, event.generated_tokens))
+        chunk = self._head.chunk(choice)
+        return chunk | {"usage": None} if self._include_usage else chunk
+
+    def _logprobs_of(self, event: TokenGenerated | Finished) -> dict[str, Any] | None:
+        if self._logprobs is None:
+            return None
+        logprobs = Logprobs(with_top=self._logprobs > 0)
+        logprobs.add(event.token, event.top_tokens, self._position)
+        return logprobs.json()

@@ -1,0 +1,93 @@
+"""From an OpenAI completion body to generate requests: how many, of what prompts, and what is refused first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from router.errors import BatchSizeError, SuffixError, ValidationError
+from router.generation.validation import GenerateRequest
+from router.limits import ServingLimits
+from router.openai.chat.prompt import choices_of, logit_bias_of, stops_of
+from router.schemas.completion import CompletionBody
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many generations a body asks for: `best_of` per prompt, of which `n` are answered."""
+
+    prompts: int
+    n: int
+    best_of: int
+
+    @property
+    def generations(self) -> int:
+        return self.prompts * self.best_of
+
+
+def counts_of(body: CompletionBody, limits: ServingLimits) -> Counts:
+    """Refuses more generations than one client may ask for. Raises BatchSizeError or ValidationError."""
+    limit, prompts = limits.max_client_batch_size, len(body.prompt)
+    if prompts > limit:
+        raise BatchSizeError(f"`prompt` supports up to {limit} prompts. Given: {prompts}")
+    n = 1 if body.n is None else body.n
+    if not 1 <= n <= limit:
+        raise ValidationError(f"`n` must be > 0 and <= {limit}. Given: {n}")
+    best_of = n if body.best_of is None else body.best_of
+    if best_of < n:
+        raise ValidationError(f"`best_of` must be >= `n`. Given: {best_of} and {n}")
+    counts = Counts(prompts=prompts, n=n, best_of=best_of)
+    if counts.generations > limit:
+        raise BatchSizeError(
+            f"a request supports up to {limit} generations. Given: {prompts} prompts with {best_of} generations each"
+        )
+    return counts
+
+
+def check_served(body: CompletionBody, counts: Counts, limits: ServingLimits, *, prompt_logprobs: bool) -> None:
+    """Refuses what cannot be honoured. `prompt_logprobs`: whether the model server computes them."""
+    if body.suffix is not None:
+        raise SuffixError("`suffix` is not supported: put the text around the gap into the prompt in the model's form")
+    if counts.best_of > counts.n:
+        if body.stream:
+            raise ValidationError("`best_of` > `n` is not supported with streaming")
+        if body.temperature == 0:
+            raise ValidationError("`best_of` > `n` requires sampling")
+    if (body.logprobs or 0) > limits.max_top_n_tokens:
+        raise ValidationError(f"`logprobs` must be >= 0 and <= {limits.max_top_n_tokens}. Given: {body.logprobs}")
+    if body.echo and body.logprobs is not None:
+        if body.stream:
+            raise ValidationError("`echo` with `logprobs` is not supported with streaming")
+        if not prompt_logprobs:
+            raise ValidationError("`echo` with `logprobs` needs a server started with `--enable-prefill-logprobs`")
+
+
+def requests_of(body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
+    """`best_of` requests for each prompt, in the order of the prompts. Raises ValidationError."""
+    return [request for prompt in body.prompt for request in choices_of(_request_of(body, prompt), counts.best_of)]
+
+
+def _request_of(body: CompletionBody, prompt: str | list[int]) -> GenerateRequest:
+    """Temperature 0 is greedy, everything else samples, as in TGI."""
+    greedy = body.temperature == 0
+    return GenerateRequest(
+        inputs=prompt if isinstance(prompt, str) else "",
+        input_ids=None if isinstance(prompt, str) else tuple(prompt),
+        add_special_tokens=body.add_special_tokens,
+        temperature=None if greedy else body.temperature,
+        do_sample=not greedy,
+        greedy=greedy,
+        repetition_penalty=body.repetition_penalty,
+        absolute_frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        logit_bias=logit_bias_of(body.logit_bias),
+        top_k=body.top_k,
+        top_p=body.top_p,
+        typical_p=body.typical_p,
+        min_p=body.min_p,
+        max_new_tokens=body.max_tokens,
+        ignore_eos=body.ignore_eos,
+        stop=stops_of(body.stop),
+        decoder_input_details=body.echo and body.logprobs is not None,
+        seed=body.seed,
+        top_n_tokens=body.logprobs,
+    )

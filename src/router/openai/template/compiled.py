@@ -1,0 +1,52 @@
+"""One chat template, compiled, and how it is filled in. Runs in `router.openai.template.worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2.environment import Template
+
+from router.openai.template.messages import Traits, Turn, message, with_tools
+from router.openai.template.sandbox import ChatEnvironment
+
+_END_MARK = "End-Of-The-Last-Turn"
+
+
+class CompiledTemplate:
+    """One template and what its source says about the messages that it expects."""
+
+    def __init__(self, environment: ChatEnvironment, source: str) -> None:
+        self._template: Template = environment.from_string(source)
+        self._traits = Traits.of(environment, source)
+
+    def render(
+        self,
+        turns: Sequence[Turn],
+        tools: list[dict[str, Any]] | None,
+        tool_prompt: str | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The prompt. `tools` in OpenAI's form; whatever is raised is the template's or its variables' fault."""
+        if tools:
+            turns = with_tools(turns, tools, tool_prompt, self._traits)
+        if turns[-1].is_open and (text := self._continued(turns, tools, variables)) is not None:
+            return text
+        return self._render(turns, tools, variables)
+
+    def _render(self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]) -> str:
+        messages = [message(turn, self._traits) for turn in turns]
+        own = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return self._template.render({**own, **variables})
+
+    def _continued(
+        self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
+    ) -> str | None:
+        """Up to the end of the last turn's text, so that the model goes on with it; None if it is not in the text.
+
+        A mark shows where it ends, as in transformers: the text itself may occur behind it again. White space at its
+        end is cut off, as in TGI.
+        """
+        text = self._render([*turns[:-1], turns[-1].followed_by(_END_MARK)], tools, variables)
+        position = text.rfind(_END_MARK)
+        return text[:position].rstrip() if position >= 0 else None

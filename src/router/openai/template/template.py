@@ -1,0 +1,64 @@
+"""The model's chat templates, rendered exactly as transformers renders them, in a process of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2.exceptions import TemplateSyntaxError
+
+from router.errors import StartupError, TemplateError
+from router.openai.template.messages import Turn
+from router.openai.template.renderer import Renderer
+from router.openai.template.sandbox import ChatEnvironment
+
+
+class ChatTemplate:
+    """The templates of a model. `render` may be called from the event loop."""
+
+    def __init__(
+        self, sources: Mapping[str, str], variables: Mapping[str, str], *, renderer: Renderer | None = None
+    ) -> None:
+        """`variables`: the model's named tokens. A `renderer` that is given is not closed here.
+
+        Raises StartupError if a template does not compile.
+        """
+        environment = ChatEnvironment()
+        environment.optimized = False  # nothing of it is evaluated here
+        self._variables = dict(variables)
+        self._sources = dict(sources)
+        for name, source in sources.items():
+            try:
+                environment.compile(source, raw=True)
+            except TemplateSyntaxError as error:
+                raise StartupError(f"the chat template ({name}) does not compile: {error}") from None
+        self._is_owner = renderer is None
+        self._renderer = renderer or Renderer()
+        if self._is_owner and sources:
+            self._renderer.warm_up()
+
+    async def render(
+        self,
+        turns: Sequence[Turn],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        tool_prompt: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. `tools` in OpenAI's form; `variables` besides the model's own. Raises TemplateError."""
+        source = self._sources.get("tool_use") if tools else None
+        source = self._sources.get("default") if source is None else source
+        if source is None:
+            raise TemplateError("template not found")
+        job = {
+            "source": source,
+            "turns": list(turns),
+            "tools": tools,
+            "tool_prompt": tool_prompt,
+            "variables": {**self._variables, **(variables or {})},
+        }
+        return await self._renderer.render(job)
+
+    def close(self) -> None:
+        if self._is_owner:
+            self._renderer.close()

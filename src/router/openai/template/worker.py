@@ -1,0 +1,97 @@
+"""The process that renders chat templates on behalf of the router: `python -m router.openai.template.worker`.
+
+A template may loop for ever or build what no memory holds, and Python cannot interrupt every such step from within.
+Here it takes 512 MiB at most, is interrupted after a second, and is killed by the router where that does not help.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import OrderedDict
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import orjson
+from jinja2.exceptions import SecurityError
+from jinja2.exceptions import TemplateError as JinjaError
+
+from router.openai.template.compiled import CompiledTemplate
+from router.openai.template.messages import Turn
+from router.openai.template.sandbox import ChatEnvironment
+from router.worker.main import serve
+
+MEMORY_LIMIT = 512 << 20
+TIME_LIMIT_S = 1.0
+_CPU_LIMIT_S = 5
+_MAX_COMPILED = 32
+_LONGEST_FAULT = 1000
+
+
+class TemplateTimeoutError(BaseException):
+    """Raised inside of a template that runs too long. Not an Exception, so that no `except` there can keep it."""
+
+
+class Worker:
+    """Answers one job after the other; remembers compiled templates by their source."""
+
+    def __init__(self, *, time_limit_s: float = TIME_LIMIT_S) -> None:
+        self._environment = ChatEnvironment()
+        self._compiled: OrderedDict[str, CompiledTemplate] = OrderedDict()
+        self._time_limit_s = time_limit_s
+        self._is_running = False
+        signal.signal(signal.SIGALRM, self._alarm)
+
+    def answer(self, asked: bytes) -> bytes:
+        """`{"text": prompt}` or `{"fault": sentence}`."""
+        job = orjson.loads(asked)
+        try:
+            return orjson.dumps({"text": self._bounded(lambda: self._render(job))})
+        except JinjaError as error:
+            fault = str(error)
+        except Exception as error:  # what Python raises inside of a template for messages that it did not expect
+            fault = f"{type(error).__name__}: {error}"
+        return orjson.dumps({"fault": fault[:_LONGEST_FAULT]})
+
+    def _render(self, job: dict[str, Any]) -> str:
+        turns = [Turn(**fields) for fields in job["turns"]]
+        return self._template(job["source"]).render(turns, job["tools"], job["tool_prompt"], job["variables"])
+
+    def _template(self, source: str) -> CompiledTemplate:
+        template = self._compiled.get(source)
+        if template is None:
+            template = self._compiled[source] = CompiledTemplate(self._environment, source)
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return template
+
+    def _bounded(self, run: Callable[[], str]) -> str:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, self._time_limit_s)
+            self._is_running = True
+            try:
+                return run()
+            finally:
+                self._stop()
+        except TemplateTimeoutError:
+            self._stop()  # it may have come just before the first one
+            raise SecurityError("the template runs for too long") from None
+
+    def _stop(self) -> None:
+        self._is_running = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _alarm(self, number: int, frame: FrameType | None) -> None:
+        """Its own timer, or the router whose client has left."""
+        if self._is_running:
+            self._is_running = False
+            raise TemplateTimeoutError
+
+
+def main() -> None:
+    """Serve until the router closes the pipe."""
+    serve(Worker().answer, memory_limit=MEMORY_LIMIT, cpu_limit_s=_CPU_LIMIT_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""KV blocks and the prefix cache: who holds which block."""

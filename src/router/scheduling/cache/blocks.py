@@ -1,0 +1,200 @@
+"""KV blocks: who holds which part of the shards' cache.
+
+Who owns a block:
+| block                       | owner                                                                    |
+|-----------------------------|--------------------------------------------------------------------------|
+| 0                           | nobody; the health probe and padding rows write there                    |
+| of a queued entry           | none is held; allocation happens when the entry is taken into a batch    |
+| of a running entry          | the entry's `Allocation`                                                 |
+| of an entry that has ended  | `pipeline.Pipeline`, until every call in flight at its end is answered       |
+| all others                  | the allocator: free, or (`prefix_cache.PrefixCache`) cached for prompts   |
+
+A block of a running entry that has become shareable belongs to the prefix cache; the entry's `Allocation` holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from router.scheduling.cache.radix import RadixNode
+
+
+@dataclass(slots=True)
+class Allocation:
+    """Blocks for `num_tokens` token positions; the first `prefix_length` of them already hold the prompt's KV.
+
+    `blocks` is the request's table in logical order, shared blocks included. `prefix_length` is a multiple of
+    `block_size` as allocated. The fields below it are the prefix cache's own.
+    """
+
+    blocks: list[int]
+    num_tokens: int
+    block_size: int
+    prefix_length: int = 0
+    # The node that it holds; its path covers the first `num_in_trie` blocks. None: not to be shared, or freed.
+    trie_node: RadixNode | None = field(default=None, repr=False, compare=False)
+    num_in_trie: int = field(default=0, repr=False, compare=False)
+    # Private blocks among those first ones: another request had shared the same tokens before.
+    duplicates: list[int] = field(default_factory=list, repr=False, compare=False)
+
+    def slots(self) -> Sequence[int]:
+        """One slot per token position (block * block_size + offset).
+
+        A windowed allocation has fewer blocks than its positions need and goes round them again.
+        """
+        size = self.block_size
+        if size == 1 and len(self.blocks) == self.num_tokens:
+            return self.blocks
+        one_round = list(chain.from_iterable([range(b * size, b * size + size) for b in self.blocks]))
+        if len(one_round) < self.num_tokens:
+            one_round *= -(-self.num_tokens // len(one_round))
+        del one_round[self.num_tokens :]
+        return one_round
+
+    def append(self, blocks: list[int]) -> None:
+        """The table grows by `blocks`, the positions to the end of the last one."""
+        self.blocks += blocks
+        self.num_tokens = max(self.num_tokens, len(self.blocks) * self.block_size)
+
+    def forget(self) -> None:
+        """Everything has been given back: freeing it once more gives back nothing."""
+        self.blocks = []
+        self.duplicates = []
+        self.num_in_trie = 0
+
+
+class BlockAllocator(Protocol):
+    """What the scheduler needs: `FreeList` below, or `prefix_cache.PrefixCache`."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that an allocation could get now: free ones, and cached ones that nobody holds."""
+        ...
+
+    @property
+    def num_cached(self) -> int:
+        """Those of the free blocks that hold known KV."""
+        ...
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that exist for requests."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Changes whenever something happened that could let a failed `allocate` succeed."""
+        ...
+
+    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None) -> Allocation | None:
+        """Blocks for `num_tokens` positions, or None. `prompt_ids` is None for a request that must not be shared."""
+        ...
+
+    def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
+        """`num_blocks` more for a running request, appended to its table; its positions then fill whole blocks.
+
+        Returns the new blocks, or None, with nothing changed, if there are not so many.
+        """
+        ...
+
+    def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
+        """Share the full blocks of `token_ids` from now on, while the request runs on.
+
+        `token_ids` are the request's first tokens, all of whose KV has been written. Without effect on an allocation
+        whose `prompt_ids` were None.
+        """
+        ...
+
+    def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
+        """Share the full blocks of `token_ids` as `commit` does, then give everything back.
+
+        A second free of the same allocation changes nothing.
+        """
+        ...
+
+
+class BlockStack:
+    """Free blocks 1..num_blocks-1; block 0 is reserved. The most recently returned leave first.
+
+    The stack is 1, 2, ..., `_num_untouched`, then `_returned`: so a pool of a million blocks costs nothing to set up.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_untouched = max(num_blocks - 1, 0)
+        self._returned: list[int] = []
+
+    def __len__(self) -> int:
+        return self._num_untouched + len(self._returned)
+
+    def take(self, num_blocks: int) -> list[int]:
+        """The last `num_blocks`, in stack order. There must be so many."""
+        assert 0 <= num_blocks <= len(self)
+        cut = len(self._returned) - num_blocks
+        if cut >= 0:
+            taken = self._returned[cut:]
+            del self._returned[cut:]
+            return taken
+        end = self._num_untouched + 1
+        taken = [*range(end + cut, end), *self._returned]
+        self._num_untouched += cut
+        self._returned.clear()
+        return taken
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        self._returned.extend(blocks)
+
+
+class FreeList:
+    """Blocks in a stack, without sharing. Hands out the most recently freed first, like TGI's simple allocator."""
+
+    def __init__(self, num_blocks: int, block_size: int, window_size: int | None = None) -> None:
+        self._free = BlockStack(num_blocks)
+        self.version = 0
+        self._num_usable = len(self._free)
+        self._block_size = block_size
+        self._window_size = window_size
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return 0
+
+    @property
+    def num_usable(self) -> int:
+        return self._num_usable
+
+    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None = None) -> Allocation | None:
+        blocks = self._take(self._num_blocks(num_tokens))
+        return None if blocks is None else Allocation(blocks, num_tokens, self._block_size)
+
+    def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
+        """As the protocol says; a ValueError for a table that would grow beyond the window."""
+        length = len(allocation.blocks) + num_blocks
+        if length > self._num_blocks(length * self._block_size):
+            raise ValueError(f"a table of {length} blocks is longer than the window of {self._window_size} tokens")
+        taken = self._take(num_blocks)
+        if taken is not None:
+            allocation.append(taken)
+        return taken
+
+    def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
+        """Nothing is shared here."""
+
+    def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
+        self.version += 1
+        self._free.give_back(allocation.blocks)
+        allocation.forget()
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        stored = num_tokens if self._window_size is None else min(num_tokens, self._window_size)
+        return -(-stored // self._block_size)
+
+    def _take(self, num_blocks: int) -> list[int] | None:
+        return self._free.take(num_blocks) if num_blocks <= len(self._free) else None

@@ -1,0 +1,113 @@
+"""KV blocks shared between requests whose tokens begin alike.
+
+| block                                         | state                                                          |
+|-----------------------------------------------|----------------------------------------------------------------|
+| on the stack                                  | free; its content is worthless                                 |
+| in the trie, its node protected               | shared by the live allocations that hold the node or one below |
+| in the trie, not protected                    | cached: it can be shared again, or evicted when blocks run out |
+| in an allocation's table, not in the trie     | private: written by that request alone                         |
+
+Blocks enter the trie only through `commit` and `free`, with tokens whose KV has been written; an allocation that is
+dropped before that leaves no trace. A block in the trie is never written with other values: it holds full blocks only,
+and a request writes behind its prefix (or the last token of its prompt once more, with the same values).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.scheduling.cache.blocks import Allocation, BlockStack
+from router.scheduling.cache.radix import RadixTrie
+
+
+class PrefixCache:
+    """A `BlockAllocator` that shares. Hands out the most recently freed blocks first and evicts only for success."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._free = BlockStack(num_blocks)
+        self.version = 0
+        self._num_usable = len(self._free)
+        self._block_size = block_size
+        self._trie = RadixTrie(block_size)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free) + self._trie.num_evictable
+
+    @property
+    def num_usable(self) -> int:
+        return self._num_usable
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks with known KV that nobody holds; they are counted in `num_free` too."""
+        return self._trie.num_evictable
+
+    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None = None) -> Allocation | None:
+        """See `BlockAllocator.allocate`. Without success nothing is evicted."""
+        size = self._block_size
+        needed = -(-num_tokens // size)
+        if prompt_ids is None:
+            private = self._take(needed)
+            return None if private is None else Allocation(private, num_tokens, size)
+        node, shared = self._trie.find(_as_list(prompt_ids), num_tokens // size)
+        self._trie.hold(node)  # before anything is evicted
+        private = self._take(needed - len(shared))
+        if private is None:
+            self._trie.release(node)
+            return None
+        num_shared = len(shared)
+        shared += private
+        return Allocation(shared, num_tokens, size, num_shared * size, node, num_shared)
+
+    def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
+        """See `BlockAllocator.extend`. What the request itself shares is held, so it is not evicted."""
+        taken = self._take(num_blocks)
+        if taken is not None:
+            allocation.append(taken)
+        return taken
+
+    def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
+        """See `BlockAllocator.commit`. A partly filled last block and tokens beyond the table are not shared.
+
+        A ValueError if `token_ids` are not those that the request has shared before.
+        """
+        start, depth = allocation.trie_node, allocation.num_in_trie
+        num_full = min(len(token_ids) // self._block_size, len(allocation.blocks))
+        if start is None or num_full <= depth:
+            return
+        tokens = _as_list(token_ids)
+        size = self._block_size
+        if depth and tokens[(depth - 1) * size : depth * size] != start.key[-size:]:
+            raise ValueError("these are not the tokens that the request has shared before")
+        self.version += 1
+        node, present = self._trie.insert(tokens, allocation.blocks[:num_full], start, depth)
+        allocation.duplicates += allocation.blocks[depth:present]
+        allocation.num_in_trie = num_full
+        if node is not start:
+            self._trie.hold(node)
+            self._trie.release(start)
+            allocation.trie_node = node
+
+    def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
+        """See `BlockAllocator.free`."""
+        self.version += 1
+        self.commit(allocation, token_ids)
+        if allocation.trie_node is not None:
+            self._trie.release(allocation.trie_node)
+            allocation.trie_node = None
+        self._free.give_back(allocation.duplicates)
+        self._free.give_back(allocation.blocks[allocation.num_in_trie :])
+        allocation.forget()
+
+    def _take(self, num_blocks: int) -> list[int] | None:
+        missing = num_blocks - len(self._free)
+        if missing > self._trie.num_evictable:
+            return None
+        if missing > 0:
+            self._free.give_back(self._trie.evict(missing))
+        return self._free.take(num_blocks)
+
+
+def _as_list(tokens: Sequence[int]) -> list[int]:
+    return tokens if isinstance(tokens, list) else list(tokens)

@@ -1,0 +1,171 @@
+"""Builds the HTTP application: routes, error answers, middleware. Starts nothing."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.api import chat, completions, generate, service, tokenize
+from router.api import unsupported as elsewhere
+from router.api.app_state import Served
+from router.api.errors import InternalError, UnauthorizedError, error_response, framework_response
+from router.api.http.fast_path import Application, endpoints_of
+from router.api.openapi import openapi
+from router.api.platforms import cloud as platforms
+from router.api.platforms import kserve
+from router.config import RouterConfig
+from router.errors import RouterError
+from router.tracing import RequestSpan, enter
+from wire.tracing import Tracing
+
+logger = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+# FastAPI's own, of which older releases know nothing: it would follow variables that are meant for other programs.
+_NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+_CLIENT_LEFT = 499  # nginx' word for it; nobody reads it
+
+
+def create_app(
+    served: Served | None = None,
+    *,
+    api_key: str | None = None,
+    allow_origins: Sequence[str] = (),
+    tracing: Tracing | None = None,
+) -> FastAPI:
+    """The application; without `served` only its OpenAPI document is of use."""
+    app = Application(
+        title="Text Generation Inference", docs_url="/docs", redoc_url=None, openapi_url="/api-doc/openapi.json",
+        redirect_slashes=False, telemetry=_NO_TELEMETRY,
+    )  # fmt: skip
+    app.state.served = served
+    if served is not None:
+        _add_asked_routes(app, served.config)
+    for routes in (
+        generate.routes, chat.routes, completions.routes, tokenize.routes, platforms.routes, service.routes,
+        elsewhere.routes,
+    ):  # fmt: skip
+        app.include_router(routes)
+    app.direct = endpoints_of(
+        (generate.routes, chat.routes, completions.routes, tokenize.routes),
+        without=() if served is None else (served.config.aip_predict_route, served.config.aip_health_route),
+    )
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    app.add_exception_handler(RouterError, _router_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _client_left)
+    app.add_exception_handler(Exception, _internal_error)
+    # The last one added is the outermost.
+    if api_key is not None:
+        app.add_middleware(ApiKeyMiddleware, api_key=api_key)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=list(allow_origins) or ["*"],
+        allow_methods=["GET", "POST"],
+        allow_headers=["content-type", "authorization"],
+    )
+    app.add_middleware(RequestIdMiddleware, tracing=tracing, served=served)
+    return app
+
+
+def _add_asked_routes(app: FastAPI, config: RouterConfig) -> None:
+    """Routes that an operator asked for; they win where a path is taken already."""
+    if config.aip_predict_route is not None:
+        app.add_api_route(config.aip_predict_route, platforms.vertex, methods=["POST"], include_in_schema=False)
+    if config.aip_health_route is not None:
+        app.add_api_route(
+            config.aip_health_route, service.health, methods=["GET", "HEAD"], include_in_schema=False
+        )  # fmt: skip
+    if config.kserve_api:
+        app.include_router(kserve.routes)
+
+
+class RequestIdMiddleware:
+    """`x-request-id` in and out; a request without one gets one. Around all that belongs to the request: its span.
+
+    A server that drains ends every connection with the answer that it gives on it.
+    """
+
+    def __init__(self, app: ASGIApp, *, tracing: Tracing | None = None, served: Served | None = None) -> None:
+        self._app = app
+        self._tracing = tracing
+        self._served = served
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = _header(scope, b"x-request-id")
+        request_id = given if _REQUEST_ID.fullmatch(given) else b"%032x" % random.getrandbits(128)
+        scope["request_id"] = request_id.decode()
+        span = RequestSpan(scope, self._tracing, _header(scope, b"traceparent").decode("latin-1"))
+        enter(span)
+        status = 500
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                is_draining = self._served is not None and self._served.inference.is_draining
+                if is_draining and not any(name == b"connection" for name, _ in message["headers"]):
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            span.finish(status)
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+class ApiKeyMiddleware:
+    """Every POST needs the key, on known and unknown paths alike; what describes the server stays open."""
+
+    def __init__(self, app: ASGIApp, *, api_key: str) -> None:
+        self._app = app
+        self._key = api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST" and not self._is_allowed(scope):
+            await error_response(UnauthorizedError())(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        scheme, _, key = _header(scope, b"authorization").partition(b" ")
+        return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
+
+
+async def _router_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RouterError)
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return framework_response(error.status_code, str(error.detail), headers)
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_LEFT)
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    # The server logs the traceback; a client learns nothing of it.
+    return error_response(InternalError())

@@ -1,0 +1,1 @@
+"""The router's view of the model's tokenizer and files."""

@@ -1,0 +1,164 @@
+"""Counts, truncates and shows tokens, in worker threads. Knows neither requests nor HTTP.
+
+The shard tokenises the same text again, so the ids here must be the ids there: the file is the model's own
+tokenizer.json, and truncation is the tokenizer's own, from the left, special tokens kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from tokenizers import Encoding, Tokenizer
+
+from router.errors import StartupError
+from router.text.token_bound import token_bound
+
+# Up to this length encoding costs the loop about as much (1 us a character) as a hop to a thread and back (60-90 us of
+# the loop's time), and saves the wait for the thread.
+_INLINE_CHARACTERS = 100
+# A character whose tokens do not complete it waits for this many more of them before it is shown as it is.
+_MOST_UNFINISHED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """A token and the bytes of the UTF-8 text that it stands for."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class PromptTokenizer:
+    """The model's tokenizer with one instance per worker, because truncation is a setting of the instance."""
+
+    def __init__(self, tokenizer: Tokenizer, *, num_workers: int) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._on_loop = tokenizer
+        self._source = tokenizer.to_str()
+        self._per_thread = threading.local()
+        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="tokenizer", initializer=self._start_worker)
+        # Ids run from 0 to vocab_size - 1, with gaps in some vocabularies.
+        ids = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = max(ids, default=-1) + 1
+        self._ids_with_gaps = None if len(ids) == self.vocab_size else ids
+        self._bound = token_bound(tokenizer)
+
+    @classmethod
+    def from_file(cls, path: Path, *, num_workers: int) -> PromptTokenizer:
+        """Raises StartupError if the file is not a tokenizer."""
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise StartupError(f"cannot load the tokenizer {path}: {error}") from None
+        return cls(tokenizer, num_workers=num_workers)
+
+    async def encode(self, text: str, *, add_special_tokens: bool, truncate: int | None) -> list[int]:
+        """The ids of a prompt, at most the last `truncate` of them."""
+        if len(text) <= _INLINE_CHARACTERS:
+            return _ids(self._on_loop, text, add_special_tokens, truncate)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._encode_in_worker, text, add_special_tokens, truncate)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A text has at least this many tokens; 0 where that cannot be known without cutting it."""
+        return self._bound.fewest_tokens(text) if self._bound is not None else 0
+
+    def first_unknown(self, ids: Sequence[int]) -> int | None:
+        """The first id that no token of the vocabulary has."""
+        if self._ids_with_gaps is None:
+            return next((i for i in ids if not 0 <= i < self.vocab_size), None)
+        return next((i for i in ids if i not in self._ids_with_gaps), None)
+
+    async def spans(self, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
+        """Every token of a text with its place."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._spans_in_worker, text, add_special_tokens)
+
+    async def offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Where each token of a text begins, in characters; added special tokens are at 0."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._offsets_in_worker, text, add_special_tokens)
+
+    async def text_of(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """The text of ids, special tokens included, and whether it has exactly these tokens when it is cut again."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._text_in_worker, list(ids))
+
+    async def offsets_of_ids(self, ids: Sequence[int]) -> list[int]:
+        """Where each of the tokens begins in `text_of(ids)`, in characters."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, self._offsets_of_ids_in_worker, list(ids))
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _start_worker(self) -> None:
+        self._per_thread.tokenizer = Tokenizer.from_str(self._source)
+
+    def _encode_in_worker(self, text: str, add_special_tokens: bool, truncate: int | None) -> list[int]:
+        return _ids(self._per_thread.tokenizer, text, add_special_tokens, truncate)
+
+    def _spans_in_worker(self, text: str, add_special_tokens: bool) -> list[TokenSpan]:
+        (encoding,) = self._per_thread.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return _spans(encoding, text)
+
+    def _offsets_in_worker(self, text: str, add_special_tokens: bool) -> list[int]:
+        (encoding,) = self._per_thread.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return [start for start, _ in encoding.offsets]
+
+    def _text_in_worker(self, ids: list[int]) -> tuple[str, bool]:
+        text = self._decode(ids)
+        return text, _ids(self._per_thread.tokenizer, text, add_special_tokens=False, truncate=None) == ids
+
+    def _offsets_of_ids_in_worker(self, ids: list[int]) -> list[int]:
+        """By decoding a few tokens at a time: what a token adds to a text depends on those before it."""
+        offsets: list[int] = []
+        position = first = shown = 0
+        for number in range(1, len(ids) + 1):
+            offsets.append(position)
+            before, after = self._decode(ids[first:shown]), self._decode(ids[first:number])
+            if (len(after) > len(before) and not after.endswith("\ufffd")) or number - shown > _MOST_UNFINISHED:
+                position += max(len(after) - len(before), 0)
+                first, shown = shown, number
+        return offsets
+
+    def _decode(self, ids: list[int]) -> str:
+        (text,) = self._per_thread.tokenizer.decode_batch([ids], skip_special_tokens=False)
+        return str(text)
+
+
+def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool, truncate: int | None) -> list[int]:
+    # The batch calls let go of the interpreter while they work, `encode` was seen to keep it for seconds; the fast one
+    # leaves out the offsets.
+    if truncate is not None:
+        tokenizer.enable_truncation(truncate, direction="left")
+    try:
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    finally:
+        if truncate is not None:
+            tokenizer.no_truncation()
+    ids: list[int] = encoding.ids
+    return ids
+
+
+def _spans(encoding: Encoding, text: str) -> list[TokenSpan]:
+    """The library counts characters, TGI's answer counts bytes."""
+    if text.isascii():
+        return [
+            TokenSpan(token_id, text[start:stop], start, stop)
+            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+        ]
+    position = [0, *accumulate(len(character.encode()) for character in text)]
+    return [
+        TokenSpan(token_id, text[start:stop], position[start], position[stop])
+        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+    ]

@@ -1,0 +1,307 @@
+"""The front doors of SageMaker, Vertex AI and KServe, `/chat_tokenize`, and the routes that are not served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import huggingface_hub
+import openai
+import pytest
+from router_fakes import INFO, LIMITS, Router, data_of, failing, says
+
+from router.config import RouterConfig, check
+from router.errors import GenerationError, StartupError
+
+MakeRouter = Callable[..., Router]
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+RENDERED = "<|user|>Hello\n<|assistant|>"
+INFER = "/v2/models/m/versions/1/infer"
+
+
+async def test_chat_tokenize(router: Router) -> None:
+    text = "Zwölf 日本"
+    asked = {"messages": [{"role": "user", "content": text}], "model": "tgi", "temperature": 0.5}
+    answer = await router.post("/chat_tokenize", asked)
+    assert answer.status_code == 200
+    got = answer.json()
+    rendered = f"<|user|>{text}\n<|assistant|>"
+    assert list(got) == ["tokenize_response", "templated_text"] and got["templated_text"] == rendered
+    spans, raw = got["tokenize_response"], rendered.encode()
+    ids = await router.text.tokenizer.encode(rendered, add_special_tokens=False, truncate=None)
+    assert [span["id"] for span in spans] == ids, "the template has brought the special tokens"
+    assert all(span["text"] == raw[span["start"] : span["stop"]].decode() for span in spans)
+    assert spans[-1]["stop"] == len(raw)
+    assert "tgi_request_count 1" in (await router.get("/metrics")).text
+    assert router.scheduler.submitted == []
+
+
+async def test_chat_tokenize_refuses_what_chat_refuses(make_router: MakeRouter) -> None:
+    answer = await make_router(templates={}).post("/chat_tokenize", CHAT)
+    assert answer.status_code == 422
+    assert answer.json() == {"error": "Template error: template not found", "error_type": "template_error"}
+    assert (await make_router().post("/chat_tokenize", {"messages": []})).status_code == 422
+
+
+async def test_invocations_are_answered_by_the_route_of_their_shape(router: Router) -> None:
+    native: dict[str, Any] = {"inputs": "Hi", "parameters": {"seed": 3, "return_full_text": False}}
+    answer = await router.post("/invocations", native)
+    assert answer.json() == [{"generated_text": " one two"}]
+    assert answer.headers["x-prompt-tokens"] == str(router.scheduler.last.input_length)
+    assert router.scheduler.last.sampling.seed == 3
+    assert (await router.post("/invocations", {"inputs": "Hi"})).json() == [{"generated_text": "Hi one two"}]
+    answer = await router.post("/invocations", CHAT)
+    assert answer.json()["object"] == "chat.completion" and router.scheduler.last.inputs == RENDERED
+    answer = await router.post("/invocations", {"prompt": ["a", "b"]})
+    assert answer.json()["object"] == "text_completion" and len(answer.json()["choices"]) == 2
+    assert (await router.post("/invocations", {"inputs": None} | CHAT)).json()["object"] == "chat.completion"
+    both = native | {"prompt": "x"} | CHAT
+    assert isinstance((await router.post("/invocations", both)).json(), list), "`inputs` come first"
+    fallback = {"inputs": 1, "prompt": "x"}
+    assert (await router.post("/invocations", fallback)).json()["object"] == "text_completion"
+    assert "tgi_request_count 7" in (await router.get("/metrics")).text
+    router.assert_idle()
+
+
+async def test_invocations_stream(router: Router) -> None:
+    events = data_of((await router.post("/invocations", {"inputs": "Hi", "stream": True})).content)
+    assert events[-1]["generated_text"] == "Hi one two"
+    for asked in (CHAT, {"prompt": "x"}):
+        assert data_of((await router.post("/invocations", asked | {"stream": True})).content)[-1] == "[DONE]"
+    router.assert_idle()
+
+
+async def test_clients_of_huggingface_hub_and_openai(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    router = make_router()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # it refuses the loopback too
+    async with router.listening() as port:
+        url = f"http://127.0.0.1:{port}"
+        async with huggingface_hub.AsyncInferenceClient(f"{url}/invocations") as client:
+            assert await client.text_generation("Hi", return_full_text=False) == " one two"
+            pieces = [piece async for piece in await client.text_generation("Hi", stream=True)]
+            assert pieces == [" one", " two"]
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as openai_client:
+            with pytest.raises(openai.NotFoundError) as refused:
+                await openai_client.responses.create(model="tgi", input="Hi")
+            assert "/v1/chat/completions" in refused.value.response.json()["error"]
+    router.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "word"),
+    [
+        (b"{}", 422, "`inputs`, `messages`, `prompt`"),
+        (b"[]", 422, "`inputs`"),
+        (b'{"inputs":null}', 422, "`inputs`"),
+        (b'{"inputs":["a"]}', 422, "inputs"),
+        (b'{"inputs":"a","parameters":{"seed":"x"}}', 422, "parameters.seed"),
+        (b'{"messages":[]}', 422, "messages"),
+        (b'{"messages":[{"role":"user","content":"x"}],"n":"2"}', 422, "n:"),
+        (b'{"prompt":[]}', 422, "prompt"),
+        (b'{"inputs":1,"messages":1}', 422, "inputs"),
+        (b"{", 400, "JSON"),
+        (b'{"inputs":"' + b"a" * 70_000 + b'","stream":1}', 422, "stream"),
+    ],
+)
+async def test_invocations_of_no_shape_say_what_is_wrong(router: Router, raw: bytes, status: int, word: str) -> None:
+    answer = await router.post("/invocations", raw=raw)
+    assert answer.status_code == status and list(answer.json()) == ["error", "error_type"]
+    assert word in answer.json()["error"]
+    assert router.scheduler.submitted == []
+
+
+async def test_vertex(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: says(" to", f" {request.inputs}", "END", reason="stop_sequence"))
+    instances = [
+        {"inputs": "a"},
+        {"inputs": "b", "parameters": {"max_new_tokens": 7, "seed": 5, "temperature": 0.5, "stop": ["END"]}},
+        {"inputs": "c", "parameters": {"return_full_text": True, "do_sample": False, "details": True}},
+        CHAT | {"stream": True, "temperature": 0, "max_tokens": 9, "stop": "END"},
+    ]
+    answer = await router.post("/vertex", {"instances": instances})
+    assert answer.status_code == 200
+    assert answer.json() == {"predictions": [" to aEND", " to bEND", "c to cEND", f" to {RENDERED}"]}
+    first, second, third, chat = router.scheduler.submitted
+    assert first.sampling.do_sample and not first.decoder_input_details
+    assert second.stopping.max_new_tokens == 7 and second.sampling.seed == 5 and second.sampling.temperature == 0.5
+    assert second.sampling.do_sample, "as TGI, which always samples here"
+    assert not third.sampling.do_sample and third.add_special_tokens
+    assert chat.stopping.max_new_tokens == 9 and not chat.sampling.do_sample and not chat.add_special_tokens
+    assert "tgi_request_count 1" in (await router.get("/metrics")).text
+    router.assert_idle()
+
+
+async def test_vertex_renders_no_chat_before_there_is_room(
+    make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = make_router()
+    rendered: list[object] = []
+    monkeypatch.setattr("router.api.chat.request_of", lambda *args: rendered.append(args))
+    answer = await router.post("/vertex", {"instances": [CHAT] * 5})
+    assert answer.status_code == 422 and "up to 4 generations" in answer.json()["error"]
+    assert rendered == []
+    router.assert_idle()
+
+
+async def test_vertex_honours_best_of(make_router: MakeRouter) -> None:
+    answers = [says("worse", " still"), says("better"), says("other")]
+    router = make_router(lambda request: answers.pop(0))
+    instances = [{"inputs": "a", "parameters": {"best_of": 2}}, {"inputs": "b"}]
+    got = (await router.post("/vertex", {"instances": instances})).json()
+    assert got == {"predictions": ["better", "other"]}
+    router.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "error_type", "word"),
+    [
+        ({"instances": []}, "Input validation error", "instances"),
+        ({}, "validation", "instances"),
+        ({"instances": "x"}, "validation", "instances"),
+        ({"instances": ["x"]}, "validation", "instances.0"),
+        ({"instances": [{}]}, "validation", "messages"),
+        ({"instances": [{"inputs": 1}]}, "validation", "instances.0.generate.inputs"),
+        ({"instances": [{"inputs": "a", "parameters": {"seed": -1}}]}, "validation", "parameters.seed"),
+        ({"instances": [{"messages": []}]}, "validation", "messages"),
+        ({"instances": [{"inputs": "a"}, {"inputs": ""}]}, "validation", "cannot be empty"),
+        ({"instances": [{"inputs": "a", "parameters": {"top_p": 2.0}}]}, "validation", "top_p"),
+        ({"instances": [{"inputs": "a", "parameters": {"best_of": 3}}]}, "validation", "best_of"),
+        ({"instances": [CHAT | {"n": 2}]}, "validation", "`n`"),
+        ({"instances": [{"inputs": "a"}] * 5}, "batch size exceeded", "up to 4 generations"),
+    ],
+)
+async def test_vertex_refuses_with_the_cause(router: Router, body: Any, error_type: str, word: str) -> None:
+    answer = await router.post("/vertex", body)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error_type"] == error_type and word in answer.json()["error"]
+    router.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "predict"), [("/vertex", None), ("/predict", "/predict"), ("/x:predict", "/x:predict")]
+)
+async def test_failures_and_overload_keep_their_status(make_router: MakeRouter, path: str, predict: str | None) -> None:
+    answers = [[None], failing("a", error=GenerationError("boom"))]
+    router = make_router(lambda request: answers.pop(0), config=RouterConfig(aip_predict_route=predict))
+    answer = await router.post(path, {"instances": [{"inputs": "a"}, {"inputs": "b"}]})
+    assert answer.status_code == 424 and answer.json()["error_type"] == "generation"
+    assert router.generation.inference.permits.take(4)
+    answer = await router.post(path, {"instances": [{"inputs": "a"}]})
+    assert answer.status_code == 429 and answer.json()["error_type"] == "overloaded"
+
+
+async def test_vertex_variables(make_router: MakeRouter) -> None:
+    config = RouterConfig(aip_predict_route="/generate", aip_health_route="/isalive", api_key="k")
+    router = make_router(config=config)
+    body = {"instances": [{"inputs": "a"}]}
+    assert (await router.post("/generate", body)).status_code == 401
+    answer = await router.post("/generate", body, authorization="Bearer k")
+    assert answer.json() == {"predictions": [" one two"]}, "what the operator asked for wins"
+    for method in ("GET", "HEAD"):
+        assert (await router.request(method, "/isalive")).status_code == 200
+    router.scheduler.healthy = False
+    assert (await router.get("/isalive")).status_code == 503
+    assert RouterConfig(port=80).listening_port == 80
+    assert RouterConfig(port=80, aip_http_port=8080).listening_port == 8080
+    for route in ("predict", "/{x}", "/p?x"):
+        with pytest.raises(StartupError, match="--aip-predict-route"):
+            check(RouterConfig(aip_predict_route=route))
+        with pytest.raises(StartupError, match="--aip-health-route"):
+            check(RouterConfig(aip_health_route=route))
+
+
+def infer(*texts: bytes, **fields: Any) -> dict[str, Any]:
+    inputs = [
+        {"name": f"in{i}", "shape": [1, len(text)], "datatype": "BYTES", "data": list(text)}
+        for i, text in enumerate(texts)
+    ]
+    return {"id": "7", "inputs": inputs, "outputs": [{"name": f"out{i}"} for i in range(len(texts))]} | fields
+
+
+async def test_kserve(make_router: MakeRouter) -> None:
+    router = make_router(lambda request: says(f"ß{request.inputs}"), config=RouterConfig(kserve_api=True))
+    assert (await router.get("/v2")).json() == {
+        "name": "text-generation-inference",
+        "version": "3.3.7",
+        "extensions": ["health", "models", "metrics"],
+    }
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/some/model/versions/3/ready"):
+        assert (await router.get(path)).json() == {"live": True}
+    for name in ("m", "some/model"):
+        got = (await router.get(f"/v2/models/{name}/versions/3")).json()
+        assert got == {"name": name, "version": "3", "extensions": ["infer", "ready"]}
+    answer = await router.post(INFER, infer("é".encode(), b"b", parameters={"max_new_tokens": 3, "seed": 2}))
+    assert answer.status_code == 200, answer.text
+    data = [list("ßé".encode()), list("ßb".encode())]
+    assert answer.json() == {
+        "id": "7",
+        "outputs": [
+            {"name": f"out{i}", "shape": [1, len(one)], "datatype": "BYTES", "data": one} for i, one in enumerate(data)
+        ],
+    }
+    assert router.scheduler.last.stopping.max_new_tokens == 3 and not router.scheduler.last.sampling.do_sample
+    await router.post(INFER, infer(b"a"))
+    assert router.scheduler.last.sampling.do_sample, "without parameters, as /generate"
+    document = (await router.get("/api-doc/openapi.json")).json()
+    assert "/v2" in document["paths"] and "InferBody" in document["components"]["schemas"]
+    router.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "error_type"),
+    [
+        (infer(b"a", outputs=[]), "length mismatch"),
+        (infer(b"\xff"), "utf8"),
+        (infer(b""), "validation"),
+        (infer(b"a") | {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": [256]}]}, "validation"),
+        (infer(b"a") | {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}, "validation"),
+        ({"id": "7"}, "validation"),
+        (infer(b"a", parameters={"temperature": 0.0}), "validation"),
+        (infer(*[b"a"] * 5), "batch size exceeded"),
+    ],
+)
+async def test_kserve_refusals(make_router: MakeRouter, body: Any, error_type: str) -> None:
+    router = make_router(config=RouterConfig(kserve_api=True))
+    answer = await router.post(INFER, body)
+    assert answer.status_code == 422 and answer.json()["error_type"] == error_type, answer.text
+    router.assert_idle()
+
+
+async def test_kserve_is_off_unless_asked_for_and_asks_for_the_key(make_router: MakeRouter) -> None:
+    router = make_router()
+    assert (await router.get("/v2")).status_code == 404 and (await router.post(INFER, infer(b"a"))).status_code == 404
+    router = make_router(config=RouterConfig(kserve_api=True, api_key="k"))
+    assert (await router.get("/v2")).status_code == 200
+    assert (await router.post(INFER, infer(b"a"))).status_code == 401
+    assert (await router.post(INFER, infer(b"a"), authorization="Bearer k")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/responses/abc", "/v1/chat/completions"),
+        ("/v1/embeddings", "/v1/completions"),
+        ("/v1/audio/speech", "/v1/chat/completions"),
+        ("/v1/images/generations", "/v1/chat/completions"),
+        *(
+            (f"/v1/{path}", "/v1/chat/completions")
+            for path in ("messages", "assistants", "threads/1/messages", "edits")
+        ),
+        *((f"/v1/{path}", "/v1/chat/completions") for path in ("files", "batches", "moderations")),
+        *((f"/v1/{path}", "/v1/completions") for path in ("engines", "engines/x/completions", "rerank")),
+        ("/v1/fine_tuning/jobs", "not served"),
+    ],
+)
+async def test_what_is_not_served_says_what_is(router: Router, path: str, instead: str) -> None:
+    for method in ("POST", "GET"):
+        answer = await router.request(method, path)
+        assert answer.status_code == 404 and answer.json()["error_type"] == "not_found"
+        assert instead in answer.json()["error"]
+
+
+async def test_a_stock_shard_serves_the_platforms_too(make_router: MakeRouter) -> None:
+    router = make_router(info=replace(INFO, extensions=frozenset()), limits=replace(LIMITS, max_best_of=1))
+    assert (await router.post("/vertex", {"instances": [{"inputs": "a"}, CHAT]})).status_code == 200
+    assert (await router.post("/invocations", {"prompt": "a"})).status_code == 200

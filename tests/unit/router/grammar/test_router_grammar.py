@@ -1,0 +1,211 @@
+"""Grammars from clients: every form, what is refused, the bounds of the process that compiles them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from router_fakes import INFO, Router
+
+from router.config import RouterConfig
+from router.errors import OverloadedError, ValidationError
+from router.grammar.checker import AskedGrammar, GrammarChecker, read_grammar
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CLOSED = json.dumps(SCHEMA | {"additionalProperties": False}, separators=(",", ":"))
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    opened = GrammarChecker()
+    yield opened
+    opened.close()
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Hi"}], **fields}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "kind", "text"),
+    [
+        ({"type": "json", "value": SCHEMA}, "json", CLOSED),
+        ({"type": "json", "value": json.dumps(SCHEMA)}, "json", CLOSED),
+        ({"type": "json_object", "value": SCHEMA}, "json", CLOSED),
+        ({"type": "json_object", "schema": SCHEMA}, "json", CLOSED),
+        ({"type": "json_object"}, "json", '{"type":"object"}'),
+        ({"type": "json_schema", "value": {"name": "x", "schema": SCHEMA}}, "json", CLOSED),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}, "json", CLOSED),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA, "strict": False}}, "json", CLOSED),
+        ({"type": "regex", "value": "[0-9]{3}"}, "regex", "[0-9]{3}"),
+        ({"type": "text"}, "none", ""),
+    ],
+)
+async def test_every_form_reaches_the_scheduler(router: Router, grammar: Any, kind: str, text: str) -> None:
+    native = {"inputs": "Hi", "parameters": {"grammar": grammar}}
+    for path, body in (("/generate", native), (CHAT, chat(response_format=grammar))):
+        answer = await router.post(path, body)
+        assert answer.status_code == 200, answer.text
+        sampling = router.scheduler.last.sampling
+        assert (sampling.grammar_kind, sampling.grammar) == (kind, text)
+    router.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"type": "json"},
+        {"type": "json", "value": 1},
+        {"type": "json", "value": "no schema"},
+        {"type": "json", "value": "[1]"},
+        {"type": "json", "value": "true"},
+        {"type": "json", "value": {"type": "objekt"}},
+        {"type": "json", "value": {"$ref": "http://127.0.0.1:9/schema.json"}},
+        {"type": "json", "value": {"$ref": "#/$defs/missing"}},
+        {"type": "json", "value": {"type": "string", "pattern": "(?=a)b"}},
+        {"type": "json", "value": {"type": "integer", "minimum": "3"}},
+        {"type": "json", "value": {"type": "array", "uniqueItems": True}},
+        {"type": "json", "value": {"enum": []}},
+        {"type": "json", "value": '{"anyOf":[' * 900 + "{}" + "]}" * 900},
+        {"type": "json", "value": '{"items":' * 100_000 + "{}" + "}" * 100_000},
+        {"type": "json_schema"},
+        {"type": "json_schema", "value": {"name": "x"}},
+        {"type": "regex"},
+        {"type": "regex", "value": ""},
+        {"type": "regex", "value": 5},
+        {"type": "regex", "value": "a("},
+        {"type": "regex", "value": "a(?=b)"},
+        {"type": "regex", "value": r"(a)\1"},
+        {"type": "regex", "value": "a{4294967295}"},
+        {"type": "regex", "value": "a{9999999999}"},
+        {"type": "regex", "value": "(" * 9 + "a" + "{9})" * 9},
+        {"type": "regex", "value": "(" * 50_000 + "a" + ")" * 50_000},
+    ],
+)
+async def test_what_cannot_be_had_is_the_requests_own_error(router: Router, grammar: Any) -> None:
+    native = {"inputs": "Hi", "parameters": {"grammar": grammar}}
+    for path, body in (("/generate", native), ("/generate_stream", native), (CHAT, chat(response_format=grammar))):
+        answer = await router.post(path, body)
+        assert answer.status_code == 422, answer.text
+        got = answer.json()
+        assert got["error_type"] == "validation"
+        assert got["error"].startswith("Input validation error: grammar is not valid: ")
+        assert len(got["error"]) < 400 and "\n" not in got["error"]
+    assert router.scheduler.submitted == []
+    router.assert_idle()
+    fine = {"inputs": "Hi", "parameters": {"grammar": {"type": "regex", "value": "a+"}}}
+    assert (await router.post("/generate", fine)).status_code == 200
+
+
+async def test_switched_off(make_router: Callable[..., Router]) -> None:
+    router = make_router(config=RouterConfig(tokenizer_name="some/model", disable_grammar_support=True))
+    for grammar in ({"type": "regex", "value": "a"}, {"type": "json_object"}):
+        answer = await router.post(CHAT, chat(response_format=grammar))
+        assert answer.status_code == 422 and "disabled" in answer.json()["error"]
+    assert (await router.post(CHAT, chat(response_format={"type": "text"}))).status_code == 200
+
+
+async def test_a_stock_shard_gets_regular_expressions_only(make_router: Callable[..., Router]) -> None:
+    router = make_router(info=replace(INFO, extensions=frozenset()))
+    answer = await router.post(CHAT, chat(response_format={"type": "json_object"}))
+    assert answer.status_code == 422 and "not supported by the model server" in answer.json()["error"]
+    assert (await router.post(CHAT, chat(response_format={"type": "regex", "value": "a"}))).status_code == 200
+
+
+async def test_every_choice_has_the_grammar(router: Router) -> None:
+    answer = await router.post(CHAT, chat(response_format={"type": "json_object"}, n=3))
+    assert answer.status_code == 200
+    assert [one.sampling.grammar_kind for one in router.scheduler.submitted] == ["json"] * 3
+
+
+# The process.
+
+
+async def test_equal_grammars_at_once_are_compiled_once(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+    compile_ = checker._compiler.compile
+
+    def counting(kind: Any, text: str) -> Any:
+        compiled.append(text)
+        time.sleep(0.05)
+        return compile_(kind, text)
+
+    monkeypatch.setattr(checker._compiler, "compile", counting)
+    first = asyncio.ensure_future(checker.check("regex", "once+"))
+    others = [asyncio.ensure_future(checker.check("regex", "once+")) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    first.cancel()
+    assert await asyncio.gather(*others) == ["once+"] * 5
+    assert await checker.check("regex", "once+") == "once+"
+    for _ in range(2):
+        with pytest.raises(ValidationError):
+            await checker.check("regex", "once(")
+    assert compiled == ["once+", "once("]
+
+
+@pytest.fixture
+async def impatient() -> AsyncIterator[GrammarChecker]:
+    opened = GrammarChecker(timeout_s=60)
+    await opened.check("regex", "a")
+    yield opened
+    opened.close()
+
+
+async def test_what_takes_too_long_is_refused_and_the_process_replaced(impatient: GrammarChecker) -> None:
+    before = impatient._compiler._process
+    assert before is not None
+    os.kill(before.pid, signal.SIGSTOP)  # nothing takes longer
+    impatient._compiler._timeout_s = 0.3
+    started = time.monotonic()
+    with pytest.raises(ValidationError, match=r"takes more than 0\.3 s"):
+        await impatient.check("regex", "slow")
+    assert before.returncode is not None
+    with pytest.raises(ValidationError, match=r"takes more than 0\.3 s"):
+        await impatient.check("regex", "slow")  # remembered
+    assert time.monotonic() - started < 5
+    assert impatient._compiler._process is None
+    impatient._compiler._timeout_s = 60
+    assert await impatient.check("regex", "b") == "b"
+
+
+async def test_a_process_that_dies_is_replaced() -> None:
+    checker = GrammarChecker()
+    assert await checker.check("regex", "a") == "a"
+    assert checker._compiler._process is not None
+    checker._compiler._process.kill()
+    with pytest.raises(ValidationError, match="too much memory or time"):
+        await checker.check("regex", "b")
+    assert await checker.check("regex", "c") == "c"
+    checker.close()
+    with pytest.raises(ValidationError, match="cannot be checked"):
+        await checker.check("regex", "d")
+
+
+async def test_memory_of_outcomes_is_bounded() -> None:
+    checker = GrammarChecker(cache_bytes=2000)
+    for number in range(40):
+        await checker.check("regex", f"x{number}")
+    assert 0 < len(checker._known) < 10 and checker._num_bytes <= 2000
+    checker.close()
+
+
+async def test_a_crowd_of_bombs_is_overload(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.grammar.checker._MAX_WAITING", 3)
+    bombs = [checker.check("regex", f"b{i}{'{4294967295}'}") for i in range(16)]
+    outcomes = await asyncio.gather(*bombs, return_exceptions=True)
+    assert [type(one) for one in outcomes] == [ValidationError] * 3 + [OverloadedError] * 13
+
+
+def test_a_schema_as_text_stays_text() -> None:
+    assert read_grammar(AskedGrammar("json", '{"b":1, "a":2}')) == ("json", '{"b":1, "a":2}')
+    assert read_grammar(AskedGrammar("json", {"b": 1, "a": 2})) == ("json", '{"b":1,"a":2}')

@@ -1,0 +1,171 @@
+"""Templates that would take the router's time or memory: each ends as an error, in the worker process.
+
+They come from a model or its operator, never from a request; what they are fed comes from clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from router_fakes import until
+
+from router.errors import TemplateError
+from router.openai.template.messages import Turn
+from router.openai.template.renderer import Renderer
+from router.openai.template.template import ChatTemplate
+
+USER = Turn(role="user", parts="Hello")
+_BIG = "{% set b = 'x' * 1000000 %}"
+_NAMESPACE = "{% set n = namespace(l=[], x='aa') %}"
+ATTACKS = [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ messages.__class__.__init__.__globals__ }}",
+    "{% set _ = messages.append(1) %}",
+    "{{ namespace(_x=1) }}",
+    "{{ 'a' * 10**9 }}",
+    "{{ 10**9 * 'a' }}",
+    "{{ [1] * 10**9 }}",
+    "{{ 'a'.center(10**9) }}",
+    "{{ 'a'.ljust(10**9) }}",
+    "{{ 'a' | center(1000000000) }}",
+    "{{ 'a' | indent(1000000000) }}",
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '%1000000000d' | format(1) }}",
+    "{{ '{:1000000000}'.format(1) }}",
+    "{{ strftime_now('%1000000000Y') }}",
+    "{{ [1] | tojson(indent=1000000000) }}",
+    "{{ 2 ** (10 ** 9) }}",
+    "{{ '{:{}}'.format(1, 10**9) }}",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x | length }}",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x | length }}",
+    "{% set n = namespace(x='a') %}{% for i in range(60) %}"
+    "{% set b %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = b %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x | replace('a', 'aaaa') %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x.replace('a', 'aaaa') %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = [n.x, n.x] | join(n.x) %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = n.x.join([n.x, n.x]) %}{% endfor %}",
+    "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+    "{{ range(10**9) | list }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ 1 / 0 }}",
+    "{{ messages[0].content.nothing.at_all }}",
+    "{{ messages[7].role }}",
+    "{{ 1 + 'a' }}",
+    # Single steps whose result is far larger than what goes in.
+    _BIG + "{{ ('%s' * 300) % ((b,) * 300 + ()) }}",
+    _BIG + "{{ ('%(b)s' * 300) % {'b': b} }}",
+    _BIG + "{{ ('%s' * 300) | format(b, b) }}",
+    _BIG + "{{ ('{0}' * 300).format(b) }}",
+    _BIG + "{{ ('{b}' * 300).format_map({'b': b}) }}",
+    _BIG + "{{ b.translate({120: 'y' * 300}) }}",
+    _BIG + "{{ b.join(b) }}",
+    _BIG + "{{ b.join(['a'] * 300 | map('upper')) }}",
+    _BIG + "{{ ([b] * 300) | string }}",
+    _BIG + "{{ [b] * 300 }}",
+    _BIG + "{{ ([b] * 300) | tojson }}",
+    _BIG + "{{ ([b] * 300) | pprint }}",
+    _BIG + "{{ ([b] * 300) | join | upper }}",
+    _BIG + "{{ b | wordwrap(1) | wordwrap(1, wrapstring='y' * 100) }}",
+    "{{ 'a'.expandtabs(10**9) ~ '\t'.expandtabs(10**9) }}",
+    "{{ '1' | int * 10 ** 64 ** 64 }}",
+    # Many values that are each small enough.
+    _NAMESPACE + "{% for i in range(9999) %}{% set n.l = n.l + ['a' * (1000000 + i)] %}{% endfor %}",
+    _NAMESPACE + "{% for i in range(9999) %}{% set n.l = [n.l, 'a' * (1000000 + i)] %}{% endfor %}",
+    _NAMESPACE + "{% for i in range(60) %}{% set n.l = n.l + n.l + [1] %}{% endfor %}",
+    _NAMESPACE + "{% for i in range(60) %}{% set n.l = dict(a=n.l, b=n.l) %}{% endfor %}{{ n.l | tojson }}",
+    # Inside of one step that nothing can interrupt.
+    _NAMESPACE + "{% for i in range(60) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}",
+    _NAMESPACE + "{% for i in range(60) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l | tojson }}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}{% endfor %}{% endfor %}"
+    "{% endfor %}",
+]
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("source", ATTACKS)
+async def test_an_attack_ends_as_a_template_error(renderer: Renderer, source: str) -> None:
+    before = _resident_bytes()
+    with pytest.raises(TemplateError):
+        async with asyncio.timeout(20):
+            await ChatTemplate({"default": source}, {}, renderer=renderer).render([USER])
+    assert _resident_bytes() - before < 200 << 20
+    assert await ChatTemplate({"default": "ok"}, {}, renderer=renderer).render([USER]) == "ok"
+
+
+async def test_the_router_goes_on_while_a_template_hangs(renderer: Renderer) -> None:
+    source = _NAMESPACE + "{% for i in range(60) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}"
+    rendering = asyncio.create_task(ChatTemplate({"default": source}, {}, renderer=renderer).render([USER]))
+    num_turns = 0
+    while not rendering.done():
+        await asyncio.sleep(0.01)
+        num_turns += 1
+    with pytest.raises(TemplateError):
+        await rendering
+    assert num_turns > 10
+
+
+@pytest.fixture
+def own_renderer() -> Iterator[Renderer]:
+    one = Renderer()
+    yield one
+    one.close()
+
+
+_LOOPS = (
+    "{% if messages[0].content == 'loop' %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endif %}ok"
+)
+
+
+async def test_an_endless_template_is_interrupted_and_its_process_lives_on(own_renderer: Renderer) -> None:
+    template = ChatTemplate({"default": _LOOPS}, {}, renderer=own_renderer)
+    assert await template.render([USER]) == "ok"
+    before = own_renderer._process.pid
+    with pytest.raises(TemplateError, match="too long"):
+        await template.render([Turn(role="user", parts="loop")])
+    assert await template.render([USER]) == "ok"
+    assert own_renderer._process.pid == before
+
+
+async def test_a_caller_who_leaves_takes_the_rendering_along(own_renderer: Renderer) -> None:
+    template = ChatTemplate({"default": _LOOPS}, {}, renderer=own_renderer)
+    assert await template.render([USER]) == "ok"
+    before = own_renderer._process.pid
+    rendering = asyncio.create_task(template.render([Turn(role="user", parts="loop")]))
+    waiting = asyncio.create_task(template.render([Turn(role="user", parts="loop")]))
+    await until(lambda: own_renderer._current is not None)
+    waiting.cancel()
+    rendering.cancel()
+    for task in (rendering, waiting):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await asyncio.wait_for(template.render([USER]), 10) == "ok"
+    assert own_renderer._process.pid == before
+
+
+async def test_a_process_that_dies_is_replaced(own_renderer: Renderer) -> None:
+    template = ChatTemplate({"default": "ok"}, {}, renderer=own_renderer)
+    assert await template.render([USER]) == "ok"
+    process: Any = own_renderer._process._process
+    process.kill()
+    process.wait()
+    with pytest.raises(TemplateError):
+        await template.render([USER])
+    assert await template.render([USER]) == "ok"
+    assert own_renderer._process.pid != process.pid
+
+
+async def test_what_is_nested_too_deeply(renderer: Renderer) -> None:
+    deep: Any = []
+    for _ in range(600):
+        deep = [deep]
+    with pytest.raises(TemplateError, match="deeply"):
+        await ChatTemplate({"default": "ok"}, {}, renderer=renderer).render([USER], variables={"x": deep})

@@ -1,0 +1,93 @@
+"""Worker processes: large frames, answers that stay away, deaths, and their end with the router's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from router.worker.process import WorkerProcess
+
+_MODULE = """
+import os, time
+from router.worker.main import serve
+
+def answer(asked):
+    if asked == b"sleep":
+        time.sleep(60)
+    if asked == b"die":
+        os._exit(3)
+    if asked == b"memory":
+        try:
+            return str(len(bytes(1 << 30))).encode()
+        except MemoryError:
+            return b"no memory"
+    return asked[::-1]
+
+serve(answer, memory_limit=256 << 20, cpu_limit_s=5)
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcess]:
+    (tmp_path / "worker_of_a_test.py").write_text(_MODULE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(filter(None, sys.path))}")
+    process = WorkerProcess("worker_of_a_test")
+    yield process
+    process.end()
+
+
+def test_frames_of_any_size(worker: WorkerProcess) -> None:
+    for data in (b"", b"abc", bytes(range(256)) * 40_000):
+        assert worker.exchange(data, 30) == data[::-1]
+
+
+def test_an_answer_that_stays_away_ends_the_process(worker: WorkerProcess) -> None:
+    assert worker.exchange(b"ab", 30) == b"ba"
+    before = worker.pid
+    with pytest.raises(TimeoutError):
+        worker.exchange(b"sleep", 0.2)
+    assert worker.pid is None
+    assert worker.exchange(b"ab", 30) == b"ba" and worker.pid != before
+
+
+def test_a_frame_that_nobody_reads_ends_the_process(worker: WorkerProcess) -> None:
+    worker.start()
+    with pytest.raises(TimeoutError):
+        worker.exchange(b"sleep", 0.2)
+    process = worker.start()
+    process.send_signal(19)  # SIGSTOP
+    with pytest.raises(TimeoutError):
+        worker.exchange(b"x" * (8 << 20), 0.2)
+    assert worker.pid is None
+
+
+def test_a_death_is_noticed_and_the_next_exchange_has_another_process(worker: WorkerProcess) -> None:
+    with pytest.raises(ConnectionError):
+        worker.exchange(b"die", 30)
+    assert worker.pid is None
+    assert worker.exchange(b"memory", 30) == b"no memory"
+
+
+def test_it_ends_when_the_router_is_gone(worker: WorkerProcess) -> None:
+    process: subprocess.Popen[bytes] = worker.start()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(30) == 0
+
+
+def test_after_kill_there_is_no_other(worker: WorkerProcess) -> None:
+    worker.start()
+    worker.kill()
+    with pytest.raises(OSError):
+        worker.exchange(b"ab", 30)
+    with pytest.raises(ConnectionAbortedError):
+        worker.exchange(b"ab", 30)
+
+
+def test_a_module_that_does_not_start() -> None:
+    with pytest.raises(ConnectionError):
+        WorkerProcess("router.no_such_module").start()
