@@ -21,12 +21,10 @@ import grpc
 import grpc.aio
 
 from benchmarks.router.child import Handler, run_child
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 SERVICE = "generate.v3.TextGenerationService"
-EXTENSIONS = (
-    "run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias", "token_ids", "grow",
-)  # fmt: skip
 BLOCK_SIZE = 16
 _MAX_TRACED = 200_000
 _PR_SET_TIMERSLACK = 29
@@ -266,7 +264,7 @@ class NullShard:
     def _info(self, request: pb.InfoRequest) -> pb.InfoResponse:
         return pb.InfoResponse(
             dtype="torch.float32", device_type="cpu", attention_impl="paged", block_size=BLOCK_SIZE,
-            use_prefix_caching=True, extensions=EXTENSIONS,
+            use_prefix_caching=True, extensions=Extension,
         )  # fmt: skip
 
     def _warm_up(self, request: pb.WarmupRequest) -> bytes:

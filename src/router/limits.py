@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wire.extensions import Extension
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServingLimits:
@@ -37,9 +39,24 @@ class ShardInfo:
     use_prefix_caching: bool
     attention_impl: str
     block_size: int
-    extensions: frozenset[str]
+    extensions: frozenset[Extension]
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Numbered calls are executed in order, and a request leaves its batch the moment it ends."""
+        return Extension.RUN_AHEAD in self.extensions
 
     @property
     def chunks(self) -> bool:
         """Prompts may be split, and newcomers share a step with the running requests."""
         return self.support_chunking and not self.requires_padding and self.speculate == 0
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """KV blocks of equal prompt beginnings may be shared; a window would overwrite them."""
+        return self.use_prefix_caching and not self.requires_padding and self.window_size is None
+
+    @property
+    def can_grow(self) -> bool:
+        """A running request may get more KV blocks, so it need not reserve all that it can come to need."""
+        return Extension.GROW in self.extensions and self.runs_ahead and self.chunks

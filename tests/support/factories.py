@@ -8,8 +8,9 @@ from typing import Any
 
 from router.limits import ServingLimits, ShardInfo
 from router.request import SamplingParameters, StoppingParameters, ValidRequest
+from wire.extensions import Extension
 
-OURS = frozenset({"run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias"})
+OURS = frozenset(Extension) - {Extension.TOKEN_IDS, Extension.GROW}
 
 
 def make_request(name: str = "a", input_length: int = 1, max_new_tokens: int = 1, **changes: Any) -> ValidRequest:

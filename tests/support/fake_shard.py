@@ -22,10 +22,11 @@ from support.block_watch import BlockWatch, KvMemory
 from support.fake_rows import FakeRow, Script, next_chunks, token_of
 
 from router.shards.interface import PROBE_ID
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
-EXTENSIONS = ("run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias")
-CHUNKING_EXTENSIONS = ("token_ids", "grow")
+CHUNKING_EXTENSIONS = (Extension.TOKEN_IDS, Extension.GROW)
+EXTENSIONS = tuple(e for e in Extension if e not in CHUNKING_EXTENSIONS)
 ORDERED_CALLS = ("Prefill", "Decode", "FilterBatch", "ClearCache", "Warmup")
 
 
@@ -336,7 +337,7 @@ class FakeShard:
             return row
         needed = len(row.prompt_ids) + request.stopping_parameters.max_new_tokens + self.speculate - 1
         slots, blocks = list(request.slots), list(request.blocks)
-        grows = "grow" in self._used_extensions and row.prompt_length <= len(slots) < needed
+        grows = Extension.GROW in self._used_extensions and row.prompt_length <= len(slots) < needed
         if len(slots) != (len(blocks) * self.block_size if grows else needed):
             self.violations.append(f"{name}: {len(slots)} slots for {needed} tokens")
         if len(blocks) != -(-len(slots) // self.block_size):
@@ -389,7 +390,7 @@ class FakeShard:
         n = row.num_generated
         stop = row.request.stopping_parameters
         owned = row.request.id % self.world_size == self.rank
-        failed = row.script.error_at == n and "row_errors" in self._used_extensions
+        failed = row.script.error_at == n and Extension.ROW_ERRORS in self._used_extensions
         finished = n >= stop.max_new_tokens or row.script.eos_after == n
         if failed or finished:
             row.ended = True
@@ -400,7 +401,7 @@ class FakeShard:
             return
         if failed:
             response.generations.append(pb.Generation(request_id=row.request.id, error=f"{row.name} went wrong"))
-        elif finished or row.request.top_n_tokens or "columns" not in self._used_extensions:
+        elif finished or row.request.top_n_tokens or Extension.COLUMNS not in self._used_extensions:
             response.generations.append(row.generation(finished))
         else:
             token = token_of(row.name, n)

@@ -22,15 +22,11 @@ from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
 from model_server.rpc import convert
 from model_server.rpc.interceptor import answering_errors
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
 T = TypeVar("T")
-
-# What this shard offers beyond the stock protocol (docs/compatibility.md).
-EXTENSIONS = (
-    "run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias", "token_ids", "grow",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +57,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         self._device = device
         self._facts = facts
         self._warm_up = warm_up
-        self._extensions: frozenset[str] = frozenset()
+        self._extensions: frozenset[Extension] = frozenset()
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
 
     @answering_errors
@@ -75,7 +71,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             use_prefix_caching=self._facts.prefix_caching,
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
-            extensions=[e for e in EXTENSIONS if e != "grow" or self._facts.grows],
+            extensions=[e for e in Extension if e is not Extension.GROW or self._facts.grows],
         )
 
     @answering_errors
@@ -113,9 +109,9 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
 
     @answering_errors
     async def Warmup(self, request: pb.WarmupRequest, context: grpc.aio.ServicerContext) -> pb.WarmupResponse:
-        self._extensions = frozenset(request.extensions)
-        self._engine.stock_router = not {"run_ahead", "row_errors"} <= self._extensions
-        self._engine.grows = "grow" in self._extensions
+        self._extensions = Extension.known(request.extensions)
+        self._engine.stock_router = not {Extension.RUN_AHEAD, Extension.ROW_ERRORS} <= self._extensions
+        self._engine.grows = Extension.GROW in self._extensions
         job = whole(lambda: self._warm_up(convert.warmup_from(request)))
         capacity = await self._run(job, request.sequence if request.HasField("sequence") else None)
         return convert.capacity_to(capacity)
@@ -141,7 +137,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             )
 
         result = await self._run(Job(launch), request.sequence if numbered else None)
-        return convert.prefill_response(result, "columns" in self._extensions)
+        return convert.prefill_response(result, Extension.COLUMNS in self._extensions)
 
     @answering_errors
     async def Decode(self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext) -> pb.DecodeResponse:
@@ -155,7 +151,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             is_over=self._engine.is_over,
         )
         result = await self._run(job, request.sequence if numbered else None)
-        return convert.decode_response(result, "columns" in self._extensions)
+        return convert.decode_response(result, Extension.COLUMNS in self._extensions)
 
     async def _run(self, job: Job[T], sequence: int | None) -> T:
         # Shielded: a router that gives up on a call must not cancel the work, other ranks run it too.

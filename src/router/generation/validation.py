@@ -14,6 +14,7 @@ from router.grammar.checker import AskedGrammar, GrammarChecker, read_grammar
 from router.limits import ServingLimits, ShardInfo
 from router.request import GrammarKind, SamplingParameters, StoppingParameters, ValidRequest
 from router.text.tokenizer import PromptTokenizer
+from wire.extensions import Extension
 
 # TGI checks long generations in slices of this many tokens; only the check has remained.
 _CHECKED_NEW_TOKENS = 1024
@@ -125,7 +126,7 @@ class Validator:
                 max_new_tokens=max_new_tokens,
                 stop_sequences=tuple(filter(None, request.stop)),
                 ignore_eos_token=request.ignore_eos,
-                stop_anywhere="stop_anywhere" in self._extensions,
+                stop_anywhere=Extension.STOP_ANYWHERE in self._extensions,
             ),
         )
 
@@ -162,7 +163,7 @@ class Validator:
 
     def _check_extensions(self, request: GenerateRequest) -> None:
         """What the shards cannot do is refused, never ignored."""
-        openai_penalties = "openai_penalties" in self._extensions
+        openai_penalties = Extension.OPENAI_PENALTIES in self._extensions
         for name, is_used in (
             ("presence_penalty", bool(request.presence_penalty)),
             ("min_p", bool(request.min_p)),
@@ -171,7 +172,7 @@ class Validator:
                 raise ValidationError(f"`{name}` is not supported by the model server in use")
         if not request.logit_bias:
             return
-        if "logit_bias" not in self._extensions:
+        if Extension.LOGIT_BIAS not in self._extensions:
             raise ValidationError("`logit_bias` is not supported by the model server in use")
         if len(request.logit_bias) > _MAX_LOGIT_BIASES:
             raise ValidationError(
@@ -211,7 +212,7 @@ class Validator:
             text, is_exact = await self._tokenizer.text_of(input_ids)
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ValidationError(f"tokenizer error: {error}") from None
-        if not is_exact and "token_ids" not in self._extensions:
+        if not is_exact and Extension.TOKEN_IDS not in self._extensions:
             raise ValidationError(
                 "the token ids are not the tokenizer's own for their text, and the model server in use takes texts only"
             )
@@ -243,7 +244,7 @@ class Validator:
         if request.greedy:
             request = replace(request, top_k=None, top_p=None, typical_p=None, min_p=None)
         relative, absolute = request.frequency_penalty, request.absolute_frequency_penalty
-        if "openai_penalties" not in self._extensions:
+        if Extension.OPENAI_PENALTIES not in self._extensions:
             # A stock TGI shard: TGI's formula is what its clients get today.
             relative, absolute = relative or absolute, None
         return SamplingParameters(
@@ -271,7 +272,7 @@ class Validator:
         if self._grammars is None:
             raise ValidationError("grammar is not supported: it is disabled on this server")
         kind, text = asked
-        if kind == "json" and "run_ahead" not in self._extensions:
+        if kind == "json" and Extension.RUN_AHEAD not in self._extensions:
             # A stock TGI shard enforces regular expressions only.
             raise ValidationError("a JSON grammar is not supported by the model server in use")
         return kind, await self._grammars.check(kind, text)

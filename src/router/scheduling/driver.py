@@ -13,7 +13,7 @@ import time
 
 from router.errors import UnhealthyError
 from router.events import Failed
-from router.limits import ServingLimits
+from router.limits import ServingLimits, ShardInfo
 from router.scheduling.batch import RunningBatch
 from router.scheduling.cache.blocks import BlockAllocator
 from router.scheduling.delivery import deliver_columns, deliver_row, server_error
@@ -21,7 +21,7 @@ from router.scheduling.entry import Entry
 from router.scheduling.growth import Growing
 from router.scheduling.pipeline import Call, Pipeline
 from router.scheduling.request_queue import RequestQueue
-from router.scheduling.sending import Abilities, Sender
+from router.scheduling.sending import Sender
 from router.scheduling.step_metrics import DrainRate, StepMetrics
 from router.scheduling.steps import first_tokens, keep_ids
 from router.shards.interface import PROBE_ID, CachedBatch, Row, ShardError, Shards, StepReply
@@ -30,22 +30,18 @@ log = logging.getLogger(__name__)
 
 
 class Driver:
-    """The requests in the batches on the shards.
-
-    See `Sender` for `growing` and `can`.
-    """
+    """The requests in the batches on the shards."""
 
     def __init__(
         self,
         shards: Shards,
+        info: ShardInfo,
         queue: RequestQueue,
         pipeline: Pipeline,
         limits: ServingLimits,
         metrics: StepMetrics,
         allocator: BlockAllocator | None,
         growing: Growing | None,
-        *,
-        can: Abilities,
     ) -> None:
         self.drain_rate = DrainRate()
         self.num_failures = 0  # generations that failed so far
@@ -54,11 +50,9 @@ class Driver:
         self._metrics = metrics
         self._allocator = allocator
         self._growing = growing
-        self._run_ahead = can.run_ahead
-        self._keeps_ids = can.share or growing is not None
-        self._sender = Sender(
-            shards, queue, pipeline, limits, metrics, growing, self._unsendable, can=can, paged=allocator is not None
-        )
+        self._run_ahead = info.runs_ahead
+        self._keeps_ids = info.shares_prefixes or info.can_grow
+        self._sender = Sender(shards, info, queue, pipeline, limits, metrics, growing, self._unsendable)
         self._left: list[Entry] = []  # closed since the last look
         self._probe_answer: asyncio.Future[bool] | None = None
 

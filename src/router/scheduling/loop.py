@@ -23,9 +23,9 @@ from router.scheduling.health import HealthCheck
 from router.scheduling.pipeline import Pipeline
 from router.scheduling.ports import Metrics
 from router.scheduling.request_queue import RequestQueue
-from router.scheduling.sending import Abilities
 from router.scheduling.step_metrics import StepMetrics
 from router.shards.interface import ShardError, Shards
+from wire.extensions import Extension
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,7 @@ class Scheduler:
         max_request_s: a request that has not ended after so long is failed. max_unread_bytes: see `Entry`.
         """
         self.failure: Exception | None = None
-        can = _abilities(info)
-        grows = can.run_ahead and can.chunking and "grow" in info.extensions
-        self.allocator = _allocator(info, limits, can)
+        self.allocator = _allocator(info, limits)
         self._limits = limits
         self._max_step_s = max_step_s
         self._max_request_s = max_request_s
@@ -67,20 +65,18 @@ class Scheduler:
             block_size=info.block_size,
             speculate=info.speculate,
             allocator=self.allocator,
-            chunking=can.chunking,
-            growing=grows,
-            may_share=_may_share(info, can),
+            chunking=info.chunks,
+            growing=info.can_grow,
+            may_share=_may_share(info),
             on_dropped=lambda entry: self._metrics.request_failed("dropped"),
         )
         self._pipeline = Pipeline(self.allocator)
         growing = None
-        if grows and self.allocator is not None:
+        if info.can_grow and self.allocator is not None:
             growing = Growing(
                 self.allocator, self._queue, self._pipeline, info.block_size, lambda entry: self._metrics.preempted()
             )
-        self._driver = Driver(
-            shards, self._queue, self._pipeline, limits, self._metrics, self.allocator, growing, can=can
-        )
+        self._driver = Driver(shards, info, self._queue, self._pipeline, limits, self._metrics, self.allocator, growing)
         self._health = HealthCheck(shards, self._probe, lambda: self._driver.num_failures)
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -207,33 +203,24 @@ class Scheduler:
             self._metrics.kv_blocks(blocks.num_free, blocks.num_cached, blocks.num_usable)
 
 
-def _abilities(info: ShardInfo) -> Abilities:
-    paged = not info.requires_padding
-    return Abilities(
-        run_ahead="run_ahead" in info.extensions,
-        chunking=info.chunks,
-        share=paged and info.use_prefix_caching and info.window_size is None,
-    )
-
-
-def _allocator(info: ShardInfo, limits: ServingLimits, can: Abilities) -> BlockAllocator | None:
+def _allocator(info: ShardInfo, limits: ServingLimits) -> BlockAllocator | None:
     """None in padded mode."""
     if info.requires_padding:
         return None
     num_blocks = limits.max_batch_total_tokens // info.block_size
-    if can.share:
+    if info.shares_prefixes:
         return PrefixCache(num_blocks, info.block_size)
     return FreeList(num_blocks, info.block_size, info.window_size)
 
 
-def _may_share(info: ShardInfo, can: Abilities) -> Callable[[ValidRequest], bool]:
+def _may_share(info: ShardInfo) -> Callable[[ValidRequest], bool]:
     """Whose tokens may be looked up and kept.
 
     Prompt logprobs need the whole prompt to be run. And the ids must be those that the shards store: shards that get
     text cut it themselves, and where they cut they may not keep the same tokens.
     """
-    if not can.share:
+    if not info.shares_prefixes:
         return lambda request: False
-    if "token_ids" in info.extensions:
+    if Extension.TOKEN_IDS in info.extensions:
         return lambda request: not request.decoder_input_details
     return lambda request: not request.decoder_input_details and request.input_length < request.truncate

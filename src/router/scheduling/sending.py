@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from router.limits import ServingLimits
+from router.limits import ServingLimits, ShardInfo
 from router.scheduling import budget
 from router.scheduling.batch import RunningBatch
 from router.scheduling.entry import Entry
@@ -26,18 +25,6 @@ from router.scheduling.request_queue import RequestQueue
 from router.scheduling.step_metrics import StepMetrics
 from router.scheduling.steps import new_batch
 from router.shards.interface import PROBE_ID, NewBatch, Shards, UnsendableError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
-    """run_ahead: numbered calls are executed in order, and a request leaves its batch the moment it ends. chunking:
-    newcomers share a step with the running requests, and prompts may be split. share: prompts are looked up among the
-    tokens of others.
-    """
-
-    run_ahead: bool
-    chunking: bool
-    share: bool
 
 
 class Sender:
@@ -50,15 +37,13 @@ class Sender:
     def __init__(
         self,
         shards: Shards,
+        info: ShardInfo,
         queue: RequestQueue,
         pipeline: Pipeline,
         limits: ServingLimits,
         metrics: StepMetrics,
         growing: Growing | None,
         on_unsendable: Callable[[Entry, Exception], None],
-        *,
-        can: Abilities,
-        paged: bool,
     ) -> None:
         self.running: RunningBatch | None = None
         self.joining: RunningBatch | None = None  # prefilled, or being prefilled, and not merged yet
@@ -73,9 +58,9 @@ class Sender:
         self._metrics = metrics
         self._growing = growing
         self._on_unsendable = on_unsendable
-        self._run_ahead = can.run_ahead
-        self._chunking = can.chunking
-        self._paged = paged
+        self._run_ahead = info.runs_ahead
+        self._chunking = info.chunks
+        self._paged = not info.requires_padding
         self._look_into_queue = True  # not twice at the same boundary
 
     def send_calls(self) -> None:

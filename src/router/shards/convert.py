@@ -20,14 +20,10 @@ from router.shards.interface import (
     Timings,
     UnsendableError,
 )
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 StepMessage = pb.PrefillResponse | pb.DecodeResponse
-
-# What this router makes use of when a shard offers it.
-USED_EXTENSIONS = frozenset(
-    {"run_ahead", "columns", "row_errors", "stop_anywhere", "openai_penalties", "logit_bias", "token_ids", "grow"}
-)
 
 _GRAMMAR_TYPES = {
     "none": pb.GRAMMAR_TYPE_NONE, "json": pb.GRAMMAR_TYPE_JSON, "regex": pb.GRAMMAR_TYPE_REGEX,
@@ -43,7 +39,7 @@ _NS = 1e-9
 # Outward.
 
 
-def batch_to(batch: NewBatch, extensions: frozenset[str]) -> pb.Batch:
+def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
     """Fields of an extension are set only if the shards announced it. Raises `UnsendableError`."""
     requests: list[pb.Request] = []
     reasons: dict[int, Exception] = {}
@@ -82,7 +78,7 @@ def probe_batch() -> pb.Batch:
     return pb.Batch(id=PROBE_ID, requests=[request], size=1, max_tokens=2, max_blocks=1)
 
 
-def _request_to(new: NewRequest, extensions: frozenset[str]) -> pb.Request:
+def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request:
     request = new.request
     message = pb.Request(
         id=new.request_id,
@@ -102,14 +98,14 @@ def _request_to(new: NewRequest, extensions: frozenset[str]) -> pb.Request:
         message.chunk_len = new.chunk_len
     if request.adapter_id is not None:
         message.adapter_id = request.adapter_id
-    if "token_ids" in extensions:
+    if Extension.TOKEN_IDS in extensions:
         message.input_ids.extend(request.input_ids)
     if new.resume_ids:
         message.resume_ids.extend(new.resume_ids)
     return message
 
 
-def _sampling_to(sampling: SamplingParameters, extensions: frozenset[str]) -> pb.NextTokenChooserParameters:
+def _sampling_to(sampling: SamplingParameters, extensions: frozenset[Extension]) -> pb.NextTokenChooserParameters:
     message = pb.NextTokenChooserParameters(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
@@ -123,25 +119,25 @@ def _sampling_to(sampling: SamplingParameters, extensions: frozenset[str]) -> pb
         grammar=sampling.grammar,
         grammar_type=_GRAMMAR_TYPES[sampling.grammar_kind],
     )
-    if "openai_penalties" in extensions:
+    if Extension.OPENAI_PENALTIES in extensions:
         if sampling.presence_penalty:
             message.presence_penalty = sampling.presence_penalty
         if sampling.absolute_frequency_penalty:
             message.absolute_frequency_penalty = sampling.absolute_frequency_penalty
         if sampling.min_p:
             message.min_p = sampling.min_p
-    if "logit_bias" in extensions and sampling.logit_bias:
+    if Extension.LOGIT_BIAS in extensions and sampling.logit_bias:
         message.logit_bias.extend(pb.LogitBias(token_id=token, bias=bias) for token, bias in sampling.logit_bias)
     return message
 
 
-def _stopping_to(stopping: StoppingParameters, extensions: frozenset[str]) -> pb.StoppingCriteriaParameters:
+def _stopping_to(stopping: StoppingParameters, extensions: frozenset[Extension]) -> pb.StoppingCriteriaParameters:
     message = pb.StoppingCriteriaParameters(
         max_new_tokens=stopping.max_new_tokens,
         stop_sequences=stopping.stop_sequences,
         ignore_eos_token=stopping.ignore_eos_token,
     )
-    if stopping.stop_anywhere and stopping.stop_sequences and "stop_anywhere" in extensions:
+    if stopping.stop_anywhere and stopping.stop_sequences and Extension.STOP_ANYWHERE in extensions:
         message.stop_anywhere = True
     return message
 
@@ -165,7 +161,7 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         use_prefix_caching=all(m.use_prefix_caching for m in messages),
         attention_impl=first.attention_impl,
         block_size=max(first.block_size, 1),
-        extensions=frozenset.intersection(*(frozenset(m.extensions) for m in messages)),
+        extensions=frozenset.intersection(*(Extension.known(m.extensions) for m in messages)),
     )
 
 

@@ -11,6 +11,7 @@ from router.shards import convert, warm_up
 from router.shards.client import Client, Rpc, ShardClient
 from router.shards.interface import CachedBatch, Growth, NewBatch, ShardError, StepReply
 from router.shards.warm_up import Capacity, WarmUpPlan
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 T = TypeVar("T")
@@ -31,7 +32,7 @@ class ShardPool:
     def __init__(self, clients: Sequence[Client]) -> None:
         self._clients = list(clients)
         self._next_sequence = 0
-        self._extensions: frozenset[str] = frozenset()
+        self._extensions: frozenset[Extension] = frozenset()
 
     @classmethod
     async def discover(cls, master_uds_path: str, connect: Callable[[str], Client] = ShardClient) -> ShardPool:
@@ -59,7 +60,7 @@ class ShardPool:
     async def info(self) -> ShardInfo:
         """Facts on which all ranks agree; from now on their common extensions are used. Raises ValueError."""
         info = convert.info_from(await self._to_all("Info", pb.InfoRequest(), _START_TIMEOUT_S))
-        self._extensions = info.extensions & convert.USED_EXTENSIONS
+        self._extensions = info.extensions
         return info
 
     async def warm_up(self, plan: WarmUpPlan) -> Capacity:

@@ -30,6 +30,7 @@ from router.openai.template.template import ChatTemplate
 from router.request import ValidRequest
 from router.server.app import create_app
 from router.text.tokenizer import PromptTokenizer
+from wire.extensions import Extension
 from wire.tracing import Tracing
 
 LIMITS = ServingLimits(
@@ -57,7 +58,9 @@ INFO = ShardInfo(
     use_prefix_caching=False,
     attention_impl="paged",
     block_size=16,
-    extensions=frozenset({"run_ahead", "stop_anywhere", "openai_penalties", "logit_bias"}),
+    extensions=frozenset(
+        {Extension.RUN_AHEAD, Extension.STOP_ANYWHERE, Extension.OPENAI_PENALTIES, Extension.LOGIT_BIAS}
+    ),
 )
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"

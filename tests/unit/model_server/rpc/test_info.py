@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from model_server.rpc.servicer import EXTENSIONS, Servicer, ShardFacts
+from model_server.rpc.servicer import Servicer, ShardFacts
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 
@@ -29,13 +30,13 @@ async def info(known: ShardFacts) -> pb.InfoResponse:
 
 async def test_a_paged_runner_offers_everything() -> None:
     answer = await info(facts())
-    assert tuple(answer.extensions) == EXTENSIONS
+    assert list(answer.extensions) == list(Extension)
     assert answer.support_chunking and answer.use_prefix_caching
 
 
 async def test_a_runner_with_states_offers_neither_chunks_nor_prefixes_nor_growth() -> None:
     answer = await info(facts(chunking=False, prefix_caching=False, grows=False))
-    assert "grow" not in answer.extensions
-    assert set(answer.extensions) == set(EXTENSIONS) - {"grow"}
+    assert Extension.GROW not in answer.extensions
+    assert set(answer.extensions) == set(Extension) - {Extension.GROW}
     assert not answer.support_chunking and not answer.use_prefix_caching
     assert answer.block_size == 16

@@ -14,6 +14,7 @@ from router_fakes import INFO, Router
 from router.config import RouterConfig
 from router.shards import convert
 from router.shards.interface import NewBatch, NewRequest
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 TEXTS = ["Hello", "\x00", "\uffff\ufffe", "\U0010ffff", "é🙂", "\u2028\x7f", "</s>", "x" * 4000, " "]
@@ -29,8 +30,7 @@ GRAMMARS: list[Any] = [
     {"type": "json_object"},
     {"type": "text"},
 ]
-OUR_EXTENSIONS = convert.USED_EXTENSIONS
-EXTENSIONS = [frozenset[str](), INFO.extensions, OUR_EXTENSIONS]
+EXTENSIONS = [frozenset[Extension](), INFO.extensions, frozenset(Extension)]
 
 
 def sampling(source: random.Random) -> dict[str, Any]:
@@ -96,7 +96,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize("extensions", EXTENSIONS, ids=["stock", "older", "ours"])
-async def test_what_is_let_in_can_be_sent(make_router: Callable[..., Router], extensions: frozenset[str]) -> None:
+async def test_what_is_let_in_can_be_sent(make_router: Callable[..., Router], extensions: frozenset[Extension]) -> None:
     router = make_router(config=RouterConfig(kserve_api=True), info=replace(INFO, extensions=extensions))
     source = random.Random(3)
     for _ in range(300):
@@ -111,7 +111,7 @@ async def test_what_is_let_in_can_be_sent(make_router: Callable[..., Router], ex
         assert sent.inputs == request.inputs and sent.parameters.seed == request.sampling.seed
         assert sent.parameters.temperature > 0 and sent.parameters.top_p > 0 and sent.parameters.typical_p > 0
         assert sent.parameters.repetition_penalty > 0, "nothing that is on becomes off on the way"
-        if "token_ids" in extensions:
+        if Extension.TOKEN_IDS in extensions:
             assert tuple(sent.input_ids) == request.input_ids
         again = convert.batch_to(
             NewBatch(number, [replace(new, resume_ids=[1, 2])], max_tokens=2048, max_blocks=1), extensions

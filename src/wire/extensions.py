@@ -1,0 +1,25 @@
+"""What our router and our shards can do beyond TGI's protocol, by the names that `Info` and `Warmup` carry."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+
+
+class Extension(StrEnum):
+    """A shard announces what it offers in `InfoResponse.extensions`; the router answers in `WarmupRequest.extensions`
+    with those that it will use. A peer that names none is one of TGI's own."""
+
+    RUN_AHEAD = "run_ahead"  # numbered calls are executed in order; a request leaves its batch the moment it ends
+    COLUMNS = "columns"  # plain token rows come as packed arrays
+    ROW_ERRORS = "row_errors"  # one request of a batch may fail alone
+    STOP_ANYWHERE = "stop_anywhere"  # stop texts match anywhere, not at token boundaries only
+    OPENAI_PENALTIES = "openai_penalties"  # presence and frequency penalties over generated tokens, and min_p
+    LOGIT_BIAS = "logit_bias"
+    TOKEN_IDS = "token_ids"  # prompts travel as the router's token ids
+    GROW = "grow"  # a running request may get more KV blocks
+
+    @classmethod
+    def known(cls, names: Collection[str]) -> frozenset[Extension]:
+        """Those of `names` that this version knows; a newer peer may name others."""
+        return frozenset(one for one in cls if one in names)
