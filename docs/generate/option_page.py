@@ -7,7 +7,9 @@ from itertools import groupby
 from pathlib import Path
 
 from docs.generate.markdown import cell, code, table
-from wire.cli.options import UNSIGNED_MAX, Option, options_of, spell
+from wire.cli.options import Option, options_of
+from wire.cli.parsing import UNSIGNED_MAX
+from wire.cli.spelling import spell
 
 NONE = "–"
 _HEAD = ("Option", "Variable", "Value", "Default", "Meaning")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.planning.commands import Command
+from launcher.command import Command
 from launcher.processes.child_logs import ChildLogs
 from wire import phases, stack_dump
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from launcher.command import Command
 from launcher.errors import (
     DownloadError,
     LauncherError,
@@ -23,7 +24,6 @@ from launcher.errors import (
     WebserverCannotStart,
     WebserverFailed,
 )
-from launcher.planning.commands import Command
 from launcher.processes import stacks, start_times
 from launcher.processes.child import Child, Exit, Guard
 from launcher.processes.signals import Signals

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from wire.cli.options import UsageError, parse
+from wire.cli.parsing import UsageError, parse
 
 T = TypeVar("T")
 Version = str | Callable[[], str] | None

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from wire.cli.options import Option, options_of, spell
+from wire.cli.options import Option, options_of
+from wire.cli.spelling import spell
 
 _KINDS = {int: "int", float: "float", Path: "path", bool: "true|false"}
 

@@ -27,7 +27,8 @@ from router.metrics import DECLARED
 from router.server.app import create_app
 from router.server.startup import CPU_CALM_STEP_TOKENS, CPU_STEP_TOKENS
 from wire.cli.commands import run_command
-from wire.cli.options import Option, options_of, parse
+from wire.cli.options import Option, options_of
+from wire.cli.parsing import parse
 
 TEXT = documents.read("docs/migrating-from-tgi.md")
 STATES = {"same", "better", "different", "not yet"}
@@ -214,8 +215,8 @@ def test_a_wrong_command_line_ends_with_two(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_texts_that_scrapers_look_for_are_written() -> None:
     row = next(row for row in rows(TEXT) if row[0] == "texts that scrapers look for")
-    rooms = (documents.ROOT / "src" / room for room in ("launcher", "router"))
-    source = "".join(path.read_text() for room in rooms for path in room.glob("*.py"))
+    packages = (documents.ROOT / "src" / name for name in ("launcher", "router"))
+    source = "".join(path.read_text() for package in packages for path in package.rglob("*.py"))
     words = re.findall(r"`([^`]+)`", row[1])
     assert len(words) == 4
     for word in words:

@@ -20,7 +20,9 @@ from router.schemas.chat import ChatBody, ChatCompletion, StreamOptions, Usage
 from router.schemas.completion import Completion, CompletionBody
 from router.schemas.unserved import UNSERVED
 from router.server.app import create_app
-from wire.cli.options import options_of, parse, spell
+from wire.cli.options import options_of
+from wire.cli.parsing import parse
+from wire.cli.spelling import spell
 
 TEXT = documents.read("docs/migrating-from-vllm.md")
 LAUNCHER = {opt.flag: opt for opt in options_of(LauncherConfig)}

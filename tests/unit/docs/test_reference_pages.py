@@ -25,7 +25,8 @@ from router.api.errors import status_of
 from router.api.openapi.answers import ERRORS
 from router.config import RouterConfig
 from router.errors import RouterError, StartupError
-from wire.cli.options import Option, options_of, parse
+from wire.cli.options import Option, options_of
+from wire.cli.parsing import parse
 
 SOURCE = Path(__file__).parents[3] / "src"
 PAGES = pages()

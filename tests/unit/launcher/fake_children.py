@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.planning.commands import Command
+from launcher.command import Command
 from launcher.processes.child import HEALTH_METHOD
 from wire.exit_status import LOST_PEER
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from unit.launcher.fake_children import router, shard
 
-from launcher.planning.commands import Command
+from launcher.command import Command
 from launcher.processes.child import Guard
 from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Patience, Supervisor

@@ -18,7 +18,7 @@ from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError, NotEnoughCUDADevices
 from launcher.planning import hardware, hub
 from launcher.processes.signals import Signals
-from wire.cli.options import parse
+from wire.cli.parsing import parse
 
 
 class Started(Exception):

@@ -9,7 +9,8 @@ import pytest
 
 from launcher.config import SECRETS, LauncherConfig, check, input_limit
 from launcher.errors import ArgumentValidation
-from wire.cli.options import options_of, parse
+from wire.cli.options import options_of
+from wire.cli.parsing import parse
 
 
 def test_defaults_of_tgi() -> None:

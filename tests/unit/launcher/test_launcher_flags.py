@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.config import LauncherConfig
-from wire.cli.options import UsageError, options_of, parse
+from wire.cli.options import options_of
+from wire.cli.parsing import UsageError, parse
 
 U64 = 2**64 - 1
 U32 = 2**32 - 1

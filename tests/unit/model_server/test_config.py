@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_server.config import ServeConfig
-from wire.cli.options import parse
+from wire.cli.parsing import parse
 
 
 @pytest.mark.parametrize(

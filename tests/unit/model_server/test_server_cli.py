@@ -13,7 +13,8 @@ import pytest
 from model_server.cli import main
 from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, check
 from model_server.errors import StartupError
-from wire.cli.options import UsageError, options_of, parse
+from wire.cli.options import options_of
+from wire.cli.parsing import UsageError, parse
 
 SWITCH = "switch"
 SERVE: dict[str, Any] = {

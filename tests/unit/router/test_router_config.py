@@ -13,7 +13,8 @@ import pytest
 from router.cli import main
 from router.config import RouterConfig, check
 from router.errors import StartupError
-from wire.cli.options import UsageError, options_of, parse
+from wire.cli.options import options_of
+from wire.cli.parsing import UsageError, parse
 
 TGI = {
     "--max-concurrent-requests": 128, "--max-best-of": 2, "--max-stop-sequences": 4, "--max-top-n-tokens": 5,

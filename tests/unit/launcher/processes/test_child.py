@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from unit.launcher.fake_children import plain, router, shard, wait_until_gone
 
-from launcher.planning.commands import Command
+from launcher.command import Command
 from launcher.processes.child import Child, Exit, Guard
 
 LIMIT_S = 20.0
@@ -160,7 +160,7 @@ def test_children_have_their_own_group_and_no_input(guard: Guard) -> None:
 _LAUNCHER = f"""
 import os, sys, time
 from launcher.processes.child import Child, Guard
-from launcher.planning.commands import Command
+from launcher.command import Command
 guard = Guard()
 guard.remove_at_end(sys.argv[1])
 program = {SPAWN_A_GRANDCHILD + "time.sleep(600)"!r}

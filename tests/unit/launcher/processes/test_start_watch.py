@@ -12,8 +12,8 @@ import pytest
 from unit.launcher.fake_children import plain, router, shard
 from unit.launcher.supervised import Launch
 
+from launcher.command import Command
 from launcher.errors import ShardCannotStart, WebserverCannotStart, WebserverFailed
-from launcher.planning.commands import Command
 from launcher.processes.child import Child
 
 _PHASES = """

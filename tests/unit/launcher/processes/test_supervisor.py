@@ -11,6 +11,7 @@ import pytest
 from unit.launcher.fake_children import journal, plain, router, shard
 from unit.launcher.supervised import Launch
 
+from launcher.command import Command
 from launcher.errors import (
     DownloadError,
     LauncherError,
@@ -19,7 +20,6 @@ from launcher.errors import (
     WebserverCannotStart,
     WebserverFailed,
 )
-from launcher.planning.commands import Command
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

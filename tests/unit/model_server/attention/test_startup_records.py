@@ -19,7 +19,7 @@ from model_server.attention.backend import AttentionLayer
 from model_server.attention.choice import Offer, select_backend, substitute
 from model_server.attention.startup_records import SettledBackend, tell_attention
 from model_server.config import ServeConfig
-from wire.cli.options import parse
+from wire.cli.parsing import parse
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -1,4 +1,4 @@
-"""The parsing rules, one by one, and that `to_argv` is the inverse of `parse`."""
+"""How options are declared, and the parsing rules, one by one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.option_configs import Colour, Config, Positional
 
-from wire.cli.options import UsageError, options_of, parse, to_argv
+from wire.cli.options import options_of
+from wire.cli.parsing import UsageError, parse
 
 
 def ask(*argv: str, **environ: str) -> Config:
@@ -150,48 +149,6 @@ def test_positional() -> None:
         parse(Positional, [], {"MODEL_ID": "x"})
     with pytest.raises(UsageError, match="unexpected argument 'b'"):
         parse(Positional, ["a", "b"], {})
-
-
-_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
-_CONFIGS = st.builds(
-    Config,
-    max_batch_size=st.none() | st.integers(0, 1000),
-    port=st.integers(0, 65535),
-    ratio=st.floats(0, 1e30, allow_nan=False),
-    name=_TEXT,
-    cache=st.none() | st.just(Path("-odd/path")) | st.just(Path("/x")),
-    json_output=st.booleans(),
-    convert=st.booleans(),
-    sharded=st.none() | st.booleans(),
-    quiet=st.booleans(),
-    dtype=st.sampled_from([None, "float16", "bfloat16"]),
-    colour=st.sampled_from(Colour),
-    origin=st.lists(_TEXT, max_size=3),
-    graphs=st.lists(st.integers(0, 99), max_size=3).map(tuple),
-    report=st.booleans(),
-    special=st.none() | _TEXT,
-)
-
-
-@given(_CONFIGS)
-@settings(max_examples=60, deadline=None)
-def test_argv_reproduces_the_config(config: Config) -> None:
-    assert parse(Config, to_argv(config), {}) == config
-
-
-@given(st.text(min_size=1, max_size=8), st.none() | st.text(max_size=4))
-@settings(deadline=None)
-def test_argv_reproduces_positionals(model_id: str, revision: str | None) -> None:
-    config = Positional(model_id=model_id, revision=revision)
-    assert parse(Positional, to_argv(config), {}) == config
-
-
-def test_argv_is_short() -> None:
-    assert to_argv(Config()) == []
-    config = ask("--ratio", "1", "--json-output", "--no-convert", "--graphs", "1,2", "--port", "1")
-    assert to_argv(config) == [
-        "--port", "1", "--ratio", "1", "--json-output", "--no-convert", "--graphs", "1", "--graphs", "2"
-    ]  # fmt: skip
 
 
 def test_options_are_described() -> None:

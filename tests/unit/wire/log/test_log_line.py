@@ -139,7 +139,7 @@ def test_lines_are_capped(layout: Layout, character: str) -> None:
 
 def test_text_form() -> None:
     assert to_text(LINE) == (
-        "2026-01-02T03:04:05.000006Z  WARN router.server.app: app.py:7: hello total_time=1ms n=3 rank=1\n  Traceback: x"
+        "2026-01-02T03:04:05.000006Z  WARN router.cli: app.py:7: hello total_time=1ms n=3 rank=1\n  Traceback: x"
     )
 
 
@@ -230,7 +230,7 @@ def test_a_span_in_text() -> None:
     span = {"name": "generate", "total_time": "1ms", "seed": 'a"\x1b'}
     line = dataclasses.replace(LINE, fields={"n": 3, "span": span, "spans": [span]}, rank=None, exception="")
     spelled = 'generate{total_time="1ms" seed="a\\"\\u001b"}'
-    assert to_text(line) == f"2026-01-02T03:04:05.000006Z  WARN {spelled}: router.server.app: app.py:7: hello n=3"
+    assert to_text(line) == f"2026-01-02T03:04:05.000006Z  WARN {spelled}: router.cli: app.py:7: hello n=3"
     assert parse(to_json(line)) == line
     for other in ({}, "x", {"total_time": 1}):
         assert ": hello n=3" in to_text(dataclasses.replace(line, fields={"n": 3, "span": other}))
@@ -244,7 +244,7 @@ def test_configured_text() -> None:
     logging.getLogger("httpx").info("no")
     logging.getLogger("httpx").warning("theirs")
     first, second = written(stream)
-    assert " INFO router.server.app: test_log_line.py:" in first and first.endswith(": hi 3 request_id=r")
+    assert " INFO router.cli: test_log_line.py:" in first and first.endswith(": hi 3 request_id=r")
     assert second.endswith(": theirs")
 
 

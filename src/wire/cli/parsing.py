@@ -1,0 +1,169 @@
+"""From a command line and an environment to a config.
+
+The rules are those of TGI's parser (clap): command line > environment > default; exact long names; a single-valued
+option given twice is an error; switches take no value; integers are unsigned. Typer draws the help page but does not
+parse: it takes the last of two repeated options, reads the environment itself, and cannot name the variable that held
+a bad value.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from wire.cli.options import Option, options_of
+from wire.cli.spelling import spell
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+UNSIGNED_MAX = 2**64 - 1
+"""Upper bound of an `int` option that names none (clap's usize on 64-bit machines)."""
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+class UsageError(Exception):
+    """The command line or the environment cannot be understood; the text names the value, the option and the reason."""
+
+
+def parse(config_type: type[T], argv: Sequence[str], environ: Mapping[str, str]) -> T:
+    """The config that `argv` (without the program) and `environ` ask for. Pure. Raises UsageError."""
+    options = options_of(config_type)
+    given = _read_argv(options, argv)
+    values: dict[str, Any] = {}
+    for opt in options:
+        if opt.name in given:
+            values[opt.name] = _value_of(opt, given[opt.name], source="")
+        elif (text := _from_environment(opt, environ)) is not None:
+            values[opt.name] = _value_of(opt, [text], source=f" (from the environment variable {opt.env})")
+        elif opt.required:
+            raise UsageError(f"the following required argument was not provided: {opt.label}")
+    return config_type(**values)
+
+
+def _from_environment(opt: Option, environ: Mapping[str, str]) -> str | None:
+    text = environ.get(opt.env, "") if opt.env else ""
+    if opt.item is int and text.startswith("tcp://"):
+        # Kubernetes exports PORT-like variables for each service of the namespace; they are not meant for us.
+        logger.warning("ignoring the environment variable %s=%s: not a number for %s", opt.env, text, opt.flag)
+        return None
+    return text or None
+
+
+def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list[str]]:
+    """Field name → the texts given for it; a switch is recorded as "true" or "false"."""
+    flags = {opt.flag: opt for opt in options if not opt.positional}
+    negatives = {opt.negative_flag: opt for opt in options if opt.is_negatable}
+    shorts = {opt.short: opt for opt in options if opt.short}
+    positionals = [opt for opt in options if opt.positional]
+    given: dict[str, list[str]] = {}
+
+    def record(opt: Option, text: str) -> None:
+        if opt.name in given and not opt.is_repeated:
+            raise UsageError(f"the argument '{opt.label}' cannot be used multiple times")
+        given.setdefault(opt.name, []).append(text)
+
+    words = iter(argv)
+    only_positionals = False
+    for word in words:
+        if only_positionals or not word.startswith("-") or word == "-":
+            if not positionals:
+                raise UsageError(f"unexpected argument '{word}' found")
+            record(positionals.pop(0), word)
+        elif word == "--":
+            only_positionals = True
+        elif word.startswith("--"):
+            flag, equals, text = word.partition("=")
+            if (opt := flags.get(flag)) and not opt.is_switch:
+                record(opt, text if equals else _next_value(opt, words))
+            elif (opt := flags.get(flag) or negatives.get(flag)) is None:
+                raise UsageError(f"unexpected argument '{flag}' found{_similar(flag, [*flags, *negatives])}")
+            elif equals:
+                raise UsageError(f"unexpected value '{text}' for '{flag}' found; no more were expected")
+            else:
+                record(opt, "true" if flag in flags else "false")
+        else:
+            _read_shorts(word, shorts, words, record)
+    return given
+
+
+def _similar(flag: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches  # only after a mistake
+
+    # TGI's users write underscores; so do its variables.
+    found = get_close_matches(flag.lower().replace("_", "-"), known, n=1)
+    return f"; a similar one exists: '{found[0]}'" if found else ""
+
+
+def _read_shorts(
+    word: str, shorts: Mapping[str, Option], words: Iterator[str], record: Callable[[Option, str], None]
+) -> None:
+    """`-e`, `-p 80`, `-p80`, `-p=80`, `-ep80`."""
+    for index, letter in enumerate(word[1:], start=2):
+        opt = shorts.get("-" + letter)
+        if opt is None:
+            raise UsageError(f"unexpected argument '-{letter}' found")
+        if not opt.is_switch:
+            rest = word[index:].removeprefix("=")
+            return record(opt, rest if word[index:] else _next_value(opt, words))
+        record(opt, "true")
+
+
+def _next_value(opt: Option, words: Iterator[str]) -> str:
+    text = next(words, None)
+    # A dash starts the next option, except in a number (which the range check then refuses in its own words).
+    if text is None or (text.startswith("-") and not re.fullmatch(r"-|-\.?\d.*", text)):
+        raise UsageError(f"a value is required for '{opt.label}' but none was supplied")
+    return text
+
+
+def _value_of(opt: Option, texts: Sequence[str], *, source: str) -> Any:
+    if opt.separator:
+        texts = [part.strip() for text in texts for part in text.split(opt.separator) if part.strip()]
+    values = []
+    for text in texts:
+        try:
+            values.append(_convert(opt, text))
+        except ValueError as error:
+            raise UsageError(f"invalid value '{text}' for '{opt.label}'{source}: {error}") from None
+    return opt.container(values) if opt.is_repeated else values[0]
+
+
+def _convert(opt: Option, text: str) -> Any:
+    """One value. Raises ValueError with the reason."""
+    if opt.choices:
+        if text not in opt.choices:
+            raise ValueError(f"possible values: {', '.join(opt.choices)}")
+        return opt.item(text)
+    if opt.item is bool:
+        word = text.lower()
+        if word not in _TRUE | _FALSE:
+            raise ValueError("expected true or false")
+        return word in _TRUE
+    if opt.item is int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+            raise ValueError("expected a whole number")
+        return _in_range(opt, int(text), 0, UNSIGNED_MAX)
+    if opt.item is float:
+        try:
+            number = float(text) if "_" not in text else math.nan
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError("expected a number")
+        return _in_range(opt, number, None, None)
+    return opt.item(text)
+
+
+def _in_range(opt: Option, number: float, low: float | None, high: float | None) -> float:
+    low = opt.minimum if opt.minimum is not None else low
+    high = opt.maximum if opt.maximum is not None else high
+    if (low is not None and number < low) or (high is not None and number > high):
+        bounds = f"{spell(low)}..={spell(high)}" if high is not None else f"at least {spell(low)}"
+        raise ValueError(f"{spell(number)} is not in {bounds}" if high is not None else f"must be {bounds}")
+    return number

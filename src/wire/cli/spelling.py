@@ -1,0 +1,61 @@
+"""How the name and the value of an option are spelled, as a flag and as an environment variable.
+
+Both directions need it: a process declares its options by these names, the launcher writes its children's command lines
+and environments from the same names.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+
+def flag_of(name: str) -> str:
+    """`max_batch_size` → `--max-batch-size`."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """`max_batch_size` → `MAX_BATCH_SIZE`."""
+    return name.upper()
+
+
+def spell(value: Any) -> str:
+    """A value as the command line spells it; floats as TGI prints them (1.0 → `1`)."""
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def to_argv(values: Mapping[str, Any]) -> list[str]:
+    """Option name → value, as flags. None says nothing; a switch is given when True, and says nothing when False; the
+    items of a list or tuple repeat the flag."""
+    argv: list[str] = []
+    for name, value in values.items():
+        flag = flag_of(name)
+        if value is True:
+            argv.append(flag)
+        elif value is None or value is False:
+            continue
+        else:
+            for item in value if isinstance(value, list | tuple) else [value]:
+                # One word, so that a value that starts with a dash cannot be taken for an option.
+                text = spell(item)
+                argv += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+    return argv
+
+
+def to_environment(values: Mapping[str, Any]) -> dict[str, str]:
+    """Option name → value, as variables. None and False say nothing, True is `True` (which is what TGI's shards look
+    for), the items of a list or tuple are joined with commas."""
+    said = {name: value for name, value in values.items() if value is not None and value is not False}
+    return {variable_of(name): _variable(value) for name, value in said.items()}
+
+
+def _variable(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(spell, value))
+    return str(value) if isinstance(value, bool) else spell(value)
