@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 _NAMES = {
     "generate.compat_generate": "compat_generate", "generate.generate": "generate",
     "generate.generate_stream": "generate_stream", "completions.completions": "completions",
-    "chat.chat_completions": "chat_completions", "platforms.vertex": "vertex_compatibility",
-    "platforms.invocations": "sagemaker_compatibility", "tokenize.tokenize": "tokenize",
-    "tokenize.chat_tokenize": "chat_tokenize", "kserve.infer": "kserve_model_infer", "service.info": "get_model_info",
-    "service.models": "openai_get_model_info", "service.model": "openai_get_model_info", "service.health": "health",
+    "chat.chat_completions": "chat_completions", "platforms.cloud.vertex": "vertex_compatibility",
+    "platforms.cloud.invocations": "sagemaker_compatibility", "tokenize.tokenize": "tokenize",
+    "tokenize.chat_tokenize": "chat_tokenize", "platforms.kserve.infer": "kserve_model_infer",
+    "service.info": "get_model_info", "service.models": "openai_get_model_info",
+    "service.model": "openai_get_model_info", "service.health": "health",
 }  # fmt: skip
 
 _current: ContextVar[RequestSpan | None] = ContextVar("request", default=None)
@@ -50,7 +51,8 @@ class RequestSpan:
         endpoint = self._scope.get("endpoint")
         if endpoint is None:
             return ""
-        return _NAMES.get(f"{endpoint.__module__.rpartition('.')[2]}.{getattr(endpoint, '__name__', '')}", "")
+        module = endpoint.__module__.removeprefix("router.api.")
+        return _NAMES.get(f"{module}.{getattr(endpoint, '__name__', '')}", "")
 
     def record(self, fields: Mapping[str, str]) -> None:
         """TGI's fields of a finished generation. Of several generations the last one counts, as in TGI."""

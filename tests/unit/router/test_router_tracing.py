@@ -67,7 +67,7 @@ def test_every_name_belongs_to_a_route() -> None:
     """A renamed function must not lose its span silently."""
     found = set()
     for name in tracing._NAMES:
-        module, _, function = name.partition(".")
+        module, _, function = name.rpartition(".")
         found.add(getattr(importlib.import_module(f"router.api.{module}"), function, None))
     assert None not in found and len(found) == len(tracing._NAMES)
 

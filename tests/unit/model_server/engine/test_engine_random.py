@@ -134,18 +134,18 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(
     gone = set()
     for _ in range(60):
         choice = dice.random()
-        if choice < 0.25 and len(router.generation.running) < 6:
+        if choice < 0.25 and len(router.running) < 6:
             again = router.preempted and dice.random() < 0.7
             router.join(router.requests[router.preempted.pop(0)] if again else router.new())
-        elif choice < 0.35 and router.generation.running:
-            router.preempted.append(victim := router.generation.running[-1])
+        elif choice < 0.35 and router.running:
+            router.preempted.append(victim := router.running[-1])
             router.leave(victim)
-        elif choice < 0.4 and router.generation.running:
-            gone.add(victim := dice.choice(router.generation.running))
+        elif choice < 0.4 and router.running:
+            gone.add(victim := dice.choice(router.running))
             router.leave(victim)
-        elif router.generation.running:
+        elif router.running:
             router.decode()
-    while router.generation.running or router.preempted:
+    while router.running or router.preempted:
         if router.preempted:
             router.join(router.requests[router.preempted.pop(0)])
         else:
