@@ -13,7 +13,8 @@ from support.recorded_spans import RecordedSpans, id_of, parent_of
 from router import tracing
 from router.config import RouterConfig
 from router.errors import GenerationError
-from router.tracing import GenerationTrace, RequestSpan
+from router.generation_trace import GenerationTrace
+from router.tracing import RequestSpan
 
 MakeRouter = Callable[..., Router]
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
