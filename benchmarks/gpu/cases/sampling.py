@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.cases.tally import Tally
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.tally import Tally
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 

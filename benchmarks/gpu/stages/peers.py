@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import roofline
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.environment import ROOT
-from benchmarks.gpu.serving import model_folder
-from benchmarks.gpu.shapes import Shape, by_size
-from benchmarks.gpu.subjects import Subject, of_folder, of_shape
-from benchmarks.gpu.synthetic import make_transformers
+from benchmarks.gpu.measuring import roofline
+from benchmarks.gpu.measuring.environment import ROOT
+from benchmarks.gpu.subjects.models import Subject, of_folder, of_shape
+from benchmarks.gpu.subjects.serving import model_folder
+from benchmarks.gpu.subjects.shapes import Shape, by_size
+from benchmarks.gpu.subjects.synthetic import make_transformers
 
 PROMPT, OUTPUT = 256, 256
 LEVELS = (32, 64)

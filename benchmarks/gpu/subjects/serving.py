@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.demo import prompt as words
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.shapes import Shape
-from benchmarks.gpu.synthetic import LETTERS, write_checkpoint
+from benchmarks.gpu.subjects.shapes import Shape
+from benchmarks.gpu.subjects.synthetic import LETTERS, write_checkpoint
 from benchmarks.server import Server
 
 # Files in memory: a checkpoint of 16 GB is written and read in seconds.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = (
     "torch", "triton", "transformers", "tokenizers", "safetensors", "accelerate", "flash-attn", "vllm", "grpcio",
     "protobuf", "fastapi", "uvicorn", "pydantic", "orjson", "uvloop", "httptools", "llguidance",

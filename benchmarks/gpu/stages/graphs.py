@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import graph_hooks
-from benchmarks.gpu.attention_alone import make_metadata
+from benchmarks.gpu.cases.attention_alone import make_metadata
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.shapes import Shape, by_size
-from benchmarks.gpu.synthetic import make_decoder
+from benchmarks.gpu.subjects import graph_hooks
+from benchmarks.gpu.subjects.shapes import Shape, by_size
+from benchmarks.gpu.subjects.synthetic import make_decoder
 from model_server.attention.choice import select_backend
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache

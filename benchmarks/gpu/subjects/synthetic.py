@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
-from benchmarks.gpu.shapes import Shape
+from benchmarks.gpu.subjects.shapes import Shape
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
 from model_server.distributed.group import ProcessGroup

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.attention_alone import Scene, make_layer, make_scene
+from benchmarks.gpu.cases.attention_alone import Scene, make_layer, make_scene
+from benchmarks.gpu.cases.tally import Tally, limit_of, poison_memory
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.tally import Tally, limit_of, poison_memory
 from model_server.attention.backend import Alibi, AttentionBackend
 from model_server.attention.choice import select_backend
 

@@ -6,8 +6,8 @@ The constants are guesses made before any run on a card; a run that proves one w
 
 from __future__ import annotations
 
-from benchmarks.gpu import roofline
-from benchmarks.gpu.roofline import Cost, Machine
+from benchmarks.gpu.measuring import roofline
+from benchmarks.gpu.measuring.roofline import Cost, Machine
 
 # Of the copy bandwidth: weights streamed by the library's products; rows of the cache read by split attention.
 STREAMED = 0.90

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.gpu import attention_cases, elementwise_cases, matrix_cases, sampling_cases
+from benchmarks.gpu.cases import attention as attention_cases
+from benchmarks.gpu.cases import elementwise as elementwise_cases
+from benchmarks.gpu.cases import matrix as matrix_cases
+from benchmarks.gpu.cases import sampling as sampling_cases
 from benchmarks.gpu.context import Context
 
 PARTS: dict[str, Callable[[Context], None]] = {

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.attention_alone import make_metadata, scattered
+from benchmarks.gpu.cases.attention_alone import make_metadata, scattered
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.drive import Driver, make_engine
-from benchmarks.gpu.graph_hooks import capture, graphed
-from benchmarks.gpu.shapes import SMALL, TOY_UNTIED, Shape, by_size
-from benchmarks.gpu.synthetic import make_decoder, make_transformers
+from benchmarks.gpu.subjects.drive import Driver, make_engine
+from benchmarks.gpu.subjects.graph_hooks import capture, graphed
+from benchmarks.gpu.subjects.shapes import SMALL, TOY_UNTIED, Shape, by_size
+from benchmarks.gpu.subjects.synthetic import make_decoder, make_transformers
 from model_server.attention.choice import select_backend
 from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.decoder import Decoder

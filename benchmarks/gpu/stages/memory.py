@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.drive import Driver, make_engine
-from benchmarks.gpu.graph_hooks import graphed
-from benchmarks.gpu.subjects import Subject, subjects
+from benchmarks.gpu.subjects.drive import Driver, make_engine
+from benchmarks.gpu.subjects.graph_hooks import graphed
+from benchmarks.gpu.subjects.models import Subject, subjects
 from model_server.attention.choice import select_backend
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.gpu.synthetic import engine_tokenizer
+from benchmarks.gpu.subjects.synthetic import engine_tokenizer
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
 from model_server.batch.results import StepResult

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu.cases.tally import Tally, limit_of, poison_memory
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.tally import Tally, limit_of, poison_memory
 from model_server.layers.activation import gated
 from model_server.layers.experts import ExpertWeights, make_experts
 from model_server.layers.linear.linear import Linear

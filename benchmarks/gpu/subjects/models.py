@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.drive import Driver, make_engine, random_cache
-from benchmarks.gpu.graph_hooks import capture, graphed
-from benchmarks.gpu.roofline import Cost, cost_of
-from benchmarks.gpu.shapes import Shape, by_size
-from benchmarks.gpu.synthetic import engine_tokenizer, make_decoder
+from benchmarks.gpu.measuring.roofline import Cost, cost_of
+from benchmarks.gpu.subjects.drive import Driver, make_engine, random_cache
+from benchmarks.gpu.subjects.graph_hooks import capture, graphed
+from benchmarks.gpu.subjects.shapes import Shape, by_size
+from benchmarks.gpu.subjects.synthetic import engine_tokenizer, make_decoder
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import select_backend
 from model_server.distributed.group import ProcessGroup

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.gpu.attention_alone import make_metadata
+from benchmarks.gpu.cases.attention_alone import make_metadata
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.environment import ROOT
-from benchmarks.gpu.shapes import LLAMA_1B, TOY_UNTIED, Shape
-from benchmarks.gpu.synthetic import make_decoder
-from benchmarks.gpu.timing import captured, measure
+from benchmarks.gpu.measuring.environment import ROOT
+from benchmarks.gpu.measuring.timing import captured, measure
+from benchmarks.gpu.subjects.shapes import LLAMA_1B, TOY_UNTIED, Shape
+from benchmarks.gpu.subjects.synthetic import make_decoder
 from model_server.attention.choice import select_backend
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
@@ -96,7 +96,7 @@ def _two_shards(context: Context) -> None:
         arguments = [str(port), str(context.device), str(int(context.tiny)), str(out)]
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.gpu.ranks", str(rank), *arguments],
+                [sys.executable, "-m", "benchmarks.gpu.stages.ranks", str(rank), *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT,
             )
             for rank in range(RANKS)

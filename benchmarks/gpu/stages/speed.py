@@ -6,13 +6,13 @@ import gc
 
 import torch
 
-from benchmarks.gpu import predictions, roofline
-from benchmarks.gpu.attention_alone import Scene, make_layer, make_scene
+from benchmarks.gpu.cases.attention_alone import Scene, make_layer, make_scene
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.drive import Driver
-from benchmarks.gpu.idle import busy_share, device_spans
-from benchmarks.gpu.subjects import Subject, subjects
-from benchmarks.gpu.timing import Timing, captured, measure, of_samples
+from benchmarks.gpu.measuring import predictions, roofline
+from benchmarks.gpu.measuring.idle import busy_share, device_spans
+from benchmarks.gpu.measuring.timing import Timing, captured, measure, of_samples
+from benchmarks.gpu.subjects.drive import Driver
+from benchmarks.gpu.subjects.models import Subject, subjects
 from model_server.attention.choice import select_backend
 
 # (batch, context), what has a bar first.

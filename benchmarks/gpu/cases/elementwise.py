@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu.cases.tally import Tally, limit_of, poison_memory
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.tally import Tally, limit_of, poison_memory
 from model_server.layers.fused.fused import HeadLayout, fused_for
 from model_server.layers.rotary import Rope, Rotary, inverse_frequencies
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.drive import Driver, make_engine, random_cache
-from benchmarks.gpu.serving import model_folder, prompts, running
-from benchmarks.gpu.shapes import Shape, by_size
-from benchmarks.gpu.synthetic import make_decoder
+from benchmarks.gpu.subjects.drive import Driver, make_engine, random_cache
+from benchmarks.gpu.subjects.serving import model_folder, prompts, running
+from benchmarks.gpu.subjects.shapes import Shape, by_size
+from benchmarks.gpu.subjects.synthetic import make_decoder
 from launcher.bench.apis import NativeApi, Sampling
 from launcher.bench.load import Load, Target
 from launcher.bench.results import Cell

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.gpu import roofline
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.drive import Driver
-from benchmarks.gpu.serving import model_folder, prompts, running
-from benchmarks.gpu.shapes import Shape, by_size
-from benchmarks.gpu.subjects import Subject, of_folder, of_shape
-from benchmarks.gpu.targets import time_to_first_token
+from benchmarks.gpu.measuring import roofline
+from benchmarks.gpu.measuring.targets import time_to_first_token
+from benchmarks.gpu.subjects.drive import Driver
+from benchmarks.gpu.subjects.models import Subject, of_folder, of_shape
+from benchmarks.gpu.subjects.serving import model_folder, prompts, running
+from benchmarks.gpu.subjects.shapes import Shape, by_size
 from benchmarks.server import Server, closed_cell
 from launcher.bench.results import Cell, median_cell
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.roofline import Machine
+from benchmarks.gpu.measuring.roofline import Machine
+from benchmarks.gpu.measuring.timing import Timing, captured, measure, synchronize
 from benchmarks.gpu.running import MACHINE
-from benchmarks.gpu.timing import Timing, captured, measure, synchronize
 
 CHAIN = 300
 # Products [m, k] x [k, n]: the rate R, and one of a decode step's at 256 rows.
