@@ -11,8 +11,8 @@ from typing import TypeVar
 from router.config import RouterConfig
 from router.errors import ArgumentValidation, BackendError
 from router.limits import ServingLimits, ShardInfo
+from router.metrics import Metrics
 from router.scheduling.loop import Scheduler
-from router.scheduling.ports import Metrics
 from router.shards.client import Client, ShardClient
 from router.shards.interface import ShardError, Shards
 from router.shards.pool import ShardPool
@@ -30,7 +30,7 @@ _DEFAULT_CAPACITY = 16_000
 
 # Bounds of `tokens_of_a_step` on a CPU.
 CPU_STEP_TOKENS = 1024
-CPU_CALM_STEP_TOKENS = 256
+CPU_DEFAULT_STEP_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -135,15 +135,15 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
 
 
 def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[int, int]:
-    """How many tokens a step with prompts may compute, and how many it computes unless a crowd waits.
+    """How many tokens a step with prompts may compute, and how many it computes unless there is a backlog.
 
-    What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_CALM_STEP_TOKENS. A
+    What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_DEFAULT_STEP_TOKENS. A
     step's time grows with its tokens there, and products of so many rows are as efficient as they get (measured: 256
     rows to 4096 gain nothing): the first of many prompts gets its token sooner, running requests wait less, and
     throughput stays.
     """
     if info.chunks and info.device_type == "cpu":
-        return min(max_batch_prefill_tokens, CPU_STEP_TOKENS), min(max_batch_prefill_tokens, CPU_CALM_STEP_TOKENS)
+        return min(max_batch_prefill_tokens, CPU_STEP_TOKENS), min(max_batch_prefill_tokens, CPU_DEFAULT_STEP_TOKENS)
     return max_batch_prefill_tokens, max_batch_prefill_tokens
 
 
@@ -183,7 +183,7 @@ def resolve_limits(
         if not info.chunks:
             max_input_tokens = min(max_input_tokens, prefill)
     _check_order(info, prefill, max_input_tokens, max_total_tokens, max_batch_total_tokens)
-    step_tokens, calm_step_tokens = tokens_of_a_step(prefill, info)
+    step_tokens, default_step_tokens = tokens_of_a_step(prefill, info)
     return ServingLimits(
         max_concurrent_requests=config.max_concurrent_requests,
         max_best_of=config.max_best_of,
@@ -193,7 +193,7 @@ def resolve_limits(
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_total_tokens,
         max_batch_prefill_tokens=step_tokens,
-        calm_prefill_tokens=calm_step_tokens,
+        default_prefill_tokens=default_step_tokens,
         max_batch_total_tokens=max_batch_total_tokens,
         max_batch_size=config.max_batch_size,
         max_waiting_tokens=config.max_waiting_tokens,

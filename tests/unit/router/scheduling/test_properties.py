@@ -13,8 +13,9 @@ from support.fake_shard import FakeShard, ShardFailure
 from support.scheduler_harness import Harness, collect, running_scheduler, settle, tokens_of
 
 from router.events import Event, Failed, Finished
-from router.scheduling import growth, request_queue
+from router.scheduling import growth
 from router.scheduling.entry import Entry
+from router.scheduling.queue import request_queue
 
 ARRIVE, LEAVE, STEP, FAIL, PROBE = "arrive", "leave", "step", "fail", "probe"
 

@@ -41,7 +41,7 @@ def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
 
 
 @pytest.mark.parametrize(
-    ("device_type", "chunking", "asked", "tokens", "calm"),
+    ("device_type", "chunking", "asked", "tokens", "default"),
     [
         ("cpu", True, 4096, 1024, 256),
         ("cpu", True, 600, 600, 256),
@@ -51,11 +51,11 @@ def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
     ],
 )
 def test_a_step_on_a_cpu_is_kept_short_where_prompts_can_be_cut(
-    device_type: str, chunking: bool, asked: int, tokens: int, calm: int
+    device_type: str, chunking: bool, asked: int, tokens: int, default: int
 ) -> None:
     options = RouterConfig(max_batch_prefill_tokens=asked, max_total_tokens=2000 if chunking else None)
     found = limits(options, 50_000, device_type=device_type, support_chunking=chunking)
-    assert (found.max_batch_prefill_tokens, found.calm_prefill_tokens) == (tokens, calm)
+    assert (found.max_batch_prefill_tokens, found.default_prefill_tokens) == (tokens, default)
 
 
 def test_unset_limits_respect_model_and_tokenizer():

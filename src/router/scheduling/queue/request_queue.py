@@ -1,7 +1,7 @@
 """The queue: strictly first come, first served, and which of its heads fit into the next Prefill.
 
-Plain synchronous code, used by the scheduler's task only. Mirrors TGI's backends/v3/src/queue.rs, but frees without
-side effects when an entry is put back.
+Plain synchronous code, used by the scheduler's task only. Takes what TGI's queue takes (its backends/v3/src/queue.rs),
+but frees without side effects when an entry is put back.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.request import ValidRequest
-from router.scheduling.budget import round_up
 from router.scheduling.cache.blocks import BlockAllocator
 from router.scheduling.entry import Entry
+from router.scheduling.queue.budget import Budget, round_up
 
-# Entries whose caller has left are skipped when they reach the front. Behind a head that waits for blocks they could
-# pile up, so the queue is swept when they are many.
+# Entries whose caller has left are skipped when they reach the front. While the head waits for blocks they could pile
+# up, so the queue is swept when they are many.
 _SWEEP_AT = 64
 
 # What a request that can grow reserves for its answer at first; TGI's slice.
 RESERVED_NEW_TOKENS = 1024
-# After so many preemptions a request gets all it can ever need before it runs again.
+# After this many preemptions a request gets all it can ever need before it runs again.
 _MAX_PREEMPTIONS = 3
 
 
@@ -55,7 +55,7 @@ class RequestQueue:
     """Waiting entries and the rules by which they are taken.
 
     `allocator` is None in padded mode, where budgets are arithmetic; in paged mode the allocator alone limits.
-    chunking: the last prompt of a batch may be split at the budget. growing: the shards take more blocks for a running
+    chunking: the last prompt of a batch may be split at the budget. can_grow: the shards take more blocks for a running
     request, so it need not hold all it can come to need. may_share: whether a request's tokens may be looked up among
     those of others. `on_dropped` is called for every entry that is forgotten because its caller has left.
     """
@@ -67,7 +67,7 @@ class RequestQueue:
         speculate: int = 0,
         allocator: BlockAllocator | None,
         chunking: bool = False,
-        growing: bool = False,
+        can_grow: bool = False,
         may_share: Callable[[ValidRequest], bool] = lambda request: False,
         on_dropped: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
@@ -78,7 +78,7 @@ class RequestQueue:
         self._speculate = speculate
         self._allocator = allocator
         self._chunking = chunking
-        self._growing = growing
+        self._can_grow = can_grow
         self._may_share = may_share
         self._on_dropped = on_dropped
         self._num_left = 0
@@ -104,7 +104,7 @@ class RequestQueue:
         return next(new, moment) < moment
 
     def append(self, entry: Entry) -> None:
-        entry.request_id = self._next_request_id
+        entry.queued(self._next_request_id)
         self._next_request_id += 1
         self._entries.append(entry)
 
@@ -140,28 +140,21 @@ class RequestQueue:
         blocks = -(-self._num_positions(input_length, max_new_tokens) // self._block_size)
         return blocks <= self._allocator.num_usable
 
-    def next_batch(
-        self,
-        min_size: int | None,
-        max_size: int | None,
-        prefill_budget: int,
-        token_budget: int,
-        spare_blocks: int = 0,
-    ) -> NextBatch | None:
-        """The longest run of heads that fits, or None.
+    def next_batch(self, budget: Budget, spare_blocks: int = 0) -> NextBatch | None:
+        """The longest run of heads that fits the budget, or None.
 
         None also when fewer than `min_size` fit; all are put back in their old order then. The first entry that does
-        not fit ends the scan: nobody overtakes. The prefill budget is rounded up to whole blocks. `spare_blocks` stay
-        free for those that run already.
+        not fit ends the scan: nobody overtakes. The budget of prompts is rounded up to whole blocks. `spare_blocks`
+        stay free for those that run already.
         """
-        if prefill_budget <= 0 or token_budget <= 0 or max_size == 0 or not self._entries:
+        if budget.prefill_tokens <= 0 or budget.total_tokens <= 0 or budget.max_size == 0 or not self._entries:
             return None
+        min_size = budget.min_size
         if min_size is not None and len(self._entries) < min_size:
             return None
         if self._is_blocked(spare_blocks):
             return None
-        budget = round_up(prefill_budget, self._block_size)
-        picked, scan = self._pick(max_size, budget, token_budget, spare_blocks)
+        picked, scan = self._pick(budget, spare_blocks)
         if min_size is not None and len(picked) < min_size:
             for entry in reversed(picked):
                 self._put_back(entry)
@@ -170,8 +163,7 @@ class RequestQueue:
             return None
         now = time.monotonic()
         for entry in picked:
-            if entry.started_at is None:
-                entry.started_at = now
+            entry.started(now)
         batch_id = self._next_batch_id
         self._next_batch_id += 1
         return NextBatch(batch_id, picked, scan.prefill_tokens + scan.decode_tokens, scan.max_blocks)
@@ -184,9 +176,8 @@ class RequestQueue:
         same = head is self._entries[0] and not head.closed and version == self._allocator.version
         return same and spare_blocks >= spare
 
-    def _pick(
-        self, max_size: int | None, prefill_budget: int, token_budget: int, spare_blocks: int
-    ) -> tuple[list[Entry], _Scan]:
+    def _pick(self, budget: Budget, spare_blocks: int) -> tuple[list[Entry], _Scan]:
+        prefill_budget = round_up(budget.prefill_tokens, self._block_size)
         picked: list[Entry] = []
         scan = _Scan()
         while self._entries:
@@ -196,7 +187,7 @@ class RequestQueue:
                 self._drop(entry)
                 continue
             if self._allocator is None:
-                fits = self._fits_padded(entry, len(picked), scan, prefill_budget, token_budget)
+                fits = self._fits_padded(entry, len(picked), scan, prefill_budget, budget.total_tokens)
             else:
                 fits = self._fits_paged(entry, self._allocator, scan, prefill_budget, spare_blocks)
             if not fits:
@@ -205,7 +196,7 @@ class RequestQueue:
                     self._blocked = (entry, self._allocator.version, spare_blocks)
                 break
             picked.append(entry)
-            if scan.is_full or len(picked) == max_size:
+            if scan.is_full or len(picked) == budget.max_size:
                 break
         return picked, scan
 
@@ -220,13 +211,12 @@ class RequestQueue:
     def _fits_paged(
         self, entry: Entry, allocator: BlockAllocator, scan: _Scan, prefill_budget: int, spare_blocks: int
     ) -> bool:
-        entry.chunk_len = None  # it may have had one before it was preempted
         token_ids = entry.token_ids if self._may_share(entry.request) else None
         allocation = allocator.allocate(self._num_reserved(entry), token_ids)
         scan.has_blocks = False
         if allocation is None:
             return False
-        entry.allocation = allocation
+        entry.admit(allocation)
         if allocator.num_free < spare_blocks:
             return False
         scan.has_blocks = True
@@ -240,14 +230,14 @@ class RequestQueue:
             return True
         if not self._chunking or left <= 0:
             return False
-        entry.chunk_len = left
+        entry.admit(allocation, chunk_len=left)
         scan.is_full = True
         return True
 
     def _num_reserved(self, entry: Entry) -> int:
         """KV positions that it gets at first: what it can come to need, or, if it can grow, whole blocks for less."""
         needed = self._num_positions(entry.num_tokens, entry.num_remaining)
-        if not self._growing or entry.num_preemptions >= _MAX_PREEMPTIONS:
+        if not self._can_grow or entry.num_preemptions >= _MAX_PREEMPTIONS:
             return needed
         first = self._num_positions(entry.num_tokens, min(entry.num_remaining, RESERVED_NEW_TOKENS))
         return min(round_up(first, self._block_size), needed)
@@ -256,12 +246,11 @@ class RequestQueue:
         return input_length + max_new_tokens + self._speculate - 1  # the last token is never written
 
     def _drop(self, entry: Entry) -> None:
-        entry.done = True
+        entry.drop()
         self._on_dropped(entry)
 
     def _put_back(self, entry: Entry) -> None:
-        entry.chunk_len = None
         if entry.allocation is not None and self._allocator is not None:
             self._allocator.free(entry.allocation)  # nothing has been written
-            entry.allocation = None
+            entry.release()
         self._entries.appendleft(entry)

@@ -9,7 +9,8 @@ from support.factories import make_request
 
 from router.scheduling.cache.blocks import FreeList
 from router.scheduling.entry import Entry
-from router.scheduling.request_queue import RequestQueue
+from router.scheduling.queue.budget import Budget
+from router.scheduling.queue.request_queue import RequestQueue
 
 
 class Setup:
@@ -38,7 +39,7 @@ class Setup:
         return entries
 
     def next_ids(self, *args: int | None) -> list[int] | None:
-        batch = self.queue.next_batch(*args)
+        batch = self.queue.next_batch(Budget(*args))
         return None if batch is None else [e.request_id for e in batch.entries]
 
 
@@ -60,19 +61,19 @@ def test_how_much_waits():
 
 def test_q1_an_empty_queue_gives_nothing():
     s = Setup()
-    assert s.queue.next_batch(None, None, 1, 1) is None
-    assert s.queue.next_batch(1, None, 1, 1) is None
+    assert s.queue.next_batch(Budget(None, None, 1, 1)) is None
+    assert s.queue.next_batch(Budget(1, None, 1, 1)) is None
 
 
 def test_q2_a_minimum_that_is_not_reached_leaves_the_queue_alone():
     s = Setup(16)
     s.add((1, 1), (1, 1))
-    batch = s.queue.next_batch(None, None, 2, 2)
+    batch = s.queue.next_batch(Budget(None, None, 2, 2))
     assert batch.batch_id == 0
     assert [e.request_id for e in batch.entries] == [0, 1]
     assert all(e.started_at is not None for e in batch.entries)
     (third,) = s.add((1, 1))
-    assert s.queue.next_batch(2, None, 2, 2) is None
+    assert s.queue.next_batch(Budget(2, None, 2, 2)) is None
     assert len(s.queue) == 1
     assert third.request_id == 2
 
@@ -81,7 +82,7 @@ def test_q3_max_size_bounds_the_batch():
     s = Setup()
     s.add((1, 1), (1, 1))
     assert s.next_ids(None, 1, 2, 2) == [0]
-    batch = s.queue.next_batch(None, 1, 2, 2)
+    batch = s.queue.next_batch(Budget(None, 1, 2, 2))
     assert batch.batch_id == 1
     assert len(s.queue) == 0
 
@@ -98,7 +99,7 @@ def test_q4_budgets_bound_the_batch():
 def test_q5_no_budget_no_batch(budgets):
     s = Setup()
     (entry,) = s.add((1, 1))
-    assert s.queue.next_batch(None, None, *budgets) is None
+    assert s.queue.next_batch(Budget(None, None, *budgets)) is None
     assert entry.started_at is None
     assert len(s.queue) == 1
 
@@ -106,13 +107,13 @@ def test_q5_no_budget_no_batch(budgets):
 def test_max_size_zero_gives_nothing():
     s = Setup()
     s.add((1, 1))
-    assert s.queue.next_batch(None, 0, 5, 5) is None
+    assert s.queue.next_batch(Budget(None, 0, 5, 5)) is None
 
 
 def test_q6_padded_speculation_counts_once():
     s = Setup(speculate=2, padded=True)
     s.add((1, 1), (1, 1))
-    assert s.queue.next_batch(None, None, 1, 1) is None
+    assert s.queue.next_batch(Budget(None, None, 1, 1)) is None
     assert s.next_ids(None, None, 6, 6) == [0, 1]
 
 
@@ -120,7 +121,7 @@ def test_q7_an_entry_whose_caller_left_is_forgotten():
     s = Setup()
     (entry,) = s.add((1, 1))
     entry.close()
-    assert s.queue.next_batch(None, None, 1, 1) is None
+    assert s.queue.next_batch(Budget(None, None, 1, 1)) is None
     assert len(s.queue) == 0
     assert s.dropped == [entry]
 
@@ -135,7 +136,7 @@ def test_q8_the_prefill_budget_is_rounded_up_to_blocks():
 def test_q9_nobody_overtakes_the_head():
     s = Setup()
     s.add((2000, 10), (2000, 10), (2000, 10), (10, 10))
-    batch = s.queue.next_batch(None, None, 4096, 16000)
+    batch = s.queue.next_batch(Budget(None, None, 4096, 16000))
     assert [e.request_id for e in batch.entries] == [0, 1]
     assert (batch.max_tokens, batch.max_blocks) == (4000, 2009)
     assert len(s.queue) == 2
@@ -145,7 +146,7 @@ def test_q9_nobody_overtakes_the_head():
 def test_q13_a_minimum_that_does_not_fit_puts_all_back():
     s = Setup()
     entries = s.add((10, 10), (10, 10), (10, 10), (10, 10))
-    assert s.queue.next_batch(4, None, 25, 1000) is None
+    assert s.queue.next_batch(Budget(4, None, 25, 1000)) is None
     assert s.allocator.num_free == s.allocator.num_usable
     assert all(e.allocation is None and e.started_at is None for e in entries)
     assert s.next_ids(2, None, 25, 1000) == [0, 1]
@@ -155,7 +156,7 @@ def test_q13_a_minimum_that_does_not_fit_puts_all_back():
 def test_q14_a_rejected_entry_stays_in_the_padded_sum():
     s = Setup(padded=True)
     s.add((10, 20), (100, 20), (10, 20))
-    batch = s.queue.next_batch(None, None, 250, 1000)
+    batch = s.queue.next_batch(Budget(None, None, 250, 1000))
     assert [e.request_id for e in batch.entries] == [0, 1]
     assert batch.max_tokens == 360
 
@@ -164,7 +165,7 @@ def test_q15_the_padded_token_budget():
     s = Setup(padded=True)
     s.add((10, 20), (100, 20), (10, 20))
     assert s.next_ids(None, None, 4096, 350) == [0, 1]
-    batch = s.queue.next_batch(None, None, 4096, 360)
+    batch = s.queue.next_batch(Budget(None, None, 4096, 360))
     assert [e.request_id for e in batch.entries] == [2]
     assert batch.max_tokens == 30
 
@@ -217,7 +218,7 @@ def test_many_abandoned_entries_do_not_pile_up_behind_a_blocked_head():
 def test_q10_the_last_prompt_is_split_at_the_budget():
     s = Setup(chunking=True)
     entries = s.add((2000, 10), (2000, 10), (2000, 10), (10, 10))
-    batch = s.queue.next_batch(None, None, 4096, 16000)
+    batch = s.queue.next_batch(Budget(None, None, 4096, 16000))
     assert batch is not None
     assert [e.request_id for e in batch.entries] == [0, 1, 2]
     assert [e.chunk_len for e in entries] == [None, None, 96, None]
