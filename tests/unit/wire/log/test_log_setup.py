@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from wire.log.levels import PACKAGES, level_from_filter, levels_of_loggers
 from wire.log.log_line import LogLine, parse, to_json
@@ -111,7 +112,7 @@ def fresh_loggers() -> Iterator[None]:
 
 
 @given(st.text(max_size=60) | st.text("=,[]{}:. infodebug0123", max_size=60))
-@settings(max_examples=200)
+@settings(max_examples=examples(50, 800))
 def test_no_filter_is_refused(text: str) -> None:
     assert level_from_filter(text) in ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "OFF")
     default, named, _ = levels_of_loggers(text)
