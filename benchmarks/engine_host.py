@@ -2,7 +2,7 @@
 
 Two models: `stub`, whose forward hands out logits that are there already, so that all time is the engine's own (on a
 GPU it must hide under the step); and `demo`, the embedded model, whose whole step on a CPU is what a user waits for.
-In process, without gRPC. A step is timed in its two halves: launch (inputs, forward, draw) and finish (ids, text).
+In process, without gRPC. A step is timed in two parts: submit (inputs, forward, sampling) and collect (ids, text).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from model_server.attention.choice import select_backend
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
+from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.load import load_runner
@@ -29,6 +30,7 @@ from model_server.sampling.parameters import SamplingParameters, StoppingParamet
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 from wire import demo_model
+from wire.extensions import Extension
 
 BLOCK = 16
 PROMPT_TOKENS = 40
@@ -70,7 +72,7 @@ def start(runner: Runner, tokenizer: Tokenizer, rows: int, steps: int, sampling:
         device=CPU, rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=False, chunking=True
     )
     engine = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
-    engine.stock_router, engine.grows = False, True
+    engine.begin(Session(extensions=frozenset(Extension)))
     tokens = PROMPT_TOKENS + steps
     blocks = -(-tokens // BLOCK)
     engine.set_cache(KvCache(runner.kv_shapes, rows * blocks + 1, BLOCK, torch.float32, CPU))
@@ -86,22 +88,23 @@ def start(runner: Runner, tokenizer: Tokenizer, rows: int, steps: int, sampling:
             )
         )  # fmt: skip
     prompts = [[20 + (i + j) % 200 for j in range(PROMPT_TOKENS)] for i in range(rows)]
-    engine.launch_prefill(0, requests, prompts)()
+    engine.submit_prefill(PrefillCall(batch_id=0), requests, prompts)()
     return engine
 
 
 def measure(engine: Engine, steps: int) -> tuple[float, float]:
-    """Medians of launch and finish, in microseconds of this thread: waiting for a busy core is not counted."""
+    """Medians of submitting and of collecting a step, in microseconds of this thread, which leaves out waiting."""
+    step = DecodeCall(batch_ids=(0,))
     halves: tuple[list[float], list[float]] = ([], [])
     for _ in range(steps):
         begun = time.thread_time()
-        finish: Callable[[], object] = engine.launch_decode([0], numbered=True)
-        launched = time.thread_time()
-        finish()
-        halves[0].append(launched - begun)
-        halves[1].append(time.thread_time() - launched)
-    launch, finished = (statistics.median(half) * 1e6 for half in halves)
-    return launch, finished
+        collect: Callable[[], object] = engine.submit_decode(step)
+        submitted = time.thread_time()
+        collect()
+        halves[0].append(submitted - begun)
+        halves[1].append(time.thread_time() - submitted)
+    submit, collected = (statistics.median(half) * 1e6 for half in halves)
+    return submit, collected
 
 
 def main() -> None:
@@ -119,9 +122,9 @@ def main() -> None:
         for rows in asked.rows:
             engine = start(runner, tokenizer, rows, asked.steps + 30, SAMPLING[asked.sampling])
             measure(engine, 20)
-            launch, finish = measure(engine, asked.steps)
+            submit, collect = measure(engine, asked.steps)
             print(json.dumps({"model": asked.model, "sampling": asked.sampling, "rows": rows,
-                              "launch_us": round(launch, 1), "finish_us": round(finish, 1)}))  # fmt: skip
+                              "submit_us": round(submit, 1), "collect_us": round(collect, 1)}))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import torch
 from model_server.attention.choice import select_backend
 from model_server.device import enter, tune
 from model_server.distributed.group import connect
+from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
@@ -35,6 +36,7 @@ from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 from wire import demo_model
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 CPU = torch.device("cpu")
@@ -96,7 +98,7 @@ def load(model_dir: Path) -> Engine:
         device=CPU, rank=0, world_size=1, block_size=attention.block_size, prompt_logprobs_allowed=False
     )
     engine = Engine(runner, Tokenizer.load(model_dir), Sampler(runner.vocab_size, CPU), options)
-    engine.stock_router = False
+    engine.begin(Session(extensions=frozenset(Extension)))
     blocks = 1 + BATCH * -(-(len(PROMPT) + STEPS + 1) // attention.block_size)
     engine.set_cache(KvCache(runner.kv_shapes, blocks, attention.block_size, torch.float32, CPU))
     return engine
@@ -127,11 +129,11 @@ def batch_of(num_grammars: int, block_size: int) -> pb.Batch:
 def decode_times(engine: Engine, num_grammars: int) -> list[float]:
     """CPU seconds of each decode step of a batch that runs to its length limit."""
     requests = requests_from(batch_of(num_grammars, engine.options.block_size))
-    result = engine.launch_prefill(0, requests, engine.encode(requests))()
+    result = engine.submit_prefill(PrefillCall(batch_id=0), requests, engine.encode(requests))()
     times = []
     while result.batch is not None:
         started = time.process_time()
-        result = engine.launch_decode([0], numbered=True)()
+        result = engine.submit_decode(DecodeCall(batch_ids=(0,)))()
         times.append(time.process_time() - started)
         assert len(result.generations) == BATCH and not any(g.error for g in result.generations)
     return times[:-1]

@@ -7,9 +7,10 @@ Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `rou
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from router.generation_trace import GenerationTrace
+if TYPE_CHECKING:
+    from router.tracing import GenerationTrace
 
 GrammarKind = Literal["none", "json", "regex"]
 

@@ -18,16 +18,18 @@ import torch
 from parity.protocol import CPU, prompts
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.batch.growth import Growth
+from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup, connect
+from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
+from wire.extensions import Extension
 
 BLOCK = 4
 NEW_TOKENS = 10
@@ -49,7 +51,7 @@ def make_engine(checkpoint: Path, group: ProcessGroup, budget: int) -> Engine:
         chunking=True,
     )  # fmt: skip
     engine = Engine(runner, Tokenizer.load(checkpoint), Sampler(runner.vocab_size, CPU), options)
-    engine.stock_router, engine.grows, engine.max_prefill_tokens = False, True, budget
+    engine.begin(Session(extensions=frozenset(Extension), max_prefill_tokens=budget))
     cache = KvCache(runner.kv_shapes, 128, BLOCK, torch.float32, CPU)
     for rows in cache.rows:
         rows.fill_(math.nan)
@@ -99,28 +101,29 @@ class Router:
         return self._decode(result)
 
     def _prefill(self, batch_id: int, requests: Sequence[NewRequest], cached: int | None) -> StepResult:
-        growth = self._growth()
+        extensions = self._extensions()
         encoded = self.engine.encode(list(requests))
         for request in requests:
             self._lengths[request.id] = [len(request.input_ids) + len(request.resume_ids), len(request.slots)]
-        launched = self.engine.launch_prefill(batch_id, list(requests), encoded, cached, growth, numbered=True)
-        return self._take(launched())
+        call = PrefillCall(batch_id=batch_id, cached_id=cached, sequence=0, extensions=tuple(extensions))
+        return self._take(self.engine.submit_prefill(call, list(requests), encoded)())
 
     def _decode(self, result: StepResult) -> dict[int, dict[str, Any]]:
         while result.batch is not None:
-            result = self._take(self.engine.launch_decode([0], True, self._growth())())
+            call = DecodeCall(batch_ids=(0,), sequence=0, extensions=tuple(self._extensions()))
+            result = self._take(self.engine.submit_decode(call)())
         return self.said
 
-    def _growth(self) -> list[Growth]:
+    def _extensions(self) -> list[BlockExtension]:
         """A block for whoever might need one in the next step; all ranks count alike, whoever answers."""
-        growth = []
+        extensions = []
         for request_id, lengths in self._lengths.items():
             if lengths[0] + 1 >= lengths[1]:
-                growth.append(Growth(request_id, np.array([self._next_block], np.int64)))
+                extensions.append(BlockExtension(request_id, np.array([self._next_block], np.int64)))
                 self._next_block += 1
                 lengths[1] += BLOCK
             lengths[0] += 1
-        return growth
+        return extensions
 
     def _take(self, result: StepResult) -> StepResult:
         for generation in result.generations:

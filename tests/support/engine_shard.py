@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from support.fake_model import FakeRunner, FakeStateRunner, greedy
 
-from model_server.batch.growth import Growth
+from model_server.batch.extension import BlockExtension
 from model_server.batch.results import Generation, StepResult
 from model_server.batch.sequence import NewRequest
-from model_server.engine.engine import Engine, EngineOptions
+from model_server.engine.calls import DecodeCall, PrefillCall, Session
+from model_server.engine.engine import Collect, Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
+from wire.extensions import Extension
 
 BLOCK = 4
 NUM_BLOCKS = 64
@@ -38,9 +40,9 @@ class EngineShard:
         *,
         rank: int = 0,
         world_size: int = 1,
-        stock: bool = False,
+        upstream: bool = False,
         budget: int | None = None,
-        grows: bool = False,
+        extends_blocks: bool = False,
         num_blocks: int = NUM_BLOCKS,
         runner: FakeRunner | FakeStateRunner | None = None,
     ) -> None:
@@ -50,10 +52,7 @@ class EngineShard:
             chunking=budget is not None,
         )  # fmt: skip
         self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, CPU), options)
-        self.engine.stock_router = stock
-        self.engine.grows = grows
-        if budget is not None:
-            self.engine.max_prefill_tokens = budget
+        self.engine.begin(session(upstream=upstream, extends_blocks=extends_blocks, budget=budget))
         cache = KvCache(self.runner.kv_shapes, num_blocks, BLOCK, torch.float32, CPU)
         for rows in cache.rows:
             rows.fill_(float("nan"))
@@ -98,21 +97,48 @@ class EngineShard:
         batch_id: int,
         *requests: NewRequest,
         cached: int | None = None,
-        growth: Sequence[Growth] = (),
+        extensions: Sequence[BlockExtension] = (),
         numbered: bool = True,
         chunk_tokens: int | None = None,
     ) -> StepResult:
-        prompts = [self.prompts[r.id] for r in requests]
-        return self.engine.launch_prefill(batch_id, list(requests), prompts, cached, growth, numbered, chunk_tokens)()
+        return self.submit_prefill(
+            batch_id, *requests, cached=cached, extensions=extensions, numbered=numbered, chunk_tokens=chunk_tokens
+        )()
+
+    def submit_prefill(
+        self,
+        batch_id: int,
+        *requests: NewRequest,
+        cached: int | None = None,
+        extensions: Sequence[BlockExtension] = (),
+        numbered: bool = True,
+        chunk_tokens: int | None = None,
+    ) -> Collect:
+        call = PrefillCall(
+            batch_id=batch_id, cached_id=cached, sequence=0 if numbered else None, extensions=tuple(extensions),
+            chunk_tokens=chunk_tokens,
+        )  # fmt: skip
+        return self.engine.submit_prefill(call, list(requests), [self.prompts[r.id] for r in requests])
 
     def decode(
         self,
         *batch_ids: int,
         numbered: bool = True,
-        growth: Sequence[Growth] = (),
+        extensions: Sequence[BlockExtension] = (),
         chunk_tokens: int | None = None,
     ) -> StepResult:
-        return self.engine.launch_decode(list(batch_ids), numbered, growth, chunk_tokens)()
+        return self.submit_decode(*batch_ids, numbered=numbered, extensions=extensions, chunk_tokens=chunk_tokens)()
+
+    def submit_decode(
+        self,
+        *batch_ids: int,
+        numbered: bool = True,
+        extensions: Sequence[BlockExtension] = (),
+        chunk_tokens: int | None = None,
+    ) -> Collect:
+        return self.engine.submit_decode(
+            decode_call(*batch_ids, numbered=numbered, extensions=extensions, chunk_tokens=chunk_tokens)
+        )
 
     def expected(self, request: NewRequest) -> list[int]:
         return greedy(self.prompts[request.id], request.stopping.max_new_tokens, self.runner.vocab_size)
@@ -128,6 +154,26 @@ class EngineShard:
         while results[-1].batch is not None:
             results.append(self.decode(batch_id))
         return results
+
+
+def session(*, upstream: bool = False, extends_blocks: bool = True, budget: int | None = None) -> Session:
+    """With TGI's own router, or ours with all extensions (but for growing requests, if `extends_blocks` says so)."""
+    left_out = set() if extends_blocks else {Extension.GROW}
+    extensions = frozenset() if upstream else frozenset(Extension) - left_out
+    return (
+        Session(extensions=extensions) if budget is None else Session(extensions=extensions, max_prefill_tokens=budget)
+    )
+
+
+def decode_call(
+    *batch_ids: int,
+    numbered: bool = True,
+    extensions: Sequence[BlockExtension] = (),
+    chunk_tokens: int | None = None,
+) -> DecodeCall:
+    return DecodeCall(
+        batch_ids=batch_ids, sequence=0 if numbered else None, extensions=tuple(extensions), chunk_tokens=chunk_tokens
+    )
 
 
 def slots_of(blocks: Sequence[int]) -> list[int]:

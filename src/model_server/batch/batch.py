@@ -3,56 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
 
 from model_server.batch.results import CachedBatch
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError
 
-if TYPE_CHECKING:
-    from model_server.batch.decode_state import DecodeState, Drawn
-    from model_server.engine.step import LaunchedStep
-
 
 class Batch:
     """Running sequences under one id.
 
-    `ended` holds the ids of requests that ended but that the router has not filtered yet. Only a stock router gets to
-    see them: TGI keeps a finished request in its batch until FilterBatch. `launched` is the step that is on the device
-    and not finished, if any; `lost_at` when the step began whose failure ended the batch; `drawn` the newest draw;
-    `decode` what is kept between decode steps. `is_prefilling`: some sequence's first tokens are not all in the cache
-    or on their way.
+    `ended` holds the ids of requests that ended but that the router has not filtered yet. Only TGI's own router gets to
+    see them: TGI keeps a finished request in its batch until FilterBatch. `is_prefilling`: some sequence's first tokens
+    are not all in the cache or on their way.
     """
 
     def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
         self.id = batch_id
         self.sequences = sequences
         self.ended: list[int] = []
-        self.launched: LaunchedStep | None = None
-        self.lost_at: int | None = None
-        self.drawn: Drawn | None = None
-        self.decode: DecodeState | None = None
         self.is_prefilling = any(s.is_prefilling for s in sequences)
-        self._block_tables: npt.NDArray[np.int32] | None = None
-        self._listed: tuple[list[int], int] | None = None  # ids that the router knows, and their blocks
+        self._listed: list[int] | None = None  # ids that the router knows
         self._order = [s.id for s in sequences]
-
-    def block_tables(self, rows: list[Sequence]) -> npt.NDArray[np.int32]:
-        """[num_rows, longest table] int32 of some of the sequences, in their order, padded with the reserved block 0;
-        rebuilt when membership or a table changes."""
-        if self._block_tables is None:
-            width = max(len(s.blocks) for s in self.sequences)
-            tables = np.zeros((len(self.sequences), width), dtype=np.int32)
-            for row, sequence in enumerate(self.sequences):
-                tables[row, : len(sequence.blocks)] = sequence.blocks
-            self._block_tables = tables
-        if len(rows) == len(self.sequences):
-            return self._block_tables
-        taking = {id(s) for s in rows}
-        return self._block_tables[[i for i, s in enumerate(self.sequences) if id(s) in taking]]
 
     def plan_chunks(self, max_prefill_tokens: int, chunk_tokens: int | None = None) -> None:
         """Set how much of each unfinished prompt the forward after the one just launched computes.
@@ -73,16 +44,19 @@ class Batch:
                 sequence.input_length = max(min(rest, budget), 1)
                 budget -= sequence.input_length
 
-    def drop_finished(self, keep_visible: bool) -> None:
-        """Leave out sequences that have ended; with `keep_visible` their ids stay listed until they are filtered."""
+    def drop_finished(self, keep_visible: bool) -> bool:
+        """Leave out sequences that have ended; with `keep_visible` their ids stay listed until they are filtered.
+
+        Whether there were any.
+        """
         if not any(s.finished for s in self.sequences):
-            return
+            return False
         if keep_visible:
             self.ended.extend(s.id for s in self.sequences if s.finished)
-        self._keep([s for s in self.sequences if not s.finished])
+        return self._keep([s for s in self.sequences if not s.finished])
 
-    def filter(self, request_ids: Iterable[int], strict: bool) -> None:
-        """Keep the named requests, in the order of the batch.
+    def filter(self, request_ids: Iterable[int], strict: bool) -> bool:
+        """Keep the named requests, in the order of the batch; whether some sequences left.
 
         strict: an id that is not in the batch is an error (a call without number names only what is there); otherwise
         it is one that ended on its own in the meantime.
@@ -96,45 +70,34 @@ class Batch:
                 raise RequestError(str(unknown))
         self.ended = [i for i in self.ended if i in wanted]
         self._listed = None
-        self._keep([s for s in self.sequences if s.id in wanted])
+        return self._keep([s for s in self.sequences if s.id in wanted])
 
-    def extend(self, other: Batch) -> None:
+    def join(self, other: Batch) -> None:
         """Append another batch's requests; this batch's id stays."""
         self.sequences = self.sequences + other.sequences
         self.is_prefilling = self.is_prefilling or other.is_prefilling
         self.ended = self.ended + other.ended
         self._order = self._order + other._order
-        self._block_tables = self._listed = None
-
-    def grow(self, sequence: Sequence, blocks: npt.NDArray[np.int64], block_size: int) -> None:
-        """Append blocks to one sequence's table."""
-        sequence.grow(blocks, block_size)
-        self._block_tables = self._listed = None
-        if self.decode is not None:
-            self.decode.note_growth(sequence)
+        self._listed = None
 
     def describe(self, block_size: int) -> CachedBatch:
         """What the router is told of this batch."""
         if self._listed is None:
             listed = {s.id for s in self.sequences} | set(self.ended)
-            self._listed = [i for i in self._order if i in listed], sum(len(s.blocks) for s in self.sequences)
-        request_ids, num_blocks = self._listed
+            self._listed = [i for i in self._order if i in listed]
         return CachedBatch(
             id=self.id,
-            request_ids=request_ids,
-            max_tokens=block_size * num_blocks,
+            request_ids=self._listed,
+            max_tokens=block_size * sum([len(s.blocks) for s in self.sequences]),
             current_tokens=sum(s.input_length for s in self.sequences) if self.is_prefilling else len(self.sequences),
         )
 
-    def _keep(self, sequences: list[Sequence]) -> None:
+    def _keep(self, sequences: list[Sequence]) -> bool:
         if len(sequences) == len(self.sequences):
-            return
+            return False
         self.sequences = sequences
         self.is_prefilling = self.is_prefilling and any(s.is_prefilling for s in sequences)
-        self._block_tables = self._listed = None
-        if self.decode is not None:
-            self.decode.release(sequences)
-        if self.launched is None:
-            self.drawn = None  # the host has seen all of it
+        self._listed = None
         listed = {s.id for s in sequences} | set(self.ended)
         self._order = [i for i in self._order if i in listed]
+        return True

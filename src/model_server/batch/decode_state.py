@@ -1,8 +1,8 @@
 """The tensors of a decoding batch, kept from step to step.
 
 While the same rows go on, a step rebuilds nothing, and on a GPU copies nothing from the host: positions and lengths
-count up where they are, slots follow from the block tables, and the ids are those of the draw before. When rows join,
-leave or get blocks, the tables of rows that stay are gathered on the device and what is new comes in one upload.
+count up where they are, slots follow from the block tables, and the ids are those sampled in the step before. When rows
+join, leave or get blocks, what is new comes in one upload (`batch.tables`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from model_server.attention.metadata import AttentionMetadata
-from model_server.batch.decode_rows import Cells, DecodeRows, Move, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.staging import Staging
+from model_server.batch.tables import BlockTables, positions_of
 from model_server.runner.runner import ModelInputs, RequestState
+
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class NewestTokens:
     """The newest tokens of some rows, on the device; the host need not have seen them."""
 
     rows: list[Sequence]
@@ -31,138 +32,146 @@ class Drawn:
 
 
 class DecodeState:
-    """Inputs of one batch's decode steps. Not thread-safe: it belongs to the device thread."""
+    """Inputs of one batch's decode steps. Not thread-safe: it belongs to the device thread.
+
+    The host counts along: where each row stands, and how many steps all of them have slots and tokens for.
+    """
 
     def __init__(self, device: torch.device, block_size: int, staging: Staging) -> None:
+        self.tables = BlockTables(device, shares_memory=staging.shares_memory)
         self._device = device
         self._block_size = block_size
         self._staging = staging
         self._shares_memory = staging.shares_memory
-        self._host = DecodeRows(block_size)
+        self._rows: list[Sequence] = []
         self._is_stale = True
-        self._host_slots: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._steps_left = 0
+        self._lengths: Indices = np.zeros(0, np.int64)  # the most tokens of each row that are ever stored
+        self._host_positions: Indices = np.zeros(0, np.int64)
+        self._host_kv_lengths: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+        self._host_slots: Indices = np.zeros(0, np.int64)
         self._positions = self._slots = torch.zeros(0, dtype=torch.int64, device=device)
         self._kv_lengths = self._cu_seqlens = torch.zeros(0, dtype=torch.int32, device=device)
-        self._tables = torch.zeros(0, 1, dtype=torch.int32, device=device)
         self._query_lengths: tuple[int, ...] = ()
         self._states: tuple[RequestState, ...] = ()
 
-    def goes_on_with(self, rows: list[Sequence]) -> bool:
-        """`rows` are those of the last step (the same list), and each may take another: it has a token left to draw and
-        a slot to store one in."""
-        return rows is self._host.rows and not self._is_stale and self._host.have_room()
+    @property
+    def has_run(self) -> bool:
+        """A decode step was taken."""
+        return len(self._host_positions) > 0
 
-    def note_growth(self, sequence: Sequence) -> None:
-        """A sequence of the batch got blocks."""
-        self._host.note_growth(sequence)
+    def repeats(self, rows: list[Sequence]) -> bool:
+        """`rows` are those of the last step (the same list), and each may take another: it has a token left to sample
+        and a slot to store one in."""
+        if rows is not self._rows or self._is_stale:
+            return False
+        if self._steps_left <= 0:
+            lengths = np.minimum(self._lengths, self.tables.num_slots)
+            self._steps_left = int((lengths - 1 - self._host_positions).min())
+        return self._steps_left > 0
 
     def note_other_step(self) -> None:
-        """A step was launched that this state did not make: rows have moved on."""
+        """A step was submitted that this state did not make: rows have moved on."""
         self._is_stale = True
 
     def release(self, kept: list[Sequence]) -> None:
-        """Some rows leave the batch: hold none of them any longer. What is known of those in `kept` is kept."""
-        self._host.release(kept)
+        """Some rows leave the batch: hold none of them any longer. What is known of those in `kept` stays."""
+        self.tables.release(kept)
+        self._rows = []
         self._states = ()
 
-    def next(self, rows: list[Sequence], drawn: Drawn | None) -> ModelInputs:
+    def next(self, rows: list[Sequence], newest: NewestTokens | None) -> ModelInputs:
         """Inputs of a step with one token for each of `rows`, which have slots for it.
 
-        drawn: the newest draw of the batch. Rows whose last token the host has not seen are among its rows.
+        newest: the tokens sampled last in the batch. Rows whose last token the host has not seen are among its rows.
 
         The tensors hold until the next call.
         """
-        host = self._host
-        if rows is host.rows and not self._is_stale:
-            host.advance()
-            cells = host.new_blocks()
-            if self._shares_memory:
-                host.advance_slots(self._host_slots)
-                self._share_tables()
-            else:
-                self._advance_on_device(cells)
+        if rows is self._rows and not self._is_stale:
+            self._advance(rows)
         else:
             self._rebuild(rows)
         metadata = AttentionMetadata(
             slots=self._slots,
-            block_tables=self._tables,
+            block_tables=self.tables.device,
             cu_seqlens_q=self._cu_seqlens,
             kv_lengths=self._kv_lengths,
             query_lengths_host=self._query_lengths,
-            kv_lengths_host=tuple(host.kv_lengths.tolist()),
+            kv_lengths_host=tuple(self._host_kv_lengths.tolist()),
         )
-        return ModelInputs(self._ids(rows, drawn), self._positions, metadata, None, self._states)
+        return ModelInputs(self._ids(rows, newest), self._positions, metadata, None, self._states)
+
+    def _advance(self, rows: list[Sequence]) -> None:
+        """The same rows, each one token further."""
+        self._host_positions += 1
+        self._host_kv_lengths += 1
+        self._steps_left -= 1
+        change = self.tables.follow(rows)
+        if change.arrays:
+            self.tables.apply(change, self._staging.upload(*change.arrays))
+        if self._shares_memory:
+            self._advance_host_slots()
+            return
+        self._positions.add_(1)
+        self._kv_lengths.add_(1)
+        self._slots = self._slots_on_device()
 
     def _rebuild(self, rows: list[Sequence]) -> None:
         """Other rows, or the same at other positions."""
-        host = self._host
-        move = host.take(rows)
-        self._is_stale = False
-        if move is not None:
-            self._query_lengths = (1,) * len(rows)
+        count = len(rows)
+        if rows is not self._rows:
+            self._rows = rows
+            self._query_lengths = (1,) * count
             self._states = tuple([s.state for s in rows])
-            self._cu_seqlens = torch.arange(len(rows) + 1, dtype=torch.int32, device=self._device)
-        cells = host.new_blocks()
-        if not self._shares_memory:
-            self._rebuild_on_device(move, cells)
-            return
-        self._host_slots = host.slots()
-        self._positions, self._slots = torch.from_numpy(host.positions), torch.from_numpy(self._host_slots)
-        self._kv_lengths = torch.from_numpy(host.kv_lengths)
-        self._share_tables(anew=True)
-
-    def _share_tables(self, *, anew: bool = False) -> None:
-        if anew or self._host.tables.shape[1] != self._tables.shape[1]:
-            self._tables = torch.from_numpy(self._host.tables)
-
-    def _advance_on_device(self, cells: Cells | None) -> None:
-        self._positions.add_(1)
-        self._kv_lengths.add_(1)
-        if cells is not None:
-            places, blocks = self._staging.upload(cells.places, cells.blocks)
-            self._write_blocks(places, blocks)
-        self._slots = self._slots_on_device()
-
-    def _rebuild_on_device(self, move: Move | None, cells: Cells | None) -> None:
-        host = self._host
-        moved = () if move is None else (move.kept, move.new)
-        changed = () if cells is None else (cells.places, cells.blocks)
-        positions, *others = self._staging.upload(host.positions, *moved, *changed)
-        if move is not None:
-            kept, new = others[:2]
-            if len(self._tables):
-                self._tables = self._tables.index_select(0, kept).index_fill_(0, new, 0)
-            else:
-                self._tables = torch.zeros(len(host.rows), host.tables.shape[1], dtype=torch.int32, device=self._device)
-        if cells is not None:
-            self._write_blocks(others[-2], others[-1])
+            self._cu_seqlens = torch.arange(count + 1, dtype=torch.int32, device=self._device)
+        self._is_stale = False
+        self._steps_left = 0
+        self._lengths = np.fromiter((s.prompt_length + s.max_new_tokens - 1 for s in rows), np.int64, count)
+        self._host_positions = np.fromiter((s.cache_length for s in rows), np.int64, count)
+        self._host_kv_lengths = (self._host_positions + 1).astype(np.int32)
+        change = self.tables.follow(rows)
+        positions, *uploaded = self._staging.upload(self._host_positions, *change.arrays)
+        self.tables.apply(change, uploaded)
         self._positions = positions
+        if self._shares_memory:
+            self._host_slots = self._slots_on_host()
+            self._slots = torch.from_numpy(self._host_slots)
+            self._kv_lengths = torch.from_numpy(self._host_kv_lengths)
+            return
         self._kv_lengths = (positions + 1).to(torch.int32)
         self._slots = self._slots_on_device()
 
-    def _write_blocks(self, places: Tensor, blocks: Tensor) -> None:
-        missing = self._host.tables.shape[1] - self._tables.shape[1]
-        if missing:
-            self._tables = pad(self._tables, (0, missing))
-        self._tables.view(-1).index_copy_(0, places, blocks)
+    def _slots_on_host(self) -> Indices:
+        """Where the tokens of the current step are stored."""
+        blocks = self.tables.host[np.arange(len(self._rows)), self._host_positions // self._block_size]
+        return blocks.astype(np.int64) * self._block_size + self._host_positions % self._block_size
+
+    def _advance_host_slots(self) -> None:
+        """From the slots of the step before to those of this one, in place."""
+        self._host_slots += 1
+        offsets = self._host_positions % self._block_size
+        if not offsets.all():
+            entered = np.flatnonzero(offsets == 0)
+            blocks = self.tables.host[entered, self._host_positions[entered] // self._block_size]
+            self._host_slots[entered] = blocks.astype(np.int64) * self._block_size
 
     def _slots_on_device(self) -> Tensor:
         positions, size = self._positions, self._block_size
-        blocks = self._tables.gather(1, (positions // size).unsqueeze(1)).squeeze(1)
+        blocks = self.tables.device.gather(1, (positions // size).unsqueeze(1)).squeeze(1)
         return torch.add(positions % size, blocks, alpha=size)
 
-    def _ids(self, rows: list[Sequence], drawn: Drawn | None) -> Tensor:
+    def _ids(self, rows: list[Sequence], newest: NewestTokens | None) -> Tensor:
         """[num_rows] int64: the last token of each row."""
-        if drawn is not None and drawn.rows is rows:
-            return drawn.ids
+        if newest is not None and newest.rows is rows:
+            return newest.ids
         unseen = [i for i, s in enumerate(rows) if s.is_behind]
         known = np.fromiter((s.ids[-1] for s in rows), np.int64, len(rows))
         if not unseen:
             return self._staging.upload(known)[0]
-        assert drawn is not None, "a row is behind, but nothing is drawn"
-        places = places_of([rows[i] for i in unseen], drawn.rows)
-        assert places.min() >= 0, "a row is behind, but not in the last draw"
+        assert newest is not None, "the host has not seen a row's last token, but none was sampled"
+        where = positions_of([rows[i] for i in unseen], {id(s): i for i, s in enumerate(newest.rows)})
+        assert where.min() >= 0, "the host has not seen a row's last token, but it was not sampled last"
         if len(unseen) == len(rows):
-            return drawn.ids.index_select(0, self._staging.upload(places)[0])
-        ids, where, picked = self._staging.upload(known, np.array(unseen, np.int64), places)
-        return ids.index_copy_(0, where, drawn.ids.index_select(0, picked))
+            return newest.ids.index_select(0, self._staging.upload(where)[0])
+        ids, behind, picked = self._staging.upload(known, np.array(unseen, np.int64), where)
+        return ids.index_copy_(0, behind, newest.ids.index_select(0, picked))

@@ -15,6 +15,7 @@ from torch import Tensor
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.batch.staging import Staging
+from model_server.batch.tables import BlockTables
 from model_server.runner.runner import ModelInputs
 
 
@@ -31,18 +32,18 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """`model` goes to the runner. `drawn_rows`: for each sequence that draws, the row of the logits its token is drawn
-    from; None when the logits hold exactly those rows."""
+    """`model` goes to the runner. `sampled_rows`: for each sequence that samples, the row of the logits its token is
+    sampled from; None when the logits hold exactly those rows."""
 
     model: ModelInputs
-    drawn_rows: Tensor | None = None  # [num_drawing] int64
+    sampled_rows: Tensor | None = None  # [num_sampling] int64
     scored: tuple[Scored, ...] = ()
 
 
-def ragged_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32], staging: Staging) -> StepInputs:
+def ragged_inputs(sequences: list[Sequence], tables: BlockTables, staging: Staging) -> StepInputs:
     """The next `input_length` tokens of each sequence, whose ids the host knows: prompts, chunks of them, decode rows.
 
-    Logits are asked for the last token of each sequence that draws, and for all prompt tokens that are scored.
+    Logits are asked for the last token of each sequence that samples, and for all prompt tokens that are scored.
     """
     spans = [(s.cache_length, s.cache_length + s.input_length) for s in sequences]
     ids = np.concatenate([np.asarray(s.ids[a:b], np.int64) for s, (a, b) in zip(sequences, spans, strict=True)])
@@ -51,14 +52,17 @@ def ragged_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32]
     query_lengths = np.array([b - a for a, b in spans], np.int32)
     kv_lengths = np.array([b for _, b in spans], np.int32)
     cu_seqlens = np.concatenate([np.zeros(1, np.int32), np.cumsum(query_lengths, dtype=np.int32)])
-    logit_rows, drawn_rows, scored = _logit_rows(sequences, cu_seqlens.tolist())
-    arrays = (ids, positions, logit_rows, slots, block_tables, cu_seqlens, kv_lengths)
-    uploaded = staging.upload(*arrays, *(() if drawn_rows is None else (drawn_rows,)))
+    logit_rows, sampled_rows, scored = _logit_rows(sequences, cu_seqlens.tolist())
+    change = tables.follow(sequences)
+    arrays = (ids, positions, logit_rows, slots, cu_seqlens, kv_lengths)
+    picked = () if sampled_rows is None else (sampled_rows,)
+    uploaded = staging.upload(*arrays, *picked, *change.arrays)
+    tables.apply(change, uploaded[len(arrays) + len(picked) :])
     metadata = AttentionMetadata(
         slots=uploaded[3],
-        block_tables=uploaded[4],
-        cu_seqlens_q=uploaded[5],
-        kv_lengths=uploaded[6],
+        block_tables=tables.device,
+        cu_seqlens_q=uploaded[4],
+        kv_lengths=uploaded[5],
         query_lengths_host=tuple(query_lengths.tolist()),
         kv_lengths_host=tuple(kv_lengths.tolist()),
     )
@@ -69,26 +73,26 @@ def ragged_inputs(sequences: Rows[Sequence], block_tables: npt.NDArray[np.int32]
         logit_rows=uploaded[2],
         states=tuple([s.state for s in sequences]),
     )
-    return StepInputs(inputs, None if drawn_rows is None else uploaded[7], scored)
+    return StepInputs(inputs, None if sampled_rows is None else uploaded[6], scored)
 
 
 def _logit_rows(
     sequences: Rows[Sequence], starts: list[int]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, tuple[Scored, ...]]:
-    """Token rows whose logits are wanted, at least one; where among them the drawing sequences' last ones are (None:
+    """Token rows whose logits are wanted, at least one; where among them the sampling sequences' last ones are (None:
     just those); and which of them score prompt tokens."""
     wanted: list[int] = []
-    drawn: list[int] = []
+    sampled: list[int] = []
     scored: list[Scored] = []
     for sequence, start, stop in zip(sequences, starts, starts[1:], strict=False):
         count = min(stop - start, sequence.prompt_length - 1 - sequence.cache_length)
         if sequence.prefill_logprobs and count > 0:
             scored.append(Scored(sequence, sequence.cache_length, len(wanted), count))
             wanted.extend(range(start, start + count))
-        if sequence.draws:
-            drawn.append(len(wanted))
+        if sequence.samples:
+            sampled.append(len(wanted))
             wanted.append(stop - 1)
     if not wanted:
         return np.zeros(1, np.int64), np.zeros(0, np.int64), ()
     rows = np.array(wanted, np.int64)
-    return rows, None if len(drawn) == len(wanted) else np.array(drawn, np.int64), tuple(scored)
+    return rows, None if len(sampled) == len(wanted) else np.array(sampled, np.int64), tuple(scored)

@@ -21,7 +21,7 @@ from model_server.text.stopping import StoppingState
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request as it arrived, before it has a place on the device."""
+    """A request as it arrived, before it is a sequence."""
 
     id: int
     text: str
@@ -42,12 +42,12 @@ class NewRequest:
 class Sequence:
     """What the shard knows of one running request.
 
-    Two counts run side by side: `num_sampled` counts tokens drawn on the device, `len(ids) - prompt_length` those the
-    host has seen. They differ by the steps that are launched but not finished.
+    Two counts run side by side: `num_sampled` counts tokens sampled on the device, `len(ids) - prompt_length` those the
+    host has seen. They differ by the steps that are submitted but not collected.
 
-    `cache_length` tokens are in the KV cache once all launched steps have run, `input_length` take part in the next
+    `cache_length` tokens are in the KV cache once all submitted steps have run, `input_length` take part in the next
     one. Until the first `prefill_length` tokens (the prompt, and what was generated before a preemption) are in the
-    cache, no token is drawn.
+    cache, no token is sampled.
     """
 
     __slots__ = (
@@ -96,40 +96,40 @@ class Sequence:
         return self.cache_length < self.prefill_length
 
     @property
-    def draws(self) -> bool:
-        """The next forward reaches the end of its tokens: one is drawn behind it."""
+    def samples(self) -> bool:
+        """The next forward reaches the end of its tokens: one more is sampled after it."""
         return self.cache_length + self.input_length >= self.prefill_length
 
     @property
-    def has_room(self) -> bool:
+    def has_slots(self) -> bool:
         """There are slots for what the next forward writes."""
         return self.cache_length + self.input_length <= len(self.slots)
 
     @property
     def is_exhausted(self) -> bool:
-        """Every token it may have is already drawn: no step may include it any more (it has no slot left)."""
+        """Every token it may have is already sampled: no step may include it any more (it has no slot left)."""
         return self.num_sampled >= self.max_new_tokens
 
     @property
     def is_behind(self) -> bool:
-        """The host has not yet seen the last token drawn."""
+        """The host has not yet seen the last token sampled."""
         return len(self.ids) - self.prompt_length < self.num_sampled
 
     def advance(self) -> None:
-        """A forward with the next `input_length` tokens of this sequence has been launched, and if that `draws`, the
-        draw of one more."""
+        """A forward with the next `input_length` tokens of this sequence has been submitted, and if it `samples`, the
+        sampling of one more."""
         self.cache_length += self.input_length
         self.input_length = 1
         if self.cache_length >= self.prefill_length:
             self.num_sampled += 1
 
-    def grow(self, blocks: npt.NDArray[np.int64], block_size: int) -> None:
-        """Append blocks, and slots for every place in them."""
+    def extend_blocks(self, blocks: npt.NDArray[np.int64], block_size: int) -> None:
+        """Append blocks, and all their slots."""
         self.blocks = np.concatenate([self.blocks, blocks.astype(np.int32)])
         self.slots = np.concatenate([self.slots, (blocks[:, None] * block_size + np.arange(block_size)).ravel()])
 
     def append(self, token_id: int) -> tuple[str, GeneratedText | None]:
-        """Take note of a drawn token: its streamed text ("" on a rank that does not follow the text), and the end of
+        """Take note of a sampled token: its streamed text ("" on a rank that does not follow the text), and the end of
         the request if this is its last token. Raises RequestError if the request's grammar cannot go on."""
         self.ids.append(token_id)
         text = ""
@@ -179,12 +179,12 @@ class Sequence:
 
 
 def check_layout(
-    request: NewRequest, num_prompt: int, block_size: int, num_blocks: int, *, chunking: bool, grows: bool
+    request: NewRequest, num_prompt: int, block_size: int, num_blocks: int, *, chunking: bool, extends_blocks: bool
 ) -> None:
-    """Refuse blocks and slots that would write outside the request's own place in the cache.
+    """Refuse blocks and slots that would write outside the request's own part of the cache.
 
-    num_prompt: tokens of the prompt. chunking: the first forward may leave some of them out. grows: blocks may come
-    later, as the request needs them.
+    num_prompt: tokens of the prompt. chunking: the first forward may leave some of them out. extends_blocks: blocks
+    may come later, as the request needs them.
 
     Raises RequestError.
     """
@@ -202,7 +202,7 @@ def check_layout(
         raise RequestError(f"{name}: this shard does not chunk prefills, as its Info says")
     if request.chunk_len is not None and not 0 < request.chunk_len <= rest:
         raise RequestError(f"{name}: chunk_len {request.chunk_len} is not one of the {rest} tokens that are left")
-    needed = length if grows else num_prompt + max_new_tokens - 1
+    needed = length if extends_blocks else num_prompt + max_new_tokens - 1
     if len(request.slots) < needed:
         raise RequestError(f"{name}: {len(request.slots)} slots for {needed} tokens")
     if len(request.blocks) * block_size < needed:
@@ -214,7 +214,7 @@ def check_layout(
 
 
 def number_blocks(num_tokens: list[int], block_size: int) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-    """Blocks and slots for requests that came without: consecutive from block 0 (warm-up, stock benchmark clients)."""
+    """Blocks and slots for requests that came without: consecutive from block 0 (warm-up, TGI's benchmark client)."""
     placed = []
     first = 0
     for tokens in num_tokens:

@@ -15,13 +15,14 @@ from model_server.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where requests live: the cache, and whether their blocks may still grow."""
+class CacheLayout:
+    """What blocks and slots of a request are checked against. chunking: its first forward may leave some of the prompt
+    out. extends_blocks: it may get more blocks later."""
 
     block_size: int
     num_blocks: int
     chunking: bool
-    grows: bool
+    extends_blocks: bool
 
 
 class Admission:
@@ -35,7 +36,7 @@ class Admission:
         prompt_logprobs_allowed: bool,
         decoder_prefix: tuple[int, ...] | None = None,
     ) -> None:
-        """decoder_prefix: what stands before the first generated token where that is not the prompt."""
+        """decoder_prefix: the tokens before the first generated one where these are not the prompt."""
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
@@ -47,7 +48,7 @@ class Admission:
         """Token ids of the prompts. May run on any thread; compiles grammars too, while the steps before it run."""
         for request in requests:
             if request.sampling.grammar is not None:
-                with contextlib.suppress(RequestError):  # reported for this request alone, when its turn comes
+                with contextlib.suppress(RequestError):  # reported for this request alone, when it is admitted
                     self._grammars.compiled(request.sampling.grammar)
         return [
             list(r.input_ids)
@@ -55,11 +56,16 @@ class Admission:
             for r in requests
         ]
 
-    def sequence(self, request: NewRequest, prompt: list[int], place: Place, *, owned: bool) -> Sequence:
+    def sequence(self, request: NewRequest, prompt: list[int], layout: CacheLayout, *, owned: bool) -> Sequence:
         """owned: this rank answers for the request. Raises RequestError or ValueError for what cannot run, on all
         ranks alike."""
         check_layout(
-            request, len(prompt), place.block_size, place.num_blocks, chunking=place.chunking, grows=place.grows
+            request,
+            len(prompt),
+            layout.block_size,
+            layout.num_blocks,
+            chunking=layout.chunking,
+            extends_blocks=layout.extends_blocks,
         )
         ids = [*prompt, *request.resume_ids]
         if max(ids) >= self._vocab_size:
@@ -81,7 +87,7 @@ class Admission:
                 grammar=self._grammars.start(grammar) if grammar is not None else None,
             ),
             stopping=StoppingState(request.stopping, self._tokenizer.eos_token_ids),
-            # All ranks go through the text of an earlier life, so that if this fails, it fails alike.
+            # All ranks go through the text from before a preemption, so that if this fails, it fails alike.
             detokenizer=Detokenizer(self._tokenizer, before) if follows_text or request.resume_ids else None,
             owned=owned,
             prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
@@ -91,12 +97,13 @@ class Admission:
         return sequence
 
 
-def with_places(requests: list[NewRequest], prompts: list[list[int]], block_size: int) -> list[NewRequest]:
+def with_blocks(requests: list[NewRequest], prompts: list[list[int]], block_size: int) -> list[NewRequest]:
     """The requests with blocks and slots: their own, or if one has none, new ones from block 0 for all."""
     if all(len(r.blocks) for r in requests):
         return requests
     tokens = [len(p) + r.stopping.max_new_tokens - 1 for r, p in zip(requests, prompts, strict=True)]
-    places = number_blocks(tokens, block_size)
+    numbered = number_blocks(tokens, block_size)
     return [
-        dataclasses.replace(r, blocks=blocks, slots=slots) for r, (blocks, slots) in zip(requests, places, strict=True)
+        dataclasses.replace(r, blocks=blocks, slots=slots)
+        for r, (blocks, slots) in zip(requests, numbered, strict=True)
     ]

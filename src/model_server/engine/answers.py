@@ -1,23 +1,70 @@
-"""From a drawn token to what its request is told: text, end, top tokens, prompt logprobs."""
+"""From sampled tokens to what their requests are told: text, end, top tokens, prompt logprobs, errors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
+from model_server.batch.extension import Failure
 from model_server.batch.results import Generation, Tokens
 from model_server.batch.sequence import Sequence
+from model_server.errors import RequestError
 from model_server.sampling.sampler import HostSampled
 from model_server.text.tokenizer import Tokenizer
 
 
 class Answers:
-    """Puts tokens into words for one model."""
+    """Puts a step's tokens into words, for one model on one rank."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, alone: bool, row_errors: bool) -> None:
+        """alone: there are no other ranks. row_errors: a row's error is that row's answer; else RequestError, for the
+        whole step."""
         self._tokenizer = tokenizer
+        self._alone = alone
+        self._row_errors = row_errors
 
-    def generation(self, sequence: Sequence, host: HostSampled, index: int) -> Generation:
-        """Let the sequence take the token at `index` of a step, and say so. Raises what making its text raises."""
+    def step(self, rows: list[Sequence], host: HostSampled) -> list[Generation]:
+        """Let the sequences take the tokens of a step, and say what is to be said of those this rank answers for.
+
+        Raises RequestError for a row that failed, without row errors.
+        """
+        generations = []
+        for index, sequence in enumerate(rows):
+            if sequence.finished:
+                continue  # it ended while this step was already on the device
+            owned = sequence.owned
+            generation = self._row(sequence, host, index)
+            if owned:
+                generations.append(generation)
+        return generations
+
+    def failures(self, failures: Iterable[Failure]) -> list[Generation]:
+        """The same for rows that could not take part in a step."""
+        generations = [(sequence, self.error(sequence.id, reason)) for sequence, reason in failures]
+        return [generation for sequence, generation in generations if sequence.owned]
+
+    def error(self, request_id: int, reason: str) -> Generation:
+        """The answer for a request that failed. Raises RequestError without row errors."""
+        if not self._row_errors:
+            raise RequestError(reason)
+        return Generation(request_id=request_id, error=reason)
+
+    def _row(self, sequence: Sequence, host: HostSampled, index: int) -> Generation:
+        if host.failed[index]:
+            sequence.finished = True
+            return self.error(sequence.id, sequence.row.why_failed)
+        try:
+            return self._tokens(sequence, host, index)
+        except Exception as error:
+            if self._alone:
+                sequence.finished = True
+            else:
+                sequence.disown()
+            return self.error(sequence.id, f"{type(error).__name__}: {error}")
+
+    def _tokens(self, sequence: Sequence, host: HostSampled, index: int) -> Generation:
+        """Raises what making the text raises."""
         token_id = host.ids[index]
         text, ended = sequence.append(token_id)
         return Generation(

@@ -1,12 +1,12 @@
 """The one thread that touches the device, and the order in which calls reach it.
 
-A job has two halves: `launch` enqueues device work and returns the second half, `finish`, which waits for the device
-and does the host's share (text, stop decisions). On an asynchronous device the next job may be launched before the
-last one is finished; the job itself says whether it allows that. While the device works on a job, the thread waits for
+A job is submitted and then collected: `submit` enqueues device work and returns `collect`, which waits for the device
+and does the host's share (text, stop decisions). On an asynchronous device the next job may be submitted before the
+last one is collected; the job itself says whether it allows that. While the device works on a job, the thread waits for
 the next one as well as for the end: whoever sends the next job does so upon an answer, so it is never there already.
 
 Numbered jobs run strictly in number order, whatever order they arrive in, so that ranks can never diverge; jobs
-without a number (a stock router) run in arrival order. Knows nothing of models or protobuf.
+without a number (TGI's router) run in arrival order. Knows nothing of models or protobuf.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ T = TypeVar("T")
 # A number that does not come within this time will not come: the router has lost a call.
 GAP_LIMIT_S = 10.0
 
-# How often a launched job is asked whether it is over: its answer may be late by so much.
+# How often a submitted job is asked whether it is over: its answer may be late by this much.
 _LOOK_EVERY_S = 50e-6
 
 
 class Job(Generic[T]):
     """Work for the device thread.
 
-    launch: runs on the device thread and returns the second half.
-    overlaps: asked only while an earlier job is launched but not finished; True lets this one be launched before it.
-    is_over: asked only while this job is launched but not finished and no other has come; True: `finish` need not wait,
-    or there is nothing that could be launched meanwhile.
+    submit: runs on the device thread and returns `collect`.
+    overlaps: asked only while an earlier job is submitted but not collected; True lets this one be submitted before it.
+    is_over: asked only while this job is submitted but not collected and no other has come; True: `collect` need not
+    wait, or there is nothing that could be submitted meanwhile.
     """
 
     def __init__(
         self,
-        launch: Callable[[], Callable[[], T]],
+        submit: Callable[[], Callable[[], T]],
         overlaps: Callable[[], bool] = lambda: False,
         is_over: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.launch = launch
+        self.submit = submit
         self.overlaps = overlaps
         self.is_over = is_over
         self.future: Future[T] = Future()
 
 
 def whole(work: Callable[[], T]) -> Job[T]:
-    """A job without a second half."""
+    """A job whose submitting is all there is."""
 
-    def launch() -> Callable[[], T]:
+    def submit() -> Callable[[], T]:
         result = work()
         return lambda: result
 
-    return Job(launch)
+    return Job(submit)
 
 
 class DeviceThread:
@@ -93,7 +93,7 @@ class DeviceThread:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: Job[T], sequence: int | None = None) -> Future[T]:
+    def enqueue(self, job: Job[T], sequence: int | None = None) -> Future[T]:
         """Queue a job. Cancelling the future never cancels the work: other ranks run it too."""
         with self._wake:
             if self._stopping:
@@ -170,33 +170,33 @@ class DeviceThread:
         while True:
             job = self._taken = self._take(self._pending[0] if self._pending is not None else None)
             if self._pending is not None and (job is None or not job.overlaps()):
-                self._finish_pending()
+                self._collect_pending()
             if job is None:
                 if self._stopping:
                     return
                 continue
-            launched = self._launch(job)
+            collect = self._submit(job)
             if self._pending is not None:
-                self._finish_pending()
-            if launched is not None:
-                self._pending = (job, launched)
+                self._collect_pending()
+            if collect is not None:
+                self._pending = (job, collect)
             # `_pending` alone holds a step, and with it the memory of its requests: not until the next call comes.
-            self._taken = job = launched = None
+            self._taken = job = collect = None
 
-    def _finish_pending(self) -> None:
+    def _collect_pending(self) -> None:
         assert self._pending is not None
-        (job, finish), self._pending = self._pending, None
+        (job, collect), self._pending = self._pending, None
         try:
-            result = finish()
+            result = collect()
         except BaseException as error:
             self._report(job, error)
             return
         if not job.future.cancelled():
             job.future.set_result(result)
 
-    def _launch(self, job: Job[Any]) -> Callable[[], Any] | None:
+    def _submit(self, job: Job[Any]) -> Callable[[], Any] | None:
         try:
-            return job.launch()
+            return job.submit()
         except BaseException as error:
             self._report(job, error)
             return None
@@ -225,7 +225,7 @@ def _is_over(job: Job[Any]) -> bool:
     try:
         return job.is_over()
     except Exception:
-        return True  # finishing it says what is wrong
+        return True  # collecting it says what is wrong
 
 
 def _fail(job: Job[Any], error: BaseException) -> None:

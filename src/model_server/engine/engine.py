@@ -1,9 +1,9 @@
 """What the shard does for each call: prefill, decode, filter, clear. Runs on the device thread only.
 
-A step has two halves. `launch_*` enqueues the forward and the draw and moves every sequence's counters on;
-`LaunchedStep.finish` waits for the drawn ids and does the host's share. On an asynchronous device the next decode of
-the same batch is launched in between, fed with ids that the host has not seen: what it computes for a request that
-turns out to have ended is discarded.
+A step is submitted and later collected. `submit_*` enqueues the forward and the sampling and moves every sequence's
+counters on; the function that it returns waits for the tokens and does the host's share. On an asynchronous device the
+next decode of the same batch is submitted in between, fed with ids that the host has not seen: what it computes for a
+request that turns out to have ended is discarded.
 
 Knows nothing of protobuf, sockets or how a model computes.
 """
@@ -15,28 +15,31 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from model_server.batch.batch import Batch
-from model_server.batch.growth import Failure, Growth, will_have_room
+from model_server.batch.extension import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
-from model_server.batch.store import BatchStore
-from model_server.engine.admission import Admission, Place, with_places
+from model_server.engine.admission import Admission, CacheLayout, with_blocks
 from model_server.engine.answers import Answers
+from model_server.engine.calls import DecodeCall, PrefillCall, Session, StepCall
 from model_server.engine.profile import StepProfiler
-from model_server.engine.step import LaunchedStep, Stepper, goes_on
+from model_server.engine.running import Running, StepTimes, SubmittedStep
+from model_server.engine.step import Stepper
+from model_server.engine.store import BatchStore
 from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import KeepsState, Runner
 from model_server.sampling.parameters import SamplingParameters
-from model_server.sampling.sampler import HostSampled, Sampler
+from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 
-_UNBOUNDED = 2**63 - 1  # until a warm-up says how many tokens one forward may have: no prompt is cut further
+# The second half of a step: waits for it and gives its answer.
+Collect = Callable[[], StepResult]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,36 +57,37 @@ class EngineOptions:
 class Engine:
     """One rank's model, cache and running batches.
 
-    `stock_router` is True until a router says at warm-up that it knows our extensions: then a request that ended stays
-    listed in its batch until it is filtered, and an error in one row fails its whole step, as in TGI. `grows` is True
-    where the router gives requests their blocks as they need them. `keeps_state` is True where the runner holds a state
-    for each request instead of paged KV memory. `max_prefill_tokens` bounds the tokens of a step
-    with chunks of prompts.
+    `session`: what the router said at its warm-up. `keeps_state` is True where the runner holds a state for each
+    request instead of paged KV memory.
     """
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer, sampler: Sampler, options: EngineOptions) -> None:
         self.runner = runner
         self.tokenizer = tokenizer
         self.options = options
-        self.stock_router = True
-        self.grows = False
-        self.max_prefill_tokens = _UNBOUNDED
         self._sampler = sampler
-        self._stepper = Stepper(runner, sampler, options.device)
+        self._stepper = Stepper(runner, sampler, options.device, options.block_size)
         self.keeps_state = isinstance(runner, KeepsState)
         prefix = runner.decoder_prefix if isinstance(runner, KeepsState) else None
         self._admission = Admission(tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, prefix)
-        self._answers = Answers(tokenizer)
         self._store = BatchStore()
         self._cache: KvCache | None = None
-        self._newest: LaunchedStep | None = None  # on the device
-        self._finished_at = 0  # when the last step was finished, as `time.perf_counter_ns` says
+        self._newest: tuple[Running, SubmittedStep] | None = None  # on the device
+        self._collected_at = 0  # when the last step was collected, by `time.perf_counter_ns`
+        self.begin(Session())
 
     @property
     def cache(self) -> KvCache:
         if self._cache is None:
             raise RequestError("the shard has not been warmed up")
         return self._cache
+
+    def begin(self, session: Session) -> None:
+        """A router has said how it will talk to this shard."""
+        self.session = session
+        self._answers = Answers(
+            self.tokenizer, alone=self.options.world_size == 1, row_errors=not session.upstream_router
+        )
 
     def set_cache(self, cache: KvCache | None) -> None:
         """Give the engine its KV memory; every batch that used the old one is forgotten."""
@@ -98,103 +102,84 @@ class Engine:
         """Token ids of the prompts. May run on any thread."""
         return self._admission.encode(requests)
 
-    def may_overlap(self, batch_ids: list[int], growth: Rows[Growth] = ()) -> bool:
-        """Can a decode of these batches be launched while the last step is not finished?
+    def may_overlap(self, call: DecodeCall) -> bool:
+        """Can this decode be submitted while the last step is not collected?
 
-        Only where launching returns before the device is done; on a CPU it would just delay the answer. And only for a
-        rank that is alone: whether the call comes before the last step is finished differs from rank to rank, and with
+        Only where submitting returns before the device is done; on a CPU it would just delay the answer. And only for a
+        rank that is alone: whether the call comes before the last step is collected differs from rank to rank, and with
         it whether a request that ends in that step still takes part, hence the shapes of the collectives. And only
         without grammars: a mask needs the last token on the host. And not while prompts are computed in chunks, nor if
-        a row would fail for want of a place in the cache: it may end in the last step, and then it must not fail.
+        a row would fail for want of a slot in the cache: it may end in the last step, and then it must not fail.
         """
-        if not self._runs_ahead or len(batch_ids) != 1:
+        if not self._runs_ahead or len(call.batch_ids) != 1:
             return False
         try:
-            batch = self._store.find(batch_ids[0])
+            running = self._store.find(call.batch_ids[0])
         except BatchGoneError:
-            return False  # launching says so to whoever asked
-        if batch is None or batch.launched is None:
+            return False  # submitting says so to whoever asked
+        if running is None or running.in_flight is None or running.needs_last_step:
             return False
-        if _needs_its_last_step(batch):
-            return False
-        return not self.grows or (not growth and goes_on(batch)) or will_have_room(batch, growth, self.cache)
+        return (
+            not self.session.extends_blocks
+            or (not call.extensions and running.repeats_rows)
+            or will_have_slots(running.batch, call.extensions, self.cache)
+        )
 
     def is_over(self) -> bool:
-        """Whether the newest step has ended on the device, or none could be launched behind it before it ends."""
-        step = self._newest
-        if step is None or step.sampled is None or not self._runs_ahead or _needs_its_last_step(step.batch):
+        """Whether the newest step has ended on the device, or none could be submitted after it before it ends."""
+        if self._newest is None or not self._runs_ahead:
             return True
-        return step.sampled.is_over()
+        running, step = self._newest
+        return step.sampled is None or running.needs_last_step or step.sampled.is_over()
 
     @property
     def _runs_ahead(self) -> bool:
         return self.options.device.type != "cpu" and self.options.world_size == 1
 
-    def launch_prefill(
-        self,
-        batch_id: int,
-        requests: list[NewRequest],
-        prompts: list[list[int]],
-        cached_id: int | None = None,
-        growth: Rows[Growth] = (),
-        numbered: bool = False,
-        chunk_tokens: int | None = None,
-    ) -> Callable[[], StepResult]:
+    def submit_prefill(self, call: PrefillCall, requests: list[NewRequest], prompts: list[list[int]]) -> Collect:
         """Start a new batch: all its prompts (or their first chunks) in one forward, and one token for each.
 
-        cached_id: a running batch that the requests join; it runs its own next step in the same forward and keeps its
-        id, which the new batch takes if the running one has ended (that is an error without `numbered`). growth: blocks
-        for the running requests. chunk_tokens: the most that the step after this one computes of prompts, None: what
-        fits. Whatever fails the call loses the running batch too.
+        Requests that join a running batch (`cached_id`) run in one forward with its own next step, under its id, which
+        they take if that batch has ended (an error without a number). Whatever fails the call loses the running batch
+        too.
 
         Raises RequestError, UnknownBatchError, BatchGoneError.
         """
-        started_ns = time.time_ns()
-        cached = self._find(cached_id, numbered) if cached_id is not None else None
-        if cached is None:
+        times = StepTimes()
+        running = self._find(call.cached_id, call) if call.cached_id is not None else None
+        with self._losing_on_error(running):
             sequences, refused = self._sequences(requests, prompts)
-            if not sequences:
-                return lambda: StepResult(refused, None, 0, 0, time.time_ns() - started_ns)
-            batch = Batch(batch_id if cached_id is None else cached_id, sequences)
-            step = self._launch(batch, growth, numbered, chunk_tokens)
-        else:
-            with self._losing_on_error(cached):
-                sequences, refused = self._sequences(requests, prompts)
-                concat_ns = time.time_ns()
-                cached.extend(Batch(batch_id, sequences))
-                concat_ns = time.time_ns() - concat_ns
-                step = self._launch(cached, growth, numbered, chunk_tokens)
-            step.concat_ns = concat_ns
-        step.started_ns = started_ns
-        step.refused = refused + step.refused
-        self._store.put(step.batch)
-        return lambda: self._finish(step)
+            if running is not None:
+                with _timed(times):
+                    running.batch.join(Batch(call.batch_id, sequences))
+            elif sequences:
+                batch_id = call.batch_id if call.cached_id is None else call.cached_id
+                running = self._stepper.start(Batch(batch_id, sequences))
+        if running is None:
+            return lambda: _nothing(times, refused)
+        step = self._submit(running, SubmittedStep(times, refused=refused), call)
+        self._store.put(running)
+        return partial(self._collect, running, step)
 
-    def launch_decode(
-        self, batch_ids: list[int], numbered: bool, growth: Rows[Growth] = (), chunk_tokens: int | None = None
-    ) -> Callable[[], StepResult]:
+    def submit_decode(self, call: DecodeCall) -> Collect:
         """Merge the named batches into the first and run their next step: one token for each of their requests, or the
         next chunk of its prompt.
 
-        numbered: a batch (or a request in `growth`) that is not here has ended normally and is skipped; without a
-        number it is an error. chunk_tokens: see `launch_prefill`.
-
         Raises RequestError, UnknownBatchError, BatchGoneError.
         """
-        started_ns = time.time_ns()
-        if not batch_ids:
+        times = StepTimes()
+        if not call.batch_ids:
             raise RequestError("Must provide at least one batch")
-        found = [self._find(i, numbered) for i in batch_ids]
+        found = [self._find(i, call) for i in call.batch_ids]
         batches = [b for b in found if b is not None]
         if not batches:
-            return lambda: StepResult([], None, 0, 0, time.time_ns() - started_ns)
-        batch, concat_ns = self._merge(batches)
-        step = self._launch(batch, growth, numbered, chunk_tokens)
-        step.started_ns, step.concat_ns = started_ns, concat_ns
-        return lambda: self._finish(step)
+            return lambda: _nothing(times)
+        running = self._merge(batches, times)
+        step = self._submit(running, SubmittedStep(times), call)
+        return partial(self._collect, running, step)
 
     def lose(self, batch_id: int) -> None:
-        """A call that was to run this batch failed before it could be launched."""
+        """A call that was to run this batch failed before it could be submitted."""
         self._store.lose(batch_id)
 
     def filter(self, batch_id: int, request_ids: list[int], numbered: bool) -> CachedBatch | None:
@@ -204,14 +189,14 @@ class Engine:
         """
         if not request_ids:
             raise RequestError("Batch must have at least one request")
-        batch = self._find(batch_id, numbered)
-        if batch is None:
+        running = self._store.find(batch_id) if numbered else self._store.get(batch_id)
+        if running is None:
             return None
-        batch.filter(request_ids, strict=not numbered)
-        if not batch.sequences and not batch.ended:
+        running.filter(request_ids, strict=not numbered)
+        if not running.batch.sequences and not running.batch.ended:
             self._store.remove(batch_id)
             return None
-        return batch.describe(self.options.block_size)
+        return running.batch.describe(self.options.block_size)
 
     def clear(self, batch_id: int | None) -> None:
         """Forget one batch, or all. An unknown id is not an error."""
@@ -219,8 +204,8 @@ class Engine:
         if self.options.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def rehearse_draw(self, sampling: SamplingParameters, num_rows: int) -> None:
-        """Draw a token for so many rows from nothing, so that the memory it takes is seen."""
+    def try_sampling(self, sampling: SamplingParameters, num_rows: int) -> None:
+        """Sample a token for each of `num_rows` rows from nothing, so that the memory it takes is seen."""
         sampling = dataclasses.replace(sampling, watermark=False, grammar=None)  # these go row by row
         rows = [self._sampler.new_row(sampling, [0], 1) for _ in range(num_rows)]
         logits = torch.zeros(num_rows, self.runner.vocab_size, device=self.options.device)
@@ -235,161 +220,116 @@ class Engine:
     ) -> tuple[list[Sequence], list[Generation]]:
         """Sequences of the requests that can run, and this rank's answers to those that cannot.
 
-        Raises RequestError for an empty batch, and for any bad request of a stock router, which knows no row errors.
+        Raises RequestError for an empty batch, and for any bad request of a router that knows no row errors.
         """
         if not requests:
             raise RequestError("Batch must have at least one request")
-        place = Place(
+        layout = CacheLayout(
             block_size=self.options.block_size,
             num_blocks=self.cache.num_blocks,
             chunking=self.options.chunking,
-            grows=self.grows,
+            extends_blocks=self.session.extends_blocks,
         )
         sequences, refused = [], []
-        placed = with_places(requests, prompts, self.options.block_size)
-        for request, prompt in zip(placed, prompts, strict=True):
+        numbered = with_blocks(requests, prompts, self.options.block_size)
+        for request, prompt in zip(numbered, prompts, strict=True):
             owned = request.id % self.options.world_size == self.options.rank
             try:
-                sequences.append(self._admission.sequence(request, prompt, place, owned=owned))
+                sequences.append(self._admission.sequence(request, prompt, layout, owned=owned))
             except (RequestError, ValueError) as error:
-                if self.stock_router:
-                    raise
+                refusal = self._answers.error(request.id, str(error))
                 if owned:
-                    refused.append(Generation(request_id=request.id, error=str(error)))
+                    refused.append(refusal)
         return sequences, refused
 
-    def _find(self, batch_id: int, numbered: bool) -> Batch | None:
-        return self._store.find(batch_id) if numbered else self._store.get(batch_id)
+    def _find(self, batch_id: int, call: StepCall) -> Running | None:
+        return self._store.find(batch_id) if call.numbered else self._store.get(batch_id)
 
-    def _merge(self, batches: list[Batch]) -> tuple[Batch, int | None]:
-        if len(batches) == 1:
-            return batches[0], None
-        started_ns = time.time_ns()
-        first = batches[0]
-        for other in batches[1:]:
-            first.extend(other)
-            self._store.remove(other.id)
-        return first, time.time_ns() - started_ns
+    def _merge(self, batches: list[Running], times: StepTimes) -> Running:
+        first, *others = batches
+        if others:
+            with _timed(times):
+                for other in others:
+                    first.batch.join(other.batch)
+                    self._store.remove(other.batch.id)
+        return first
 
-    def _launch(self, batch: Batch, growth: Rows[Growth], numbered: bool, chunk_tokens: int | None) -> LaunchedStep:
-        """Enqueue the next forward of a batch and its draws."""
+    def _submit(self, running: Running, step: SubmittedStep, call: StepCall) -> SubmittedStep:
+        """Enqueue the next forward of a batch and its sampling."""
         self._stepper.profiler.step()
-        step = LaunchedStep(batch)
-        # A batch that is decoding and not on the device has waited since the last step was finished.
-        if batch.decode is not None and batch.launched is None:
-            step.idle_ns = max(0, step.marks[0] - self._finished_at)
-        with self._losing_on_error(batch, step):
-            failures = self._stepper.grow(batch, growth, self.cache, numbered=numbered, grows=self.grows)
-            self._fail_rows(step, failures)
-            self._stepper.launch(
-                step, self.cache, self.max_prefill_tokens, chunk_tokens=chunk_tokens, some_failed=bool(failures)
-            )
-        self._newest = step
+        step.times.began = time.perf_counter_ns()
+        if running.decode.has_run and running.in_flight is None:
+            step.times.idle_ns = max(0, step.times.began - self._collected_at)
+        with self._losing_on_error(running, step):
+            failures = self._stepper.submit(running, step, call, self.cache, self.session)
+            step.refused += self._answers.failures(failures)
+        self._newest = running, step
         return step
 
-    def _finish(self, step: LaunchedStep) -> StepResult:
-        batch = step.batch
-        if self._newest is step:
+    def _collect(self, running: Running, step: SubmittedStep) -> StepResult:
+        """Wait for a step, and put its tokens into words."""
+        if self._newest is not None and self._newest[1] is step:
             self._newest = None
-        waiting_at = time.perf_counter_ns()
-        if batch.lost_at is None or batch.lost_at <= step.marks[0]:
-            self._store.find(batch.id)  # raises if a step before this one failed; one behind it has its own answer
-        with self._losing_on_error(batch, step), self._stepper.profiler.phase("wait"):
-            host = step.sampled.to_host() if step.sampled is not None else None
-        drawn_ns, drawn_at = time.time_ns(), time.perf_counter_ns()
-        if batch.launched is step:
-            batch.launched = None
-        with self._stepper.profiler.phase("text"):
-            generations = self._generations(step, host) if host is not None else []
-        batch.drop_finished(keep_visible=self.stock_router)
+        waited_from = time.perf_counter_ns()
+        if running.lost_at is None or running.lost_at <= step.times.began:
+            self._store.find(running.batch.id)  # raises if an earlier step failed; a later one answers itself
+        with self._losing_on_error(running, step):
+            with self._stepper.profiler.phase("wait"):
+                host = step.sampled.to_host() if step.sampled is not None else None
+            on_host = time.perf_counter_ns()
+            if running.in_flight is step:
+                running.in_flight = None
+            with self._stepper.profiler.phase("text"):
+                generations = self._answers.step(step.rows, host) if host is not None else []
+        running.drop_finished(keep_visible=self.session.upstream_router)
+        batch = running.batch
         if not batch.sequences:
             self._store.remove(batch.id)
-        done_ns, self._finished_at = time.time_ns(), time.perf_counter_ns()
+        done = self._collected_at = time.perf_counter_ns()
         return StepResult(
             generations=step.refused + generations,
             batch=batch.describe(self.options.block_size) if batch.sequences else None,
-            forward_ns=drawn_ns - step.started_ns,
-            decode_ns=done_ns - drawn_ns,
-            total_ns=done_ns - step.started_ns,
-            concat_ns=step.concat_ns,
-            phases_ns=_phases(step, waiting_at, drawn_at, self._finished_at),
+            forward_ns=on_host - step.times.called,
+            decode_ns=done - on_host,
+            total_ns=done - step.times.called,
+            concat_ns=step.times.concat_ns,
+            phases_ns=step.times.phases(waited_from, on_host, done),
         )
 
-    def _generations(self, step: LaunchedStep, host: HostSampled) -> list[Generation]:
-        generations = []
-        for index, sequence in enumerate(step.rows):
-            if sequence.finished:
-                continue  # it ended while this step was already on the device
-            owned = sequence.owned
-            generation = self._generation(step, host, index, sequence)
-            if owned:
-                generations.append(generation)
-        return generations
-
-    def _generation(self, step: LaunchedStep, host: HostSampled, index: int, sequence: Sequence) -> Generation:
-        if host.failed[index]:
-            sequence.finished = True
-            return self._error(step, sequence, sequence.row.why_failed)
-        try:
-            return self._answers.generation(sequence, host, index)
-        except Exception as error:
-            if self.options.world_size == 1:
-                sequence.finished = True
-            else:
-                sequence.disown()
-            return self._error(step, sequence, f"{type(error).__name__}: {error}")
-
-    def _fail_rows(self, step: LaunchedStep, failures: list[Failure]) -> None:
-        """End requests before the forward."""
-        for sequence, reason in failures:
-            if sequence.finished:
-                continue
-            sequence.finished = True
-            generation = self._error(step, sequence, reason)
-            if sequence.owned:
-                step.refused.append(generation)
-
-    def _error(self, step: LaunchedStep, sequence: Sequence, reason: str) -> Generation:
-        """The answer for a row that failed. A stock router knows no such thing: its whole batch is lost."""
-        if self.stock_router:
-            self._store.lose(step.batch.id)
-            raise RequestError(reason)
-        return Generation(request_id=sequence.id, error=reason)
-
     @contextlib.contextmanager
-    def _losing_on_error(self, batch: Batch, step: LaunchedStep | None = None) -> Iterator[None]:
+    def _losing_on_error(self, running: Running | None, step: SubmittedStep | None = None) -> Iterator[None]:
         """Whatever goes wrong in a step, its batch is gone: sequences and cache may disagree. One of several ranks that
         runs out of memory leaves the others inside a collective, so it must end."""
         try:
             yield
         except torch.OutOfMemoryError as error:
-            self._lose(batch, step)
-            batch.decode = batch.drawn = batch.launched = None
+            if running is not None:
+                self._lose(running, step)
+                self._stepper.drop_tensors(running)
             # The error's frames hold the step's tensors for as long as somebody reports it.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
             kind = OutOfMemoryError if self.options.world_size == 1 else FatalError
             raise kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size") from error
         except BaseException:
-            self._lose(batch, step)
+            if running is not None:
+                self._lose(running, step)
             raise
 
-    def _lose(self, batch: Batch, step: LaunchedStep | None) -> None:
-        self._store.lose(batch.id)
-        if batch.lost_at is None and step is not None:
-            batch.lost_at = step.marks[0]
+    def _lose(self, running: Running, step: SubmittedStep | None) -> None:
+        self._store.lose(running.batch.id)
+        if running.lost_at is None and step is not None:
+            running.lost_at = step.times.began
 
 
-def _needs_its_last_step(batch: Batch) -> bool:
-    """No step of the batch can be launched before the one before it has been finished."""
-    return batch.is_prefilling or any(s.row.grammar is not None for s in batch.sequences)
+@contextlib.contextmanager
+def _timed(times: StepTimes) -> Iterator[None]:
+    """Merging batches."""
+    started = time.perf_counter_ns()
+    yield
+    times.concat_ns = time.perf_counter_ns() - started
 
 
-def _phases(step: LaunchedStep, waiting_at: int, drawn_at: int, done_at: int) -> tuple[int, ...]:
-    """Durations in the order of `wire.step_phases.PHASES`; empty for a step that drew nothing."""
-    if len(step.marks) < 4:
-        return ()
-    began, laid_out, enqueued, drawn = step.marks
-    return (
-        step.idle_ns, laid_out - began, enqueued - laid_out, drawn - enqueued, drawn_at - waiting_at, done_at - drawn_at
-    )  # fmt: skip
+def _nothing(times: StepTimes, refused: list[Generation] | None = None) -> StepResult:
+    """The answer to a call without rows."""
+    return StepResult(refused or [], None, 0, 0, time.perf_counter_ns() - times.called)

@@ -17,6 +17,7 @@ import torch
 
 from model_server.batch.sequence import NewRequest, number_blocks
 from model_server.distributed.group import ProcessGroup
+from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine
 from model_server.errors import FatalError, OutOfMemoryError, StartupError, WarmUpMemoryError
 from model_server.memory.budget import DeviceMemory, Measured, cache_blocks
@@ -56,10 +57,14 @@ class Capacity:
 class WarmupRequest:
     """What the router wants to know. None: unset by the user."""
 
+    session: Session
     requests: list[NewRequest]
     max_input_tokens: int | None
-    max_prefill_tokens: int
     max_total_tokens: int | None
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        return self.session.max_prefill_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +89,7 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
     """
     started = time.perf_counter()
     _check_positions(engine, asked.max_total_tokens)
-    engine.max_prefill_tokens = asked.max_prefill_tokens
+    engine.begin(asked.session)
     block_size = engine.options.block_size
     graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
     if graphs is not None:
@@ -280,12 +285,12 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
     engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
     if plan.memory is not None:
         plan.memory.begin()
-    result = engine.launch_prefill(0, kept, prompts)()
+    result = engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), kept, prompts)()
     generations = result.generations
     if result.batch is not None:
-        generations = generations + engine.launch_decode([0], numbered=True)().generations
+        generations = generations + engine.submit_decode(DecodeCall(batch_ids=(0,), sequence=1))().generations
     if plan.memory is not None and kept:
-        engine.rehearse_draw(kept[0].sampling, LARGEST_DRAW)
+        engine.try_sampling(kept[0].sampling, LARGEST_DRAW)
     return next((g.error for g in generations if g.error is not None), None)
 
 

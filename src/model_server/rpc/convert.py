@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from model_server.batch.growth import Growth
+from model_server.batch.extension import BlockExtension
 from model_server.batch.results import CachedBatch, FinishReason, Generation, StepResult, Tokens
 from model_server.batch.sequence import NewRequest
+from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 R = TypeVar("R", pb.PrefillResponse, pb.DecodeResponse)
+StepMessage = pb.PrefillRequest | pb.DecodeRequest
+NumberedMessage = StepMessage | pb.WarmupRequest | pb.FilterBatchRequest | pb.ClearCacheRequest
 
-# A stock router puts a tiny image of this odd type into its warm-up batch, whatever the model.
+# TGI's router puts a tiny image of this odd type into its warm-up batch, whatever the model.
 _WARMUP_IMAGE = "image/jpeg;base64"
 
 _FINISH_REASONS = {
@@ -35,9 +38,9 @@ def requests_from(batch: pb.Batch) -> list[NewRequest]:
 
 def warmup_from(message: pb.WarmupRequest) -> WarmupRequest:
     return WarmupRequest(
+        session=Session(extensions=Extension.known(message.extensions), max_prefill_tokens=message.max_prefill_tokens),
         requests=requests_from(message.batch),
         max_input_tokens=message.max_input_tokens if message.HasField("max_input_tokens") else None,
-        max_prefill_tokens=message.max_prefill_tokens,
         max_total_tokens=message.max_total_tokens if message.HasField("max_total_tokens") else None,
     )
 
@@ -77,8 +80,37 @@ def _blocks_from(message: pb.Request) -> npt.NDArray[np.int32]:
     return blocks.astype(np.int32)
 
 
-def growth_from(messages: Iterable[pb.BlockGrowth]) -> list[Growth]:
-    return [Growth(m.request_id, np.array(m.blocks, np.int64)) for m in messages]
+def prefill_from(message: pb.PrefillRequest) -> PrefillCall:
+    """The call without its requests, which `requests_from` reads."""
+    return PrefillCall(
+        batch_id=message.batch.id,
+        cached_id=message.cached_batch.id if message.HasField("cached_batch") else None,
+        sequence=sequence_of(message),
+        extensions=_extensions_from(message),
+        chunk_tokens=_chunk_tokens_from(message),
+    )
+
+
+def decode_from(message: pb.DecodeRequest) -> DecodeCall:
+    return DecodeCall(
+        batch_ids=tuple([b.id for b in message.batches]),
+        sequence=sequence_of(message),
+        extensions=_extensions_from(message),
+        chunk_tokens=_chunk_tokens_from(message),
+    )
+
+
+def sequence_of(message: NumberedMessage) -> int | None:
+    """A call's number in the router's order; None: it has none."""
+    return message.sequence if message.HasField("sequence") else None
+
+
+def _extensions_from(message: StepMessage) -> tuple[BlockExtension, ...]:
+    return tuple([BlockExtension(m.request_id, np.array(m.blocks, np.int64)) for m in message.growth])
+
+
+def _chunk_tokens_from(message: StepMessage) -> int | None:
+    return message.chunk_tokens if message.HasField("chunk_tokens") else None
 
 
 def _prompt_text(message: pb.Request) -> str:
@@ -112,7 +144,7 @@ def _sampling_from(message: pb.Request) -> SamplingParameters:
 
 
 def _grammar_from(parameters: pb.NextTokenChooserParameters) -> Grammar | None:
-    """A stock router sends schemas as regular expressions; ours sends them as they are."""
+    """TGI's router sends schemas as regular expressions; ours sends them as they are."""
     if not parameters.grammar or parameters.grammar_type == pb.GRAMMAR_TYPE_NONE:
         return None
     return Grammar("json" if parameters.grammar_type == pb.GRAMMAR_TYPE_JSON else "regex", parameters.grammar)

@@ -1,6 +1,6 @@
 """RPC method to engine call. The gRPC loop only converts and waits; the device thread works, so Health always answers.
 
-Order: a call takes its place (by number, or by arrival) at once; its prompts are tokenised on a helper thread, which
+Order: a call takes its turn (by number, or by arrival) at once; its prompts are tokenised on a helper thread, which
 the device thread waits for when the call's turn comes.
 """
 
@@ -57,7 +57,6 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         self._device = device
         self._facts = facts
         self._warm_up = warm_up
-        self._extensions: frozenset[Extension] = frozenset()
         self._tokenizing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
 
     @answering_errors
@@ -91,7 +90,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         self, request: pb.ClearCacheRequest, context: grpc.aio.ServicerContext
     ) -> pb.ClearCacheResponse:
         batch_id = request.id if request.HasField("id") else None
-        sequence = request.sequence if request.HasField("sequence") else None
+        sequence = convert.sequence_of(request)
         if batch_id is None and sequence is not None:
             self._device.reset(sequence)
         await self._run(whole(lambda: self._engine.clear(batch_id)), sequence)
@@ -101,61 +100,50 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: grpc.aio.ServicerContext
     ) -> pb.FilterBatchResponse:
-        numbered = request.HasField("sequence")
+        sequence = convert.sequence_of(request)
         kept = list(request.request_ids)
-        job = whole(lambda: self._engine.filter(request.batch_id, kept, numbered))
-        batch = await self._run(job, request.sequence if numbered else None)
+        job = whole(lambda: self._engine.filter(request.batch_id, kept, numbered=sequence is not None))
+        batch = await self._run(job, sequence)
         return pb.FilterBatchResponse(batch=convert.cached_batch_to(batch) if batch is not None else None)
 
     @answering_errors
     async def Warmup(self, request: pb.WarmupRequest, context: grpc.aio.ServicerContext) -> pb.WarmupResponse:
-        self._extensions = Extension.known(request.extensions)
-        self._engine.stock_router = not {Extension.RUN_AHEAD, Extension.ROW_ERRORS} <= self._extensions
-        self._engine.grows = Extension.GROW in self._extensions
         job = whole(lambda: self._warm_up(convert.warmup_from(request)))
-        capacity = await self._run(job, request.sequence if request.HasField("sequence") else None)
+        capacity = await self._run(job, convert.sequence_of(request))
         return convert.capacity_to(capacity)
 
     @answering_errors
     async def Prefill(self, request: pb.PrefillRequest, context: grpc.aio.ServicerContext) -> pb.PrefillResponse:
-        # Even a request that cannot be read takes its place in the order: a number left out would stop the shard.
+        # Even a request that cannot be read takes its turn in the order: a number left out would stop the shard.
         prepared = self._tokenizing.submit(self._prepare, request)
-        numbered = request.HasField("sequence")
-        cached_id = request.cached_batch.id if request.HasField("cached_batch") else None
-        growth = convert.growth_from(request.growth)
-        chunk_tokens = request.chunk_tokens if request.HasField("chunk_tokens") else None
+        call = convert.prefill_from(request)
 
-        def launch() -> Callable[[], StepResult]:
+        def submit() -> Callable[[], StepResult]:
             try:
                 requests, prompts = prepared.result()
             except BaseException:
-                if cached_id is not None and self._facts.chunking:
-                    self._engine.lose(cached_id)  # its step has not run, and no other call will make up for it
+                if call.cached_id is not None and self._facts.chunking:
+                    self._engine.lose(call.cached_id)  # its step has not run, and no other call will make up for it
                 raise
-            return self._engine.launch_prefill(
-                request.batch.id, requests, prompts, cached_id, growth, numbered, chunk_tokens
-            )
+            return self._engine.submit_prefill(call, requests, prompts)
 
-        result = await self._run(Job(launch), request.sequence if numbered else None)
-        return convert.prefill_response(result, Extension.COLUMNS in self._extensions)
+        result = await self._run(Job(submit), call.sequence)
+        return convert.prefill_response(result, self._engine.session.columns)
 
     @answering_errors
     async def Decode(self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext) -> pb.DecodeResponse:
-        numbered = request.HasField("sequence")
-        batch_ids = [b.id for b in request.batches]
-        growth = convert.growth_from(request.growth)
-        chunk_tokens = request.chunk_tokens if request.HasField("chunk_tokens") else None
+        call = convert.decode_from(request)
         job = Job(
-            lambda: self._engine.launch_decode(batch_ids, numbered, growth, chunk_tokens),
-            overlaps=lambda: self._engine.may_overlap(batch_ids, growth),
+            lambda: self._engine.submit_decode(call),
+            overlaps=lambda: self._engine.may_overlap(call),
             is_over=self._engine.is_over,
         )
-        result = await self._run(job, request.sequence if numbered else None)
-        return convert.decode_response(result, Extension.COLUMNS in self._extensions)
+        result = await self._run(job, call.sequence)
+        return convert.decode_response(result, self._engine.session.columns)
 
     async def _run(self, job: Job[T], sequence: int | None) -> T:
         # Shielded: a router that gives up on a call must not cancel the work, other ranks run it too.
-        return await asyncio.shield(asyncio.wrap_future(self._device.submit(job, sequence)))
+        return await asyncio.shield(asyncio.wrap_future(self._device.enqueue(job, sequence)))
 
     def _prepare(self, request: pb.PrefillRequest) -> tuple[list[NewRequest], list[list[int]]]:
         if request.HasField("cached_batch") and not self._facts.chunking:

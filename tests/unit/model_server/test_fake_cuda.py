@@ -18,10 +18,12 @@ from torch import Tensor
 
 from model_server.attention.torch_varlen import TorchVarlenBackend
 from model_server.batch.batch import Batch
-from model_server.batch.growth import Growth
+from model_server.batch.extension import BlockExtension
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.distributed.group import ProcessGroup
-from model_server.engine.step import LaunchedStep, Stepper
+from model_server.engine.calls import DecodeCall, Session
+from model_server.engine.running import StepTimes, SubmittedStep
+from model_server.engine.step import Stepper
 from model_server.layers.experts import ExpertWeights, GroupedExperts
 from model_server.memory.kv_cache import KvCache
 from model_server.models.config import ModelConfig
@@ -32,6 +34,7 @@ from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.stopping import StoppingState
+from wire.extensions import Extension
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is not None, reason="kernels of our own do not run on fake tensors"
@@ -106,32 +109,33 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_every_step_stays_on_the_device(runner: Decoder) -> None:
-    """Prompts, then decode steps whose ids the host never sees: replayed and not, with growth, leavers and joiners."""
+    """Prompts, then decode steps whose ids the host never sees: replayed and not, with more blocks and with leavers."""
     sampler = Sampler(runner.vocab_size, CUDA)
     cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK, DTYPE, CUDA)
     assert runner.capturable
     graphs = GraphedRunner(runner, (8, 4, 2), DeviceRecorder())
     graphs.capture(cache, MAX_LENGTH, ProcessGroup())
     assert graphs.recorded_sizes == (2, 4, 8)
-    stepper = Stepper(graphs, sampler, CUDA)
-    batch = Batch(0, requests(sampler, [dict(kind) for kind in KINDS]))
+    stepper = Stepper(graphs, sampler, CUDA, BLOCK)
+    running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
+    session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
 
-    def step(growth: tuple[Growth, ...] = ()) -> LaunchedStep:
-        launched = LaunchedStep(batch)
-        assert not stepper.grow(batch, growth, cache, numbered=True, grows=True)
+    def step(*extensions: BlockExtension) -> None:
+        submitted = SubmittedStep(StepTimes())
+        call = DecodeCall(batch_ids=(0,), sequence=0, extensions=extensions)
         with NeverWaits():
-            stepper.launch(launched, cache, 1000, chunk_tokens=None, some_failed=False)
-        assert launched.sampled is not None and launched.sampled.ids.device == CUDA
-        assert launched.sampled.ids.shape == (len(batch.sequences),) and launched.sampled.ids.dtype == torch.int64
-        return launched
+            assert not stepper.submit(running, submitted, call, cache, session)
+        assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
+        assert submitted.sampled.ids.shape == (len(running.batch.sequences),)
+        assert submitted.sampled.ids.dtype == torch.int64
 
     for _ in range(4):
         step()
-    step((Growth(2, np.array([60])),))
-    batch.filter([0, 2, 3, 5, 6], strict=True)
+    step(BlockExtension(2, np.array([60])))
+    running.filter([0, 2, 3, 5, 6], strict=True)
     step()
     step()
-    batch.filter([2], strict=True)
+    running.filter([2], strict=True)
     step()
     for _ in range(6):  # into its second block
         step()

@@ -10,10 +10,10 @@ import torch
 from support.engine_shard import BLOCK, CPU, EngineShard, tokens_of
 from support.graph_doubles import CapturableRunner, FakeEvent
 
-from model_server.batch.batch import Batch
-from model_server.batch.growth import Growth
+from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
 from model_server.batch.staging import Staging
+from model_server.engine.running import Running
 from model_server.text.tokenizer import Tokenizer
 
 
@@ -35,17 +35,17 @@ class CountingStaging(Staging):
         return super().upload(*arrays)
 
 
-def shard_with(tokenizer: Tokenizer, *, grows: bool = False) -> tuple[EngineShard, CountingStaging]:
+def shard_with(tokenizer: Tokenizer, *, extends_blocks: bool = False) -> tuple[EngineShard, CountingStaging]:
     runner = CapturableRunner(vocab_size=tokenizer.vocab_size)
-    shard = EngineShard(tokenizer, budget=1000, grows=grows, runner=runner)
+    shard = EngineShard(tokenizer, budget=1000, extends_blocks=extends_blocks, runner=runner)
     staging = shard.engine._stepper._staging = CountingStaging()
     return shard, staging
 
 
-def batch_of(shard: EngineShard) -> Batch:
-    batch = shard.engine._store.find(0)
-    assert batch is not None
-    return batch
+def running_of(shard: EngineShard) -> Running:
+    running = shard.engine._store.find(0)
+    assert running is not None
+    return running
 
 
 def test_a_step_of_the_same_rows_copies_nothing_from_the_host(tiny_tokenizer: Tokenizer) -> None:
@@ -55,21 +55,21 @@ def test_a_step_of_the_same_rows_copies_nothing_from_the_host(tiny_tokenizer: To
     staging.count = 0
     results += [shard.decode(0) for _ in range(2 * BLOCK)]
     assert staging.count == 0, "across block borders too"
-    assert batch_of(shard).decode is not None
+    assert running_of(shard).decode.has_run
     for request in requests:
         assert tokens_of(*results)[request.id] == shard.expected(request)[: len(results)]
 
 
 def test_blocks_come_in_one_upload(tiny_tokenizer: Tokenizer) -> None:
-    shard, staging = shard_with(tiny_tokenizer, grows=True)
+    shard, staging = shard_with(tiny_tokenizer, extends_blocks=True)
     requests = [shard.request([5 + i, 6, 7], 60, tokens=BLOCK) for i in range(3)]
     results = [shard.prefill(0, *requests), shard.decode(0)]
     counts = []
     for _ in range(40):
-        rows = batch_of(shard).sequences
-        growth = [Growth(s.id, np.array(shard.blocks(BLOCK), np.int64)) for s in rows if not s.has_room]
+        rows = running_of(shard).batch.sequences
+        growth = [BlockExtension(s.id, np.array(shard.blocks(BLOCK), np.int64)) for s in rows if not s.has_slots]
         staging.count = 0
-        results.append(shard.decode(0, growth=growth))
+        results.append(shard.decode(0, extensions=growth))
         counts.append((bool(growth), staging.count))
     assert set(counts) == {(True, 1), (False, 0)}
     for request in requests:
@@ -95,16 +95,17 @@ def test_rows_that_leave_and_rows_that_join(tiny_tokenizer: Tokenizer) -> None:
     assert len(said[late.id]) == 5
 
 
-def test_a_step_is_launched_on_ids_that_the_host_has_not_seen(tiny_tokenizer: Tokenizer) -> None:
+def test_a_step_is_submitted_on_ids_that_the_host_has_not_seen(tiny_tokenizer: Tokenizer) -> None:
     """Three steps deep, and with a row that ends in between."""
     shard, staging = shard_with(tiny_tokenizer)
     short, long = shard.request([5, 6, 7], 3), shard.request([8, 9], 12)
     results = [shard.prefill(0, short, long)]
-    pending = [shard.engine.launch_decode([0], True) for _ in range(2)]
+    pending = [shard.submit_decode(0) for _ in range(2)]
     staging.count = 0
-    pending.append(shard.engine.launch_decode([0], True))  # the first has no token left
-    assert batch_of(shard).launched is not None and len(batch_of(shard).launched.rows) == 1
-    results += [finish() for finish in pending]
+    pending.append(shard.submit_decode(0))  # the first has no token left
+    newest = running_of(shard).in_flight
+    assert newest is not None and len(newest.rows) == 1
+    results += [collect() for collect in pending]
     results += shard.run_out(shard.decode(0), 0)
     assert tokens_of(*results) == {r.id: shard.expected(r) for r in (short, long)}
 
@@ -114,8 +115,6 @@ def test_tables_of_an_ended_row_are_not_read_by_another(tiny_tokenizer: Tokenize
     long, short = shard.request([5, 6, 7], 40), shard.request([9], 40)
     shard.prefill(0, long, short)
     shard.decode(0)
-    state = batch_of(shard).decode
-    assert state is not None
     late = shard.request([3], 2)
     shard.engine.filter(0, [short.id], numbered=True)
     shard.prefill(1, late)

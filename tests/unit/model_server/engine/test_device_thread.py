@@ -41,7 +41,7 @@ def device(fatal: list[BaseException], gap_limit_s: float) -> Iterator[DeviceThr
 
 def test_unnumbered_jobs_run_in_arrival_order(device: DeviceThread) -> None:
     ran: list[int] = []
-    futures = [device.submit(whole(lambda i=i: ran.append(i))) for i in range(50)]  # type: ignore[misc]
+    futures = [device.enqueue(whole(lambda i=i: ran.append(i))) for i in range(50)]  # type: ignore[misc]
     for future in futures:
         future.result(WAIT_S)
     assert ran == list(range(50))
@@ -52,7 +52,7 @@ def test_numbered_jobs_run_in_number_order_whatever_their_arrival(device: Device
     ran: list[int] = []
     numbers = list(range(40))
     random.Random(seed).shuffle(numbers)
-    futures = [device.submit(whole(lambda n=n: ran.append(n)), n) for n in numbers]  # type: ignore[misc]
+    futures = [device.enqueue(whole(lambda n=n: ran.append(n)), n) for n in numbers]  # type: ignore[misc]
     for future in futures:
         future.result(WAIT_S)
     assert ran == list(range(40))
@@ -60,37 +60,37 @@ def test_numbered_jobs_run_in_number_order_whatever_their_arrival(device: Device
 
 @pytest.mark.parametrize("gap_limit_s", [0.2])
 def test_a_gap_in_the_numbers_ends_the_thread(device: DeviceThread, fatal: list[BaseException]) -> None:
-    late = device.submit(whole(lambda: None), 1)
+    late = device.enqueue(whole(lambda: None), 1)
     with pytest.raises(FatalError, match="call number 0 did not come"):
         late.result(WAIT_S)
     device.stop(WAIT_S)
     assert [type(e) for e in fatal] == [FatalError]
     with pytest.raises(FatalError):
-        device.submit(whole(lambda: None)).result(WAIT_S)
+        device.enqueue(whole(lambda: None)).result(WAIT_S)
 
 
 def test_a_number_that_comes_twice_is_refused_and_holds_up_nobody(device: DeviceThread) -> None:
-    first = device.submit(whole(lambda: "first"), 1)
-    second = device.submit(whole(lambda: "second"), 1)
+    first = device.enqueue(whole(lambda: "first"), 1)
+    second = device.enqueue(whole(lambda: "second"), 1)
     with pytest.raises(RequestError, match="twice"):
         second.result(WAIT_S)
-    device.submit(whole(lambda: None), 0).result(WAIT_S)
+    device.enqueue(whole(lambda: None), 0).result(WAIT_S)
     assert first.result(WAIT_S) == "first"
-    assert device.submit(whole(lambda: "next"), 2).result(WAIT_S) == "next"
+    assert device.enqueue(whole(lambda: "next"), 2).result(WAIT_S) == "next"
 
 
 def test_a_number_that_has_passed_is_refused(device: DeviceThread) -> None:
-    device.submit(whole(lambda: None), 0).result(WAIT_S)
+    device.enqueue(whole(lambda: None), 0).result(WAIT_S)
     with pytest.raises(RequestError, match="late"):
-        device.submit(whole(lambda: None), 0).result(WAIT_S)
+        device.enqueue(whole(lambda: None), 0).result(WAIT_S)
 
 
 def test_a_new_router_starts_its_own_count(device: DeviceThread) -> None:
-    stale = device.submit(whole(lambda: None), 7)
+    stale = device.enqueue(whole(lambda: None), 7)
     device.reset(100)
     with pytest.raises(RequestError, match="another router"):
         stale.result(WAIT_S)
-    assert device.submit(whole(lambda: "first"), 100).result(WAIT_S) == "first"
+    assert device.enqueue(whole(lambda: "first"), 100).result(WAIT_S) == "first"
 
 
 def test_an_error_is_answered_and_the_next_job_runs(device: DeviceThread, fatal: list[BaseException]) -> None:
@@ -98,8 +98,8 @@ def test_an_error_is_answered_and_the_next_job_runs(device: DeviceThread, fatal:
         raise RequestError("no")
 
     with pytest.raises(RequestError, match="no"):
-        device.submit(whole(fail), 0).result(WAIT_S)
-    assert device.submit(whole(lambda: 5), 1).result(WAIT_S) == 5
+        device.enqueue(whole(fail), 0).result(WAIT_S)
+    assert device.enqueue(whole(lambda: 5), 1).result(WAIT_S) == 5
     assert fatal == []
 
 
@@ -110,8 +110,8 @@ def test_a_fatal_error_fails_everything_that_waits(device: DeviceThread, fatal: 
         gate.wait(WAIT_S)
         raise FatalError("device lost")
 
-    first = device.submit(whole(fail))
-    second = device.submit(whole(lambda: None))
+    first = device.enqueue(whole(fail))
+    second = device.enqueue(whole(lambda: None))
     gate.set()
     for future in (first, second):
         with pytest.raises(FatalError, match="device lost"):
@@ -120,13 +120,13 @@ def test_a_fatal_error_fails_everything_that_waits(device: DeviceThread, fatal: 
     assert len(fatal) == 1
 
 
-def test_a_fatal_error_fails_the_job_that_waits_to_be_launched(device: DeviceThread) -> None:
+def test_a_fatal_error_fails_the_job_that_waits_to_be_submitted(device: DeviceThread) -> None:
     gate, asked = threading.Event(), threading.Event()
 
     def fail() -> None:
         raise FatalError("device lost")
 
-    def launch() -> Callable[[], None]:
+    def submit() -> Callable[[], None]:
         gate.wait(WAIT_S)
         return fail
 
@@ -134,8 +134,8 @@ def test_a_fatal_error_fails_the_job_that_waits_to_be_launched(device: DeviceThr
         asked.set()
         return False
 
-    first = device.submit(Job(launch))
-    second = device.submit(Job(lambda: fail, overlaps=overlaps))
+    first = device.enqueue(Job(submit))
+    second = device.enqueue(Job(lambda: fail, overlaps=overlaps))
     gate.set()
     for future in (first, second):
         with pytest.raises(FatalError, match="device lost"):
@@ -143,7 +143,7 @@ def test_a_fatal_error_fails_the_job_that_waits_to_be_launched(device: DeviceThr
     assert asked.is_set()
 
 
-def test_a_job_that_comes_while_the_device_works_is_launched_before_that_is_finished(device: DeviceThread) -> None:
+def test_a_job_that_comes_while_the_device_works_is_submitted_before_that_is_collected(device: DeviceThread) -> None:
     """As in service: the next call is sent upon an answer, so it is never in the queue already."""
     log: list[str] = []
     working, over = threading.Event(), threading.Event()
@@ -152,25 +152,25 @@ def test_a_job_that_comes_while_the_device_works_is_launched_before_that_is_fini
         working.set()
         return over.is_set()
 
-    first = device.submit(Job(_two_halves(log, "a"), is_over=is_over))
-    assert working.wait(WAIT_S) and log == ["launch a"]
-    second = device.submit(Job(_two_halves(log, "b"), overlaps=lambda: True, is_over=is_over))
-    assert first.result(WAIT_S) == "a" and log == ["launch a", "launch b", "finish a"]
+    first = device.enqueue(Job(_two_parts(log, "a"), is_over=is_over))
+    assert working.wait(WAIT_S) and log == ["submit a"]
+    second = device.enqueue(Job(_two_parts(log, "b"), overlaps=lambda: True, is_over=is_over))
+    assert first.result(WAIT_S) == "a" and log == ["submit a", "submit b", "collect a"]
     over.set()
     assert second.result(WAIT_S) == "b"
 
 
-def test_a_job_that_cannot_say_whether_it_is_over_is_finished(device: DeviceThread) -> None:
+def test_a_job_that_cannot_say_whether_it_is_over_is_collected(device: DeviceThread) -> None:
     def is_over() -> bool:
         raise RuntimeError("device lost")
 
-    assert device.submit(Job(_two_halves([], "a"), is_over=is_over)).result(WAIT_S) == "a"
+    assert device.enqueue(Job(_two_parts([], "a"), is_over=is_over)).result(WAIT_S) == "a"
 
 
 def test_a_thread_that_is_to_end_finishes_what_is_on_the_device(device: DeviceThread) -> None:
     working = threading.Event()
-    job = Job(_two_halves([], "a"), is_over=lambda: bool(working.set()))
-    future = device.submit(job)
+    job = Job(_two_parts([], "a"), is_over=lambda: bool(working.set()))
+    future = device.enqueue(job)
     assert working.wait(WAIT_S) and device.stop(WAIT_S)
     assert future.result(WAIT_S) == "a"
 
@@ -181,44 +181,44 @@ def test_a_finished_step_holds_nothing(device: DeviceThread) -> None:
 
     watched: list[weakref.ref[Memory]] = []
 
-    def launch() -> Callable[[], bool]:
+    def submit() -> Callable[[], bool]:
         memory = Memory()
         watched.append(weakref.ref(memory))
         return lambda: memory is not None
 
-    assert device.submit(Job(launch)).result(WAIT_S)
-    assert device.submit(whole(lambda: watched[0]() is None)).result(WAIT_S)
+    assert device.enqueue(Job(submit)).result(WAIT_S)
+    assert device.enqueue(whole(lambda: watched[0]() is None)).result(WAIT_S)
 
 
-def _two_halves(log: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], Callable[[], str]]:
-    def launch() -> Callable[[], str]:
+def _two_parts(log: list[str], name: str, gate: threading.Event | None = None) -> Callable[[], Callable[[], str]]:
+    def submit() -> Callable[[], str]:
         if gate is not None:
             gate.wait(WAIT_S)
-        log.append(f"launch {name}")
+        log.append(f"submit {name}")
 
-        def finish() -> str:
-            log.append(f"finish {name}")
+        def collect() -> str:
+            log.append(f"collect {name}")
             return name
 
-        return finish
+        return collect
 
-    return launch
+    return submit
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_the_next_job_is_launched_before_the_last_is_finished_only_if_it_says_so(
+def test_the_next_job_is_submitted_before_the_last_is_collected_only_if_it_says_so(
     device: DeviceThread, overlaps: bool
 ) -> None:
     log: list[str] = []
     gate = threading.Event()
-    first = device.submit(Job(_two_halves(log, "a", gate)))
-    second = device.submit(Job(_two_halves(log, "b"), overlaps=lambda: overlaps))
+    first = device.enqueue(Job(_two_parts(log, "a", gate)))
+    second = device.enqueue(Job(_two_parts(log, "b"), overlaps=lambda: overlaps))
     gate.set()
     assert (first.result(WAIT_S), second.result(WAIT_S)) == ("a", "b")
-    together = ["launch a", "launch b", "finish a", "finish b"]
-    assert log == (together if overlaps else ["launch a", "finish a", "launch b", "finish b"])
+    together = ["submit a", "submit b", "collect a", "collect b"]
+    assert log == (together if overlaps else ["submit a", "collect a", "submit b", "collect b"])
 
 
-def test_a_lone_job_is_finished_without_waiting_for_another(device: DeviceThread) -> None:
+def test_a_lone_job_is_collected_without_waiting_for_another(device: DeviceThread) -> None:
     log: list[str] = []
-    assert device.submit(Job(_two_halves(log, "a"))).result(WAIT_S) == "a"
+    assert device.enqueue(Job(_two_parts(log, "a"))).result(WAIT_S) == "a"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_shard import NUM_BLOCKS, tokens_of
+from support.engine_shard import NUM_BLOCKS, decode_call, tokens_of
 from support.engine_shard import EngineShard as Shard
 from support.tiny_models import write_tokenizer
 
@@ -63,9 +63,9 @@ def test_a_request_that_ended_leaves_the_batch_at_once(shard: Shard) -> None:
     assert result.batch.current_tokens == 1
 
 
-def test_a_stock_router_sees_the_ended_request_until_it_filters(tokenizer: Tokenizer) -> None:
+def test_tgis_router_sees_the_ended_request_until_it_filters(tokenizer: Tokenizer) -> None:
     with torch.inference_mode():
-        shard = Shard(tokenizer, stock=True)
+        shard = Shard(tokenizer, upstream=True)
         short, long = shard.request([5], 1), shard.request([6], 3)
         result = shard.prefill(0, short, long)
         assert result.batch is not None and result.batch.request_ids == [short.id, long.id]
@@ -193,14 +193,14 @@ def test_running_out_of_memory_ends_one_of_several_ranks(tokenizer: Tokenizer) -
         shard.prefill(0, shard.request([1], 2))
 
 
-def test_a_step_launched_before_the_last_is_finished_gives_the_same_tokens(shard: Shard) -> None:
+def test_a_step_submitted_before_the_last_is_collected_gives_the_same_tokens(shard: Shard) -> None:
     requests = [shard.request([i + 1] * (i + 1), m) for i, m in enumerate([2, 6, 4])]
-    finishes = [shard.engine.launch_prefill(0, requests, [[i + 1] * (i + 1) for i in range(3)])]
+    collects = [shard.submit_prefill(0, *requests)]
     results = []
     for _ in range(8):
-        finishes.append(shard.engine.launch_decode([0], numbered=True))
-        results.append(finishes.pop(0)())
-    results.append(finishes.pop(0)())
+        collects.append(shard.submit_decode(0))
+        results.append(collects.pop(0)())
+    results.append(collects.pop(0)())
     assert tokens_of(*results) == {r.id: shard.expected(r) for r in requests}
     assert results[-1].batch is None
 
@@ -211,12 +211,12 @@ def test_what_a_step_computes_for_a_request_that_ended_is_discarded(shard: Shard
     assert stop
     stopping = StoppingParameters(max_new_tokens=8, ignore_eos_token=True, stop_sequences=(stop,))
     request = dataclasses.replace(request, stopping=stopping)
-    finishes = [shard.engine.launch_prefill(0, [request, other], [[1, 2], [7]])]
+    collects = [shard.submit_prefill(0, request, other)]
     results = []
     for _ in range(10):
-        finishes.append(shard.engine.launch_decode([0], numbered=True))
-        results.append(finishes.pop(0)())
-    results.append(finishes.pop(0)())
+        collects.append(shard.submit_decode(0))
+        results.append(collects.pop(0)())
+    results.append(collects.pop(0)())
     tokens = tokens_of(*results)
     ended = [g.generated_text for r in results for g in r.generations if g.request_id == request.id][-1]
     assert ended is not None and ended.finish_reason is FinishReason.STOP_SEQUENCE
@@ -224,7 +224,7 @@ def test_what_a_step_computes_for_a_request_that_ended_is_discarded(shard: Shard
     assert tokens[other.id] == shard.expected(other)
 
 
-def test_a_step_is_waited_for_beside_the_next_call_only_where_that_could_be_launched(
+def test_a_step_is_waited_for_beside_the_next_call_only_where_that_could_be_submitted(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sampled, "is_over", lambda self: False)
@@ -233,28 +233,28 @@ def test_a_step_is_waited_for_beside_the_next_call_only_where_that_could_be_laun
         options = shard.engine.options
         with torch.inference_mode():
             shard.prefill(0, shard.request([1, 2], 4))
-            assert shard.engine.is_over(), "nothing is launched"
-            finish = shard.engine.launch_decode([0], numbered=True)
+            assert shard.engine.is_over(), "nothing is submitted"
+            collect = shard.submit_decode(0)
             shard.engine.options = dataclasses.replace(options, device=torch.device(device))
             assert shard.engine.is_over() is over
             shard.engine.options = options
-            finish()
+            collect()
         assert shard.engine.is_over()
 
 
-def test_ranks_launch_ahead_only_where_they_are_alone(tokenizer: Tokenizer) -> None:
+def test_ranks_submit_ahead_only_where_they_are_alone(tokenizer: Tokenizer) -> None:
     """When the next call arrives differs between ranks; what a step computes must not."""
-    launched = {}
+    submitted = {}
     for world_size in (1, 2):
         shard = Shard(tokenizer, world_size=world_size)
         options = dataclasses.replace(shard.engine.options, device=torch.device("cuda"))
         with torch.inference_mode():
-            finish = shard.engine.launch_prefill(0, [shard.request([1, 2], 4)], [[1, 2]])
+            collect = shard.submit_prefill(0, shard.request([1, 2], 4))
             shard.engine.options = options
-            launched[world_size] = shard.engine.may_overlap([0])
+            submitted[world_size] = shard.engine.may_overlap(decode_call(0))
             shard.engine.options = dataclasses.replace(options, device=torch.device("cpu"))
-            finish()
-    assert launched == {1: True, 2: False}
+            collect()
+    assert submitted == {1: True, 2: False}
 
 
 def test_text_work_that_fails_on_one_rank_leaves_the_ranks_in_step(tokenizer: Tokenizer) -> None:
@@ -266,7 +266,7 @@ def test_text_work_that_fails_on_one_rank_leaves_the_ranks_in_step(tokenizer: To
     ranks = [Shard(tokenizer, rank=rank, world_size=2) for rank in range(2)]
     with torch.inference_mode():
         results = [s.prefill(0, s.request([1, 2], 6), s.request([3], 6)) for s in ranks]
-        owner = ranks[0].engine._store.get(0).sequences[0]
+        owner = ranks[0].engine._store.get(0).batch.sequences[0]
         assert owner.detokenizer is not None
         owner.detokenizer.append = broken  # type: ignore[method-assign]
         for _ in range(5):
@@ -282,10 +282,10 @@ def test_text_work_that_fails_on_one_rank_leaves_the_ranks_in_step(tokenizer: To
 
 def test_nothing_is_written_past_the_reserved_slots(shard: Shard) -> None:
     request = shard.request([1, 2, 3], 4)
-    finishes = [shard.engine.launch_prefill(0, [request], [[1, 2, 3]])]
-    finishes.extend(shard.engine.launch_decode([0], numbered=True) for _ in range(6))
-    for finish in finishes:
-        finish()
+    collects = [shard.submit_prefill(0, request)]
+    collects.extend(shard.submit_decode(0) for _ in range(6))
+    for collect in collects:
+        collect()
     stored = shard.engine.cache.keys[0].flatten().isfinite().nonzero().flatten().tolist()
     assert sorted(stored) == sorted(request.slots.tolist())
 
@@ -324,8 +324,8 @@ def test_a_batch_of_nothing_but_bad_requests_leaves_nothing(shard: Shard) -> Non
     assert shard.decode(0).generations == []
 
 
-def test_a_stock_router_gets_an_error_for_the_call(tokenizer: Tokenizer) -> None:
-    shard = Shard(tokenizer, stock=True)
+def test_tgis_router_gets_an_error_for_the_call(tokenizer: Tokenizer) -> None:
+    shard = Shard(tokenizer, upstream=True)
     with pytest.raises(RequestError, match="2 slots for 6 tokens"):
         shard.prefill(0, shard.request([1, 2, 3], 4, slots=np.array([4, 5], np.int64)))
 

@@ -228,9 +228,9 @@ def test_a_failed_mixed_step_loses_the_running_batch(tokenizer: Tokenizer) -> No
     assert shard.decode(1).batch is None, "nothing is kept under the new batch's id"
 
 
-def test_a_stock_routers_bad_request_loses_the_running_batch(tokenizer: Tokenizer) -> None:
+def test_tgis_routers_bad_request_loses_the_running_batch(tokenizer: Tokenizer) -> None:
     """Its running requests' step has not been run, and that router fails them all."""
-    shard = EngineShard(tokenizer, budget=8, stock=True)
+    shard = EngineShard(tokenizer, budget=8, upstream=True)
     shard.prefill(0, shard.request([1], 4), numbered=False)
     with pytest.raises(RequestError, match="0 slots"):
         shard.prefill(1, shard.request([3], 2, slots=np.array([], np.int64)), cached=0, numbered=False)
@@ -240,7 +240,7 @@ def test_a_stock_routers_bad_request_loses_the_running_batch(tokenizer: Tokenize
 
 def test_a_stock_router_drives_chunks(tokenizer: Tokenizer) -> None:
     """As TGI's does: the ended requests stay listed until they are filtered."""
-    shard = EngineShard(tokenizer, budget=4, stock=True)
+    shard = EngineShard(tokenizer, budget=4, upstream=True)
     a, b = shard.request([1, 2], 3), shard.request(list(range(9)), 2, chunk_len=2)
     results = [shard.prefill(0, a, b, numbered=False)]
     while (batch := results[-1].batch) is not None:

@@ -63,7 +63,7 @@ def test_only_the_request_at_fault_fails(
         faulty = shard.request([5, 6], STEPS, sampling=grammar, stopping=stopping)
         results = [shard.prefill(0, before, faulty, after)]
         results += [shard.decode(0) for _ in range(step)]
-        batch = shard.engine._store.get(0)
+        batch = shard.engine._store.get(0).batch
         hook(next(sequence for sequence in batch.sequences if sequence.id == faulty.id))
         while results[-1].batch is not None:
             results.append(shard.decode(0))
@@ -114,7 +114,7 @@ def test_a_batch_without_memory_ends_alone_and_its_tensors_go(tiny_tokenizer: To
 
 
 @pytest.mark.parametrize("fault", [torch.OutOfMemoryError("no memory"), RuntimeError("bug")])
-def test_a_step_is_answered_though_the_one_behind_it_could_not_be_launched(
+def test_a_step_is_answered_though_the_one_after_it_could_not_be_submitted(
     tiny_tokenizer: Tokenizer, fault: Exception
 ) -> None:
     runner = FakeRunner(vocab_size=tiny_tokenizer.vocab_size, fail_on={4: fault})
@@ -122,7 +122,7 @@ def test_a_step_is_answered_though_the_one_behind_it_could_not_be_launched(
     with torch.inference_mode():
         short, long = shard.request([5, 6], 3), shard.request([7], 9)
         results = [shard.prefill(0, short, long), shard.decode(0)]
-        last_of_short = shard.engine.launch_decode([0], True)
+        last_of_short = shard.submit_decode(0)
         with pytest.raises((OutOfMemoryError, RuntimeError), match=r"out of memory|bug"):
             shard.decode(0)
         results.append(last_of_short())
@@ -131,13 +131,13 @@ def test_a_step_is_answered_though_the_one_behind_it_could_not_be_launched(
             shard.decode(0)
 
 
-def test_a_step_behind_one_that_failed_is_not_answered(
+def test_a_step_after_one_that_failed_is_not_answered(
     tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = EngineShard(tiny_tokenizer)
     with torch.inference_mode():
         shard.prefill(0, shard.request([5, 6], 9))
-        first, second = (shard.engine.launch_decode([0], True) for _ in range(2))
+        first, second = (shard.submit_decode(0) for _ in range(2))
         with monkeypatch.context() as faulty, pytest.raises(KeyError):
             faulty.setattr(Sampled, "to_host", _broken)
             first()

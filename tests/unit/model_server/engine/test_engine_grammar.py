@@ -17,12 +17,14 @@ from support.tiny_models import write_tokenizer
 
 from model_server.batch.results import FinishReason, Generation
 from model_server.batch.sequence import NewRequest
+from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.errors import RequestError
 from model_server.memory.kv_cache import KvCache
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
+from wire.extensions import Extension
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -43,7 +45,7 @@ def engine(tokenizer: Tokenizer) -> Iterator[Engine]:
         runner = FakeRunner(vocab_size=tokenizer.vocab_size)
         options = EngineOptions(device=CPU, rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=False)
         made = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
-        made.stock_router = False
+        made.begin(Session(extensions=frozenset(Extension)))
         made.set_cache(KvCache(runner.kv_shapes, 64, BLOCK, torch.float32, CPU))
         yield made
 
@@ -67,15 +69,16 @@ def request(number: int, regex: str | None, new_tokens: int = 12, **stopping: An
 
 def run(engine: Engine, requests: list[NewRequest]) -> dict[int, list[Generation]]:
     engine.encode(requests)
-    result = engine.launch_prefill(0, requests, [[5, 6 + r.id] for r in requests])()
+    result = engine.submit_prefill(PrefillCall(batch_id=0), requests, [[5, 6 + r.id] for r in requests])()
+    step = DecodeCall(batch_ids=(0,), sequence=0)
     found: dict[int, list[Generation]] = {}
     while True:
         for generation in result.generations:
             found.setdefault(generation.request_id, []).append(generation)
         if result.batch is None:
             return found
-        assert not engine.may_overlap([0])
-        result = engine.launch_decode([0], numbered=True)()
+        assert not engine.may_overlap(step)
+        result = engine.submit_decode(step)()
 
 
 def ids(generations: list[Generation]) -> list[int]:
@@ -112,19 +115,19 @@ def test_a_grammar_that_does_not_compile_fails_its_request_alone(engine: Engine)
     assert found[1][-1].generated_text is not None and found[1][-1].generated_text.text == "ab"
 
 
-def test_a_stock_router_gets_the_error_of_the_call(engine: Engine) -> None:
-    engine.stock_router = True
+def test_tgis_router_gets_the_error_of_the_call(engine: Engine) -> None:
+    engine.begin(Session())
     with pytest.raises(RequestError, match="grammar is not valid"):
         run(engine, [request(0, "a(")])
 
 
-def test_a_step_is_launched_ahead_only_without_grammars(engine: Engine) -> None:
+def test_a_step_is_submitted_ahead_only_without_grammars(engine: Engine) -> None:
     engine.options = dataclasses.replace(engine.options, device=torch.device("meta"))
     for number, regex in ((0, None), (1, "a+")):
         engine.options = dataclasses.replace(engine.options, device=CPU)
-        engine.launch_prefill(number, [request(number, regex)], [[5, 6]])
+        engine.submit_prefill(PrefillCall(batch_id=number), [request(number, regex)], [[5, 6]])
         engine.options = dataclasses.replace(engine.options, device=torch.device("meta"))
-        assert engine.may_overlap([number]) is (regex is None)
+        assert engine.may_overlap(DecodeCall(batch_ids=(number,))) is (regex is None)
 
 
 def test_a_rank_that_does_not_answer_for_a_request_ends_it_too(engine: Engine) -> None:

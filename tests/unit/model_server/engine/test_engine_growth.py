@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from support.engine_shard import BLOCK, NUM_BLOCKS, EngineShard, errors_of, slots_of, tokens_of
+from support.engine_shard import BLOCK, NUM_BLOCKS, EngineShard, decode_call, errors_of, slots_of, tokens_of
 
-from model_server.batch.growth import Growth
+from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.errors import BatchGoneError, RequestError
@@ -25,11 +25,11 @@ def inference() -> Iterator[None]:
 
 @pytest.fixture
 def shard(tiny_tokenizer: Tokenizer) -> EngineShard:
-    return EngineShard(tiny_tokenizer, budget=8, grows=True)
+    return EngineShard(tiny_tokenizer, budget=8, extends_blocks=True)
 
 
-def _growth(request: NewRequest, *blocks: int) -> Growth:
-    return Growth(request.id, np.array(blocks, np.int64))
+def _growth(request: NewRequest, *blocks: int) -> BlockExtension:
+    return BlockExtension(request.id, np.array(blocks, np.int64))
 
 
 def _run_growing(shard: EngineShard, requests: list[NewRequest], *, ahead: int = 0) -> list[StepResult]:
@@ -45,7 +45,7 @@ def _run_growing(shard: EngineShard, requests: list[NewRequest], *, ahead: int =
                 growth.append(_growth(by_id[request_id], *shard.blocks(1)))
                 covered[request_id] += BLOCK
             written[request_id] += 1
-        results.append(shard.decode(0, growth=growth))
+        results.append(shard.decode(0, extensions=growth))
     return results
 
 
@@ -60,21 +60,21 @@ def test_the_batch_counts_the_blocks_it_got(shard: EngineShard) -> None:
     request = shard.request([1, 2, 3, 4], 9, tokens=4)
     first = shard.prefill(0, request)
     assert first.batch is not None and first.batch.max_tokens == BLOCK
-    second = shard.decode(0, growth=[_growth(request, *shard.blocks(8))])
+    second = shard.decode(0, extensions=[_growth(request, *shard.blocks(8))])
     assert second.batch is not None and second.batch.max_tokens == 3 * BLOCK
 
 
 def test_blocks_come_with_a_prefill_too(shard: EngineShard) -> None:
     running, new = shard.request([1, 2, 3, 4], 5, tokens=4), shard.request([5, 6], 3)
     results = [shard.prefill(0, running)]
-    results.append(shard.prefill(1, new, cached=0, growth=[_growth(running, *shard.blocks(4))]))
+    results.append(shard.prefill(1, new, cached=0, extensions=[_growth(running, *shard.blocks(4))]))
     results = [*results[:-1], *shard.run_out(results[-1], 0)]
     assert tokens_of(*results) == {r.id: shard.expected(r) for r in (running, new)}
 
 
 def test_blocks_come_while_the_prompt_is_unfinished(shard: EngineShard) -> None:
     request = shard.request(list(range(12)), 5, tokens=12, chunk_len=8)
-    results = [shard.prefill(0, request), shard.decode(0, growth=[_growth(request, *shard.blocks(4))])]
+    results = [shard.prefill(0, request), shard.decode(0, extensions=[_growth(request, *shard.blocks(4))])]
     assert tokens_of(*results[:-1], *shard.run_out(results[-1], 0)) == {request.id: shard.expected(request)}
 
 
@@ -111,7 +111,7 @@ def test_growth_that_does_not_fit_is_that_rows_error(shard: EngineShard, case: s
     if case == "uneven":
         bad = dataclasses.replace(bad, slots=bad.slots[:-1])
     shard.prefill(0, bad, good)
-    result = shard.decode(0, growth=[_growth(bad, NUM_BLOCKS if case == "outside" else 9)])
+    result = shard.decode(0, extensions=[_growth(bad, NUM_BLOCKS if case == "outside" else 9)])
     expected = "outside the cache" if case == "outside" else "do not cover whole blocks"
     assert expected in errors_of(result)[bad.id]
     assert result.batch is not None and result.batch.request_ids == [good.id]
@@ -120,16 +120,16 @@ def test_growth_that_does_not_fit_is_that_rows_error(shard: EngineShard, case: s
 def test_growth_of_a_request_that_ended_is_skipped_in_a_numbered_call(shard: EngineShard) -> None:
     done, going = shard.request([1], 1), shard.request([2], 4)
     results = [shard.prefill(0, done, going)]
-    growth = [_growth(done, 9), Growth(12345, np.array([9], np.int64))]
-    results += shard.run_out(shard.decode(0, growth=growth), 0)
+    growth = [_growth(done, 9), BlockExtension(12345, np.array([9], np.int64))]
+    results += shard.run_out(shard.decode(0, extensions=growth), 0)
     assert tokens_of(*results)[going.id] == shard.expected(going)
-    assert shard.decode(0, growth=growth).generations == []
+    assert shard.decode(0, extensions=growth).generations == []
 
 
 def test_growth_of_an_unknown_request_is_an_error_without_a_number(shard: EngineShard) -> None:
     shard.prefill(0, shard.request([2], 4))
     with pytest.raises(RequestError, match="12345"):
-        shard.decode(0, numbered=False, growth=[Growth(12345, np.array([9], np.int64))])
+        shard.decode(0, numbered=False, extensions=[BlockExtension(12345, np.array([9], np.int64))])
     with pytest.raises(BatchGoneError):
         shard.decode(0)
 
@@ -148,26 +148,26 @@ def test_a_resumed_request_needs_room_for_what_it_generated(shard: EngineShard) 
 # -- launching ahead ---------------------------------------------------------------------------------------------------
 
 
-def _on_a_device(shard: EngineShard, growth: list[Growth]) -> bool:
+def _on_a_device(shard: EngineShard, growth: list[BlockExtension]) -> bool:
     """Would a decode be launched ahead if the launched step were on an asynchronous device?"""
     options = shard.engine.options
     shard.engine.options = dataclasses.replace(options, device=torch.device("cuda"))
     try:
-        return shard.engine.may_overlap([0], growth)
+        return shard.engine.may_overlap(decode_call(0, extensions=growth))
     finally:
         shard.engine.options = options
 
 
 def test_growth_that_fits_does_not_hold_up_the_next_step(shard: EngineShard) -> None:
     request = shard.request([1, 2, 3, 4], 9, tokens=4)
-    finishes = [shard.engine.launch_prefill(0, [request], [[1, 2, 3, 4]])]
+    finishes = [shard.submit_prefill(0, request)]
     (block,) = shard.blocks(4)
     assert not _on_a_device(shard, []), "a row without room may have ended in the step before"
     assert not _on_a_device(shard, [_growth(request, NUM_BLOCKS)])
     assert not _on_a_device(shard, [_growth(request)])
     growth = [_growth(request, block)]
     assert _on_a_device(shard, growth)
-    finishes.append(shard.engine.launch_decode([0], True, growth))
+    finishes.append(shard.submit_decode(0, extensions=growth))
     results = [finish() for finish in finishes]
     assert tokens_of(*results) == {request.id: shard.expected(request)[:2]}
     assert shard.engine.cache.keys[0].flatten()[slots_of([block])[0]].isfinite()
@@ -175,12 +175,12 @@ def test_growth_that_fits_does_not_hold_up_the_next_step(shard: EngineShard) -> 
 
 def test_nothing_is_launched_ahead_of_an_unfinished_prompt(shard: EngineShard) -> None:
     running, long = shard.request([1], 9), shard.request(list(range(12)), 2, chunk_len=4)
-    finish = shard.engine.launch_prefill(0, [running, long], [[1], list(range(12))])
+    finish = shard.submit_prefill(0, running, long)
     assert not _on_a_device(shard, [])
     finish()
-    finish = shard.engine.launch_decode([0], True)
+    finish = shard.submit_decode(0)
     assert not _on_a_device(shard, [])
     finish()
-    finish = shard.engine.launch_decode([0], True)
+    finish = shard.submit_decode(0)
     assert _on_a_device(shard, [])
     finish()

@@ -12,7 +12,7 @@ import torch
 from support.engine_shard import BLOCK, EngineShard, tokens_of
 from support.graph_doubles import CapturableRunner, PlainRecorder, copying_staging
 
-from model_server.batch.growth import Growth
+from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
@@ -72,10 +72,10 @@ class Router:
         cached = 0 if self.batch_ids > 1 else None
         batch_id = self.batch_ids if cached is not None else 0
         self.running.append(request.id)
-        return self._take(self.shard.prefill(batch_id, placed, cached=cached, growth=growth))
+        return self._take(self.shard.prefill(batch_id, placed, cached=cached, extensions=growth))
 
     def decode(self) -> StepResult:
-        return self._take(self.shard.decode(0, growth=self._growth()))
+        return self._take(self.shard.decode(0, extensions=self._growth()))
 
     def leave(self, request_id: int) -> None:
         self.running.remove(request_id)
@@ -90,14 +90,14 @@ class Router:
         taken, self.free = self.free[:count], self.free[count:]
         return taken
 
-    def _growth(self) -> list[Growth]:
+    def _growth(self) -> list[BlockExtension]:
         growth = []
         for request_id in self.running:
             written = len(self.shard.prompts[request_id]) + len(self.said[request_id])  # with this step's token
             if written > BLOCK * len(self.tables[request_id]):
                 more = self._blocks(self.dice.randint(1, 2))
                 self.tables[request_id] += more
-                growth.append(Growth(request_id, np.array(more, np.int64)))
+                growth.append(BlockExtension(request_id, np.array(more, np.int64)))
         return growth
 
     def _take(self, result: StepResult) -> StepResult:
@@ -113,7 +113,7 @@ class Router:
 def as_on_a_gpu(tokenizer: Tokenizer, budget: int) -> EngineShard:
     """Replayed decode steps, inputs that the device counts up, uploads through buffers."""
     runner = GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (4, 2, 1), PlainRecorder())
-    shard = EngineShard(tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS, runner=runner)  # type: ignore[arg-type]
+    shard = EngineShard(tokenizer, budget=budget, extends_blocks=True, num_blocks=NUM_BLOCKS, runner=runner)  # type: ignore[arg-type]
     runner.capture(shard.engine.cache, 64, ProcessGroup())
     shard.engine._stepper._staging = copying_staging()
     return shard
@@ -129,7 +129,7 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(
     if device == "gpu":
         shard = as_on_a_gpu(tiny_tokenizer, budget)
     else:
-        shard = EngineShard(tiny_tokenizer, budget=budget, grows=True, num_blocks=NUM_BLOCKS)
+        shard = EngineShard(tiny_tokenizer, budget=budget, extends_blocks=True, num_blocks=NUM_BLOCKS)
     router = Router(shard, dice)
     gone = set()
     for _ in range(60):

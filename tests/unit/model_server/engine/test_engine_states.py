@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine_shard import EngineShard, tokens_of
+from support.engine_shard import EngineShard, session, tokens_of
 from support.fake_model import FakeStateRunner
 
 from model_server.errors import RequestError
@@ -96,7 +96,7 @@ def test_a_request_that_resumes_starts_from_its_beginning(shard: EngineShard) ->
 
 
 def test_a_prompt_that_comes_in_chunks_is_refused(shard: EngineShard) -> None:
-    shard.engine.stock_router = True
+    shard.engine.begin(session(upstream=True))
     with pytest.raises(RequestError, match="does not chunk"):
         shard.prefill(0, shard.request([5, 6, 7], 3, chunk_len=2))
 

@@ -15,6 +15,7 @@ from support.tiny_models import write_tokenizer
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
 from model_server.engine import warm_up as memory_module
+from model_server.engine.calls import Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import StartupError, WarmUpMemoryError
@@ -23,6 +24,7 @@ from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
+from wire.extensions import Extension
 
 BLOCK = 16
 
@@ -53,6 +55,7 @@ def _warm_up(
     group: ProcessGroup | None = None,
     engine: Engine | None = None,
     memory: DeviceMemory | None = None,
+    extensions: frozenset[Extension] = frozenset(),
     **limits: int,
 ) -> tuple[Engine, Capacity]:
     engine = engine or _engine(tokenizer, runner or FakeRunner(vocab_size=tokenizer.vocab_size))
@@ -64,9 +67,9 @@ def _warm_up(
         blocks=np.array([], np.int32), slots=np.array([], np.int64), cache_len=0, chunk_len=None,
     )  # fmt: skip
     asked = WarmupRequest(
+        session=Session(extensions=extensions, max_prefill_tokens=limits.get("max_prefill_tokens", 4096)),
         requests=[request],
         max_input_tokens=limits.get("max_input_tokens"),
-        max_prefill_tokens=limits.get("max_prefill_tokens", 4096),
         max_total_tokens=limits.get("max_total_tokens"),
     )
     plan = MemoryPlan(
@@ -90,7 +93,7 @@ def test_with_chunks_a_prompt_may_be_longer_than_one_prefill(
     engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size, max_positions=positions), chunking=True)
     _, capacity = _warm_up(tokenizer, engine=engine, max_prefill_tokens=1024)
     assert capacity.max_total_tokens == expected and capacity.max_input_tokens == expected - 1
-    assert engine.max_prefill_tokens == 1024
+    assert engine.session.max_prefill_tokens == 1024
 
 
 def test_the_longest_request_always_fits_beside_the_reserved_block(tokenizer: Tokenizer) -> None:
@@ -172,7 +175,7 @@ def test_after_a_warm_up_that_did_not_fit_a_smaller_one_may_be_asked_for(
     with pytest.raises(WarmUpMemoryError, match=r"\(MiB: weights 12\.0, free 100\.0 of 200\.0\)$"):
         _warm_up(tokenizer, engine=engine, memory=FakeMemory(free=100 << 20, total=200 << 20), max_prefill_tokens=2048)
     _, capacity = _warm_up(tokenizer, engine=engine, max_prefill_tokens=1024)
-    assert (capacity.max_total_tokens, engine.max_prefill_tokens) == (1024, 1024)
+    assert (capacity.max_total_tokens, engine.session.max_prefill_tokens) == (1024, 1024)
 
 
 def test_other_errors_of_the_warm_up_are_not_about_memory(tokenizer: Tokenizer) -> None:
@@ -215,9 +218,8 @@ def test_a_model_without_scores_does_not_start(tokenizer: Tokenizer) -> None:
     """With row errors nothing else would say so: every request would fail on a server that calls itself ready."""
     runner = FakeRunner(vocab_size=tokenizer.vocab_size, poisoned=set(range(tokenizer.vocab_size)))
     engine = _engine(tokenizer, runner)
-    engine.stock_router = False
     with pytest.raises(StartupError, match="not numbers"):
-        _warm_up(tokenizer, engine=engine)
+        _warm_up(tokenizer, engine=engine, extensions=frozenset(Extension))
 
 
 def test_a_rank_learns_that_another_could_not_run_the_warm_up(tokenizer: Tokenizer) -> None:

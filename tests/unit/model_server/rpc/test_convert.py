@@ -73,8 +73,13 @@ def test_ids_resumption_and_growth_are_read() -> None:
     assert (request.input_ids, request.resume_ids) == ((5, 6), (7,))
     assert (request.cache_len, request.chunk_len) == (1, 0)
     assert _read(_message()).chunk_len is None
-    (growth,) = convert.growth_from([pb.BlockGrowth(request_id=4, blocks=[2**32 - 1, 3])])
-    assert growth.request_id == 4 and growth.blocks.tolist() == [2**32 - 1, 3]
+    extension = pb.BlockGrowth(request_id=4, blocks=[2**32 - 1, 3])
+    for call in (
+        convert.prefill_from(pb.PrefillRequest(growth=[extension])),
+        convert.decode_from(pb.DecodeRequest(growth=[extension])),
+    ):
+        (read,) = call.extensions
+        assert read.request_id == 4 and read.blocks.tolist() == [2**32 - 1, 3]
 
 
 @pytest.mark.parametrize(

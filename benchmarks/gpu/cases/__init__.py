@@ -1,1 +1,0 @@
-"""What the card computes, case by case, against float64."""

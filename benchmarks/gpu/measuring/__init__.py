@@ -1,1 +1,0 @@
-"""How it is measured, and what it is a share of."""

@@ -1,1 +1,0 @@
-"""The stages, a module each, and the table of them."""

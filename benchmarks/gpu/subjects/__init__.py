@@ -1,1 +1,0 @@
-"""What is measured: models without files, an engine or a server around them."""

@@ -1,0 +1,80 @@
+"""Blocks that running requests get as they need them, and rows that need one and have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from model_server.batch.batch import Batch
+from model_server.batch.sequence import Sequence
+from model_server.batch.tables import BlockTables
+from model_server.errors import RequestError
+from model_server.memory.kv_cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class BlockExtension:
+    """More blocks for a running request."""
+
+    request_id: int
+    blocks: npt.NDArray[np.int64]
+
+
+# A row that cannot take part in a step, and why.
+Failure = tuple[Sequence, str]
+
+
+def extend(
+    batch: Batch, tables: BlockTables, extensions: Iterable[BlockExtension], cache: KvCache, *, numbered: bool
+) -> list[Failure]:
+    """Append blocks to the tables of running requests; what does not fit a request is its failure.
+
+    numbered: a request that is not in the batch has ended and is skipped; without a number it is a RequestError.
+    """
+    sequences = {s.id: s for s in batch.sequences}
+    failures = []
+    for more in extensions:
+        sequence = sequences.get(more.request_id)
+        if sequence is None:
+            if not numbered:
+                raise RequestError(f"growth of request {more.request_id}, which is not in the batch")
+            continue
+        reason = _misfit(sequence, more, cache)
+        if reason is None:
+            tables.extend(sequence, more.blocks, cache.block_size)
+        else:
+            failures.append((sequence, reason))
+    return failures
+
+
+def rows_without_slots(batch: Batch) -> list[Failure]:
+    """Rows whose next tokens have no slot in the cache."""
+    return [
+        (s, f"request {s.id}: it has {len(s.slots)} slots, none for its next token")
+        for s in batch.sequences
+        if not (s.has_slots or s.is_exhausted)
+    ]
+
+
+def will_have_slots(batch: Batch, extensions: Iterable[BlockExtension], cache: KvCache) -> bool:
+    """No row of the batch would fail in a step with these extensions."""
+    by_request = {more.request_id: more for more in extensions}
+    for sequence in batch.sequences:
+        more = by_request.get(sequence.id)
+        if more is not None and _misfit(sequence, more, cache) is not None:
+            return False
+        if not (sequence.has_slots or sequence.is_exhausted or (more is not None and len(more.blocks))):
+            return False
+    return True
+
+
+def _misfit(sequence: Sequence, more: BlockExtension, cache: KvCache) -> str | None:
+    """Why these blocks cannot be appended; None: they can."""
+    if len(sequence.slots) != len(sequence.blocks) * cache.block_size:
+        return f"request {sequence.id}: its {len(sequence.slots)} slots do not cover whole blocks, so it cannot grow"
+    if len(more.blocks) and int(more.blocks.max()) >= cache.num_blocks:
+        return f"request {sequence.id}: a block lies outside the cache of {cache.num_blocks} blocks"
+    return None

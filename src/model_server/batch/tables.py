@@ -1,0 +1,154 @@
+"""The block tables of a running batch, on the host and on the device: the one owner of both.
+
+Rows keep their entries from step to step. When rows join, leave or get blocks, the entries of rows that stay are
+gathered on the device and what is new comes with the step's upload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from model_server.batch.sequence import Sequence
+
+# Tables get wider by at least this many entries: single further blocks must not make new tables each time.
+_SPARE_WIDTH = 16
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """How the tables of a step follow from those of the step before.
+
+    kept: for each row, where it stood, 0 for a new one; new: the positions of new rows; both None: the rows are the
+    same. entries: which entries of the flattened tables changed, to which blocks; both None: none did.
+    """
+
+    kept: Indices | None = None
+    new: Indices | None = None
+    entries: Indices | None = None
+    blocks: npt.NDArray[np.int32] | None = None
+
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
+        """What `BlockTables.apply` needs on the device."""
+        return tuple(a for a in (self.kept, self.new, self.entries, self.blocks) if a is not None)
+
+
+_UNCHANGED = TableChange()
+
+
+class BlockTables:
+    """`host` [num_rows, width] int32 and `device`, the same there: row i holds the blocks of `rows[i]`, then 0 (the
+    reserved block). `num_slots` [num_rows] int64: how many slots each row has.
+
+    A step calls `follow` with its rows, uploads the arrays of the change, and calls `apply` with them.
+    """
+
+    def __init__(self, device: torch.device, *, shares_memory: bool) -> None:
+        """shares_memory: `device` is the host, its tables are the array itself."""
+        self.rows: list[Sequence] = []
+        self.host = np.zeros((0, _SPARE_WIDTH), np.int32)
+        self.device = torch.zeros(0, _SPARE_WIDTH, dtype=torch.int32, device=device)
+        self.num_slots = np.zeros(0, np.int64)
+        self._shares_memory = shares_memory
+        self._shared = self.host
+        self._lengths = np.zeros(0, np.int64)  # blocks of each row that are in `host`
+        self._position: dict[int, int] = {}  # by id() of a row
+        self._extended: list[int] = []
+
+    def extend(self, sequence: Sequence, blocks: Indices, block_size: int) -> None:
+        """Append blocks to the table of a sequence, which need not be among the rows yet."""
+        sequence.extend_blocks(blocks, block_size)
+        row = self._position.get(id(sequence))
+        if row is not None:
+            self._extended.append(row)
+            self.num_slots[row] = len(sequence.slots)
+
+    def release(self, kept: list[Sequence]) -> None:
+        """Some rows leave the batch: hold no row any longer; the entries of those in `kept` stay."""
+        self._position = {id(s): self._position[id(s)] for s in kept if id(s) in self._position}
+        self.rows = []
+
+    def follow(self, rows: list[Sequence]) -> TableChange:
+        """Bring `host` to these rows and their blocks; what changed."""
+        kept = new = None
+        if rows is not self.rows:
+            kept, new = self._take(rows)
+        elif not self._extended:
+            return _UNCHANGED
+        entries, blocks = self._new_entries()
+        return TableChange(kept, new, entries, blocks)
+
+    def apply(self, change: TableChange, uploaded: Rows[Tensor]) -> None:
+        """Bring `device` to what `host` is now. uploaded: `change.arrays` there."""
+        if self._shares_memory:
+            if self._shared is not self.host:
+                self.device, self._shared = torch.from_numpy(self.host), self.host
+            return
+        if change.kept is not None:
+            kept, new, *uploaded = uploaded
+            if len(self.device):
+                self.device = self.device.index_select(0, kept).index_fill_(0, new, 0)
+            else:
+                self.device = self.device.new_zeros(len(change.kept), self.device.shape[1])
+        missing = self.host.shape[1] - self.device.shape[1]
+        if missing:
+            self.device = pad(self.device, (0, missing))
+        if change.entries is not None:
+            entries, blocks = uploaded
+            self.device.view(-1).index_copy_(0, entries, blocks)
+
+    def _take(self, rows: list[Sequence]) -> tuple[Indices, Indices]:
+        """Other rows in place of those before: entries of kept rows stay, those of new rows are empty."""
+        source = positions_of(rows, self._position)
+        kept, new = np.maximum(source, 0), np.flatnonzero(source < 0)
+        if len(self.host):
+            self.host, self._lengths = self.host[kept], self._lengths[kept]
+        else:
+            self.host = np.zeros((len(rows), self.host.shape[1]), np.int32)
+            self._lengths = np.zeros(len(rows), np.int64)
+        self.host[new] = 0
+        self._lengths[new] = 0
+        self.rows = rows
+        self.num_slots = np.fromiter((len(s.slots) for s in rows), np.int64, len(rows))
+        self._position = {id(s): i for i, s in enumerate(rows)}
+        self._extended = list(range(len(rows)))
+        return kept, new
+
+    def _new_entries(self) -> tuple[Indices, npt.NDArray[np.int32]] | tuple[None, None]:
+        """Write the blocks that `host` lacks, wider if need be; which entries these are, and the blocks."""
+        rows, self._extended = self._extended, []
+        rows = [row for row in rows if len(self.rows[row].blocks) > self._lengths[row]]
+        if not rows:
+            return None, None
+        self._widen(max(len(self.rows[row].blocks) for row in rows))
+        width = self.host.shape[1]
+        entries: list[Indices] = []
+        blocks: list[npt.NDArray[np.int32]] = []
+        for row in rows:
+            known, table = int(self._lengths[row]), self.rows[row].blocks
+            if len(table) > known:  # a row may be listed twice
+                self.host[row, known : len(table)] = table[known:]
+                self._lengths[row] = len(table)
+                entries.append(np.arange(row * width + known, row * width + len(table)))
+                blocks.append(table[known:])
+        return np.concatenate(entries), np.concatenate(blocks)
+
+    def _widen(self, width: int) -> None:
+        missing = width - self.host.shape[1]
+        if missing > 0:
+            missing += max(_SPARE_WIDTH, self.host.shape[1] // 4)
+            self.host = np.pad(self.host, ((0, 0), (0, missing)))
+
+
+def positions_of(rows: Rows[Sequence], position: dict[int, int]) -> Indices:
+    """Where each of `rows` stands by its id(); -1: nowhere."""
+    return np.fromiter((position.get(id(s), -1) for s in rows), np.int64, len(rows))

@@ -1,0 +1,59 @@
+"""Batches that wait on the shard between two calls, by id."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from model_server.engine.running import Running
+from model_server.errors import BatchGoneError, UnknownBatchError
+
+# Ids of failed batches that are remembered; the router clears each one soon after the failure.
+REMEMBERED_FAILURES = 1024
+
+
+class BatchStore:
+    """Remembers which ids were lost to an error, so that a later call for one is answered with that."""
+
+    def __init__(self) -> None:
+        self._batches: dict[int, Running] = {}
+        self._gone: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def put(self, running: Running) -> None:
+        self._gone.pop(running.batch.id, None)
+        self._batches[running.batch.id] = running
+
+    def get(self, batch_id: int) -> Running:
+        """Raises UnknownBatchError, or BatchGoneError for a batch that was lost to an error."""
+        running = self.find(batch_id)
+        if running is None:
+            raise UnknownBatchError(batch_id)
+        return running
+
+    def find(self, batch_id: int) -> Running | None:
+        """None for a batch that ended normally. Raises BatchGoneError for one that was lost to an error."""
+        if batch_id in self._gone:
+            raise BatchGoneError(batch_id)
+        return self._batches.get(batch_id)
+
+    def remove(self, batch_id: int) -> None:
+        """The batch has ended, or was merged into another."""
+        self._batches.pop(batch_id, None)
+
+    def lose(self, batch_id: int) -> None:
+        """The batch failed."""
+        self._batches.pop(batch_id, None)
+        self._gone[batch_id] = None
+        while len(self._gone) > REMEMBERED_FAILURES:
+            self._gone.popitem(last=False)
+
+    def clear(self, batch_id: int | None) -> None:
+        """Forget one batch and its failure, or everything."""
+        if batch_id is None:
+            self._batches.clear()
+            self._gone.clear()
+        else:
+            self._batches.pop(batch_id, None)
+            self._gone.pop(batch_id, None)

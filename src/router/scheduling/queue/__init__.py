@@ -1,1 +1,0 @@
-"""Waiting requests, and how many of them the next Prefill takes."""
