@@ -17,7 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.layers.activation import gated
-from model_server.layers.experts import ExpertWeights, GroupedExperts, VisitedExperts
+from model_server.layers.experts.experts import ExpertWeights, stacked
+from model_server.layers.experts.grouped import GroupedExperts
+from model_server.layers.experts.visited import VisitedExperts
+from model_server.layers.linear.factory import LinearFactory
+from model_server.quantization.forms import Plain
 
 # Experts, chosen per token, hidden size, intermediate size: Mixtral, DeepSeek V2 Lite and Qwen 3 MoE, each narrower.
 SIZES = [(8, 2, 1024, 2048), (64, 6, 1024, 512), (128, 8, 1024, 384)]
@@ -30,24 +34,25 @@ ACTIVATION = gated("silu")
 Ways = dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]
 
 
-def looped(weights: list[ExpertWeights]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def looped(weights: list[ExpertWeights], dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """As transformers' eager experts."""
+    ups, downs = stacked(weights, dtype)
 
     def run(hidden: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         result = torch.zeros_like(hidden)
         mask = F.one_hot(chosen, len(weights)).permute(2, 1, 0)
         for (index,) in (mask.sum(dim=(-1, -2)) > 0).nonzero().tolist():
             place, token = torch.where(mask[index])
-            given = F.linear(ACTIVATION(F.linear(hidden[token], weights[index].up)), weights[index].down)
+            given = F.linear(ACTIVATION(F.linear(hidden[token], ups[index])), downs[index])
             result.index_add_(0, token, (given * scores[token, place, None]).to(hidden.dtype))
         return result
 
     return run
 
 
-def gathered(weights: list[ExpertWeights]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def gathered(weights: list[ExpertWeights], dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The chosen experts' weights copied together, one batched product."""
-    up, down = torch.stack([w.up for w in weights]), torch.stack([w.down for w in weights])
+    up, down = stacked(weights, dtype)
 
     def run(hidden: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         rows = hidden.repeat_interleave(chosen.shape[1], 0).unsqueeze(-1)
@@ -77,16 +82,16 @@ def main(dtype: torch.dtype) -> None:
         print(f"\n{num_experts} experts of {size}, {top_k} chosen, hidden size {hidden_size}")
         weights = [
             ExpertWeights(
-                torch.randn(2 * size, hidden_size).mul_(0.02).to(dtype),
-                torch.randn(hidden_size, size).mul_(0.02).to(dtype),
+                Plain(torch.randn(2 * size, hidden_size).mul_(0.02).to(dtype)),
+                Plain(torch.randn(hidden_size, size).mul_(0.02).to(dtype)),
             )
             for _ in range(num_experts)
         ]
         ways: Ways = {
-            "visited": VisitedExperts(weights, ACTIVATION, on_input=False),
-            "grouped": GroupedExperts(weights, ACTIVATION, on_input=False),
-            "looped": looped(weights),
-            "gathered": gathered(weights),
+            "visited": VisitedExperts(weights, ACTIVATION, LinearFactory(torch.device("cpu"), dtype), on_input=False),
+            "grouped": GroupedExperts(weights, ACTIVATION, dtype, on_input=False),
+            "looped": looped(weights, dtype),
+            "gathered": gathered(weights, dtype),
         }
         print(f"{'tokens':>8}" + "".join(f"{name:>10}" for name in ways))
         for count in TOKENS:

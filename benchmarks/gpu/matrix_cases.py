@@ -9,8 +9,10 @@ from torch import Tensor
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.tally import Tally, limit_of, poison_memory
 from model_server.layers.activation import gated
-from model_server.layers.experts import ExpertWeights, make_experts
-from model_server.layers.linear.linear import Linear
+from model_server.layers.experts.choice import make_experts
+from model_server.layers.experts.experts import ExpertWeights
+from model_server.layers.linear.factory import LinearFactory
+from model_server.quantization.forms import Plain
 
 ROWS = (1, 2, 3, 7, 8, 16, 17, 32, 64, 100, 257)
 # out, in: an 8B model's output matrix and gate-up, a vocabulary that no tile divides, a narrow one.
@@ -26,6 +28,7 @@ def run_products(context: Context) -> None:
     """`layers.linear`, with a bias and without."""
     tally = Tally(context, "linear layers")
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        linears = LinearFactory(context.device, dtype)
         for out, inner in TINY_SIZES if context.tiny else SIZES:
             weight = _random(context, out, inner, dtype)
             bias = _random(context, 1, out, dtype)[0]
@@ -38,7 +41,7 @@ def run_products(context: Context) -> None:
                     poison_memory(context.device)
                     wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
                     name = f"{rows}x{inner}x{out} {dtype}"
-                    tally.compare(name, Linear(weight, added)(x), wanted, limit_of(dtype))
+                    tally.compare(name, linears.make(Plain(weight), added)(x), wanted, limit_of(dtype))
     tally.tell()
 
 
@@ -49,10 +52,12 @@ def run_experts(context: Context) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for experts, top_k, hidden, size in TINY_MIXTURES if context.tiny else MIXTURES:
             weights = [
-                ExpertWeights(_random(context, 2 * size, hidden, dtype), _random(context, hidden, size, dtype))
+                ExpertWeights(
+                    Plain(_random(context, 2 * size, hidden, dtype)), Plain(_random(context, hidden, size, dtype))
+                )
                 for _ in range(experts)
             ]
-            run = make_experts(weights, activation)
+            run = make_experts(weights, activation, LinearFactory(context.device, dtype))
             for tokens in TOKENS[:3] if context.tiny else TOKENS:
                 for spread in ("random", "the same"):
                     name = f"{tokens} tokens on {spread} {top_k} of {experts} {dtype}"
@@ -82,8 +87,8 @@ def _expected(weights: list[ExpertWeights], x: Tensor, scores: Tensor, chosen: T
         token, place = (chosen == index).nonzero(as_tuple=True)
         if len(token) == 0:
             continue
-        gate, up = F.linear(x[token].double(), expert.up.double()).chunk(2, dim=-1)
-        given = F.linear(F.silu(gate) * up, expert.down.double())
+        gate, up = F.linear(x[token].double(), expert.up.dequantize(torch.float64)).chunk(2, dim=-1)
+        given = F.linear(F.silu(gate) * up, expert.down.dequantize(torch.float64))
         result.index_add_(0, token, given * scores[token, place, None].double())
     return result
 

@@ -39,7 +39,7 @@ class RandomReader:
     def __init__(self, shape: Shape, device: torch.device, dtype: torch.dtype, seed: int) -> None:
         self._shapes = shape.tensors()
         self._head = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
-        self._device = device
+        self.device = device
         self._seed = seed
         self.dtype = dtype
 
@@ -49,11 +49,14 @@ class RandomReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def stored(self, name: str) -> str:
+        return "F32"
+
     def tensor(self, name: str) -> Tensor:
         """The whole tensor."""
         shape = self._shapes[name]
-        generator = torch.Generator(self._device).manual_seed(self._seed ^ zlib.crc32(name.encode()))
-        made = torch.empty(shape, dtype=self.dtype, device=self._device)
+        generator = torch.Generator(self.device).manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        made = torch.empty(shape, dtype=self.dtype, device=self.device)
         if len(shape) == 1:
             return made.uniform_(0.9, 1.1, generator=generator)
         return made.normal_(0.0, DEVIATION * (HEAD_FACTOR if name == self._head else 1.0), generator=generator)
@@ -63,26 +66,21 @@ class RandomReader:
         rows = whole if list(ranges) == [(0, len(whole))] else torch.cat([whole[a:b] for a, b in ranges])
         return rows if dtype is None else rows.to(dtype)
 
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensor(name)[:, start:stop].contiguous()
-
-    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
-        return self.tensor(name)[index, slice(*rows), slice(*columns)].contiguous()
-
-    def rows_into(
+    def fill(
         self,
         out: Tensor,
         name: str,
-        ranges: Sequence[Range],
+        rows: Sequence[Range],
+        columns: Range | None = None,
         *,
+        index: int | None = None,
         place: Callable[[Tensor, Tensor], object] = Tensor.copy_,
         unit: int = 1,
     ) -> None:
         """All rows at once: whole groups of `unit` in any case."""
-        place(out, self.rows(name, ranges))
-
-    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
-        out.copy_(self.tensor(name)[:, start:stop])
+        whole = self.tensor(name) if index is None else self.tensor(name)[index]
+        chosen = whole if list(rows) == [(0, len(whole))] else torch.cat([whole[a:b] for a, b in rows])
+        place(out, chosen if columns is None else chosen[:, slice(*columns)])
 
 
 def make_decoder(

@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.device import available_cpus, weight_packer
+from model_server.device import available_cpus
+from model_server.layers.linear.onednn import weight_packer
 from model_server.memory import huge_pages
 
 ROWS = (1, 8, 32, 512)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from model_server.cpp.openmp import release_threads
 from model_server.errors import StartupError
@@ -24,9 +21,6 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 # Weight files below this size: the whole model fits in a server CPU's cache, and steps are a few milliseconds.
 SMALL_MODEL_BYTES = 128 * 2**20
-
-# The number of rows that matrices are packed for: within 5 % of the best layout at every number.
-PACKED_ROWS = 32
 
 # Blocks of this size are mapped on their own while weights are loaded; setting it also ends glibc's raising of it.
 LOADING_MMAP_THRESHOLD = 2**20
@@ -135,27 +129,6 @@ def _set_malloc(options: dict[int, int]) -> None:
     if mallopt is not None:
         for option, value in options.items():
             mallopt(option, value)
-
-
-@cache
-def weight_packer(device: torch.device, dtype: torch.dtype) -> Callable[[Tensor], Tensor] | None:
-    """What brings a matrix [out, in] to oneDNN's layout for `torch.ops.mkldnn._linear_pointwise`, if this torch can.
-
-    Both operators are private and change between versions: they are tried once, against a plain product.
-    """
-    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
-        return None
-    weight, x = torch.randn(64, 32).to(dtype), torch.randn(4, 32).to(dtype)
-    try:
-        product = torch.ops.mkldnn._linear_pointwise(x, _pack(weight), None, "none", [], "")
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return None
-    # bfloat16 keeps 8 bits; sums of 32 products of order 1.
-    return _pack if torch.allclose(product.float(), x.float() @ weight.float().T, atol=0.3, rtol=0.03) else None
-
-
-def _pack(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)  # type: ignore[no-any-return]
 
 
 def available_cpus() -> int:

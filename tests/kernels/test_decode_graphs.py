@@ -59,7 +59,7 @@ class RandomReader:
             "gate_proj": (wide, hidden), "up_proj": (wide, hidden), "down_proj": (hidden, wide),
             "embed_tokens": (spec.vocab_size, hidden), "lm_head": (spec.vocab_size, hidden),
         }  # fmt: skip
-        self._spec, self._device = spec, device
+        self._spec, self.device = spec, device
 
     def has(self, name: str) -> bool:
         return not any(word in name for word in ("bias", "q_norm", "k_norm"))
@@ -67,22 +67,21 @@ class RandomReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes.get(name.split(".")[-2], (self._spec.hidden_size,))
 
+    def stored(self, name: str) -> str:
+        return "F32"
+
     def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
         shape = self.shape(name)
         seed = torch.Generator().manual_seed(sum(name.encode()))
         whole = torch.randn(shape, generator=seed) * 0.1 if len(shape) == 2 else torch.ones(shape)
-        return torch.cat([whole[a:b] for a, b in ranges]).to(self._device)
+        return torch.cat([whole[a:b] for a, b in ranges]).to(self.device)
 
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        return self.rows(name, [(0, self.shape(name)[0])])[:, start:stop]
-
-    def rows_into(
-        self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Any = Tensor.copy_, unit: int = 1
-    ) -> None:
-        place(out, self.rows(name, ranges))
-
-    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
-        out.copy_(self.columns(name, start, stop))
+    def fill(
+        self, out: Tensor, name: str, rows: Sequence[Range], columns: Range | None = None, *,
+        index: int | None = None, place: Any = Tensor.copy_, unit: int = 1,
+    ) -> None:  # fmt: skip
+        chosen = self.rows(name, rows)
+        place(out, chosen if columns is None else chosen[:, slice(*columns)])
 
 
 def decoder(backend: Any, device: torch.device) -> Decoder:

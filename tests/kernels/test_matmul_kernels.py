@@ -10,15 +10,15 @@ pytest.importorskip("triton")
 import numpy_scalars
 
 from model_server.kernels import matmul
-from model_server.kernels.matmul import Form
+from model_server.kernels.matmul import TileConfig
 
 numpy_scalars.mend()
 
-SMALL = (Form(True, 4, 64, 4), Form(False, 16, 32, 4, 2), Form(False, 64, 128, 4, 4))
+SMALL = (TileConfig(True, 4, 64, 4), TileConfig(False, 16, 32, 4, 2), TileConfig(False, 64, 128, 4, 4))
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("form", SMALL, ids=["vector", "narrow", "wide"])
+@pytest.mark.parametrize("tiles", SMALL, ids=["vector", "narrow", "wide"])
 @pytest.mark.parametrize(
     ("num_rows", "width", "depth", "processors"),
     [(1, 64, 256, 1), (1, 33, 129, 4), (2, 5, 7, 1), (7, 100, 2048, 8), (16, 64, 1100, 64), (17, 70, 96, 2),
@@ -26,31 +26,31 @@ SMALL = (Form(True, 4, 64, 4), Form(False, 16, 32, 4, 2), Form(False, 64, 128, 4
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 def test_products(
-    device: torch.device, num_rows: int, width: int, depth: int, processors: int, form: Form, biased: bool,
+    device: torch.device, num_rows: int, width: int, depth: int, processors: int, tiles: TileConfig, biased: bool,
     dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    if form.vector and num_rows > 1:
+    if tiles.vector and num_rows > 1:
         return
     generator = torch.Generator().manual_seed(num_rows)
     x = torch.randn(num_rows, depth, generator=generator).to(device, dtype)
     weight = torch.randn(width, depth, generator=generator).div(depth**0.5).to(device, dtype)
     bias = torch.randn(width, generator=generator).to(device, dtype) if biased else None
-    actual = matmul.multiply(x, weight, bias, form, processors)
+    actual = matmul.multiply(x, weight, bias, tiles, processors)
     wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     assert actual.shape == wanted.shape
     assert actual.dtype == dtype
     assert (actual.double() - wanted).norm() / wanted.norm() < 1e-2
-    assert torch.equal(matmul.multiply(x, weight, bias, form, processors), actual)
+    assert torch.equal(matmul.multiply(x, weight, bias, tiles, processors), actual)
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: torch.device) -> None:
     x = torch.randn(16, 512, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(1)).to(device, torch.bfloat16)
-    form = matmul.STREAM_FORMS[0]
-    together = matmul.multiply(x, weight, None, form, 4)
+    tiles = matmul.STREAM_TILES[0]
+    together = matmul.multiply(x, weight, None, tiles, 4)
     others = x.clone()
     others[1:] = 3.0
-    assert torch.equal(matmul.multiply(others, weight, None, form, 4)[0], together[0])
+    assert torch.equal(matmul.multiply(others, weight, None, tiles, 4)[0], together[0])
 
 
 @pytest.mark.parametrize(("blocks", "depth"), [(64, 4096), (448, 4096), (64, 14336), (1, 100), (16, 768), (2, 100000)])
@@ -61,6 +61,6 @@ def test_parts_cover_the_sum(blocks: int, depth: int) -> None:
     assert num_parts == 1 or blocks * num_parts <= 2 * 132
 
 
-def test_forms() -> None:
-    assert all(not form.vector for form in matmul.forms(2))
-    assert any(form.vector for form in matmul.forms(1))
+def test_tile_configs() -> None:
+    assert all(not tiles.vector for tiles in matmul.tile_configs(2))
+    assert any(tiles.vector for tiles in matmul.tile_configs(1))

@@ -13,7 +13,9 @@ import numpy_scalars
 
 from model_server.kernels import moe
 from model_server.layers.activation import clamped_swiglu, gated
-from model_server.layers.experts import ExpertWeights, KernelExperts
+from model_server.layers.experts.experts import ExpertWeights
+from model_server.layers.experts.triton import TritonExperts
+from model_server.quantization.forms import Plain
 
 numpy_scalars.mend()
 
@@ -30,8 +32,8 @@ def experts_of(
 
     return [
         ExpertWeights(
-            tensor(2 * size, hidden, seed=4 * e),
-            tensor(hidden, size, seed=4 * e + 1),
+            Plain(tensor(2 * size, hidden, seed=4 * e)),
+            Plain(tensor(hidden, size, seed=4 * e + 1)),
             tensor(2 * size, seed=4 * e + 2) if biased else None,
             tensor(hidden, seed=4 * e + 3) if biased else None,
         )
@@ -44,11 +46,11 @@ def reference(experts: list[ExpertWeights], hidden: Tensor, weights: Tensor, cho
     for token, row in enumerate(hidden.double().cpu()):
         for weight, index in zip(weights[token].double().cpu(), chosen[token].tolist(), strict=True):
             expert = experts[index]
-            up = expert.up.double().cpu() @ (row * weight if on_input else row)
+            up = expert.up.dequantize(torch.float64).cpu() @ (row * weight if on_input else row)
             if expert.up_bias is not None:
                 up += expert.up_bias.double().cpu()
             gate, linear = up.chunk(2)
-            down = expert.down.double().cpu() @ (silu(gate) * linear)
+            down = expert.down.dequantize(torch.float64).cpu() @ (silu(gate) * linear)
             if expert.down_bias is not None:
                 down += expert.down_bias.double().cpu()
             result[token] += down if on_input else weight * down
@@ -81,7 +83,7 @@ def test_experts_equal_a_loop(
     generator = torch.Generator().manual_seed(2)
     chosen = first + torch.rand(tokens, num - first, generator=generator).topk(top_k).indices
     weights = torch.rand(tokens, top_k, generator=generator).to(device)
-    subject = KernelExperts(experts, gated("silu"), on_input=on_input, silu=fused)
+    subject = TritonExperts(experts, gated("silu"), dtype, on_input=on_input, silu=fused)
     actual = subject(x, weights, chosen.to(device))
     wanted = reference(experts, x, weights, chosen, on_input)
     error = (actual.double().cpu() - wanted).norm() / wanted.norm()
@@ -97,26 +99,27 @@ def test_another_activation(device: torch.device) -> None:
     experts = experts_of(3, 16, 16, torch.float32, device, True)
     x, chosen, weights = noise(2, 16, seed=1).to(device), torch.tensor([[0, 2], [2, 1]]), torch.rand(2, 2)
     activation = clamped_swiglu(1.7, 7.0)
-    actual = KernelExperts(experts, activation, on_input=False)(x, weights.to(device), chosen.to(device))
+    actual = TritonExperts(experts, activation, torch.float32, on_input=False)(x, weights.to(device), chosen.to(device))
     for token in range(2):
         wanted = torch.zeros(16, device=device)
         for weight, index in zip(weights[token].tolist(), chosen[token].tolist(), strict=True):
             e = experts[index]
             assert e.up_bias is not None and e.down_bias is not None
-            wanted += weight * (e.down @ activation(e.up @ x[token] + e.up_bias) + e.down_bias)
+            up, down = (form.dequantize(torch.float32) for form in (e.up, e.down))
+            wanted += weight * (down @ activation(up @ x[token] + e.up_bias) + e.down_bias)
         torch.testing.assert_close(actual[token], wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-def test_every_form(device: torch.device, dtype: torch.dtype) -> None:
-    """A token's result, whatever the form that its number of neighbours would choose."""
+def test_all_tiles(device: torch.device, dtype: torch.dtype) -> None:
+    """A token's result, whatever tiles its number of neighbours would choose."""
     experts = experts_of(2, 48, 32, dtype, device, True)
-    subject = KernelExperts(experts, gated("silu"), on_input=False, silu=True)
+    subject = TritonExperts(experts, gated("silu"), dtype, on_input=False, silu=True)
     x, chosen = noise(3, 48, seed=1).to(device, dtype), torch.tensor([[0, 1], [1, 0], [1, 0]])
     weights = torch.rand(3, 2, generator=torch.Generator().manual_seed(5)).to(device)
     wanted = reference(experts, x, weights, chosen, False)
-    for form in moe.forms(dtype):
-        actual = subject._run(x, weights, chosen.to(device), form)
+    for tiles in moe.tile_configs(dtype):
+        actual = subject._run(x, weights, chosen.to(device), tiles)
         error = (actual.double().cpu() - wanted).norm() / wanted.norm()
         assert error < (1e-5 if dtype == torch.float32 else 1e-2)
 
@@ -125,14 +128,16 @@ def test_no_tokens(device: torch.device) -> None:
     experts = experts_of(2, 16, 16, torch.float32, device, False)
     empty = torch.empty(0, 16, device=device)
     chosen = torch.empty(0, 2, dtype=torch.int64, device=device)
-    assert KernelExperts(experts, gated("silu"), on_input=False)(empty, torch.empty(0, 2), chosen).shape == (0, 16)
+    assert TritonExperts(experts, gated("silu"), torch.float32, on_input=False)(
+        empty, torch.empty(0, 2), chosen
+    ).shape == (0, 16)
 
 
 @pytest.mark.parametrize(("num", "top_k", "tokens"), [(5, 2, 40), (128, 8, 2), (60, 4, 300), (1, 1, 17), (4, 1, 1)])
 def test_every_slot_is_placed_once(device: torch.device, num: int, top_k: int, tokens: int) -> None:
     chosen = torch.rand(tokens, num, generator=torch.Generator().manual_seed(3)).topk(top_k).indices.to(device)
     placed = moe.place(chosen, num, torch.bfloat16)
-    slots = placed.slots.view(-1, placed.form.rows).cpu()
+    slots = placed.slots.view(-1, placed.tiles.rows).cpu()
     seen: list[int] = []
     for expert, row in zip(placed.experts.tolist(), slots.tolist(), strict=True):
         if expert < 0:
@@ -149,12 +154,12 @@ def test_every_slot_is_placed_once(device: torch.device, num: int, top_k: int, t
 def test_float32_rows_do_not_depend_on_their_number(device: torch.device) -> None:
     """A token's result is the same bits alone and among many: tiles of another height sum in the same order."""
     experts = experts_of(2, 96, 32, torch.float32, device, False)
-    subject = KernelExperts(experts, gated("silu"), on_input=False, silu=True)
+    subject = TritonExperts(experts, gated("silu"), torch.float32, on_input=False, silu=True)
     x = noise(70, 96, seed=1).to(device)
     chosen = (torch.arange(70)[:, None] % 2).to(device)
     weights = torch.rand(70, 1).to(device)
     together = subject(x, weights, chosen)
-    assert moe.form_for(70, 2, torch.float32) != moe.form_for(1, 2, torch.float32)
+    assert moe.tiles_for(70, 2, torch.float32) != moe.tiles_for(1, 2, torch.float32)
     if device.type == "cpu":  # the interpreter's products are numpy's, which choose by shape
         torch.testing.assert_close(subject(x[:1], weights[:1], chosen[:1]), together[:1])
     else:

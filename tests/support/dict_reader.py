@@ -19,6 +19,7 @@ class DictReader:
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
+        self.device = next((t.device for t in tensors.values()), torch.device("cpu"))
 
     def has(self, name: str) -> bool:
         return name in self.tensors
@@ -28,20 +29,17 @@ class DictReader:
             raise StartupError(f"weight {name} does not exist")
         return tuple(self.tensors[name].shape)
 
+    def stored(self, name: str) -> str:
+        return "F32" if self.tensors[name].is_floating_point() else "I32"
+
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
         rows = torch.cat([self.tensors[name][a:b] for a, b in ranges])
         return rows if dtype is None else rows.to(dtype)
 
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensors[name][:, start:stop]
-
-    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
-        return self.tensors[name][index, slice(*rows), slice(*columns)]
-
-    def rows_into(
-        self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Any = Tensor.copy_, unit: int = 1
-    ) -> None:
-        place(out, self.rows(name, ranges))
-
-    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
-        out.copy_(self.columns(name, start, stop))
+    def fill(
+        self, out: Tensor, name: str, rows: Sequence[Range], columns: Range | None = None, *,
+        index: int | None = None, place: Any = Tensor.copy_, unit: int = 1,
+    ) -> None:  # fmt: skip
+        whole = self.tensors[name] if index is None else self.tensors[name][index]
+        chosen = torch.cat([whole[a:b] for a, b in rows])
+        place(out, chosen if columns is None else chosen[:, slice(*columns)])

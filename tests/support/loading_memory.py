@@ -137,8 +137,9 @@ def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
     import torch
 
     from model_server.attention.choice import select_backend
-    from model_server.device import resolve_dtype, tune, weight_packer
+    from model_server.device import resolve_dtype, tune
     from model_server.distributed.group import ProcessGroup
+    from model_server.layers.linear.onednn import weight_packer
     from model_server.models.load import load_runner
 
     group = ProcessGroup()

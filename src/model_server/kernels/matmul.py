@@ -4,7 +4,7 @@ Two ways. `_vector`, for one row: a program multiplies a few rows of W by x with
 to registers. `_stream`, for up to 32 rows: W's rows are the tall side of a matrix instruction and x its narrow one, and
 W passes through shared memory some stages ahead of its use. Where W has too few rows to keep all processors busy, its
 columns are shared out too: each part's sums are written down and added in the order of the parts by `_add_parts`, so
-that equal inputs give equal bits. Which way is quickest, the library's included, is measured: `layers.small_products`.
+that equal inputs give equal bits. Which way is fastest, the library's included, is measured: `layers.linear`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADDED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TileConfig:
     """One way to multiply; `columns` of the result and `depth` of the sum at a time."""
 
     vector: bool
@@ -38,16 +38,16 @@ class Form:
     num_stages: int = 1
 
 
-VECTOR_FORMS = (Form(True, 4, 1024, 4), Form(True, 8, 512, 4))
-STREAM_FORMS = (Form(False, 64, 128, 4, 4), Form(False, 128, 64, 4, 4))
+VECTOR_TILES = (TileConfig(True, 4, 1024, 4), TileConfig(True, 8, 512, 4))
+STREAM_TILES = (TileConfig(False, 64, 128, 4, 4), TileConfig(False, 128, 64, 4, 4))
 
 
-def forms(num_rows: int) -> tuple[Form, ...]:
+def tile_configs(num_rows: int) -> tuple[TileConfig, ...]:
     """What can multiply `num_rows` rows, 1 to MOST_ROWS."""
-    return (*VECTOR_FORMS, *STREAM_FORMS) if num_rows == 1 else STREAM_FORMS
+    return (*VECTOR_TILES, *STREAM_TILES) if num_rows == 1 else STREAM_TILES
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, num_processors: int) -> Tensor:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: TileConfig, num_processors: int) -> Tensor:
     """x [m, in] @ weight [out, in].T + bias [out], for m from 1 to MOST_ROWS: [m, out] in the type of `x`.
 
     All of one type, bfloat16 or float16, `weight` contiguous; sums are of float32. num_processors: the device's.
@@ -56,23 +56,23 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, num_pro
     width = weight.shape[0]
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     x = x.contiguous()
-    blocks = triton.cdiv(width, form.columns)
-    even = depth % form.depth == 0
+    blocks = triton.cdiv(width, tiles.columns)
+    even = depth % tiles.depth == 0
     given = weight if bias is None else bias
-    if form.vector:
+    if tiles.vector:
         _vector[(blocks,)](
             x, weight, given, out, width, depth,
-            COLUMNS=form.columns, DEPTH=form.depth, BIASED=bias is not None, EVEN=even, num_warps=form.num_warps,
+            COLUMNS=tiles.columns, DEPTH=tiles.depth, BIASED=bias is not None, EVEN=even, num_warps=tiles.num_warps,
         )  # fmt: skip
         return out
-    num_parts, share = parts(blocks, depth, form.depth, num_processors)
+    num_parts, share = parts(blocks, depth, tiles.depth, num_processors)
     rows = 16 if num_rows <= 16 else 32
     split = num_parts > 1
     sums = torch.empty(num_parts, num_rows, width, dtype=torch.float32, device=x.device) if split else out
     _stream[(blocks, num_parts)](
         x, weight, given, sums, num_rows, width, depth, share,
-        ROWS=rows, COLUMNS=form.columns, DEPTH=form.depth, BIASED=bias is not None and not split, EVEN=even,
-        num_warps=form.num_warps, num_stages=form.num_stages,
+        ROWS=rows, COLUMNS=tiles.columns, DEPTH=tiles.depth, BIASED=bias is not None and not split, EVEN=even,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if split:
         _add_parts[(triton.cdiv(width, _ADDED), num_rows)](
@@ -175,23 +175,25 @@ def _add_parts(sums, bias, out, num_rows, width, num_parts, BIASED: tl.constexpr
 
 
 def variants() -> Sequence[Variant]:
-    """All forms in both types, split and whole; one of each with a bias and a depth that nothing divides."""
+    """All tiles in both types, split and whole; one of each with a bias and a depth that nothing divides."""
     found = []
     for dtype in ("bf16", "fp16"):
-        for form in VECTOR_FORMS:
-            found.append(_variant(_vector, form, dtype))
-        for form in STREAM_FORMS:
+        for tiles in VECTOR_TILES:
+            found.append(_variant(_vector, tiles, dtype))
+        for tiles in STREAM_TILES:
             for rows in (16, 32):
-                found.append(_variant(_stream, form, dtype, ROWS=rows))
-                found.append(_variant(_stream, form, dtype, out="fp32", ROWS=rows))
-        found.append(_variant(_add_parts, VECTOR_FORMS[0], dtype, ADDED=_ADDED))
-    found.append(_variant(_vector, VECTOR_FORMS[0], "bf16", BIASED=True, EVEN=False))
-    found.append(_variant(_stream, STREAM_FORMS[0], "bf16", ROWS=16, BIASED=True, EVEN=False))
+                found.append(_variant(_stream, tiles, dtype, ROWS=rows))
+                found.append(_variant(_stream, tiles, dtype, out="fp32", ROWS=rows))
+        found.append(_variant(_add_parts, VECTOR_TILES[0], dtype, ADDED=_ADDED))
+    found.append(_variant(_vector, VECTOR_TILES[0], "bf16", BIASED=True, EVEN=False))
+    found.append(_variant(_stream, STREAM_TILES[0], "bf16", ROWS=16, BIASED=True, EVEN=False))
     return found
 
 
-def _variant(kernel: triton.JITFunction, form: Form, dtype: str, out: str | None = None, **given: object) -> Variant:
-    constants = {"COLUMNS": form.columns, "DEPTH": form.depth, "BIASED": False, "EVEN": True} | given
+def _variant(
+    kernel: triton.JITFunction, tiles: TileConfig, dtype: str, out: str | None = None, **given: object
+) -> Variant:
+    constants = {"COLUMNS": tiles.columns, "DEPTH": tiles.depth, "BIASED": False, "EVEN": True} | given
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     pointers = {"x": dtype, "weight": dtype, "bias": dtype, "out": out or dtype, "sums": "fp32"}
     arguments = [name for name in kernel.arg_names if name not in constants]
@@ -202,6 +204,6 @@ def _variant(kernel: triton.JITFunction, form: Form, dtype: str, out: str | None
         signature={name: f"*{pointers[name]}" if name in pointers else "i32" for name in arguments},
         constants=constants,
         divisible=tuple(name for name in arguments if name not in ("num_rows", "num_parts")),
-        num_warps=form.num_warps,
-        num_stages=form.num_stages if kernel is _stream else 1,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages if kernel is _stream else 1,
     )

@@ -26,7 +26,7 @@ _CHUNK = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TileConfig:
     """Sizes of one program's work; `columns` of a gated product: half of them gate, half up."""
 
     rows: int
@@ -38,51 +38,51 @@ class Form:
 
 # By rows, for 2-byte numbers: the first is for decode, where few tokens meet in an expert and reading weights is all;
 # the last for prompts, where products are. All fit the 99 KiB of the smaller cards.
-_FORMS = (
-    Form(16, 64, 128, 4, 4),
-    Form(32, 64, 128, 4, 3),
-    Form(64, 128, 64, 4, 3),
-    Form(128, 128, 64, 8, 3),
+_TILES = (
+    TileConfig(16, 64, 128, 4, 4),
+    TileConfig(32, 64, 128, 4, 3),
+    TileConfig(64, 128, 64, 4, 3),
+    TileConfig(128, 128, 64, 8, 3),
 )
 # float32 keeps one depth: sums of a row then have one order at every number of tokens.
-_WIDE_FORMS = (Form(16, 64, 32, 4, 3), Form(32, 64, 32, 4, 3), Form(64, 64, 32, 4, 3))
+_FLOAT32_TILES = (TileConfig(16, 64, 32, 4, 3), TileConfig(32, 64, 32, 4, 3), TileConfig(64, 64, 32, 4, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Slots in tiles of `form.rows` rows. A slot's number is token * top_k + place; past all slots: padding."""
+    """Slots in tiles of `tiles.rows` rows. A slot's number is token * top_k + place; past all slots: padding."""
 
     slots: Tensor  # [num_tiles * rows] int32
     experts: Tensor  # [num_tiles] int32, -1: not in use
     top_k: int
     num_slots: int
-    form: Form
+    tiles: TileConfig
 
 
-def place(chosen: Tensor, num_experts: int, dtype: torch.dtype, form: Form | None = None) -> Placement:
-    """Sort the slots of `chosen` [n, top_k] int64 (n > 0) into tiles for products of `dtype`; None: `form_for` them."""
+def place(chosen: Tensor, num_experts: int, dtype: torch.dtype, tiles: TileConfig | None = None) -> Placement:
+    """Sort the slots of `chosen` [n, top_k] int64 (n > 0) into tiles for products of `dtype`; None: `tiles_for`."""
     num_slots = chosen.numel()
-    form = form or form_for(num_slots, num_experts, dtype)
+    tiles = tiles or tiles_for(num_slots, num_experts, dtype)
     reached = min(num_slots, num_experts)
-    num_tiles = min(num_slots, (num_slots + reached * (form.rows - 1)) // form.rows)
-    slots = torch.empty(num_tiles * form.rows, dtype=torch.int32, device=chosen.device)
+    num_tiles = min(num_slots, (num_slots + reached * (tiles.rows - 1)) // tiles.rows)
+    slots = torch.empty(num_tiles * tiles.rows, dtype=torch.int32, device=chosen.device)
     experts = torch.empty(num_tiles, dtype=torch.int32, device=chosen.device)
     _place[(num_experts,)](
         chosen.contiguous(), slots, experts, num_slots, num_tiles,
-        ROWS=form.rows, EXPERTS=triton.next_power_of_2(num_experts + 1), CHUNK=_CHUNK,
+        ROWS=tiles.rows, EXPERTS=triton.next_power_of_2(num_experts + 1), CHUNK=_CHUNK,
     )  # fmt: skip
-    return Placement(slots, experts, chosen.shape[1], num_slots, form)
+    return Placement(slots, experts, chosen.shape[1], num_slots, tiles)
 
 
-def form_for(num_slots: int, num_experts: int, dtype: torch.dtype) -> Form:
+def tiles_for(num_slots: int, num_experts: int, dtype: torch.dtype) -> TileConfig:
     """The smallest tiles that hold an expert's share, if all get the same."""
     share = -(-num_slots // num_experts)
-    return next((form for form in forms(dtype) if share <= form.rows), forms(dtype)[-1])
+    return next((tiles for tiles in tile_configs(dtype) if share <= tiles.rows), tile_configs(dtype)[-1])
 
 
-def forms(dtype: torch.dtype) -> tuple[Form, ...]:
-    """All that `form_for` may choose."""
-    return _WIDE_FORMS if dtype == torch.float32 else _FORMS
+def tile_configs(dtype: torch.dtype) -> tuple[TileConfig, ...]:
+    """All that `tiles_for` may choose."""
+    return _FLOAT32_TILES if dtype == torch.float32 else _TILES
 
 
 def multiply(
@@ -103,19 +103,19 @@ def multiply(
     silu(gate) * up, [num_slots, out / 2]. Scales: [n, top_k] float32, on what is read, or on the sums. bfloat16,
     float16 or float32, which is multiplied without TF32.
     """
-    form = placement.form
+    tiles = placement.tiles
     width, depth = weight.shape[1], weight.shape[2]
     out_width = width // 2 if silu else width
-    columns = form.columns // 2 if silu else form.columns
+    columns = tiles.columns // 2 if silu else tiles.columns
     out = torch.empty(placement.num_slots, out_width, dtype=x.dtype, device=x.device)
     scale = scale_input if scale_input is not None else scale_output
     _multiply[(triton.cdiv(out_width, columns), len(placement.experts))](
         x.contiguous(), weight, weight if bias is None else bias, out, placement.slots, placement.experts,
         x if scale is None else scale.contiguous(), placement.num_slots, out_width, depth,
-        placement.top_k if per_token else 1, ROWS=form.rows, COLUMNS=columns, DEPTH=form.depth,
+        placement.top_k if per_token else 1, ROWS=tiles.rows, COLUMNS=columns, DEPTH=tiles.depth,
         SILU=silu, BIASED=bias is not None, SCALE_INPUT=scale_input is not None,
-        SCALE_OUTPUT=scale_output is not None, EVEN=depth % form.depth == 0,
-        num_warps=form.num_warps, num_stages=form.num_stages,
+        SCALE_OUTPUT=scale_output is not None, EVEN=depth % tiles.depth == 0,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out
 
@@ -240,7 +240,7 @@ def _multiply(
 
 
 def variants() -> Sequence[Variant]:
-    """Qwen 3 MoE's products in all forms and types, and the ones with biases (GPT-OSS) and input scales (Llama 4)."""
+    """Qwen 3 MoE's products in all tiles and types, and the ones with biases (GPT-OSS) and input scales (Llama 4)."""
     found = [
         Variant(
             name=f"moe_place_{rows}",
@@ -252,29 +252,29 @@ def variants() -> Sequence[Variant]:
         for rows in (16, 128)
     ]
     for dtype in ("bf16", "fp16"):
-        for form in _FORMS:
-            found.append(_variant(form, dtype, SILU=True))
-            found.append(_variant(form, dtype, SCALE_OUTPUT=True))
-    for form in (_FORMS[0], _FORMS[-1]):
-        found.append(_variant(form, "bf16", BIASED=True))
-        found.append(_variant(form, "bf16", SILU=True, SCALE_INPUT=True))
-        found.append(_variant(form, "bf16", SILU=True, EVEN=False))
-    for form in _WIDE_FORMS:
-        found.append(_variant(form, "fp32", SILU=True))
+        for tiles in _TILES:
+            found.append(_variant(tiles, dtype, SILU=True))
+            found.append(_variant(tiles, dtype, SCALE_OUTPUT=True))
+    for tiles in (_TILES[0], _TILES[-1]):
+        found.append(_variant(tiles, "bf16", BIASED=True))
+        found.append(_variant(tiles, "bf16", SILU=True, SCALE_INPUT=True))
+        found.append(_variant(tiles, "bf16", SILU=True, EVEN=False))
+    for tiles in _FLOAT32_TILES:
+        found.append(_variant(tiles, "fp32", SILU=True))
     return found
 
 
-def _variant(form: Form, dtype: str, **given: object) -> Variant:
+def _variant(tiles: TileConfig, dtype: str, **given: object) -> Variant:
     constants = {
-        "ROWS": form.rows, "COLUMNS": form.columns, "DEPTH": form.depth, "SILU": False,
+        "ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth, "SILU": False,
         "BIASED": False, "SCALE_INPUT": False, "SCALE_OUTPUT": False, "EVEN": True,
     } | given  # fmt: skip
     if constants["SILU"]:
-        constants["COLUMNS"] = form.columns // 2
+        constants["COLUMNS"] = tiles.columns // 2
     named = "_".join(f"{name.lower()}{value:d}" for name, value in given.items() if isinstance(value, int))
     number = f"*{dtype}"
     return Variant(
-        name=f"moe_{dtype}_{form.rows}_{named}",
+        name=f"moe_{dtype}_{tiles.rows}_{named}",
         kernel=_multiply,
         signature={
             "x": number, "weight": number, "bias": number, "out": number, "slots": "*i32", "experts": "*i32",
@@ -282,6 +282,6 @@ def _variant(form: Form, dtype: str, **given: object) -> Variant:
         },
         constants=constants,
         divisible=("x", "weight", "bias", "out", "slots", "experts", "scales", "width", "depth"),
-        num_warps=form.num_warps,
-        num_stages=form.num_stages,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
     )  # fmt: skip

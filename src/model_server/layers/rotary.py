@@ -2,7 +2,7 @@
 
 Inside the model a rotated pair stands side by side, (x0, x1), (x2, x3), ..., and a rotation is one multiplication of
 complex numbers. Checkpoints that pair x_i with x_(i + n/2) (Llama and its kin) are brought to that order when they are
-loaded (`interleave_rows`): scores are sums over pairs, so the order inside a head does not matter to anyone else.
+loaded (`weights.matrix.HeadOrder`): scores are sums over pairs, so the order inside a head matters to nothing else.
 """
 
 from __future__ import annotations
@@ -223,14 +223,3 @@ def rotate_(heads: Tensor, rotations: Tensor) -> None:
     torch.view_as_complex(wide.view(*wide.shape[:-1], -1, 2)).mul_(rotations)
     if wide is not heads:
         heads.copy_(wide)
-
-
-def interleave_rows(weight: Tensor, head_dim: int, rotary_dim: int | None = None) -> Tensor:
-    """Reorder the rows of each head of `weight` [num_heads * head_dim, ...] from halves to pairs side by side.
-
-    rotary_dim: how many rows of a head rotate (None: all); those behind them stay in their places.
-    """
-    rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    heads = weight.view(-1, head_dim, *weight.shape[1:])
-    halves = heads[:, :rotary_dim].reshape(len(heads), 2, rotary_dim // 2, *weight.shape[1:])
-    return torch.cat((halves.transpose(1, 2).flatten(1, 2), heads[:, rotary_dim:]), dim=1).view(weight.shape)

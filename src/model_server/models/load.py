@@ -16,7 +16,6 @@ import torch
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.layers.linear.decode_gemm import measure
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.build import build
 from model_server.models.families import UnknownFamilyError, spec_of
@@ -86,8 +85,6 @@ def load_runner(
     reading = SafetensorsReader(files, dtype=dtype, device=device, base_prefix=spec.names.base)
     with reading as reader, torch.inference_mode():
         runner = build(spec, reader, device=device, group=group, attention=attention, progress=progress)
-        if device.type == "cuda":
-            measure(device, group)
     logger.info(
         "Loaded %s: %d layers, %.1f MiB of weights in %.2f s",
         config.model_type,

@@ -3,12 +3,13 @@
 Layers pull what they need by name; what a checkpoint calls things is known to `models`, not here. Names may carry the
 base prefix (`model.`) or lack it: public files do both (model_server.md 5.3).
 
-Memory: files are mapped, and every value goes from the map to its place in one copy that also casts. The `_into`
-methods fill a part of a tensor that the caller has made, so that fused matrices need no pieces beside them.
+Memory: files are mapped, and every value goes from the map to its place in one copy that also casts. `fill` writes to
+a part of a tensor that the caller has made, so that fused matrices need no pieces beside them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,11 +29,19 @@ Place = Callable[[Tensor, Tensor], object]
 CHUNK_BYTES = 64 * 2**20
 
 # The types that weights may be stored in: a model's numbers, not codes of a quantization.
-_FLOATING = ("F16", "BF16", "F32", "F64")
+FLOATING = ("F16", "BF16", "F32", "F64")
 
 
 class WeightReader(Protocol):
-    """Where layers get their tensors from. Every tensor comes in the model's dtype on the model's device."""
+    """Where layers get their tensors from: floating point numbers in the model's dtype, on the model's device."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's type, in which tensors come."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors come to lie."""
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds `name`. What is absent is off: biases, norms, an own head."""
@@ -40,24 +49,24 @@ class WeightReader(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """The full shape of `name`."""
 
+    def stored(self, name: str) -> str:
+        """The type of the stored numbers, as safetensors names it."""
+
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
-        """The rows [start, stop) of each range, one after the other; `dtype` instead of the model's."""
+        """The rows [start, stop) of each range, one after another; `dtype` instead of the model's."""
 
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        """Columns [start, stop) of a matrix."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The model's type, in which tensors come."""
-
-    def rows_into(self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Place = ..., unit: int = 1) -> None:
+    def fill(
+        self,
+        out: Tensor,
+        name: str,
+        rows: Sequence[Range],
+        columns: Range | None = None,
+        *,
+        index: int | None = None,
+        place: Place = ...,
+        unit: int = 1,
+    ) -> None:
         """Fill a part of a fused matrix; see `SafetensorsReader`."""
-
-    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
-        """Fill a part of a fused matrix; see `SafetensorsReader`."""
-
-    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
-        """Some rows and columns of matrix `index` of a tensor [n, num_rows, num_columns]."""
 
 
 def _copy(destination: Tensor, source: Tensor) -> None:
@@ -104,12 +113,10 @@ class SafetensorsReader:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The model's type, in which tensors come."""
         return self._dtype
 
     @property
     def device(self) -> torch.device:
-        """Where tensors come to lie."""
         return self._device
 
     def has(self, name: str) -> bool:
@@ -118,79 +125,78 @@ class SafetensorsReader:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._stored(name).shape
 
+    def stored(self, name: str) -> str:
+        return self._stored(name).dtype
+
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
-        self._check_rows(name, ranges)
+        self._check(name, ranges)
         num_rows = sum(stop - start for start, stop in ranges)
-        out = self._empty((num_rows, *self.shape(name)[1:]), dtype)
-        self.rows_into(out, name, ranges)
+        out = torch.empty((num_rows, *self.shape(name)[1:]), dtype=dtype or self._dtype, device=self._device)
+        self.fill(out, name, ranges)
         return out
 
-    def rows_into(
-        self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Place = _copy, unit: int = 1
+    def fill(
+        self,
+        out: Tensor,
+        name: str,
+        rows: Sequence[Range],
+        columns: Range | None = None,
+        *,
+        index: int | None = None,
+        place: Place = _copy,
+        unit: int = 1,
     ) -> None:
-        """Fill `out` [num_rows, ...], any type and strides, with the rows of each range, one after the other.
+        """Fill `out` [num_rows, ...], any type and strides, with the rows of each range, one after another.
 
+        columns: of every row; None: all. index: of a matrix in a tensor [n, num_rows, num_columns].
         place(destination, source): copies some of the rows, in another order if it likes. It is given whole groups of
         `unit` rows; every range must hold whole groups.
         """
-        self._check_rows(name, ranges)
+        self._check(name, rows, columns, index)
         view = self._slice(name)
+        before = () if index is None else (index,)
+        after = () if columns is None else (slice(*columns),)
         position = 0
-        for start, stop in ranges:
-            for first, last in self._chunks(name, start, stop, unit):
-                source = view[first:last].to(out.device, non_blocking=True)
+        for start, stop in rows:
+            for first, last in self._chunks(name, len(before), start, stop, unit):
+                source = view[(*before, slice(first, last), *after)].to(out.device, non_blocking=True)
                 place(out[position : position + last - first], source)
                 position += last - first
 
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        self._check_columns(name, stop)
-        out = self._empty((self.shape(name)[0], stop - start))
-        self.columns_into(out, name, start, stop)
-        return out
+    def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
+        """A tensor of any type as it is stored, or some columns of some rows: for formats of quantized weights."""
+        given = [cut for cut in (rows, columns) if cut is not None]
+        if given:
+            self._check(name, given[:1], columns)
+        part: Tensor = self._view(name)[tuple(slice(*cut) for cut in given) or ...]
+        return part.to(self._device, copy=True)
 
-    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
-        """Fill `out` [num_rows, stop - start], any type and strides, with columns [start, stop) of a matrix."""
-        self._check_columns(name, stop)
-        view = self._slice(name)
-        for first, last in self._chunks(name, 0, self.shape(name)[0]):
-            _copy(out[first:last], view[first:last, start:stop].to(out.device, non_blocking=True))
+    def _check(self, name: str, rows: Sequence[Range], columns: Range | None = None, index: int | None = None) -> None:
+        """Raises StartupError unless the tensor holds what is asked for."""
+        shape = self.shape(name)
+        asked = [max((stop for _, stop in rows), default=0)]
+        if index is not None:
+            asked.insert(0, index + 1)
+        if columns is not None:
+            asked.append(columns[1])
+        exact = columns is not None or index is not None
+        if len(shape) < len(asked) or (exact and len(shape) != len(asked)) or any(map(int.__lt__, shape, asked)):
+            raise StartupError(
+                f"weight {name} has shape {list(shape)}; the config asks for {asked[0]} rows"
+                if len(asked) == 1
+                else f"weight {name} has shape {list(shape)}; the config asks for {asked} at least"
+            )
 
-    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
-        out = self._empty((rows[1] - rows[0], columns[1] - columns[0]))
-        self.stacked_into(out, name, index, rows, columns)
-        return out
-
-    def stacked_into(self, out: Tensor, name: str, index: int, rows: Range, columns: Range) -> None:
-        """Fill `out` [num_rows, num_columns], any type and strides, with a part of matrix `index` of a stack."""
-        available, asked = self.shape(name), (index + 1, rows[1], columns[1])
-        if len(available) != 3 or any(a < b for a, b in zip(available, asked, strict=True)):
-            raise StartupError(f"weight {name} has shape {list(available)}; the config asks for {list(asked)} at least")
-        view = self._slice(name)
-        _copy(out, view[index, slice(*rows), slice(*columns)].to(out.device, non_blocking=True))
-
-    def _check_rows(self, name: str, ranges: Sequence[Range]) -> None:
-        available = self.shape(name)
-        stop = max(stop for _, stop in ranges)
-        if not available or available[0] < stop:
-            raise StartupError(f"weight {name} has shape {list(available)}; the config asks for {stop} rows")
-
-    def _check_columns(self, name: str, stop: int) -> None:
-        available = self.shape(name)
-        if len(available) != 2 or available[1] < stop:
-            raise StartupError(f"weight {name} has shape {list(available)}; the config asks for {stop} columns")
-
-    def _chunks(self, name: str, start: int, stop: int, unit: int = 1) -> Iterator[Range]:
+    def _chunks(self, name: str, dimension: int, start: int, stop: int, unit: int) -> Iterator[Range]:
         """[start, stop) in ranges of whole units: in one for the CPU, where nothing is held between file and place."""
         stored = self._stored(name)
         step = max(stop - start, 1)
         if self._device.type != "cpu":
-            bytes_per_unit = max(unit * (stored.end - stored.begin) // max(stored.shape[0], 1), 1)
+            num_rows = math.prod(stored.shape[: dimension + 1])
+            bytes_per_unit = max(unit * (stored.end - stored.begin) // max(num_rows, 1), 1)
             step = max(CHUNK_BYTES // bytes_per_unit, 1) * unit
         for first in range(start, stop, step):
             yield first, min(first + step, stop)
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
 
     def _find(self, name: str) -> str | None:
         """`name` as this checkpoint spells it."""
@@ -207,12 +213,14 @@ class SafetensorsReader:
         return self._file_of[found][2]
 
     def _slice(self, name: str) -> Any:
-        """A view of the mapped file. What is cut out of it may share the map: it must be copied, never kept."""
+        """`_view` of floating point numbers alone: codes of a quantization are nothing without their scales."""
         stored = self._stored(name)
-        if stored.dtype not in _FLOATING:
-            raise StartupError(
-                f"weight {name} is stored as {stored.dtype}; quantized checkpoints are not served by this version"
-            )
+        if stored.dtype not in FLOATING:
+            raise StartupError(f"weight {name} is stored as {stored.dtype}, in no format that this version serves")
+        return self._view(name)
+
+    def _view(self, name: str) -> Any:
+        """A view of the mapped file. What is cut out of it may share the map: it must be copied, never kept."""
         found = self._find(name)
         assert found is not None
         handle, path, _ = self._file_of[found]

@@ -17,7 +17,6 @@ from model_server.device import (
     resolve_device,
     resolve_dtype,
     tune,
-    weight_packer,
 )
 from model_server.errors import StartupError
 
@@ -87,25 +86,6 @@ def test_threads_are_shared_by_the_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
         assert tune(CPU, 1, LARGE) == 1  # the user's business: left alone
     finally:
         torch.set_num_threads(before)
-
-
-def test_packer_is_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight_packer.cache_clear()
-    assert weight_packer(GPU, torch.float32) is None
-    assert weight_packer(CPU, torch.float16) is None
-
-
-@pytest.mark.parametrize("wrong", [AttributeError, RuntimeError])
-def test_without_the_private_operators_nothing_is_packed(
-    monkeypatch: pytest.MonkeyPatch, wrong: type[Exception]
-) -> None:
-    def broken(weight: torch.Tensor) -> torch.Tensor:
-        raise wrong
-
-    weight_packer.cache_clear()
-    monkeypatch.setattr(rules, "_pack", broken)
-    assert weight_packer(CPU, torch.float32) is None
-    weight_packer.cache_clear()
 
 
 def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,14 @@ from model_server.distributed.group import ProcessGroup
 from model_server.engine.calls import DecodeCall, Session
 from model_server.engine.running import StepTimes, SubmittedStep
 from model_server.engine.step import Stepper
-from model_server.layers.experts import ExpertWeights, GroupedExperts
+from model_server.layers.experts.experts import ExpertWeights
+from model_server.layers.experts.grouped import GroupedExperts
 from model_server.memory.kv_cache import KvCache
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import spec_of
+from model_server.quantization.forms import Plain
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
@@ -151,8 +153,10 @@ def test_grouped_products_are_recorded_where_they_are_one_kernel(
 ) -> None:
     with fake_cuda(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        made = [ExpertWeights(*(torch.empty(8, 8, dtype=dtype, device=CUDA) for _ in range(2))) for _ in range(2)]
-        assert GroupedExperts(made, torch.relu, on_input=False).capturable is expected
+        made = [
+            ExpertWeights(*(Plain(torch.empty(8, 8, dtype=dtype, device=CUDA)) for _ in range(2))) for _ in range(2)
+        ]
+        assert GroupedExperts(made, torch.relu, dtype, on_input=False).capturable is expected
 
 
 def test_a_recording_that_touches_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

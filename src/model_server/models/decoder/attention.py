@@ -15,9 +15,10 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm, WideRmsNorm
 from model_server.layers.temperature import QueryTemperature
 from model_server.memory.kv_cache import KvShape
-from model_server.models.decoder.loader import HeadOrder, Loader, Part
+from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.spec import Spec
+from model_server.weights.matrix import HeadOrder, Part
 from model_server.weights.reader import Range
 
 

@@ -12,7 +12,6 @@ from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
 from model_server.layers.fused.fused import Fused, fused_for
-from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
 from model_server.models.decoder.attention import load_attention
@@ -22,7 +21,9 @@ from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.spec import Spec
-from model_server.weights.reader import WeightReader
+from model_server.quantization.forms import Form, Plain
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import Range, WeightReader
 
 
 def build(
@@ -56,14 +57,14 @@ def build(
     norm = _norm(loader, spec, names.norm)
     projection = None
     if names.output_projection is not None and loader.has(names.output_projection + ".weight"):
-        projection = Linear(
-            loader.rows(names.output_projection + ".weight", [(0, _embedding_width(spec))], spec.hidden_size)
-        )
+        width = _embedding_width(spec)
+        projection = loader.column_linear([Part(names.output_projection, ((0, width),), None)], spec.hidden_size)
     blocks: list[Block] = []
     for index in range(spec.num_layers):
         blocks.append(_block(loader, spec, index))
         if progress is not None:
             progress(index + 1, spec.num_layers)
+    loader.linears.measure(group)
     return Decoder(
         stem=stem,
         blocks=blocks,
@@ -84,30 +85,35 @@ def _vocabulary(loader: Loader, spec: Spec) -> tuple[Stem, Head]:
     group, names = loader.group, spec.names
     width = _embedding_width(spec)
     start, stop = vocab_range(spec.vocab_size, group)
-    embedding, lm_head = names.embedding + ".weight", names.head + ".weight"
-    if spec.tied_head and not loader.has(embedding) and loader.has(lm_head):
-        embedding = lm_head  # of two names for one tensor some checkpoints kept the other
-    table = loader.rows(embedding, [(start, stop)], width)
+    embedding = names.embedding
+    if spec.tied_head and not loader.has(embedding + ".weight") and loader.has(names.head + ".weight"):
+        embedding = names.head  # of two names for one tensor some checkpoints kept the other
+
+    def matrix(name: str, rows: Range) -> Form:
+        return loader.matrix(MatrixSlice(parts=(Part(name, (rows,), None),), columns=(0, width), num_columns=width))
+
+    table = matrix(embedding, (start, stop))
     sharded = group.size > 1 and spec.vocab_size % group.size == 0
     rows = (start, stop) if sharded else (0, spec.vocab_size)
-    own = not spec.tied_head and loader.has(lm_head)
+    own = not spec.tied_head and loader.has(names.head + ".weight")
     if own:
-        matrix = loader.rows(lm_head, [rows], width)
+        form = matrix(names.head, rows)
     elif rows == (start, stop):
-        matrix = table
+        form = table
     else:
-        matrix = loader.rows(embedding, [rows], width)
+        form = matrix(embedding, rows)
+    dtype = loader.reader.dtype
     if spec.normalized_head:
-        matrix = F.normalize(matrix)
+        form = Plain(F.normalize(form.dequantize(dtype)))
     bias = loader.rows(names.head + ".bias", [rows]) if loader.has(names.head + ".bias") else None
     head = Head(
-        Linear(matrix, bias),
+        loader.linears.make(form, bias),
         group,
         sharded=sharded,
         multiplier=spec.logits_multiplier,
         softcap=spec.logits_softcap,
     )
-    return _stem(loader, spec, Embedding(table, start, group)), head
+    return _stem(loader, spec, Embedding(table.dequantize(dtype), start, group)), head
 
 
 def _embedding_width(spec: Spec) -> int:
@@ -126,9 +132,8 @@ def _stem(loader: Loader, spec: Spec, embedding: Embedding) -> Stem:
                 f"{spec.max_positions + spec.position_offset}"
             )
     if names.embedding_projection is not None and loader.has(names.embedding_projection + ".weight"):
-        projection = Linear(
-            loader.rows(names.embedding_projection + ".weight", [(0, spec.hidden_size)], _embedding_width(spec))
-        )
+        part = Part(names.embedding_projection, ((0, spec.hidden_size),), None)
+        projection = loader.column_linear([part], _embedding_width(spec))
     if spec.embedding_multiplier != 1.0:
         # Of the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
         multiplier = torch.tensor(spec.embedding_multiplier, dtype=embedding.dtype, device=loader.device)

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from model_server.attention.cpp import NativeStep, serves, shape_form
 from model_server.cpp.library import TYPES, prepared
-from model_server.cpp.matrix import PackedMatrix, whole_panels
 from model_server.cpp.structs import LayerForm, StackForm, StepForm
 from model_server.layers.fused.cpp import NativeRmsNorm, NativeSiluGated
-from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.attention import Attention
 from model_server.models.decoder.blocks import Block, SequentialBlock
@@ -82,10 +81,10 @@ class _Layer:
     attention_norm: NativeRmsNorm
     mlp_norm: NativeRmsNorm
     qk_norm: NativeRmsNorm | None
-    qkv: PackedMatrix
-    output: PackedMatrix
-    up: PackedMatrix
-    down: PackedMatrix
+    qkv: PackedLinear
+    output: PackedLinear
+    up: PackedLinear
+    down: PackedLinear
 
     def form(self) -> LayerForm:
         form = LayerForm(
@@ -97,7 +96,7 @@ class _Layer:
             attention=shape_form(self.attention.layer, self.attention.kv_shape),
         )
         for name in ("qkv", "output", "up", "down"):
-            matrix: PackedMatrix = getattr(self, name)
+            matrix: PackedLinear = getattr(self, name)
             setattr(form, name, matrix.panels.data_ptr())
             setattr(form, f"{name}_bias", None if matrix.bias is None else matrix.bias.data_ptr())
         return form
@@ -146,5 +145,5 @@ def _layer(block: Block) -> _Layer | None:
     return _Layer(attention, norms[0], norms[1], qk_norm, qkv, output, up, down)
 
 
-def _packed(linear: object) -> PackedMatrix | None:
-    return linear.native if isinstance(linear, Linear) else None
+def _packed(linear: object) -> PackedLinear | None:
+    return linear if isinstance(linear, PackedLinear) else None

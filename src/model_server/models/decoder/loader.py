@@ -16,41 +16,16 @@ from model_server.attention.backend import Alibi
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.fused.fused import Fused, TorchFused
+from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import AddNorm
-from model_server.layers.rotary import Rope, interleave_rows
+from model_server.layers.rotary import Rope
+from model_server.quantization.formats import read_matrix
+from model_server.quantization.forms import Form
+from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 
 NormKind = Literal["rms", "layer"]
-
-
-@dataclass(frozen=True, slots=True)
-class HeadOrder:
-    """Rows of heads whose rotated pairs lie half a head apart in the file, and side by side in the model."""
-
-    head_dim: int
-    rotary_dim: int
-
-    def apply(self, rows: Tensor) -> Tensor:
-        return interleave_rows(rows, self.head_dim, self.rotary_dim)
-
-    def place(self, destination: Tensor, source: Tensor) -> None:
-        """`apply` on the way: rows of whole heads from the file to where they belong."""
-        half, rest = self.rotary_dim // 2, source.shape[1:]
-        to, came = (t.view(-1, self.head_dim, *rest) for t in (destination, source))
-        pairs = came[:, : 2 * half].view(-1, 2, half, *rest).transpose(1, 2)
-        to[:, : 2 * half].view(-1, half, 2, *rest).copy_(pairs)
-        to[:, 2 * half :].copy_(came[:, 2 * half :])
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows of a stored matrix (and of its bias) that this rank keeps, in this order."""
-
-    name: str  # without `.weight`
-    rows: tuple[Range, ...]
-    num_rows: int  # of the whole matrix
-    order: HeadOrder | None = None
 
 
 @dataclass(slots=True)
@@ -67,7 +42,11 @@ class Loader:
     fused: Fused = field(default_factory=TorchFused)
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
+    linears: LinearFactory = field(init=False)
     _alibis: dict[tuple[tuple[float, ...], float | None], Alibi] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.linears = LinearFactory(self.device, self.reader.dtype)
 
     def share(self, size: int) -> Range:
         """This rank's part of a dimension that must divide evenly."""
@@ -103,13 +82,6 @@ class Loader:
             self._expect(name, 1, num_columns)
         return self._count(self.reader.rows(name, ranges))
 
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        return self._count(self.reader.columns(name, start, stop))
-
-    def stacked(self, name: str, index: int, rows: Range, columns: Range) -> Tensor:
-        """A part of matrix `index` of the tensor `name` [n, num_rows, num_columns], which must not be smaller."""
-        return self._count(self.reader.stacked(name, index, rows, columns))
-
     def exact(self, name: str, ranges: Sequence[Range]) -> Tensor:
         """Rows in float32, whatever the type of the model: for numbers that are compared or exponentiated."""
         return self._count(self.reader.rows(name, ranges, torch.float32))
@@ -118,56 +90,36 @@ class Loader:
         """All of a tensor."""
         return self.rows(name, [(0, self.reader.shape(name)[0])])
 
+    def matrix(self, wanted: MatrixSlice) -> Form:
+        """This rank's part of matrices, in the form of the format that they are stored in."""
+        form = read_matrix(self.reader, wanted)
+        self.weight_bytes += form.nbytes
+        return form
+
     def column_linear(self, parts: Sequence[Part], num_columns: int, *, transposed: bool = False) -> Linear:
         """Several layers of the same input as one matrix of this rank's rows.
 
         transposed: the file holds [in, out]. Biases: all of the layers have one, or none.
         """
-        weight = self._empty(sum(stop - start for part in parts for start, stop in part.rows), num_columns)
-        biases: list[Tensor | None] = []
-        first = 0
+        wanted = MatrixSlice(
+            parts=tuple(parts), columns=(0, num_columns), num_columns=num_columns, transposed=transposed
+        )
+        form = self.matrix(wanted)
+        biases: list[Tensor] = []
         for part in parts:
-            last = first + sum(stop - start for start, stop in part.rows)
-            self._fill(weight[first:last], part, transposed)
-            first = last
-            bias = self.rows(part.name + ".bias", part.rows) if self.has(part.name + ".bias") else None
-            biases.append(bias if bias is None or part.order is None else part.order.apply(bias))
-        present = [b for b in biases if b is not None]
-        if present and len(present) < len(biases):
+            if self.has(part.name + ".bias"):
+                bias = self.rows(part.name + ".bias", part.rows)
+                biases.append(bias if part.order is None else part.order.apply(bias))
+        if biases and len(biases) < len(parts):
             raise StartupError(f"weight {parts[0].name}.bias and its neighbours must all exist or none")
-        return Linear(self._count(weight), torch.cat(present) if present else None)
-
-    def _fill(self, out: Tensor, part: Part, transposed: bool) -> None:
-        """Read the rows of one part into their place: the fused matrix has no second copy."""
-        name = part.name + ".weight"
-        self._expect(name, int(transposed), part.num_rows)
-        if not transposed and part.order is None:
-            self._expect(name, 1, out.shape[1])
-            self.reader.rows_into(out, name, part.rows)
-        elif not transposed and part.order is not None:
-            self._expect(name, 1, out.shape[1])
-            self.reader.rows_into(out, name, part.rows, place=part.order.place, unit=part.order.head_dim)
-        else:
-            self._expect(name, 0, out.shape[1])
-            first = 0
-            for start, stop in part.rows:
-                self.reader.columns_into(out[first : first + stop - start].t(), name, start, stop)
-                first += stop - start
-            if part.order is not None:
-                out.copy_(part.order.apply(out))
-
-    def _empty(self, num_rows: int, num_columns: int) -> Tensor:
-        return torch.empty(num_rows, num_columns, dtype=self.reader.dtype, device=self.device)
+        return self.linears.make(form, torch.cat(biases) if biases else None)
 
     def row_linear(self, name: str, columns: Range, num_rows: int, *, transposed: bool = False) -> Linear:
         """This rank's columns of a matrix. Summed over the ranks, its bias must count once: rank 0 has it."""
-        if transposed:
-            weight = self.rows(name + ".weight", [columns], num_rows).t().contiguous()
-        else:
-            self._expect(name + ".weight", 0, num_rows)
-            weight = self.columns(name + ".weight", *columns)
+        part = Part(name, ((0, num_rows),), num_rows)
+        form = self.matrix(MatrixSlice(parts=(part,), columns=columns, transposed=transposed))
         with_bias = self.group.rank == 0 and self.has(name + ".bias")
-        return Linear(weight, self.rows(name + ".bias", [(0, num_rows)]) if with_bias else None)
+        return self.linears.make(form, self.rows(name + ".bias", [(0, num_rows)]) if with_bias else None)
 
     def norm(self, name: str, size: int) -> AddNorm:
         """A norm over `size` numbers of every token, the same on every rank."""

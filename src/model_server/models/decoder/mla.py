@@ -18,9 +18,10 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm
 from model_server.layers.rotary import rotate_
 from model_server.memory.kv_cache import KvShape
-from model_server.models.decoder.loader import HeadOrder, Loader, Part
+from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.spec import Spec
+from model_server.weights.matrix import HeadOrder, MatrixSlice, Part
 from model_server.weights.reader import Range
 
 # Of the norms of both latents, whatever the config says of the others.
@@ -114,14 +115,9 @@ class Mla:
     def _up(self, loader: Loader, prefix: str, num_heads: int, heads: Range) -> tuple[Tensor, Tensor]:
         """up_key [heads, plain_dim, latent_rank] and up_value [heads, latent_rank, value_dim]."""
         width = self.plain_dim + self.value_dim
-        name = prefix + "kv_b_proj.weight"
-        shape = loader.reader.shape(name)
-        if shape[0] != num_heads * width:
-            raise StartupError(
-                f"weight {name} has shape {list(shape)}; the config asks for {num_heads * width} at dimension 0"
-            )
-        both = loader.rows(name, [(heads[0] * width, heads[1] * width)], self.latent_rank)
-        both = both.view(-1, width, self.latent_rank)
+        part = Part(prefix + "kv_b_proj", ((heads[0] * width, heads[1] * width),), num_heads * width)
+        wanted = MatrixSlice(parts=(part,), columns=(0, self.latent_rank), num_columns=self.latent_rank)
+        both = loader.matrix(wanted).dequantize(loader.reader.dtype).view(-1, width, self.latent_rank)
         return both[:, : self.plain_dim].contiguous(), both[:, self.plain_dim :].transpose(1, 2).contiguous()
 
 

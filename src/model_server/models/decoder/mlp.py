@@ -8,8 +8,9 @@ from torch import Tensor
 
 from model_server.layers.activation import Activation, activation
 from model_server.layers.linear.linear import Linear
-from model_server.models.decoder.loader import Loader, Part
+from model_server.models.decoder.loader import Loader
 from model_server.models.spec import Spec
+from model_server.weights.matrix import Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.errors import StartupError
-from model_server.layers.experts import Experts, ExpertWeights, make_experts
+from model_server.layers.experts.choice import make_experts
+from model_server.layers.experts.experts import Experts, ExpertWeights
 from model_server.layers.linear.linear import Linear
 from model_server.layers.routing import Router, Routing
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.parts import Mlp
 from model_server.models.spec import Spec
+from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range
 
 
@@ -57,12 +58,12 @@ class Moe:
         activation = fused.gated(spec.activation) if self.swiglu is None else fused.clamped_swiglu(*self.swiglu)
         router = self._router(loader, prefix, spec.hidden_size)
         silu = self.swiglu is None and spec.activation in ("silu", "swish")
-        experts = make_experts(weights, activation, on_input=self.routing.on_input, silu=silu)
+        experts = make_experts(weights, activation, loader.linears, on_input=self.routing.on_input, silu=silu)
         if self.shared is None:
             return RoutedMlp(router, experts)
         gate = None
         if self.shared_gate is not None:
-            gate = Linear(loader.rows(f"{prefix}{self.shared_gate}.weight", [(0, 1)], spec.hidden_size))
+            gate = loader.column_linear([Part(prefix + self.shared_gate, ((0, 1),), None)], spec.hidden_size)
         return SharedMlp(RoutedMlp(router, experts), self._shared(loader, spec, index), gate)
 
     def _router(self, loader: Loader, prefix: str, hidden_size: int) -> Router:
@@ -128,8 +129,13 @@ class SeparateExperts:
         """See `ExpertStore`."""
         share = loader.share(moe.intermediate_size)
         name = f"{prefix}{self.experts}.{expert}."
-        up = [loader.rows(f"{name}{part}.weight", [share], hidden_size) for part in (self.gate, self.up)]
-        return ExpertWeights(torch.cat(up), loader.columns(f"{name}{self.down}.weight", *share))
+        up = MatrixSlice(
+            parts=tuple(Part(name + part, (share,), None) for part in (self.gate, self.up)),
+            columns=(0, hidden_size),
+            num_columns=hidden_size,
+        )
+        down = MatrixSlice(parts=(Part(name + self.down, ((0, hidden_size),), None),), columns=share)
+        return ExpertWeights(loader.matrix(up), loader.matrix(down))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +150,16 @@ class FlatExperts:
         """See `ExpertStore`."""
         first = expert * moe.intermediate_size
         start, stop = loader.share(moe.intermediate_size)
-        gate, up, down = (
-            loader.rows(prefix + name, [(first + start, first + stop)], hidden_size)
-            for name in (self.gate, self.up, self.down)
+        rows = (first + start, first + stop)
+        up = MatrixSlice(
+            parts=tuple(Part(prefix + name, (rows,), None) for name in (self.gate, self.up)),
+            columns=(0, hidden_size),
+            num_columns=hidden_size,
         )
-        return ExpertWeights(torch.cat((gate, up)), down.t().contiguous())
+        down = MatrixSlice(
+            parts=(Part(prefix + self.down, ((0, hidden_size),), hidden_size),), columns=rows, transposed=True
+        )
+        return ExpertWeights(loader.matrix(up), loader.matrix(down))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +167,7 @@ class StackedExperts:
     """One tensor of all experts' gate and up, one of their downs, and maybe their biases.
 
     They are [experts, in, out], or [experts, out, in] if `rows_first`. interleaved: gate and up alternate, else they
-    stand one behind the other.
+    stand one after the other.
     """
 
     up: str
@@ -168,29 +179,23 @@ class StackedExperts:
         """See `ExpertStore`."""
         size = moe.intermediate_size
         start, stop = share = loader.share(size)
+        halves = ((2 * start, 2 * stop),) if self.interleaved else (share, (size + start, size + stop))
         up_name, down_name = prefix + self.up, prefix + self.down
-        if loader.has(up_name + "_blocks"):
-            raise StartupError(
-                f"weight {up_name} is stored as MXFP4 blocks, which this version does not serve; "
-                "use a checkpoint whose experts are stored in bfloat16"
-            )
-        both: list[Range] = [(2 * start, 2 * stop)] if self.interleaved else [share, (size + start, size + stop)]
-        up = torch.cat([self._matrix(loader, up_name, expert, rows, (0, hidden_size)) for rows in both])
+        up = loader.matrix(self._slice(up_name, expert, halves, (0, hidden_size)))
+        down = loader.matrix(self._slice(down_name, expert, ((0, hidden_size),), share))
         up_bias = down_bias = None
         if loader.has(up_name + "_bias"):
             bias = loader.rows(up_name + "_bias", [(expert, expert + 1)], 2 * size)[0]
-            up_bias = self._ordered(torch.cat([bias[a:b] for a, b in both]))
+            up_bias = torch.cat([bias[a:b] for a, b in halves])
         if loader.has(down_name + "_bias") and loader.group.rank == 0:  # summed over the ranks it must count once
             down_bias = loader.rows(down_name + "_bias", [(expert, expert + 1)], hidden_size)[0]
-        down = self._matrix(loader, down_name, expert, (0, hidden_size), share).contiguous()
-        return ExpertWeights(self._ordered(up), down, up_bias, down_bias)
+        if self.interleaved:
+            gate_first = torch.arange(2 * (stop - start), device=loader.device).view(-1, 2).t().flatten()
+            up = up.permuted(gate_first)
+            up_bias = None if up_bias is None else up_bias[gate_first]
+        return ExpertWeights(up, down, up_bias, down_bias)
 
-    def _matrix(self, loader: Loader, name: str, expert: int, rows: Range, columns: Range) -> Tensor:
+    def _slice(self, name: str, expert: int, rows: tuple[Range, ...], columns: Range) -> MatrixSlice:
         """A part of one expert's matrix [out, in]."""
-        if self.rows_first:
-            return loader.stacked(name, expert, rows, columns)
-        return loader.stacked(name, expert, columns, rows).t()
-
-    def _ordered(self, rows: Tensor) -> Tensor:
-        """Rows with gate first."""
-        return torch.cat((rows[0::2], rows[1::2])) if self.interleaved else rows.contiguous()
+        parts = (Part(name, rows, None),)
+        return MatrixSlice(parts=parts, columns=columns, transposed=not self.rows_first, expert=expert)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.linears import make_linear
 
 from model_server.cpp import compile as compiling
 from model_server.cpp import library as loading
 from model_server.cpp.compile import CompileError, compiled
 from model_server.cpp.greedy import greedy
 from model_server.layers.fused.fused import TorchFused, fused_for
-from model_server.layers.linear.linear import Linear
+from model_server.layers.linear.packed import PackedLinear
 
 CPU = torch.device("cpu")
 HAS_COMPILER = any(shutil.which(name) for name in compiling.COMPILERS)
@@ -39,8 +40,8 @@ def test_without_a_compiler_torch_computes(
     assert not loading.usable(CPU, torch.float32)
     assert "no C++ compiler is installed (looked for no-such-compiler)" in caplog.text
     weight, x = torch.randn(64, 32), torch.randn(5, 32)
-    linear = Linear(weight)
-    assert linear.native is None
+    linear = make_linear(weight)
+    assert not isinstance(linear, PackedLinear)
     torch.testing.assert_close(linear(x), x @ weight.T)
     assert type(fused_for(CPU, torch.float32)) is TorchFused
 
@@ -158,8 +159,10 @@ def test_a_link_is_no_folder(tmp_path: Path) -> None:
 def test_torch_and_the_operators_share_their_threads() -> None:
     """A second OpenMP runtime would bring a second set of threads."""
     code = (
-        "import torch; from model_server.layers.linear.linear import Linear; torch.set_num_threads(2)\n"
-        "Linear(torch.randn(512, 512))(torch.randn(64, 512)); torch.randn(512, 512) @ torch.randn(512, 512)\n"
+        "import torch; from model_server.layers.linear.factory import LinearFactory; torch.set_num_threads(2)\n"
+        "from model_server.quantization.forms import Plain\n"
+        "linear = LinearFactory(torch.device('cpu'), torch.float32).make(Plain(torch.randn(512, 512)))\n"
+        "linear(torch.randn(64, 512)); torch.randn(512, 512) @ torch.randn(512, 512)\n"
         "paths = {l.split()[-1] for l in open('/proc/self/maps') if '.so' in l}\n"
         "import os\n"
         "print(len({p for p in paths if os.path.basename(p).startswith(('libgomp', 'libomp', 'libiomp'))}))"
@@ -173,8 +176,8 @@ def test_torch_and_the_operators_share_their_threads() -> None:
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs a compiler")
 def test_what_does_not_fit_is_refused_as_torch_does() -> None:
     """Behind an address nobody looks at sizes."""
-    linear = Linear(torch.randn(64, 32))
-    assert linear.native is not None
+    linear = make_linear(torch.randn(64, 32))
+    assert isinstance(linear, PackedLinear)
     with pytest.raises(RuntimeError, match=r"a product of \[5, 16\] torch.float32 with a matrix of 32 inputs"):
         linear(torch.randn(5, 16))
     with pytest.raises(RuntimeError, match=r"torch.bfloat16 with a matrix of 32 inputs, torch.float32"):

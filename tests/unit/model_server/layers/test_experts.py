@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from model_server.layers.activation import clamped_swiglu, gated
-from model_server.layers.experts import ExpertWeights, GroupedExperts, VisitedExperts
+from model_server.layers.activation import Activation, clamped_swiglu, gated
+from model_server.layers.experts.experts import Experts, ExpertWeights
+from model_server.layers.experts.grouped import GroupedExperts
+from model_server.layers.experts.visited import VisitedExperts
+from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.routing import Router, Routing
 from model_server.layers.temperature import QueryTemperature
+from model_server.quantization.forms import Plain
 
 EXPERTS, TOP_K, HIDDEN, SIZE = 6, 2, 16, 8
 
@@ -24,13 +29,22 @@ def expert_weights(biases: bool) -> list[ExpertWeights]:
 
     return [
         ExpertWeights(
-            noise(2 * SIZE, HIDDEN),
-            noise(HIDDEN, SIZE),
+            Plain(noise(2 * SIZE, HIDDEN)),
+            Plain(noise(HIDDEN, SIZE)),
             noise(2 * SIZE) if biases else None,
             noise(HIDDEN) if biases else None,
         )
         for _ in range(EXPERTS)
     ]
+
+
+def visited(experts: list[ExpertWeights], activation: Activation, *, on_input: bool) -> Experts:
+    linears = LinearFactory(torch.device("cpu"), torch.float32)
+    return VisitedExperts(experts, activation, linears, on_input=on_input)
+
+
+def grouped(experts: list[ExpertWeights], activation: Activation, *, on_input: bool) -> Experts:
+    return GroupedExperts(experts, activation, torch.float32, on_input=on_input)
 
 
 def written_out(
@@ -41,18 +55,18 @@ def written_out(
         for weight, index in zip(weights[token], chosen[token].tolist(), strict=True):
             expert = experts[index]
             read = hidden[token] * weight if on_input else hidden[token]
-            up = expert.up @ read + (0 if expert.up_bias is None else expert.up_bias)
+            up = expert.up.dequantize(read.dtype) @ read + (0 if expert.up_bias is None else expert.up_bias)
             gate, linear = up.chunk(2)
-            down = expert.down @ (torch.nn.functional.silu(gate) * linear)
+            down = expert.down.dequantize(read.dtype) @ (torch.nn.functional.silu(gate) * linear)
             down = down + (0 if expert.down_bias is None else expert.down_bias)
             result[token] += down if on_input else weight * down
     return result
 
 
-@pytest.mark.parametrize("kind", [VisitedExperts, GroupedExperts])
+@pytest.mark.parametrize("kind", [visited, grouped])
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 33])
 @pytest.mark.parametrize(("biases", "on_input"), [(False, False), (True, False), (False, True)])
-def test_experts_equal_a_loop(kind: type, num_tokens: int, biases: bool, on_input: bool) -> None:
+def test_experts_equal_a_loop(kind: Callable[..., Experts], num_tokens: int, biases: bool, on_input: bool) -> None:
     experts = expert_weights(biases)
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(num_tokens, HIDDEN, generator=generator)
@@ -65,8 +79,8 @@ def test_experts_equal_a_loop(kind: type, num_tokens: int, biases: bool, on_inpu
     assert torch.equal(hidden, before)
 
 
-@pytest.mark.parametrize("kind", [VisitedExperts, GroupedExperts])
-def test_one_expert_read_by_its_weight(kind: type) -> None:
+@pytest.mark.parametrize("kind", [visited, grouped])
+def test_one_expert_read_by_its_weight(kind: Callable[..., Experts]) -> None:
     """Top 1 with weights on the input, as in Llama 4: the result is a new tensor."""
     experts = expert_weights(biases=False)
     hidden, weights, chosen = torch.randn(1, HIDDEN), torch.rand(1, 1), torch.tensor([[3]])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.linears import make_linear
 from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.activation import ACTIVATIONS, activation, gated
 from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
-from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
 
 
@@ -121,7 +121,7 @@ def test_linear(dtype: torch.dtype, num_rows: int, out: int, bias: bool) -> None
     b = torch.randn(out).to(dtype) if bias else None
     wanted = F.linear(x.double(), weight.double(), None if b is None else b.double())
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
-    torch.testing.assert_close(Linear(weight, b)(x).double(), wanted, rtol=tolerance, atol=tolerance * 5)
+    torch.testing.assert_close(make_linear(weight, b)(x).double(), wanted, rtol=tolerance, atol=tolerance * 5)
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(1, [(0, 10)]), (4, [(0, 3), (3, 6), (6, 9), (9, 10)])])
@@ -148,15 +148,15 @@ def test_embedding_shards_sum_to_the_table() -> None:
 def test_head_gathers_only_when_sharded() -> None:
     weight, hidden = torch.randn(6, 4), torch.randn(2, 4)
     group = Rank(0, 2)
-    assert Head(Linear(weight), group, sharded=True)(hidden).shape == (2, 12)
-    whole = Head(Linear(weight.bfloat16()), group, sharded=False)(hidden.bfloat16())
+    assert Head(make_linear(weight), group, sharded=True)(hidden).shape == (2, 12)
+    whole = Head(make_linear(weight.bfloat16()), group, sharded=False)(hidden.bfloat16())
     assert whole.shape == (2, 6)
     assert whole.dtype == torch.float32
 
 
 def test_head_multiplies_then_bends() -> None:
     weight, bias, hidden = torch.randn(6, 4), torch.randn(6), torch.randn(2, 4)
-    head = Head(Linear(weight, bias), ProcessGroup(), sharded=False, multiplier=0.5, softcap=2.0)
+    head = Head(make_linear(weight, bias), ProcessGroup(), sharded=False, multiplier=0.5, softcap=2.0)
     torch.testing.assert_close(head(hidden), 2 * torch.tanh((hidden @ weight.T + bias) * 0.5 / 2))
 
 
@@ -165,7 +165,7 @@ def test_stem() -> None:
     ids, at = torch.tensor([3, 0, 3]), torch.tensor([0, 1, 6])
     norm = RmsNorm(torch.randn(4), 1e-6)
     stem = Stem(
-        Embedding(table, 0, ProcessGroup()), multiplier=torch.tensor(3.0), projection=Linear(widening),
+        Embedding(table, 0, ProcessGroup()), multiplier=torch.tensor(3.0), projection=make_linear(widening),
         position_table=positions, position_offset=2, norm=norm,
     )  # fmt: skip
     wanted = norm(3 * table[ids] @ widening.T + positions[at + 2])

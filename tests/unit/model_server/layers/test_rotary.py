@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from model_server.errors import StartupError
-from model_server.layers.rotary import Rope, Rotary, interleave_rows, inverse_frequencies, rotate_
+from model_server.layers.rotary import Rope, Rotary, inverse_frequencies, rotate_
+from model_server.weights.matrix import HeadOrder
 
 CPU = torch.device("cpu")
 FACTORS = {
@@ -80,20 +81,14 @@ def test_rotation_is_the_half_split_one_in_another_order(dtype: torch.dtype) -> 
     cos, sin = (torch.cat((t, t), -1).unsqueeze(1) for t in (angles.cos(), angles.sin()))
     x = heads.double()
     halves = torch.cat((-x[..., dim // 2 :], x[..., : dim // 2]), -1)
-    wanted = interleave_rows((x * cos + halves * sin).flatten(0, 1).flatten(), dim).view(5, 3, dim)
+    wanted = HeadOrder(dim, dim).apply((x * cos + halves * sin).flatten(0, 1).flatten()).view(5, 3, dim)
 
-    rows = interleave_rows(heads.flatten(), dim).view(5, 3, dim).clone()
+    rows = HeadOrder(dim, dim).apply(heads.flatten()).view(5, 3, dim).clone()
     buffer = torch.cat((rows, torch.zeros(5, 1, dim, dtype=dtype)), 1)  # heads are a part of a wider matrix
     rotate_(buffer[:, :3], Rotary(rope, CPU).rotations(positions, 64).gathered)
     tolerance = 1e-6 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(buffer[:, :3].double(), wanted, rtol=tolerance, atol=tolerance * 2)
     assert not buffer[:, 3].any()
-
-
-def test_interleave_rows() -> None:
-    assert interleave_rows(torch.arange(8), 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-    matrix = torch.arange(16).view(8, 2)
-    assert interleave_rows(matrix, 4)[:, 0].tolist() == [0, 4, 2, 6, 8, 12, 10, 14]
 
 
 def test_table_grows_and_keeps_its_values() -> None:
@@ -131,10 +126,6 @@ def test_unusable_factors(factors: Any) -> None:
     parameters = {"original_max_position_embeddings": 8, "short_factor": factors, "long_factor": [3.0, 4.0]}
     with pytest.raises(StartupError, match="needs 2 positive numbers in `short_factor`"):
         inverse_frequencies(Rope("longrope", 100.0, 4, 16, parameters))
-
-
-def test_interleave_rows_of_a_part() -> None:
-    assert interleave_rows(torch.arange(12), 6, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
 
 
 def test_a_reserved_table_stays_where_it_is() -> None:

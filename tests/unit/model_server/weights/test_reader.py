@@ -33,9 +33,9 @@ def test_rows_and_columns(files: tuple[Path, Path]) -> None:
         assert r.shape("model.matrix") == (6, 4)
         assert torch.equal(r.rows("model.matrix", [(1, 3)]), MATRIX[1:3])
         assert torch.equal(r.rows("model.matrix", [(4, 6), (0, 1)]), MATRIX[[4, 5, 0]])
-        columns = r.columns("model.matrix", 1, 3)
+        columns = torch.empty(6, 2)
+        r.fill(columns, "model.matrix", [(0, 6)], (1, 3))
         assert torch.equal(columns, MATRIX[:, 1:3])
-        assert columns.is_contiguous()
         assert torch.equal(r.rows("vector", [(2, 4)]), torch.tensor([2.0, 3.0]))
 
 
@@ -70,18 +70,39 @@ def test_same_name_in_two_files(tmp_path: Path, files: tuple[Path, Path]) -> Non
 
 
 def test_integers_are_refused(files: tuple[Path, Path]) -> None:
-    with reader(*files) as r, pytest.raises(StartupError, match=r"packed is stored as I32; quantized"):
+    with (
+        reader(*files) as r,
+        pytest.raises(StartupError, match=r"packed is stored as I32, in no format that this version serves$"),
+    ):
         r.rows("packed", [(0, 2)])
+
+
+def test_codes_are_read_as_they_are_stored(tmp_path: Path) -> None:
+    codes = torch.arange(12, dtype=torch.int32).view(3, 4)
+    save_file({"codes": codes, "scale": torch.tensor(0.5, dtype=torch.float16)}, tmp_path / "a.safetensors")
+    with reader(tmp_path / "a.safetensors") as r:
+        assert (r.stored("codes"), r.stored("scale")) == ("I32", "F16")
+        for wanted, got in (
+            (codes, r.raw("codes")),
+            (codes[1:3], r.raw("codes", (1, 3))),
+            (codes[0:2, 1:4], r.raw("codes", (0, 2), (1, 4))),
+            (torch.tensor(0.5, dtype=torch.float16), r.raw("scale")),
+        ):
+            assert got.dtype == wanted.dtype and torch.equal(got, wanted)
+            got.zero_()  # must not write into the mapped file
+        assert torch.equal(r.raw("codes"), codes)
+        with pytest.raises(StartupError, match=r"codes has shape \[3, 4\]; the config asks for 4 rows"):
+            r.raw("codes", (0, 4))
 
 
 def test_too_small(files: tuple[Path, Path]) -> None:
     with reader(*files) as r:
         with pytest.raises(StartupError, match=r"matrix has shape \[6, 4\]; the config asks for 7 rows"):
             r.rows("matrix", [(0, 7)])
-        with pytest.raises(StartupError, match=r"matrix has shape \[6, 4\]; the config asks for 5 columns"):
-            r.columns("matrix", 0, 5)
-        with pytest.raises(StartupError, match=r"vector has shape \[6\]; the config asks for 1 columns"):
-            r.columns("vector", 0, 1)
+        with pytest.raises(StartupError, match=r"matrix has shape \[6, 4\]; the config asks for \[6, 5\] at least"):
+            r.fill(torch.empty(6, 5), "matrix", [(0, 6)], (0, 5))
+        with pytest.raises(StartupError, match=r"vector has shape \[6\]; the config asks for \[6, 1\] at least"):
+            r.fill(torch.empty(6, 1), "vector", [(0, 6)], (0, 1))
 
 
 DAMAGE = {
@@ -124,9 +145,13 @@ def test_parts_of_a_stack_of_matrices(tmp_path: Path) -> None:
     stack = torch.arange(24, dtype=torch.float32).view(2, 3, 4)
     save_file({"stack": stack}, tmp_path / "a.safetensors")
     with reader(tmp_path / "a.safetensors") as r:
-        assert torch.equal(r.stacked("stack", 1, (1, 3), (2, 4)), stack[1, 1:3, 2:4])
+        out = torch.empty(2, 2)
+        r.fill(out, "stack", [(1, 3)], (2, 4), index=1)
+        assert torch.equal(out, stack[1, 1:3, 2:4])
+        r.fill(out.t(), "stack", [(0, 1), (2, 3)], (0, 2), index=0)
+        assert torch.equal(out.t(), stack[0, [0, 2], 0:2])
         with pytest.raises(StartupError, match=r"^weight stack has shape \[2, 3, 4\]; the config asks for \[3, 3, 4\]"):
-            r.stacked("stack", 2, (0, 3), (0, 4))
+            r.fill(torch.empty(3, 4), "stack", [(0, 3)], (0, 4), index=2)
 
 
 def test_rows_of_another_type(files: tuple[Path, Path]) -> None:
@@ -138,15 +163,15 @@ def test_parts_of_a_tensor_are_filled(files: tuple[Path, Path]) -> None:
     """Fused, transposed and reordered matrices: nothing but the given part is written."""
     fused = torch.full((8, 4), -1.0)
     with reader(*files) as r:
-        r.rows_into(fused[1:4], "matrix", [(0, 2), (5, 6)])
+        r.fill(fused[1:4], "matrix", [(0, 2), (5, 6)])
         assert torch.equal(fused[1:4], MATRIX[[0, 1, 5]])
         assert (fused[0] == -1).all()
         assert (fused[4:] == -1).all()
         transposed = torch.empty(2, 6, dtype=torch.bfloat16)
-        r.columns_into(transposed.t(), "matrix", 1, 3)
+        r.fill(transposed.t(), "matrix", [(0, 6)], (1, 3))
         assert torch.equal(transposed.float(), MATRIX[:, 1:3].t())
         with pytest.raises(StartupError, match="asks for 7 rows"):
-            r.rows_into(fused[:1], "matrix", [(6, 7)])
+            r.fill(fused[:1], "matrix", [(6, 7)])
 
 
 def test_place_gets_whole_units(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +184,11 @@ def test_place_gets_whole_units(files: tuple[Path, Path], monkeypatch: pytest.Mo
 
     out = torch.empty(6, 4)
     with reader(*files) as r:
-        r.rows_into(out, "matrix", [(0, 6)], place=swapped, unit=2)
+        r.fill(out, "matrix", [(0, 6)], place=swapped, unit=2)
         assert seen == [6]
         assert torch.equal(out, MATRIX.flip(0))
         monkeypatch.setattr("model_server.weights.reader.CHUNK_BYTES", 3 * 16)
         monkeypatch.setattr(r, "_device", torch.device("meta"))
-        r.rows_into(out, "matrix", [(0, 6)], place=swapped, unit=2)
+        r.fill(out, "matrix", [(0, 6)], place=swapped, unit=2)
     assert seen[1:] == [2, 2, 2]
     assert torch.equal(out, MATRIX[[1, 0, 3, 2, 5, 4]])

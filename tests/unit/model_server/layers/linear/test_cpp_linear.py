@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from support.linears import make_linear
 
 from model_server.cpp.library import library
 from model_server.layers.fused.fused import HeadLayout, TorchFused, fused_for
-from model_server.layers.linear.linear import Linear
 from model_server.layers.rotary import Rotations
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def seeded() -> Iterator[None]:
 def test_linear(size: tuple[int, int], dtype: torch.dtype) -> None:
     weight, bias = torch.randn(size).to(dtype), torch.randn(size[0]).to(dtype)
     for given in (None, bias):
-        linear = Linear(weight.clone(), given)
+        linear = make_linear(weight.clone(), given)
         for rows in (1, 2, 5, 6, 7, 13, 100):
             x = torch.randn(rows, size[1]).to(dtype)
             expected = F.linear(x.double(), weight.double(), None if given is None else given.double())
@@ -43,13 +43,15 @@ def test_linear(size: tuple[int, int], dtype: torch.dtype) -> None:
 
 def test_linear_takes_rows_that_are_far_apart() -> None:
     weight, wide = torch.randn(64, 32), torch.randn(9, 80)
-    torch.testing.assert_close(Linear(weight)(wide[:, 8:40]), F.linear(wide[:, 8:40], weight), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        make_linear(weight)(wide[:, 8:40]), F.linear(wide[:, 8:40], weight), rtol=1e-5, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_product_depends_on_its_row_alone(dtype: torch.dtype) -> None:
     """Bit for bit, with the native operators."""
-    linear = Linear(torch.randn(320, 576).to(dtype))
+    linear = make_linear(torch.randn(320, 576).to(dtype))
     x = torch.randn(40, 576).to(dtype)
     together = linear(x)
     threads = torch.get_num_threads()

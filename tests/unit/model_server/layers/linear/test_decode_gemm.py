@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import linear
 
 from model_server.distributed.group import ProcessGroup
-from model_server.layers.linear import decode_gemm as small_products
-from model_server.layers.linear.decode_gemm import BUCKETS, SmallProduct, measure, small_product
+from model_server.layers.linear import decode_gemm
+from model_server.layers.linear.decode_gemm import BUCKETS, DecodeGemm, DecodeGemmLinear, measure
 
 CPU = torch.device("cpu")
 
 
-class Choosing(SmallProduct):
-    """Candidates without kernels: the library, and two ways that are told apart by their name."""
-
-    __slots__ = ("ran",)
+class Candidate:
+    """The library's product under another name; remembers how often it ran."""
 
     def __init__(self) -> None:
-        super().__init__((4, 3), torch.bfloat16, 132)
-        self.ran: list[object] = []
+        self.rows: list[int] = []
 
-    def candidates(self, bucket: int) -> list[object]:
-        return [None, "one", "two"]
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        self.rows.append(len(x))
+        return linear(x, weight, bias)
 
-    def _run(self, way: object, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        self.ran.append(way)
-        return super()._run(None, x, weight, bias)
+
+def gemm_of(*candidates: Candidate) -> DecodeGemm:
+    """A product that has the library's and these for every bucket."""
+    return DecodeGemm((4, 3), torch.bfloat16, [candidates] * len(BUCKETS))
+
+
+def chosen(gemm: DecodeGemm) -> list[int]:
+    """The number of each bucket's candidate."""
+    return [gemm.candidates[place].index(gemm._by_rows[most]) for place, most in enumerate(BUCKETS)]
 
 
 class TwoRanks(ProcessGroup):
@@ -41,45 +47,38 @@ class TwoRanks(ProcessGroup):
         return min(value, self.others.pop(0))
 
 
-def test_a_cpu_and_float32_have_none() -> None:
-    assert small_product(torch.zeros(2048, 1024)) is None
-    assert small_product(torch.zeros(2048, 1024, dtype=torch.bfloat16)) is None
-    measure(CPU, ProcessGroup())
-
-
-def test_every_bucket_has_its_own_way() -> None:
-    product = Choosing()
+def test_every_bucket_has_its_own_product() -> None:
+    one, two = Candidate(), Candidate()
+    gemm = gemm_of(one, two)
     for bucket, number in enumerate((2, 0, 1, 0)):
-        product.choose(bucket, number)
+        gemm.choose(bucket, number)
     weight, bias = torch.randn(4, 3), torch.randn(4)
     for num_rows in (0, 1, 2, 8, 9, 16, 17, 32, 33):
         x = torch.randn(num_rows, 3)
-        assert torch.equal(product(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
-    # Without rows, and beyond the last bucket, nobody is asked.
-    assert product.ran == ["two", None, None, "one", "one", None, None]
+        assert torch.equal(DecodeGemmLinear(weight, bias, gemm)(x), linear(x, weight, bias))
+    # Without rows, and beyond the last bucket, the library multiplies.
+    assert (two.rows, one.rows) == ([1], [9, 16])
     assert BUCKETS == (1, 8, 16, 32)
 
 
 @pytest.mark.parametrize(("times", "best"), [([1.0, 0.9, 0.8], 2), ([1.0, 0.99, 0.98], 0), ([1.0, 0.5, 0.5], 1)])
-def test_ours_must_be_clearly_quicker(times: list[float], best: int) -> None:
+def test_ours_must_be_clearly_faster(times: list[float], best: int) -> None:
     left = list(times)
-    assert Choosing().quickest(0, lambda run: left.pop(0), CPU) == best
+    assert gemm_of(Candidate(), Candidate()).fastest(0, lambda run: left.pop(0), CPU) == best
 
 
 def test_ranks_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = Choosing()
-    monkeypatch.setattr(small_products, "_known", {(CPU, torch.bfloat16, (4, 3)): product})
-    monkeypatch.setattr(small_products, "_measured", lambda found, device: [2, 1, 0, 2])
-    measure(CPU, TwoRanks([1, -1, 1, 1, 1, 2]))
-    assert product._ways == ["one", "one", None, "two"]
+    gemm = gemm_of(Candidate(), Candidate())
+    monkeypatch.setattr(decode_gemm, "_measured", lambda found, device: [2, 1, 0, 2])
+    measure([gemm], CPU, TwoRanks([1, -1, 1, 1, 1, 2]))
+    assert chosen(gemm) == [1, 1, 0, 2]
 
 
-def test_ranks_with_other_shapes_keep_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = Choosing()
-    monkeypatch.setattr(small_products, "_known", {(CPU, torch.bfloat16, (4, 3)): product})
+def test_ranks_with_other_shapes_keep_the_library() -> None:
+    gemm = gemm_of(Candidate(), Candidate())
     group = TwoRanks([2, -2])
-    measure(CPU, group)
-    assert product._ways == [None] * 4
+    measure([gemm], CPU, group)
+    assert chosen(gemm) == [0] * 4
     assert group.others == []
 
 
@@ -88,5 +87,5 @@ def test_the_library_is_kept_if_memory_is_short(monkeypatch: pytest.MonkeyPatch)
         def __init__(self, device: torch.device) -> None:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(small_products, "_Stopwatch", Short)
-    assert small_products._measured([Choosing()], CPU) == [0] * 4
+    monkeypatch.setattr(decode_gemm, "_Stopwatch", Short)
+    assert decode_gemm._measured([gemm_of(Candidate())], CPU) == [0] * 4

@@ -36,6 +36,7 @@ class RandomReader:
     """Any tensor of the expected llama shapes; keeps what was asked for."""
 
     dtype = torch.float32
+    device = CPU
 
     def __init__(self, spec: Spec, without: Sequence[str] = ("lm_head", "bias", "_norm.")) -> None:
         widths = {"q": spec.num_heads, "k": spec.num_kv_heads, "v": spec.num_kv_heads}
@@ -57,21 +58,21 @@ class RandomReader:
         rows = self._rows[part]
         return (rows,) if name.endswith("bias") else (rows, self._columns.get(part, self._spec.hidden_size))
 
+    def stored(self, name: str) -> str:
+        return "F32"
+
     def rows(self, name: str, ranges: Sequence[Range]) -> Tensor:
         self.asked[name] = list(ranges)
         return torch.randn(sum(b - a for a, b in ranges), *self.shape(name)[1:])
 
-    def columns(self, name: str, start: int, stop: int) -> Tensor:
-        self.asked[name] = (start, stop)
-        return torch.randn(self.shape(name)[0], stop - start)
-
-    def rows_into(
-        self, out: Tensor, name: str, ranges: Sequence[Range], *, place: Any = Tensor.copy_, unit: int = 1
-    ) -> None:
-        place(out, self.rows(name, ranges))
-
-    def columns_into(self, out: Tensor, name: str, start: int, stop: int) -> None:
-        out.copy_(self.columns(name, start, stop))
+    def fill(
+        self, out: Tensor, name: str, rows: Sequence[Range], columns: Range | None = None, *,
+        index: int | None = None, place: Any = Tensor.copy_, unit: int = 1,
+    ) -> None:  # fmt: skip
+        rows = list(rows)
+        whole = columns is None or columns == (0, self.shape(name)[1])
+        self.asked[name] = rows if whole else columns
+        place(out, torch.randn(sum(b - a for a, b in rows), out.shape[1]))
 
 
 def spec(**fields: Any) -> Spec:

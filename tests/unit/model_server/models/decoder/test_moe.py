@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.layers.experts import ExpertWeights
+from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.loader import Loader
@@ -73,8 +73,8 @@ def test_every_rank_reads_its_slice_of_an_expert(
 ) -> None:
     share = slice(rank * SIZE // size, (rank + 1) * SIZE // size)
     weights = read(store, tensors, Rank(rank, size))
-    assert torch.equal(weights.up, torch.cat((GATE[2, share], UP[2, share])))
-    assert torch.equal(weights.down, DOWN[2, :, share])
+    assert torch.equal(weights.up.dequantize(torch.float32), torch.cat((GATE[2, share], UP[2, share])))
+    assert torch.equal(weights.down.dequantize(torch.float32), DOWN[2, :, share])
     assert weights.up_bias is None
     assert weights.down_bias is None
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.dict_reader import DictReader
+from support.linears import make_linear
 from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
@@ -19,11 +20,12 @@ from model_server.memory.kv_cache import KvShape
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.attention import Attention, head_ranges, load_attention, qkv_parts
 from model_server.models.decoder.build import build
-from model_server.models.decoder.loader import Loader, Part
+from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.parts import Step
 from model_server.models.families import spec_of
 from model_server.models.spec import Spec
+from model_server.weights.matrix import Part
 
 CPU = torch.device("cpu")
 
@@ -166,7 +168,7 @@ class OtherAttention:
 
 class OtherAttentionPlan:
     def load(self, loader: Loader, spec: Spec, index: int) -> OtherAttention:
-        return OtherAttention(Linear(torch.zeros(spec.hidden_size, 4)), KvShape(1, 6, 4))
+        return OtherAttention(make_linear(torch.zeros(spec.hidden_size, 4)), KvShape(1, 6, 4))
 
 
 class OtherMlpPlan:

@@ -1,37 +1,46 @@
-"""A matrix packed for `source/matrix.hpp`: one layout that is multiplied fast by one row as well as by many."""
+"""A matrix packed for `cpp/source/matrix.hpp`: one layout that is multiplied fast by one row as well as by many."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from model_server.cpp.library import TYPES, library, prepared, usable
+from model_server.cpp.library import TYPES, library, prepared
 from model_server.memory import huge_pages
 
 
-class PackedMatrix:
-    """`x @ weight.T + bias` with a weight [outputs, inputs] in panels; float32 or bfloat16."""
+class PackedLinear:
+    """A product with a weight [outputs, inputs] in panels; float32 or bfloat16, `inputs` even.
+
+    For what `cpp.library.usable` serves.
+    """
 
     __slots__ = ("_address", "_bias_address", "_function", "_type", "bias", "inputs", "outputs", "panels")
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.outputs, self.inputs = weight.shape
         self._type = TYPES[weight.dtype]
-        native = prepared()
-        panel = native.native_panel()
+        operators = prepared()
+        panel = operators.native_panel()
         self.panels = huge_pages.zeros((self.outputs + panel - 1) // panel * panel, self.inputs, dtype=weight.dtype)
         self.bias = bias
         self._address = self.panels.data_ptr()
         self._bias_address = None if bias is None else bias.data_ptr()
-        self._function = native.native_linear
+        self._function = operators.native_linear
         source = weight.contiguous()
-        native.native_pack(self._type, source.data_ptr(), self._address, self.outputs, self.inputs)
+        operators.native_pack(self._type, source.data_ptr(), self._address, self.outputs, self.inputs)
 
-    def __call__(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """x [..., inputs] of the weight's type -> [..., outputs], in `dtype`: the same type, or float32.
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, None)
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self._product(x, torch.float32)
+
+    def _product(self, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """x [..., inputs] of the weight's type -> [..., outputs] in `dtype`: float32, or None for the same type.
 
         In float32 the sums are given as they are, not rounded to bfloat16 first. Raises RuntimeError for another x, as
-        torch's own product does: what is behind these addresses nobody checks.
+        torch's own product does: the operator is given addresses and checks nothing.
         """
         if x.shape[-1] != self.inputs or x.dtype != self.panels.dtype:
             raise RuntimeError(
@@ -54,14 +63,7 @@ class PackedMatrix:
         return out
 
 
-def packed(weight: Tensor, bias: Tensor | None) -> PackedMatrix | None:
-    """The matrix packed, or None where this machine or its type is not served natively."""
-    if weight.dim() != 2 or not usable(weight.device, weight.dtype) or weight.shape[1] % 2:
-        return None
-    return PackedMatrix(weight, bias)
-
-
 def whole_panels(size: int) -> bool:
     """Whether `size` outputs fill their panels."""
-    native = library()
-    return native is not None and size % native.native_panel() == 0
+    operators = library()
+    return operators is not None and size % operators.native_panel() == 0

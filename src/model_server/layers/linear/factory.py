@@ -1,0 +1,74 @@
+"""Which kind of product a matrix gets: decided once, when it is loaded.
+
+On a CPU matrices are packed, which makes products of few rows 1.3 to 3 times faster: into the panels of our C++
+operators, or where these cannot be had into oneDNN's layout. On a GPU products of few rows are measured at load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from model_server.cpp import library as cpp
+from model_server.distributed.group import ProcessGroup
+from model_server.kernels.availability import usable
+from model_server.layers.linear.decode_gemm import BUCKETS, DecodeGemm, DecodeGemmLinear, Product, measure
+from model_server.layers.linear.linear import Linear, TorchLinear
+from model_server.layers.linear.onednn import SMALLEST_PACKED, OneDnnLinear, weight_packer
+from model_server.layers.linear.packed import PackedLinear
+from model_server.quantization.forms import Form
+
+# Matrices below this size take no time worth the measurement.
+SMALLEST_MEASURED = 1 << 20
+
+
+class LinearFactory:
+    """Makes the products of a model of one type on one device, and keeps the shapes that are to be measured."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+        self._packs_panels = cpp.usable(device, dtype)
+        self._candidates = _kernels(device, dtype)
+        self._gemms: dict[tuple[int, int], DecodeGemm] = {}
+
+    def make(self, form: Form, bias: Tensor | None = None) -> Linear:
+        """The fastest product with `form` [out, in], on the factory's device, and `bias` [out] of its type."""
+        weight = form.dequantize(self.dtype)
+        if self._packs_panels and weight.shape[1] % 2 == 0:
+            return PackedLinear(weight, bias)
+        packer = weight_packer(self.device, self.dtype) if weight.numel() >= SMALLEST_PACKED else None
+        if packer is not None:
+            return OneDnnLinear(weight, bias, packer)
+        if self._candidates and weight.numel() >= SMALLEST_MEASURED and weight.is_contiguous():
+            return DecodeGemmLinear(weight, bias, self._gemm(weight, self._candidates))
+        return TorchLinear(weight, bias)
+
+    def measure(self, group: ProcessGroup) -> None:
+        """Choose for all shapes that were made so far: `decode_gemm.measure`. All ranks call it at the same point."""
+        if self.device.type == "cuda":
+            measure(list(self._gemms.values()), self.device, group)
+
+    def _gemm(self, weight: Tensor, candidates: Sequence[Sequence[Product]]) -> DecodeGemm:
+        shape = (weight.shape[0], weight.shape[1])
+        if shape not in self._gemms:
+            self._gemms[shape] = DecodeGemm(shape, self.dtype, candidates)
+        return self._gemms[shape]
+
+
+def _kernels(device: torch.device, dtype: torch.dtype) -> Sequence[Sequence[Product]]:
+    """Our products for each bucket of rows; empty where the library alone multiplies.
+
+    Only 16-bit types: in float32 a row must not depend on the rows beside it.
+    """
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or not usable(device):
+        return ()
+    from model_server.kernels.matmul import multiply, tile_configs
+
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return [
+        [partial(multiply, tiles=tiles, num_processors=processors) for tiles in tile_configs(most)] for most in BUCKETS
+    ]

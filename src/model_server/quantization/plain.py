@@ -1,0 +1,65 @@
+"""Matrices stored as floating point numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantization.forms import Plain
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import FLOATING, WeightReader
+
+
+class PlainFormat:
+    """`{module}.weight`, or a tensor `module` that holds the matrices of all experts."""
+
+    def claims(self, reader: WeightReader, module: str) -> bool:
+        name = tensor_name(reader, module)
+        return reader.has(name) and reader.stored(name) in FLOATING
+
+    def read(self, reader: WeightReader, wanted: MatrixSlice) -> Plain:
+        """Filled in place, part after part: a fused matrix has no second copy."""
+        num_rows = sum(part.num_kept for part in wanted.parts)
+        num_columns = wanted.columns[1] - wanted.columns[0]
+        weight = torch.empty(num_rows, num_columns, dtype=reader.dtype, device=reader.device)
+        first = 0
+        for part in wanted.parts:
+            last = first + part.num_kept
+            _fill(weight[first:last], reader, part, wanted)
+            first = last
+        return Plain(weight)
+
+
+def tensor_name(reader: WeightReader, module: str) -> str:
+    """What the matrix of `module` is called where it is stored as it is."""
+    name = module + ".weight"
+    return name if reader.has(name) or not reader.has(module) else module
+
+
+def _fill(out: Tensor, reader: WeightReader, part: Part, wanted: MatrixSlice) -> None:
+    name = tensor_name(reader, part.name)
+    if wanted.expert is None:
+        across = int(wanted.transposed)
+        _expect(reader, name, across, part.num_rows)
+        _expect(reader, name, 1 - across, wanted.num_columns)
+    if wanted.transposed:
+        first = 0
+        for start, stop in part.rows:
+            last = first + stop - start
+            reader.fill(out[first:last].t(), name, [wanted.columns], (start, stop), index=wanted.expert)
+            first = last
+        if part.order is not None:
+            out.copy_(part.order.apply(out))
+    elif part.order is None:
+        reader.fill(out, name, part.rows, wanted.columns, index=wanted.expert)
+    else:
+        place, unit = part.order.place, part.order.head_dim
+        reader.fill(out, name, part.rows, wanted.columns, index=wanted.expert, place=place, unit=unit)
+
+
+def _expect(reader: WeightReader, name: str, dimension: int, size: int | None) -> None:
+    shape = reader.shape(name)
+    if len(shape) != 2 or (size is not None and shape[dimension] != size):
+        asked = "a matrix" if size is None else f"{size} at dimension {dimension}"
+        raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {asked}")
