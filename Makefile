@@ -8,14 +8,33 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak stubs reference locks \
-        check-deploy clean
+.PHONY: run test test-all unit thorough parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak \
+        stubs reference locks check-deploy clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
 
-test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Four processes, even on two cores: many tests wait. The end-to-end tests come first, what is short last.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+
+# Style and types beside the tests, since mypy uses one core only.
+test: $(VENV)/.installed-test
+	+$(MAKE) --no-print-directory --jobs 2 --keep-going lint unit
+
+unit: $(VENV)/.installed-test
+	$(PYTEST)
+
+# All that runs without a card, an engine for images or a quarter of an hour of abuse; in the end the seconds of each.
+test-all:
+	@for part in test thorough test-clients kernels; do \
+	    began=$$(date +%s); \
+	    $(MAKE) --no-print-directory SHORT=1 $$part || exit; \
+	    took="$$took $$part $$(( $$(date +%s) - began )) s;"; \
+	done; echo "make test-all:$$took"
+
+# What `make test` leaves out, and its random tests again with more cases.
+thorough: $(VENV)/.installed-test
+	$(PYTEST) --thorough -m "parity or long or random"
 
 # The model families that `make test` leaves out.
 parity: $(VENV)/.installed-test

@@ -6,6 +6,7 @@ import contextlib
 import os
 
 import pytest
+from support import effort
 
 # A developer's shell must not change what the tests see.
 _OURS = (
@@ -19,13 +20,33 @@ _OURS = (
 collect_ignore = ["clients", "deploy", "kernels", "gpu"]
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="more cases of each test that makes random ones")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    effort.thorough = config.getoption("--thorough")
     with contextlib.suppress(ImportError):  # tests/gpu does without
         from hypothesis import HealthCheck, settings
 
         # A machine that is busy with something else is no failure.
-        settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.register_profile(
+            "patient",
+            max_examples=effort.examples(30, 400),
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
         settings.load_profile("patient")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("random")
+        # With `--dist loadgroup` one process runs the tests of a file, which share its fixtures.
+        if config.pluginmanager.hasplugin("xdist") and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.gpu import report as table
-from benchmarks.gpu.environment import describe
+from benchmarks.gpu.measuring.environment import describe
 from benchmarks.gpu.running import Report, Run, run_stages
-from benchmarks.gpu.stages import BY_NAME, STAGES
+from benchmarks.gpu.stages.table import BY_NAME, STAGES
 
 OUT = Path(__file__).parents[1] / "out" / "gpu"
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.roofline import Machine
-from benchmarks.gpu.stages import BY_NAME
+from benchmarks.gpu.measuring.roofline import Machine
+from benchmarks.gpu.stages.table import BY_NAME
 from model_server.device import enter
 
 
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _work(stage: str, part: str | None) -> Callable[[Context], None]:
-    module = importlib.import_module(f"benchmarks.gpu.{BY_NAME[stage].module}")
+    module = importlib.import_module(f"benchmarks.gpu.stages.{BY_NAME[stage].module}")
     work: Callable[[Context], None] = module.run if part is None else module.PARTS[part]
     return work
 

@@ -10,9 +10,9 @@ from typing import TextIO
 
 import torch
 
+from benchmarks.gpu.measuring.roofline import Machine
+from benchmarks.gpu.measuring.targets import TARGETS
 from benchmarks.gpu.record import Line, Target
-from benchmarks.gpu.roofline import Machine
-from benchmarks.gpu.targets import TARGETS
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu.record import Line
 from benchmarks.gpu.running import MACHINE, Report
-from benchmarks.gpu.stages import STAGES
+from benchmarks.gpu.stages.table import STAGES
 
 NAME_WIDTH = 44
 COLUMNS = (("measured", 13), ("roofline", 9), ("peer", 7), ("spread", 7), ("predicted", 11), ("must / aim", 17))

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.environment import ROOT
+from benchmarks.gpu.measuring.environment import ROOT
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.record import Line, from_json
-from benchmarks.gpu.stages import BY_NAME, Stage
+from benchmarks.gpu.stages.table import BY_NAME, Stage
 
 # A stage that has not ended this long after its time is asked to, then killed.
 GRACE_S = 8.0

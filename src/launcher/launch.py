@@ -20,7 +20,7 @@ from launcher.processes.child import Guard
 from launcher.processes.output import Output, claim_standard_descriptors
 from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Patience, Supervisor
-from wire.log import log_line, progress_bars
+from wire.log import log_setup, progress_bars
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -31,7 +31,7 @@ def run_launch(config: LauncherConfig) -> int:
     """Launches; returns the exit status."""
     claim_standard_descriptors()
     stdout, stderr = Output(1, json_lines=config.json_output), Output(2)
-    log_line.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
+    log_setup.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
     status, last_words = 1, ""
     try:
         with Signals() as signals:

@@ -14,7 +14,7 @@ from wire import phases, stack_dump
 from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.local_grpc import poll_in_place
-from wire.log import log_line
+from wire.log import log_setup
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def main() -> int:
 
 def serve(config: ServeConfig) -> int:
     """Load the model, bind the socket, serve until told to stop."""
-    log_line.configure(config.json_output, config.logger_level, rank=config.rank if config.sharded else None)
+    log_setup.configure(config.json_output, config.logger_level, rank=config.rank if config.sharded else None)
     stack_dump.answer_requests()
     started = time.perf_counter()
     # Imported here, as all that is not needed for --help.
@@ -72,7 +72,7 @@ def serve(config: ServeConfig) -> int:
 
 def download(config: DownloadConfig) -> int:
     """Fetch a hub model into the local cache; convert its weights if that is asked for and needed."""
-    log_line.configure(config.json_output, config.logger_level)
+    log_setup.configure(config.json_output, config.logger_level)
     from model_server.weights.download.download import download as fetch
 
     # The default would end the process where it stands, and leave half-written files.
@@ -103,7 +103,7 @@ def _refuse_adapter(model_id: str) -> None:
 
 def quantize(config: QuantizeConfig) -> int:
     """Not served yet: refuses, and says what to do instead."""
-    log_line.configure(config.json_output, config.logger_level)
+    log_setup.configure(config.json_output, config.logger_level)
     logger.error("quantize is %s: serve the unquantized checkpoint of %s", NOT_SERVED, config.model_id)
     return 1
 

@@ -11,7 +11,7 @@ from router.errors import StartupError
 from wire import phases, stack_dump
 from wire.cli.commands import installed_version, run_group
 from wire.local_grpc import poll_in_place
-from wire.log import log_line
+from wire.log import log_setup
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def main() -> int:
 
 def run(config: RouterConfig) -> int:
     """Serve until a signal comes."""
-    log_line.configure(config.json_output, config.log_level)
+    log_setup.configure(config.json_output, config.log_level)
     stack_dump.answer_requests()
     phases.enter(phases.IMPORTING)
     try:

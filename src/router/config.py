@@ -5,6 +5,7 @@ What the server will really do after it has seen the shards is `router.limits.Se
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -154,6 +155,19 @@ class RouterConfig:
     @property
     def listening_port(self) -> int:
         return self.port if self.aip_http_port is None else self.aip_http_port
+
+
+@dataclass(frozen=True)
+class ImageLabels:
+    """What the container image was built from, and its name; None outside of one."""
+
+    git_sha: str | None
+    docker_label: str | None
+
+
+def image_labels() -> ImageLabels:
+    """From the variables that the image's build sets."""
+    return ImageLabels(os.environ.get("GIT_SHA") or None, os.environ.get("DOCKER_LABEL") or None)
 
 
 def check(config: RouterConfig) -> None:

@@ -1,4 +1,4 @@
-"""What travels outward: the events of one request, in the order in which its caller sees them.
+"""The events of one request, in the order in which its caller sees them.
 
 `Prefilled`? (only when prompt details were asked for), then `TokenGenerated`*, then exactly one of `Finished` and
 `Failed`.
@@ -6,20 +6,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 
 @dataclass(slots=True)  # not frozen: that costs more than the rest of making one
 class Token:
-    """One token. `logprob` may be NaN or infinite; the HTTP door writes such a value as null."""
+    """One token. `logprob` may be NaN or infinite."""
 
     id: int
     text: str
     logprob: float
     special: bool = False
+
+    @property
+    def json_logprob(self) -> np.float32 | None:
+        """As TGI writes it: the shortest decimal that reads back as the same float32; what is not finite is null."""
+        return np.float32(self.logprob) if math.isfinite(self.logprob) else None
 
 
 @dataclass(frozen=True, slots=True)

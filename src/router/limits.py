@@ -19,7 +19,7 @@ class ServingLimits:
     max_input_tokens: int
     max_total_tokens: int
     max_batch_prefill_tokens: int  # of one step
-    calm_prefill_tokens: int  # of one step's prompts unless a crowd waits; at most the above
+    default_prefill_tokens: int  # of one step's prompts unless there is a backlog; at most the above
     max_batch_total_tokens: int  # KV capacity of the server in tokens, block 0 included
     max_batch_size: int | None
     max_waiting_tokens: int  # answered decode steps

@@ -7,10 +7,9 @@ Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `rou
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from router.tracing import GenerationTrace
+from router.generation_trace import GenerationTrace
 
 GrammarKind = Literal["none", "json", "regex"]
 

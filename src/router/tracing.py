@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from router.generation_trace import GenerationTrace
 from router.request import ValidRequest
 from wire.tracing import Tracing, end
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 _NAMES = {
     "generate.compat_generate": "compat_generate", "generate.generate": "generate",
     "generate.generate_stream": "generate_stream", "completions.completions": "completions",
-    "chat.chat_completions": "chat_completions", "platforms.vertex": "vertex_compatibility",
-    "platforms.invocations": "sagemaker_compatibility", "tokenize.tokenize": "tokenize",
-    "tokenize.chat_tokenize": "chat_tokenize", "kserve.infer": "kserve_model_infer", "service.info": "get_model_info",
-    "service.models": "openai_get_model_info", "service.model": "openai_get_model_info", "service.health": "health",
+    "chat.chat_completions": "chat_completions", "platforms.cloud.vertex": "vertex_compatibility",
+    "platforms.cloud.invocations": "sagemaker_compatibility", "tokenize.tokenize": "tokenize",
+    "tokenize.chat_tokenize": "chat_tokenize", "platforms.kserve.infer": "kserve_model_infer",
+    "service.info": "get_model_info", "service.models": "openai_get_model_info",
+    "service.model": "openai_get_model_info", "service.health": "health",
 }  # fmt: skip
 
 _current: ContextVar[RequestSpan | None] = ContextVar("request", default=None)
@@ -50,7 +52,8 @@ class RequestSpan:
         endpoint = self._scope.get("endpoint")
         if endpoint is None:
             return ""
-        return _NAMES.get(f"{endpoint.__module__.rpartition('.')[2]}.{getattr(endpoint, '__name__', '')}", "")
+        module = endpoint.__module__.removeprefix("router.api.")
+        return _NAMES.get(f"{module}.{getattr(endpoint, '__name__', '')}", "")
 
     def record(self, fields: Mapping[str, str]) -> None:
         """TGI's fields of a finished generation. Of several generations the last one counts, as in TGI."""
@@ -97,37 +100,6 @@ def enter(request: RequestSpan) -> None:
 def entered() -> RequestSpan | None:
     """The request that the running task works for."""
     return _current.get()
-
-
-class GenerationTrace:
-    """The two spans of a generation after its validation. Travels with the request to where batches are sent."""
-
-    __slots__ = ("_infer", "_parent", "_queued", "_tracing")
-
-    def __init__(self, tracing: Tracing, parent: Span) -> None:
-        self._tracing = tracing
-        self._parent = parent
-        self._queued: Span | None = tracing.start("queued", parent=parent)
-        self._infer: Span | None = None
-
-    def batched(self) -> Span:
-        """It is in a batch now; the span `infer`. Once more after a preemption: nothing changes."""
-        self._end_queued()
-        if self._infer is None:
-            self._infer = self._tracing.start("infer", parent=self._parent)
-        return self._infer
-
-    def finish(self, error: BaseException | None = None) -> None:
-        """It has ended, or its reader has left. Idempotent."""
-        if self._queued is not None:
-            self._end_queued(error)
-        elif self._infer is not None and self._infer.is_recording():
-            end(self._infer, error)
-
-    def _end_queued(self, error: BaseException | None = None) -> None:
-        if self._queued is not None:
-            end(self._queued, error)
-            self._queued = None
 
 
 def described(request: ValidRequest) -> str:

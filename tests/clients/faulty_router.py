@@ -33,7 +33,7 @@ def main() -> None:
     port, key = int(sys.argv[1]), sys.argv[2]
     tokenizer = Tokenizer.from_file(str(demo_model.path() / "tokenizer.json"))
     router = Router(tokenizer, script, config=RouterConfig(tokenizer_name="faulty", api_key=key))
-    uvicorn.run(router.server.app, host="127.0.0.1", port=port, log_level="warning", lifespan="off")
+    uvicorn.run(router.app, host="127.0.0.1", port=port, log_level="warning", lifespan="off")
 
 
 if __name__ == "__main__":

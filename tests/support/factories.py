@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 from router.limits import ServingLimits, ShardInfo
+from router.metrics import Metrics
 from router.request import SamplingParameters, StoppingParameters, ValidRequest
 from wire.extensions import Extension
 
@@ -42,7 +42,7 @@ def make_limits(**changes: Any) -> ServingLimits:
         "waiting_served_ratio": 1.2,
     }
     values |= changes
-    return ServingLimits(**({"calm_prefill_tokens": values["max_batch_prefill_tokens"]} | values))
+    return ServingLimits(**({"default_prefill_tokens": values["max_batch_prefill_tokens"]} | values))
 
 
 def make_info(**changes: Any) -> ShardInfo:
@@ -61,21 +61,25 @@ def make_info(**changes: Any) -> ShardInfo:
     return ShardInfo(**(values | changes))
 
 
-@dataclass
-class RecordingMetrics:
-    """Implements `router.scheduling.ports.Metrics`; labelled names read `name{label}`."""
+class RecordingMetrics(Metrics):
+    """Remembers what it was given; labelled names read `name{label}`."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    observed: dict[str, list[float]] = field(default_factory=dict)
-    gauges: dict[str, float] = field(default_factory=dict)
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.observed: dict[str, list[float]] = {}
+        self.gauges: dict[str, float] = {}
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
+        super().count(name, value, **labels)
         self.counts[_key(name, labels)] += int(value)
 
     def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
+        super().observe(name, value, times, **labels)
         self.observed.setdefault(_key(name, labels), []).extend([value] * times)
 
     def gauge(self, name: str, value: float) -> None:
+        super().gauge(name, value)
         self.gauges[name] = value
 
 

@@ -15,7 +15,7 @@ from launcher.config import SECRETS, LauncherConfig
 from launcher.planning.model_info import with_hub_cache
 from launcher.planning.plan import LaunchPlan
 from wire.cli.spelling import to_argv, to_environment, variable_of
-from wire.log.log_line import level_from_filter
+from wire.log.levels import level_from_filter
 
 ROUTER_FLAGS = (
     "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_total_tokens",

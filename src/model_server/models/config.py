@@ -9,7 +9,7 @@ from typing import Any
 
 from model_server.errors import StartupError
 from model_server.layers.rotary import Rope
-from model_server.weights.json_file import read_object
+from wire.model_files import read_object
 
 # No count in a real model comes near; a larger one would be asked for as memory.
 MAX_COUNT = 2**31
@@ -23,7 +23,7 @@ class ModelConfig:
 
     @classmethod
     def read(cls, model_dir: Path) -> ModelConfig:
-        return cls(read_object(model_dir / "config.json"))
+        return cls(read_object(model_dir / "config.json", StartupError))
 
     @property
     def model_type(self) -> str:

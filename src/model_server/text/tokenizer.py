@@ -19,11 +19,9 @@ from tokenizers import Tokenizer as _Backend
 
 from model_server.errors import StartupError
 from wire import tokenizer_file
+from wire.model_files import NAMED_TOKENS, length_limit, read_optional_object, token_text
 
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
-# transformers writes "no limit" as int(1e30).
-_NO_LIMIT = 10**18
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -77,14 +75,14 @@ class Tokenizer:
             if generation is None and isinstance(text_config, dict):
                 generation = text_config.get("eos_token_id")
         eos_token_ids = set(_ids(generation))
-        eos_token = _content(settings.get("eos_token"))
+        eos_token = token_text(settings.get("eos_token"))
         if eos_token is not None and (own := backend.token_to_id(eos_token)) is not None:
             eos_token_ids.add(own)
         return cls(
             backend,
             eos_token_ids=frozenset(eos_token_ids),
             special_tokens=_special_tokens(settings),
-            model_max_length=_length(tokenizer_config.get("model_max_length")),
+            model_max_length=length_limit(tokenizer_config.get("model_max_length")),
         )
 
     def encode(self, text: str, *, truncate: int, add_special_tokens: bool) -> list[int]:
@@ -203,17 +201,11 @@ def _token_bytes(token: str) -> bytes:
 
 
 def _special_tokens(settings: dict[str, Any]) -> list[str]:
-    values = [settings.get(name) for name in _NAMED_TOKENS]
+    values = [settings.get(name) for name in NAMED_TOKENS]
     for name in _TOKEN_LISTS:
         more = settings.get(name)
         values.extend(more.values() if isinstance(more, dict) else more if isinstance(more, list) else ())
-    return [text for value in values if (text := _content(value)) is not None]
-
-
-def _content(token: Any) -> str | None:
-    """A token as configs write it: its text, or an object with `content`."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
+    return [text for value in values if (text := token_text(value)) is not None]
 
 
 def _ids(value: Any) -> list[int]:
@@ -222,23 +214,8 @@ def _ids(value: Any) -> list[int]:
     return [number for number in values if isinstance(number, int) and not isinstance(number, bool)]
 
 
-def _length(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return int(value) if 0 < value < _NO_LIMIT else None
-
-
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an absent file is an empty object."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise StartupError(f"cannot read {path}: {_one_line(error)}") from None
-    if not isinstance(value, dict):
-        raise StartupError(f"cannot read {path}: not a JSON object")
-    return value
+    return read_optional_object(path, StartupError)
 
 
 def _one_line(error: Exception) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 from model_server.errors import StartupError
 from model_server.weights.header import Header, read_header
-from model_server.weights.json_file import read_object
 from model_server.weights.locate import INDEX, weight_files, weight_map
+from wire.model_files import read_object
 
 # Names of sizes in configs of all families. A field that is no number is not ours to judge.
 _LAYERS = frozenset(
@@ -53,7 +53,7 @@ class Checkpoint:
 
 def examine(directory: Path) -> Checkpoint:
     """Look at everything in `directory` that serving reads, but the tokenizer. Raises StartupError, one line."""
-    config = read_object(directory / "config.json")
+    config = read_object(directory / "config.json", StartupError)
     files = weight_files(directory)
     headers = {file.name: read_header(file) for file in files}
     num_tensors = sum(len(header.tensors) for header in headers.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model_server.errors import StartupError
 from model_server.weights.download.hub import snapshot
-from model_server.weights.json_file import read_object
+from wire.model_files import read_object
 
 EMBEDDED = "demo"
 INDEX = "model.safetensors.index.json"
@@ -92,7 +92,7 @@ def indexed_files(directory: Path, index: Path, suffixes: tuple[str, ...]) -> li
 
 def weight_map(index: Path) -> dict[str, str]:
     """Tensor -> file, as an index has it. Raises StartupError if it has none."""
-    found = read_object(index).get("weight_map")
+    found = read_object(index, StartupError).get("weight_map")
     if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found.values()):
         raise StartupError(f"{index} has no usable `weight_map`")
     return found

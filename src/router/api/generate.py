@@ -20,7 +20,6 @@ from router.api.openapi.openapi import documented
 from router.events import Finished, Prefilled, Token, TokenGenerated
 from router.generation.running import Generation, Running
 from router.generation.validation import GenerateRequest
-from router.logprobs import float32
 from router.schemas.generate import (
     CompatBody,
     GenerateBody,
@@ -158,7 +157,7 @@ def _details(generation: Generation) -> dict[str, Any]:
         "generated_tokens": generation.generated_tokens,
         "seed": generation.seed,
         "prefill": [
-            {"id": token.id, "text": token.text, "logprob": float32(token.logprob)} for token in generation.prefill
+            {"id": token.id, "text": token.text, "logprob": token.json_logprob} for token in generation.prefill
         ],
         "tokens": [_token(token) for token in generation.tokens],
     }
@@ -168,7 +167,7 @@ def _details(generation: Generation) -> dict[str, Any]:
 
 
 def _token(token: Token) -> dict[str, Any]:
-    return {"id": token.id, "text": token.text, "logprob": float32(token.logprob), "special": token.special}
+    return {"id": token.id, "text": token.text, "logprob": token.json_logprob, "special": token.special}
 
 
 def request_of(body: GenerateBody) -> GenerateRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from router.scheduling.entry import Entry
 from router.shards.interface import CachedBatch, Growth
@@ -11,9 +11,9 @@ from router.shards.interface import CachedBatch, Growth
 class RunningBatch:
     """Who is in the batch, and what is known of it on the shards.
 
-    `entries` holds the requests that the router still wants, in batch order, which is the order of their admission; a
-    stock shard keeps others until they are filtered away. `size`, `max_tokens` and `current_tokens` are the shard's
-    figures of its last answer.
+    `entries` holds the requests that the router still wants, in batch order, which is the order of their admission; an
+    upstream TGI shard keeps others until they are filtered away. `size`, `max_tokens` and `current_tokens` are the
+    shards' figures of their last answer. Its fields are written by its own methods only.
     """
 
     __slots__ = (
@@ -39,13 +39,10 @@ class RunningBatch:
         """into: the running batch that these requests join by their Prefill."""
         self.batch_id = batch_id
         self.into = into
-        self.entries: dict[int, Entry] = {}
-        for entry in entries:
-            entry.batch = self
-            self.entries[entry.request_id] = entry
+        self.entries = {entry.request_id: entry for entry in entries}
         self.prefilling = dict(self.entries)  # those that have not got a token here yet
         self.growing: dict[int, Entry] = {}  # those that hold fewer blocks than they can come to need
-        self.growth: list[Growth] = []  # blocks got for them, to be told with the next step
+        self.growth: list[Growth] = []  # blocks got for them, to be sent with the next step
         self.size = len(self.entries)
         self.max_tokens = 0
         self.current_tokens = 0
@@ -57,20 +54,6 @@ class RunningBatch:
         self.ended = False  # nothing more is sent for it, nothing more is expected of it
         self.failed = False  # it ended by an error
 
-    def absorb(self, other: RunningBatch) -> None:
-        """`other` is merged behind this batch; its own record is void from now on."""
-        for entry in other.entries.values():
-            entry.batch = self
-        self.entries.update(other.entries)
-        self.prefilling.update(other.prefilling)
-        self.growing.update(other.growing)
-        self._last_step = max(self._last_step, self.num_steps + other._last_step)
-        self.size += other.size
-        self.max_tokens += other.max_tokens
-        self.dirty |= other.dirty
-        other.entries = {}
-        other.ended = True
-
     @property
     def prompt_tokens(self) -> int:
         """How much of `current_tokens` is prompts: all but a token of each other request."""
@@ -81,24 +64,84 @@ class RunningBatch:
         """Whether the steps sent so far bring every request to its largest number of tokens."""
         return not self.prefilling and self.num_steps >= self._last_step
 
-    def prefilled(self, entry: Entry, num_to_come: int) -> None:
-        """The request got its first token here, when no Decode was in flight; so many may follow."""
-        del self.prefilling[entry.request_id]
-        self._last_step = max(self._last_step, self.num_steps + num_to_come)
+    # Calls.
 
-    def stepped(self) -> None:
-        """A step of this batch is sent."""
+    def call_sent(self, *, is_decode: bool) -> None:
+        """A call that runs or changes this batch is in flight."""
+        if is_decode:
+            self.num_decodes += 1
+        else:
+            self.num_unanswered += 1
+
+    def call_answered(self, *, is_decode: bool) -> None:
+        if is_decode:
+            self.num_decodes -= 1
+        else:
+            self.num_unanswered -= 1
+
+    def step_sent(self) -> None:
+        """A step of this batch is sent, and with it what its requests grow by."""
         self.num_steps += 1
         for entry in self.growing.values():
             if entry.prefilled:
-                entry.num_positions += 1
+                entry.step_sent()
         self.growth = []
 
+    def filter_sent(self) -> None:
+        """The shards are told which requests are still wanted."""
+        self.dirty = False
+
+    # Members.
+
+    def joined(self) -> RunningBatch | None:
+        """The Prefill is answered by which these requests joined a running batch, whose id the shards keep, also when
+        nothing else was left of it. Returns that batch; None if they did not join one."""
+        running = self.into
+        if running is not None:
+            self.into, self.batch_id = None, running.batch_id
+        return running
+
+    def absorb(self, other: RunningBatch) -> None:
+        """`other` is merged into this batch, after its own requests; the record of `other` is void from now on."""
+        self.entries.update(other.entries)
+        self.prefilling.update(other.prefilling)
+        self.growing.update(other.growing)
+        self._last_step = max(self._last_step, self.num_steps + other._last_step)
+        self.size += other.size
+        self.max_tokens += other.max_tokens
+        self.dirty |= other.dirty
+        other.end()
+
+    def first_token(self, entry: Entry) -> None:
+        """The request got its first token here, when no Decode was in flight."""
+        entry.first_token()
+        del self.prefilling[entry.request_id]
+        still_to_come = entry.request.stopping.max_new_tokens - max(len(entry.generated_ids), 1)
+        self._last_step = max(self._last_step, self.num_steps + still_to_come)
+        if entry.allocation is not None and entry.allocation.num_tokens < entry.most_positions:
+            self.growing[entry.request_id] = entry
+
+    def grow(self, entry: Entry, blocks: Sequence[int]) -> None:
+        """`blocks` were appended to the request's table."""
+        assert entry.allocation is not None
+        self.growth.append(Growth(entry.request_id, blocks))
+        if entry.allocation.num_tokens >= entry.most_positions:
+            del self.growing[entry.request_id]
+
     def remove(self, entry: Entry) -> None:
-        """The router no longer wants this request."""
+        """The request has ended on the shards."""
         for of_batch in (self.entries, self.prefilling, self.growing):
             of_batch.pop(entry.request_id, None)
-        entry.batch = None
+
+    def discard(self, entry: Entry) -> None:
+        """The router no longer wants this request: the shards must be told."""
+        self.remove(entry)
+        self.growth = [g for g in self.growth if g.request_id != entry.request_id]
+        self.mark_dirty()
+
+    def mark_dirty(self) -> None:
+        """The shards hold a row that nobody wants."""
+        self.dirty = True
 
     def update(self, cached: CachedBatch) -> list[Entry]:
         """Take over what the shards say they keep. Returns the entries that they ought to keep and do not."""
@@ -109,3 +152,15 @@ class RunningBatch:
             return []
         kept = set(cached.request_ids)
         return [entry for request_id, entry in self.entries.items() if request_id not in kept]
+
+    def compare_size(self) -> None:
+        """Whether the shards hold rows that nobody wants follows from the size that they said."""
+        self.dirty = self.size != len(self.entries)
+
+    def end(self, *, failed: bool = False) -> list[Entry]:
+        """Nothing more is sent for this batch. Returns the requests that were in it."""
+        entries = list(self.entries.values())
+        self.ended = True
+        self.failed = self.failed or failed
+        self.entries = {}
+        return entries

@@ -1,16 +1,64 @@
-"""From the rows of a step to events in outboxes."""
+"""From a step's reply to its requests: which tokens they got, and the events in their outboxes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from router.errors import GenerationError, IncompleteError
 from router.events import Failed, Finished, Prefilled, Token, TokenGenerated
 from router.scheduling.entry import Entry
-from router.shards.interface import Columns, Row
+from router.scheduling.pipeline import Call
+from router.shards.interface import Columns, Row, StepReply
 
 
-def deliver_columns(columns: Columns, entries: Mapping[int, Entry]) -> None:
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What an answered step has for its callers, put off until the next calls are sent.
+
+    rows: with those whose requests have left their batch by now. entries: who reads the columns, by request id.
+    """
+
+    call: Call
+    reply: StepReply
+    rows: Sequence[tuple[Row, Entry]]
+    entries: Mapping[int, Entry]
+
+    def deliver(self) -> None:
+        """Put everything into the outboxes, in the order of the reply."""
+        for columns in self.reply.columns:
+            _deliver_columns(columns, self.entries)
+        for row, entry in self.rows:
+            _deliver_row(row, entry)
+
+
+def keep_ids(reply: StepReply, entries: Mapping[int, Entry]) -> None:
+    """Note the tokens that the requests got."""
+    find = entries.get
+    for columns in reply.columns:
+        for request_id, token_id in zip(columns.request_ids, columns.ids, strict=True):
+            entry = find(request_id)
+            if entry is not None:
+                entry.generated_ids.append(token_id)
+    for row in reply.rows:
+        entry = find(row.request_id)
+        if entry is not None:
+            entry.generated_ids.extend(token.id for token in row.tokens)
+
+
+def first_tokens(reply: StepReply, prefilling: Mapping[int, Entry]) -> list[Entry]:
+    """Those among `prefilling` that got a token."""
+    ids = dict.fromkeys(request_id for columns in reply.columns for request_id in columns.request_ids)
+    ids |= dict.fromkeys(row.request_id for row in reply.rows if row.tokens)
+    return [prefilling[request_id] for request_id in ids if request_id in prefilling]
+
+
+def server_error(message: str) -> GenerationError:
+    """What a caller hears of a shard's failure, in TGI's words."""
+    return GenerationError(f"Server error: {message}")
+
+
+def _deliver_columns(columns: Columns, entries: Mapping[int, Entry]) -> None:
     """One plain token for each row. The hot path of the router: a few microseconds per token."""
     find = entries.get
     for request_id, token_id, logprob, text, special in zip(
@@ -21,7 +69,7 @@ def deliver_columns(columns: Columns, entries: Mapping[int, Entry]) -> None:
             entry.put(TokenGenerated(Token(token_id, text, logprob, special)))
 
 
-def deliver_row(row: Row, entry: Entry) -> None:
+def _deliver_row(row: Row, entry: Entry) -> None:
     """All that a row says to its request, in order."""
     if row.error is not None:
         entry.put(Failed(server_error(row.error)))
@@ -39,11 +87,6 @@ def deliver_row(row: Row, entry: Entry) -> None:
             entry.put(_finished(row, token, top, entry))
         else:
             entry.put(TokenGenerated(token, top))
-
-
-def server_error(message: str) -> GenerationError:
-    """What a caller hears of a shard's failure, in TGI's words."""
-    return GenerationError(f"Server error: {message}")
 
 
 def _finished(row: Row, token: Token, top: tuple[Token, ...], entry: Entry) -> Finished:

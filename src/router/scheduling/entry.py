@@ -1,7 +1,7 @@
 """A queued request and its outbox.
 
 The HTTP side holds the reading end (`next_event`, `close`), the scheduler the writing end (`put`). There is no queue
-object per token: a deque and at most one future, because a busy server delivers thousands of tokens a second.
+object per token: a deque and at most one future, because a busy server delivers thousands of tokens per second.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from router.errors import GenerationError, RouterError
 from router.events import Event, Failed, Finished, TokenGenerated
 from router.request import ValidRequest
-
-if TYPE_CHECKING:
-    from router.scheduling.batch import RunningBatch
-    from router.scheduling.cache.blocks import Allocation
+from router.scheduling.cache.blocks import Allocation
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +42,6 @@ class Entry:
         "_on_close",
         "_waiter",
         "allocation",
-        "batch",
         "chunk_len",
         "closed",
         "done",
@@ -72,14 +67,13 @@ class Entry:
         self.started_at: float | None = None  # when it was first taken into a batch
         self.closed = False  # the caller has left
         self.done = False  # its end is settled: finished, failed or dropped
-        # Written by the scheduler only.
+        # Read by the scheduler, written by the methods below under "What the scheduler does with it".
         self.request_id = -1  # given when it is appended to the queue
-        self.batch: RunningBatch | None = None
         self.allocation: Allocation | None = None
         self.chunk_len: int | None = None  # prompt tokens of its first Prefill, if that takes only a part
         self.prefilled = False  # its prompt's KV has been written: it has got a token since it was taken into a batch
-        self.generated_ids: list[int] = []  # kept where they are wanted again: prefix cache, preemption
-        self.num_positions = 0  # KV positions that the calls sent so far fill; kept while it may have to grow
+        self.generated_ids: list[int] = []  # `delivery.keep_ids` adds to it: for the prefix cache and preemption
+        self.num_positions = 0  # KV positions that the calls sent so far fill; true while it may have to grow
         self.num_preemptions = 0
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -146,6 +140,43 @@ class Entry:
                 size += sum(_TOKEN_BYTES + len(token.text) for token in event.top_tokens)
         return size
 
+    # What the scheduler does with it.
+
+    def queued(self, request_id: int) -> None:
+        """It has a place in the queue."""
+        self.request_id = request_id
+
+    def admit(self, allocation: Allocation, *, chunk_len: int | None = None) -> None:
+        """It gets blocks for its next Prefill. chunk_len: of how many missing tokens; None for all."""
+        self.allocation, self.chunk_len = allocation, chunk_len
+
+    def started(self, at: float) -> None:
+        """A Prefill takes it. at: `time.monotonic()`; the first time counts."""
+        if self.started_at is None:
+            self.started_at = at
+
+    def first_token(self) -> None:
+        """It got its first token since it was taken into a batch. That token is known and its KV not yet written."""
+        self.prefilled = True
+        self.num_positions = self.num_tokens - 1
+
+    def step_sent(self) -> None:
+        """A step that writes one more of its KV positions is in flight."""
+        self.num_positions += 1
+
+    def release(self) -> None:
+        """Somebody else takes its blocks: it is in no batch any more."""
+        self.allocation = self.chunk_len = None
+
+    def preempted(self) -> None:
+        """It lost its place in a batch: its next Prefill computes all its tokens again."""
+        self.prefilled = False
+        self.num_preemptions += 1
+
+    def drop(self) -> None:
+        """Its end is settled, and nobody hears of it."""
+        self.done = True
+
     @property
     def num_tokens(self) -> int:
         """Prompt and known generated tokens: what a Prefill has to bring into the cache before the next token."""
@@ -159,10 +190,15 @@ class Entry:
 
     @property
     def written_ids(self) -> Sequence[int]:
-        """The tokens whose KV is certainly written: each one is by the step after the one that drew it."""
+        """The tokens whose KV is certainly written: each one is by the step after the one that sampled it."""
         if not self.prefilled:
             return ()
         return self.token_ids[: self.num_tokens - bool(self.generated_ids)]
+
+    @property
+    def most_positions(self) -> int:
+        """KV positions that it can come to fill, across preemptions; the last token is never written."""
+        return self.request.input_length + self.request.stopping.max_new_tokens - 1
 
     @property
     def num_remaining(self) -> int:

@@ -8,6 +8,32 @@ from collections.abc import Awaitable, Callable
 from router.shards.interface import ShardError, Shards
 
 
+class Probe:
+    """A generation of one token through the same numbered order as everything else, sent at the next boundary."""
+
+    def __init__(self) -> None:
+        self._answer: asyncio.Future[bool] | None = None
+        self._is_sent = False
+
+    def ask(self) -> asyncio.Future[bool]:
+        """The future answer of a probe; all who ask before it is there share one."""
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+            self._is_sent = False
+        return self._answer
+
+    def take(self) -> bool:
+        """Whether a probe is to be sent now; its sender takes it."""
+        is_due = self._answer is not None and not self._is_sent
+        self._is_sent = True
+        return is_due
+
+    def answered(self, healthy: bool) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(healthy)
+        self._answer = None
+
+
 class HealthCheck:
     """TGI's two-step rule: while generations succeed, ask the devices; after one has failed, generate a token.
 

@@ -1,6 +1,6 @@
-"""The one task that talks to the shards: waits for the oldest call, lets the driver decide, and watches for the end.
+"""The one task that talks to the shards: sends what may be sent, waits for the oldest answer, settles it, delivers.
 
-Request metrics counted by the scheduler: `tgi_request_failure` with err="generation" and err="dropped". The front desk
+Request metrics counted by the scheduler: `tgi_request_failure` with err="generation" and err="dropped". `generation`
 counts the rest.
 """
 
@@ -13,16 +13,20 @@ from collections.abc import Callable
 
 from router.errors import GenerationError, OverloadedError, RouterError, UnhealthyError, ValidationError
 from router.limits import ServingLimits, ShardInfo
+from router.metrics import Metrics
 from router.request import ValidRequest
+from router.scheduling.answers import Answers
+from router.scheduling.batches import Batches
 from router.scheduling.cache.blocks import BlockAllocator, FreeList
 from router.scheduling.cache.prefix_cache import PrefixCache
-from router.scheduling.driver import Driver
+from router.scheduling.delivery import Delivery, server_error
 from router.scheduling.entry import MAX_UNREAD_BYTES, Entry
-from router.scheduling.growth import Growing
-from router.scheduling.health import HealthCheck
+from router.scheduling.growth import Grower
+from router.scheduling.health import HealthCheck, Probe
 from router.scheduling.pipeline import Pipeline
-from router.scheduling.ports import Metrics
-from router.scheduling.request_queue import RequestQueue
+from router.scheduling.queue.admission import Admission
+from router.scheduling.queue.request_queue import RequestQueue
+from router.scheduling.sender import Sender
 from router.scheduling.step_metrics import StepMetrics
 from router.shards.interface import ShardError, Shards
 from wire.extensions import Extension
@@ -33,7 +37,7 @@ DEFAULT_MAX_STEP_S = 60.0
 
 
 class Scheduler:
-    """Owns queue, blocks and the running batch.
+    """Owns queue, blocks and batches.
 
     `run` is the one task. It returns after `drain` or `close`; if it had to give up, `failure` says why, every entry
     has got `Failed`, and the process should exit non-zero.
@@ -50,9 +54,9 @@ class Scheduler:
         max_request_s: float | None = None,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
-        """max_step_s: with work in flight, no answer for so long means that the shards are stuck for good.
+        """max_step_s: with work in flight, no answer for that long means that the shards are stuck for good.
 
-        max_request_s: a request that has not ended after so long is failed. max_unread_bytes: see `Entry`.
+        max_request_s: a request that has not ended after that time is failed. max_unread_bytes: see `Entry`.
         """
         self.failure: Exception | None = None
         self.allocator = _allocator(info, limits)
@@ -66,18 +70,22 @@ class Scheduler:
             speculate=info.speculate,
             allocator=self.allocator,
             chunking=info.chunks,
-            growing=info.can_grow,
+            can_grow=info.can_grow,
             may_share=_may_share(info),
             on_dropped=lambda entry: self._metrics.request_failed("dropped"),
         )
         self._pipeline = Pipeline(self.allocator)
-        growing = None
+        self._batches = Batches(self._queue, self._pipeline, self._metrics)
+        self._probe = Probe()
+        grower = None
         if info.can_grow and self.allocator is not None:
-            growing = Growing(
-                self.allocator, self._queue, self._pipeline, info.block_size, lambda entry: self._metrics.preempted()
-            )
-        self._driver = Driver(shards, info, self._queue, self._pipeline, limits, self._metrics, self.allocator, growing)
-        self._health = HealthCheck(shards, self._probe, lambda: self._driver.num_failures)
+            grower = Grower(self.allocator, self._batches, self._pipeline, info.block_size)
+        admission = Admission(info, limits, self._queue, self._metrics)
+        self._sender = Sender(
+            shards, info, self._batches, admission, grower, self._pipeline, self._probe, self._metrics
+        )
+        self._answers = Answers(info, self._batches, self.allocator, self._probe, self._metrics)
+        self._health = HealthCheck(shards, self._ask_probe, lambda: self._batches.num_failures)
         self._wakeup = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._draining = False
@@ -93,7 +101,7 @@ class Scheduler:
             raise UnhealthyError
         if not self.can_ever_fit(request.input_length, request.stopping.max_new_tokens):
             raise ValidationError("the request does not fit the server's cache or prefill budget")
-        entry = Entry(request, self._driver.caller_left, max_unread_bytes=self._max_unread_bytes)
+        entry = Entry(request, self._batches.caller_left, max_unread_bytes=self._max_unread_bytes)
         if self._max_request_s is not None:
             entry.end_after(self._max_request_s, self._too_late)
         self._queue.append(entry)
@@ -131,7 +139,7 @@ class Scheduler:
     @property
     def estimated_wait_s(self) -> float:
         """For Retry-After: how long a request queued now would wait, from the observed drain of the queue."""
-        return self._driver.drain_rate.wait_s(len(self._queue) + 1)
+        return self._batches.drain_rate.wait_s(len(self._queue) + 1)
 
     @property
     def queue_length(self) -> int:
@@ -141,7 +149,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests in a batch."""
-        return self._driver.num_running
+        return self._batches.num_running
 
     async def run(self) -> None:
         """Serve until closed, drained or failed. Does not raise for failures: see `failure`."""
@@ -169,30 +177,36 @@ class Scheduler:
         return GenerationError(f"not finished after {self._max_request_s:g} s")
 
     async def _serve(self) -> None:
-        driver, pipeline = self._driver, self._pipeline
+        delivery: Delivery | None = None
         while not self._ended:
             self._wakeup.clear()
-            driver.send_calls()
+            try:
+                self._sender.send_calls()
+            finally:  # who has ended is in no batch any more: this is the last that it hears
+                if delivery is not None:
+                    self._answers.deliver(delivery)
+                    delivery = None
             self._count_blocks()
-            if pipeline:
-                driver.apply(await pipeline.next_answered(self._max_step_s))
+            if self._pipeline:
+                delivery = self._answers.settle(await self._pipeline.next_answered(self._max_step_s))
                 continue
             if self._draining and not self._queue:
                 return
             self._metrics.current_batch(0, 0)
             await self._wakeup.wait()
 
-    async def _probe(self) -> bool:
+    async def _ask_probe(self) -> bool:
         if self._ended:
             return False
-        answer = self._driver.ask_probe()
+        answer = self._probe.ask()
         self._wakeup.set()
         return await answer
 
     def _give_up(self, error: Exception | None) -> None:
         if not self._ended:
             self._ended = True
-            self._driver.give_up(error)
+            self._batches.give_up(server_error(str(error)) if error is not None else UnhealthyError())
+            self._probe.answered(healthy=False)
             self._metrics.queue_size(0)
             self._metrics.current_batch(0, 0)
             self._count_blocks()

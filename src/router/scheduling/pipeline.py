@@ -29,6 +29,7 @@ class Call:
     batch: RunningBatch | None
     batch_ids: tuple[int, ...]
     sent_at: float = field(default_factory=time.monotonic)
+    could_begin_at: float = 0.0  # known when it is answered: sent, and all calls before it answered
 
 
 class Pipeline:
@@ -43,19 +44,21 @@ class Pipeline:
         self._calls: deque[Call] = deque()
         self._num_sent = 0
         self._num_answered = 0
-        # (free when so many are answered, what, the tokens that it holds)
+        # (free when this number of calls is answered, what, the tokens that it holds)
         self._retired: deque[tuple[int, Allocation, Sequence[int]]] = deque()
-        self._waiting_since = 0.0
-        self.last_answer_at = 0.0
+        self._oldest_could_begin_at = 0.0
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def append(self, call: Call) -> None:
+        """A call was just sent."""
         if not self._calls:
-            self._waiting_since = call.sent_at
+            self._oldest_could_begin_at = call.sent_at
         self._calls.append(call)
         self._num_sent += 1
+        if call.batch is not None:
+            call.batch.call_sent(is_decode=call.kind == "decode")
 
     async def next_answered(self, limit_s: float) -> Call:
         """The oldest call, once its answer (or failure) is there. Raises `StalledError` if that takes too long."""
@@ -67,21 +70,23 @@ class Pipeline:
                 raise StalledError(message, detail=f"{message} (--max-step-seconds); unanswered: {call.kind}")
         self._calls.popleft()
         self._num_answered += 1
-        self._waiting_since = time.monotonic()
+        call.could_begin_at, self._oldest_could_begin_at = self._oldest_could_begin_at, time.monotonic()
+        if call.batch is not None:
+            call.batch.call_answered(is_decode=call.kind == "decode")
         self._free_retired()
         return call
 
     def is_stalled(self, limit_s: float) -> bool:
-        """Whether calls are in flight and none has been answered for so long."""
-        return bool(self._calls) and time.monotonic() - self._waiting_since > limit_s
+        """Whether calls are in flight and none has been answered for more than `limit_s` seconds."""
+        return bool(self._calls) and time.monotonic() - self._oldest_could_begin_at > limit_s
 
     def retire(self, entry: Entry) -> None:
         """The request has ended: its blocks become free as soon as nothing in flight can write them."""
-        allocation = entry.allocation
-        if allocation is None or self._allocator is None:
+        if entry.allocation is None:
             return
-        entry.allocation = None
-        self._retired.append((self._num_sent, allocation, entry.written_ids))
+        written_ids, allocation = entry.written_ids, entry.allocation
+        entry.release()
+        self._retired.append((self._num_sent, allocation, written_ids))
         self._free_retired()
 
     def abandon(self) -> None:

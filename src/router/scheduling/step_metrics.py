@@ -1,11 +1,11 @@
-"""What the scheduler counts (TGI's names, grpc.md section 8), and how fast requests leave."""
+"""What the scheduler counts by TGI's names, and how fast requests leave."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 
-from router.scheduling.ports import Metrics
+from router.metrics import Metrics
 from router.shards.interface import StepReply
 from wire.step_phases import PHASES
 
@@ -59,7 +59,7 @@ class StepMetrics:
         self._metrics.observe("tgi_batch_filter_duration", seconds, method="decode")
 
     def answered(self, method: str, reply: StepReply, step_s: float, delivery_s: float) -> None:
-        """`step_s`: since the call was sent, or since the step before it was answered when it ran ahead."""
+        """`step_s`: since the call was sent, or, when it ran ahead, since the call before it was answered."""
         observe = self._metrics.observe
         timings = reply.timings
         observe("tgi_batch_forward_duration", timings.forward_s, method=method)
@@ -93,7 +93,7 @@ class DrainRate:
         self._ends.append(time.monotonic())
 
     def wait_s(self, num_requests: int) -> float:
-        """How long until so many requests have ended, at the observed rate. One second if nothing was observed."""
+        """How long until `num_requests` more have ended, at the observed rate. One second if nothing was observed."""
         now = time.monotonic()
         while self._ends and now - self._ends[0] > self._WINDOW_S:
             self._ends.popleft()

@@ -6,12 +6,13 @@ import functools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from router.config import RouterConfig
 from router.errors import ArgumentValidation, BackendError
 from router.limits import ServingLimits, ShardInfo
+from router.metrics import Metrics
 from router.scheduling.loop import Scheduler
-from router.scheduling.ports import Metrics
 from router.shards.client import Client, ShardClient
 from router.shards.interface import ShardError, Shards
 from router.shards.pool import ShardPool
@@ -20,55 +21,16 @@ from router.shards.warm_up import Capacity, WarmUpPlan
 from wire.tracing import Tracing
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 # KV tokens when neither the shards nor the user say how many (padded models).
 _DEFAULT_CAPACITY = 16_000
 
-# See `tokens_of_a_step`.
+# Bounds of `tokens_of_a_step` on a CPU.
 CPU_STEP_TOKENS = 1024
-CPU_CALM_STEP_TOKENS = 256
-
-
-class StartupOptions(Protocol):
-    """What this file reads of `RouterConfig`."""
-
-    @property
-    def master_shard_uds_path(self) -> str: ...
-    @property
-    def max_concurrent_requests(self) -> int: ...
-    @property
-    def max_best_of(self) -> int: ...
-    @property
-    def max_stop_sequences(self) -> int: ...
-    @property
-    def max_top_n_tokens(self) -> int: ...
-    @property
-    def max_client_batch_size(self) -> int: ...
-    @property
-    def max_input_tokens(self) -> int | None: ...
-    @property
-    def max_total_tokens(self) -> int | None: ...
-    @property
-    def waiting_served_ratio(self) -> float: ...
-    @property
-    def max_batch_prefill_tokens(self) -> int: ...
-    @property
-    def min_batch_prefill_tokens(self) -> int | None: ...
-    @property
-    def max_batch_total_tokens(self) -> int | None: ...
-    @property
-    def max_waiting_tokens(self) -> int: ...
-    @property
-    def max_batch_size(self) -> int | None: ...
-    @property
-    def max_step_seconds(self) -> float: ...
-    @property
-    def max_request_seconds(self) -> float | None: ...
-    @property
-    def max_unread_bytes(self) -> int: ...
+CPU_DEFAULT_STEP_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -82,7 +44,7 @@ class Started:
 
 
 async def connect_and_warm_up(
-    config: StartupOptions,
+    config: RouterConfig,
     metrics: Metrics,
     *,
     max_positions: int | None,
@@ -114,12 +76,12 @@ async def connect_and_warm_up(
         await shards.close()
         raise
     metrics.gauge("tgi_batch_max_total_tokens", limits.max_batch_total_tokens)
-    log.info("Setting max batch total tokens to %d", limits.max_batch_total_tokens)  # TGI's words, which are watched
-    log.info("serving with %s", limits)
+    logger.info("Setting max batch total tokens to %d", limits.max_batch_total_tokens)  # TGI's words, which are watched
+    logger.info("serving with %s", limits)
     if info.chunks:
-        log.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
+        logger.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
     if limits.max_batch_prefill_tokens < prefill_tokens:
-        log.info("on a CPU a step computes at most %d tokens of prompts, whatever more is allowed", CPU_STEP_TOKENS)
+        logger.info("on a CPU a step computes at most %d tokens of prompts, whatever more is allowed", CPU_STEP_TOKENS)
     seen: Shards = shards if tracing is None else TracedShards(shards, tracing)
     scheduler = Scheduler(
         seen,
@@ -137,7 +99,7 @@ def _connect_traced(tracing: Tracing, url: str) -> Client:
     return TracedClient(ShardClient(url), tracing)
 
 
-async def _warm_up(config: StartupOptions, shards: ShardPool, info: ShardInfo) -> tuple[int, Capacity]:
+async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> tuple[int, Capacity]:
     """The prefill budget for which the shards have memory, and what they can do with it.
 
     Where they say that memory is short, half the budget is tried, down to the least that `config` allows.
@@ -158,35 +120,35 @@ async def _warm_up(config: StartupOptions, shards: ShardPool, info: ShardInfo) -
         except ShardError as error:
             smaller = 0 if least is None else max(plan.max_prefill_tokens // 2, least)
             if error.fatal or NOT_ENOUGH_MEMORY not in str(error) or not 0 < smaller < plan.max_prefill_tokens:
-                raise BackendError(f"Unable to warmup the Python model shards: {_said(error)}") from error
+                raise BackendError(f"Unable to warmup the Python model shards: {_describe(error)}") from error
             budget = smaller
-            log.warning("%s; trying again with a prefill budget of %d tokens", error, budget)
+            logger.warning("%s; trying again with a prefill budget of %d tokens", error, budget)
         except ValueError as error:
-            raise BackendError(f"Unable to warmup the Python model shards: {_said(error)}") from error
+            raise BackendError(f"Unable to warmup the Python model shards: {_describe(error)}") from error
         else:
             holds = capacity.total_tokens
             if least is None or holds is None or not least <= holds < budget:
                 return budget, capacity
             # Shards and router are to know of one and the same budget: hence another warm-up.
             budget = holds
-            log.warning("the KV cache holds %d tokens: trying again with a prefill budget of as many", holds)
+            logger.warning("the KV cache holds %d tokens: trying again with a prefill budget of as many", holds)
 
 
 def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[int, int]:
-    """How many tokens a step with prompts may compute, and how many it computes unless a crowd waits.
+    """How many tokens a step with prompts may compute, and how many it computes unless there is a backlog.
 
-    What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_CALM_STEP_TOKENS. A
+    What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_DEFAULT_STEP_TOKENS. A
     step's time grows with its tokens there, and products of so many rows are as efficient as they get (measured: 256
     rows to 4096 gain nothing): the first of many prompts gets its token sooner, running requests wait less, and
     throughput stays.
     """
     if info.chunks and info.device_type == "cpu":
-        return min(max_batch_prefill_tokens, CPU_STEP_TOKENS), min(max_batch_prefill_tokens, CPU_CALM_STEP_TOKENS)
+        return min(max_batch_prefill_tokens, CPU_STEP_TOKENS), min(max_batch_prefill_tokens, CPU_DEFAULT_STEP_TOKENS)
     return max_batch_prefill_tokens, max_batch_prefill_tokens
 
 
 def resolve_limits(
-    config: StartupOptions,
+    config: RouterConfig,
     info: ShardInfo,
     capacity: Capacity,
     *,
@@ -221,7 +183,7 @@ def resolve_limits(
         if not info.chunks:
             max_input_tokens = min(max_input_tokens, prefill)
     _check_order(info, prefill, max_input_tokens, max_total_tokens, max_batch_total_tokens)
-    step_tokens, calm_step_tokens = tokens_of_a_step(prefill, info)
+    step_tokens, default_step_tokens = tokens_of_a_step(prefill, info)
     return ServingLimits(
         max_concurrent_requests=config.max_concurrent_requests,
         max_best_of=config.max_best_of,
@@ -231,7 +193,7 @@ def resolve_limits(
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_total_tokens,
         max_batch_prefill_tokens=step_tokens,
-        calm_prefill_tokens=calm_step_tokens,
+        default_prefill_tokens=default_step_tokens,
         max_batch_total_tokens=max_batch_total_tokens,
         max_batch_size=config.max_batch_size,
         max_waiting_tokens=config.max_waiting_tokens,
@@ -239,12 +201,12 @@ def resolve_limits(
     )
 
 
-def _batch_total(config: StartupOptions, capacity: Capacity, largest: int) -> int:
+def _batch_total(config: RouterConfig, capacity: Capacity, largest: int) -> int:
     """KV tokens to hand out: the shards' capacity, and never more than the user allows."""
     asked = config.max_batch_total_tokens
     if capacity.total_tokens is not None:
         if asked is not None and asked > capacity.total_tokens:
-            log.warning("--max-batch-total-tokens %d: the shards can hold %d tokens", asked, capacity.total_tokens)
+            logger.warning("--max-batch-total-tokens %d: the shards can hold %d tokens", asked, capacity.total_tokens)
         return capacity.total_tokens if asked is None else min(asked, capacity.total_tokens)
     if asked is not None:
         return asked
@@ -275,10 +237,10 @@ async def _or_refuse(answer: Awaitable[T], task: str) -> T:
     try:
         return await answer
     except (ShardError, ValueError) as error:
-        raise BackendError(f"Unable to {task}: {_said(error)}") from error
+        raise BackendError(f"Unable to {task}: {_describe(error)}") from error
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, ShardError) and error.fatal:
         return f"Could not connect to Text Generation server: {error.detail}"
     return f"Server error: {error}"

@@ -11,18 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from router.errors import StartupError
 from wire import tokenizer_file
+from wire.model_files import NAMED_TOKENS, POSITIONS, length_limit, read_optional_object, token_text
 
 DEMO = "demo"
 _PATTERNS = ["*.json", "*.jinja", "additional_chat_templates/*"]
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
-# The named tokens that transformers passes to every template.
-_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# transformers' "no limit" is int(1e30).
-_NO_LIMIT = 10**18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +54,7 @@ def load(
         sha=folder.name if folder.parent.name == "snapshots" else None,
         tokenizer_json=tokenizer_json,
         max_positions=_max_positions(config),
-        tokenizer_max_length=_length(tokenizer_config.get("model_max_length")),
+        tokenizer_max_length=length_limit(tokenizer_config.get("model_max_length")),
         named_tokens=_named_tokens(folder, tokenizer_config),
         templates=templates,
     )
@@ -120,12 +114,11 @@ def _named_templates(value: Any) -> list[tuple[str, str]]:
 
 
 def _named_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
+    # The named tokens that transformers passes to every template.
     merged = {**_read_json(folder / "special_tokens_map.json"), **tokenizer_config}
     tokens = {}
-    for name in _NAMED_TOKENS:
-        value = merged.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
+    for name in NAMED_TOKENS:
+        if (text := token_text(merged.get(name))) is not None:
             tokens[name] = text
     return tokens
 
@@ -133,30 +126,14 @@ def _named_tokens(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, s
 def _max_positions(config: dict[str, Any]) -> int | None:
     text_config = config.get("text_config")
     for source in (config, text_config if isinstance(text_config, dict) else {}):
-        for name in _POSITIONS:
-            if (length := _length(source.get(name))) is not None:
+        for name in POSITIONS:
+            if (length := length_limit(source.get(name))) is not None:
                 return length
     return None
 
 
-def _length(value: Any) -> int | None:
-    """A model's length limit; transformers writes "none" as a float or integer of thirty digits."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return int(value) if 0 < value < _NO_LIMIT else None
-
-
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an absent file is an empty object."""
-    try:
-        value = orjson.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise StartupError(f"cannot read {path}: {error}") from None
-    if not isinstance(value, dict):
-        raise StartupError(f"cannot read {path}: not a JSON object")
-    return value
+    return read_optional_object(path, StartupError)
 
 
 def _read_text(path: Path) -> str:

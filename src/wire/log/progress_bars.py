@@ -3,8 +3,8 @@
 A record that carries `extra={"progress": "done/total"}` moves the bar of its rank instead of being written; the last
 one takes the bar away and is written. Where there is no terminal all of them are plain records, without the field.
 
-A second field, `bar`, is the text behind the bar of what is no load of weights. Who can write such a record often or
-seldom asks `are_drawn`.
+A second field, `bar`, is the text after the bar of a download. A writer that chooses how often it makes such records
+asks `are_drawn`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ import re
 import shutil
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from wire.log.log_line import Stream
+from typing import Any, Protocol
 
 FIELD = "progress"
 TEXT = "bar"
@@ -27,6 +24,14 @@ WANTED = "TERCET_BARS"
 """Set to 1 by a parent that draws bars from the records of this process."""
 WIDTH = 30
 _VALUE = re.compile(r"(\d{1,9})/(\d{1,9})")
+
+
+class Stream(Protocol):
+    """Where lines go: any text stream will do."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+    def isatty(self) -> bool: ...
 
 
 def are_drawn(environ: Mapping[str, str]) -> bool:

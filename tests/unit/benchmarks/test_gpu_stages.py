@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks.gpu import report as table
 from benchmarks.gpu import running
-from benchmarks.gpu.idle import busy_share
+from benchmarks.gpu.measuring.idle import busy_share
 from benchmarks.gpu.record import Line, Target, from_json
 from benchmarks.gpu.running import Report, Run, run_stages
-from benchmarks.gpu.stages import STAGES, Stage
+from benchmarks.gpu.stages.table import STAGES, Stage
 
 ROOT = Path(__file__).parents[3]
 MACHINE = {"bandwidth": 1e11, "flops": 1e11, "gap_s": 1e-6, "memory": 2**31}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu import roofline
-from benchmarks.gpu.roofline import Cost, Machine, cost_of
-from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, QWEN_MOE, TOY, TOY_MOE, TOY_UNTIED, Shape
+from benchmarks.gpu.measuring import roofline
+from benchmarks.gpu.measuring.roofline import Cost, Machine, cost_of
+from benchmarks.gpu.subjects.shapes import LLAMA_1B, LLAMA_8B, QWEN_MOE, TOY, TOY_MOE, TOY_UNTIED, Shape
 from model_server.models.config import ModelConfig
 from model_server.models.families import spec_of
 

@@ -13,7 +13,8 @@ from support.recorded_spans import RecordedSpans, id_of, parent_of
 from router import tracing
 from router.config import RouterConfig
 from router.errors import GenerationError
-from router.tracing import GenerationTrace, RequestSpan
+from router.generation_trace import GenerationTrace
+from router.tracing import RequestSpan
 
 MakeRouter = Callable[..., Router]
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -67,7 +68,7 @@ def test_every_name_belongs_to_a_route() -> None:
     """A renamed function must not lose its span silently."""
     found = set()
     for name in tracing._NAMES:
-        module, _, function = name.partition(".")
+        module, _, function = name.rpartition(".")
         found.add(getattr(importlib.import_module(f"router.api.{module}"), function, None))
     assert None not in found and len(found) == len(tracing._NAMES)
 

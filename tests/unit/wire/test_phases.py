@@ -15,8 +15,8 @@ from wire import phases, stack_dump
 _PROGRAM = """
 import logging, time
 from wire import phases, stack_dump
-from wire.log import log_line
-log_line.configure({json}, "WARN")
+from wire.log import log_setup
+log_setup.configure({json}, "WARN")
 stack_dump.answer_requests()
 phases.enter(phases.LOADING)
 logging.getLogger("wire").info("not asked for")

@@ -13,9 +13,7 @@ from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.weights.locate import weight_files
-
-# Where configs write the longest sequence their positions allow.
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
+from wire.model_files import POSITIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +164,7 @@ def check_sharding(checkpoint: Checkpoint, world_size: int) -> None:
 
 def max_positions(config: Any) -> int | None:
     """Longest sequence that the positions allow; None if the config sets no bound (relative or no positions)."""
-    for name in _POSITIONS:
+    for name in POSITIONS:
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value

@@ -34,9 +34,9 @@ from model_server.weights.download.parallel import in_parallel
 from model_server.weights.download.progress import DownloadProgress, size
 from model_server.weights.download.selection import is_adapter, side_files, weights
 from model_server.weights.header import read_header
-from model_server.weights.json_file import read_object
 from model_server.weights.locate import ADAPTER_CONFIG, INDEX, has_safetensors, is_local, resolve, weight_files
 from wire import tokenizer_file
+from wire.model_files import read_object
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class _Download:
         try:
             for file in weight_files(directory):
                 read_header(file)
-            config = read_object(directory / "config.json")
+            config = read_object(directory / "config.json", StartupError)
         except StartupError:
             return None
         lacks_code = self._code and "auto_map" in config and not any(directory.glob("*.py"))
@@ -186,7 +186,7 @@ class _Download:
         return [*side, *(name for name in picked if name not in side)]
 
     def _about_adapter(self, found: Repository) -> str:
-        base = read_object(self._fetch(found, ADAPTER_CONFIG, _Nobody())).get("base_model_name_or_path")
+        base = read_object(self._fetch(found, ADAPTER_CONFIG, _Nobody()), StartupError).get("base_model_name_or_path")
         base = base if isinstance(base, str) and base else "its base model"
         return (
             f"{self._where}: an adapter (LoRA) of {base}, without weights of its own: serve {base}, and name this one "

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.events import Finished, FinishReason, Token, TokenGenerated
-from router.logprobs import float32
 
 # Also for the tokens of a finished stop text; OpenAI's clients know no other words.
 FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
@@ -131,6 +130,6 @@ def usage_chunk(head: ChatHead, prompt_tokens: int, completion_tokens: int) -> d
 def logprob(token: Token, top_tokens: Sequence[Token]) -> dict[str, Any]:
     return {
         "token": token.text,
-        "logprob": float32(token.logprob),
-        "top_logprobs": [{"token": top.text, "logprob": float32(top.logprob)} for top in top_tokens],
+        "logprob": token.json_logprob,
+        "top_logprobs": [{"token": top.text, "logprob": top.json_logprob} for top in top_tokens],
     }

@@ -13,7 +13,6 @@ from router.errors import GenerationError
 from router.events import Finished, FinishReason, Token, TokenGenerated
 from router.generation.inference import mean_logprob
 from router.generation.running import Generation
-from router.logprobs import float32
 from router.openai.chat.chunks import StopHoldBack, ended_by_stop, usage, without_stop
 from router.request import ValidRequest
 from router.schemas.completion import CompletionBody
@@ -68,7 +67,7 @@ class Logprobs:
         """A generated token; its alternatives name it too, as OpenAI's do."""
         top: dict[str, Any] = {}
         for one in (*top_tokens, token):  # the likeliest of tokens with the same text is kept
-            top.setdefault(one.text, float32(one.logprob))
+            top.setdefault(one.text, one.json_logprob)
         self._append(token, top, offset)
 
     def add_prompt(self, token: Token, offset: int) -> None:
@@ -77,7 +76,7 @@ class Logprobs:
 
     def _append(self, token: Token, top: dict[str, Any] | None, offset: int) -> None:
         self._tokens.append(token.text)
-        self._logprobs.append(float32(token.logprob))
+        self._logprobs.append(token.json_logprob)
         self._tops.append(top)
         self._offsets.append(offset)
 

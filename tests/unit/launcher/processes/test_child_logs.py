@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from launcher.processes.child_logs import ChildLogs, KeptLines, LineSplitter
 from launcher.processes.output import Output
-from wire.log import log_line
+from wire.log import log_line, log_setup
 from wire.log.log_line import LogLine, to_json
 
 
@@ -55,7 +55,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     stream = io.StringIO()
-    log_line.configure(False, "info", layout="launcher", stream=stream)
+    log_setup.configure(False, "info", layout="launcher", stream=stream)
     yield stream
     logging.captureWarnings(False)
 

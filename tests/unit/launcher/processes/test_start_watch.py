@@ -19,8 +19,8 @@ from launcher.processes.child import Child
 _PHASES = """
 import signal, time
 from wire import phases, stack_dump
-from wire.log import log_line
-log_line.configure(True, "ERROR", rank={rank})
+from wire.log import log_setup
+log_setup.configure(True, "ERROR", rank={rank})
 stack_dump.answer_requests()
 phases.enter(phases.IMPORTING)
 {more}

@@ -11,6 +11,7 @@ import sampling_reference as reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from model_server.sampling.drawing import draw, weight_bits, weights
 from model_server.sampling.parameters import SamplingParameters
@@ -83,7 +84,7 @@ def test_the_ends_of_the_unit_interval_stay_inside(width: int) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15, 240), deadline=None)
 def test_choices_equal_the_reference(data: st.DataObject) -> None:
     x = data.draw(st.lists(st.integers(-8000, 8000).map(lambda n: n / 1000), min_size=12, max_size=12))
     parameters = SamplingParameters(

@@ -10,6 +10,7 @@ import sampling_reference as reference
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from model_server.sampling import filters, sampler
 from model_server.sampling.drawing import weight_bits
@@ -65,7 +66,7 @@ FILTERS = [
 
 @pytest.mark.parametrize("values", FILTERS, ids=str)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 100), deadline=None)
 def test_filters(values: dict[str, float], data: st.DataObject) -> None:
     x = data.draw(rows_of_logits(17))
     parameters = SamplingParameters(**values)

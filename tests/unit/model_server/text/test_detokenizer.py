@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -108,7 +109,7 @@ PROMPT = {
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback", "byte fallback, no strip"])
 @given(text=TEXTS, prompt=TEXTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40, 600), deadline=None)
 def test_pieces_of_valid_text_are_the_text(name: str, text: str, prompt: str) -> None:
     tokenizer = TOKENIZERS[name]
     before = tokenizer.encode("ab" + prompt, truncate=0, add_special_tokens=False)
@@ -118,7 +119,7 @@ def test_pieces_of_valid_text_are_the_text(name: str, text: str, prompt: str) ->
 
 @pytest.mark.parametrize("name", ["byte level", "byte fallback"])
 @given(text=TEXTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25, 400), deadline=None)
 def test_every_cut_point(name: str, text: str) -> None:
     """A text cut anywhere: pieces and final text agree, and only the incomplete character at the end is missing."""
     tokenizer = TOKENIZERS[name]
@@ -146,7 +147,7 @@ def unfinished(shown: str) -> tuple[str, str]:
 
 
 @given(ids=ids_of(BYTE_LEVEL))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 def test_byte_level_pieces_of_any_ids_equal_the_library(ids: list[int]) -> None:
     prompt = PROMPT["byte level"]
     library = wanted(BYTE_LEVEL, prompt, ids)
@@ -159,7 +160,7 @@ def test_byte_level_pieces_of_any_ids_equal_the_library(ids: list[int]) -> None:
 
 @example(ids=[169, 94])  # the first two bytes of an encoded surrogate
 @given(ids=ids_of(BYTE_LEVEL))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 800), deadline=None)
 def test_byte_level_final_text_of_any_ids(ids: list[int]) -> None:
     library = BYTE_LEVEL.decode(ids, skip_special_tokens=True)
     shown = final(BYTE_LEVEL, PROMPT["byte level"], ids)
@@ -168,7 +169,7 @@ def test_byte_level_final_text_of_any_ids(ids: list[int]) -> None:
 
 
 @given(ids=ids_of(BYTE_LEVEL))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40, 600), deadline=None)
 def test_table_and_context_decoding_agree(ids: list[int]) -> None:
     """The byte table against the general way on the same tokenizer, wherever no character is split over tokens."""
     general = Tokenizer(byte_level())
@@ -212,7 +213,7 @@ def replaced(run: bytes, *, at_end: bool) -> str:
 
 @pytest.mark.parametrize("name", ["byte fallback", "byte fallback, no strip"])
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 800), deadline=None)
 def test_byte_fallback_pieces_of_any_ids(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(ids_of(tokenizer))
@@ -223,7 +224,7 @@ def test_byte_fallback_pieces_of_any_ids(name: str, data: st.DataObject) -> None
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25, 400), deadline=None)
 def test_other_decoders_go_by_context(data: st.DataObject) -> None:
     tokenizer = TOKENIZERS["word piece"]
     ids = data.draw(ids_of(tokenizer))

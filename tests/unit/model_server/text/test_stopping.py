@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 
 from model_server.batch.results import FinishReason
 from model_server.sampling.parameters import StoppingParameters
@@ -69,7 +70,7 @@ def test_boundary_stops_leave_the_text() -> None:
     pieces=st.lists(st.text("abc", max_size=4), min_size=1, max_size=30),
     stops=st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(75, 1200), deadline=None)
 def test_anywhere_ends_with_the_first_match(pieces: list[str], stops: list[str]) -> None:
     parameters = StoppingParameters(max_new_tokens=1000, stop_sequences=tuple(stops), stop_anywhere=True)
     state = StoppingState(parameters, EOS)

@@ -89,7 +89,9 @@ def test_missing_and_broken_files_are_one_line(tmp_path: Path) -> None:
     write(tmp_path)
     for content in ("{", "[1]", "\xff"):
         (tmp_path / "generation_config.json").write_bytes(content.encode("latin-1"))
-        with pytest.raises(StartupError, match=r"cannot read .*generation_config\.json") as caught:
+        with pytest.raises(
+            StartupError, match=r"generation_config\.json (is not valid JSON|does not hold a JSON object)"
+        ) as caught:
             Tokenizer.load(tmp_path)
         assert "\n" not in str(caught.value)
 

@@ -121,7 +121,7 @@ async def test_words_in_a_stream(make_router: MakeRouter) -> None:
 
 async def test_one_permit_lasts_for_both_passes(make_router: MakeRouter) -> None:
     router = make_router(lambda request: [None])
-    permits = router.generation.inference.permits
+    permits = router.inference.permits
     taken: list[int] = []
     answers = [list(NO_TOOL), ["Hi", "</s>"]]
 

@@ -188,13 +188,13 @@ async def test_a_prompt_whose_bytes_cannot_fit_is_not_cut(
     longest = max(map(len, tokenizer.get_vocab()))
     fits, too_long = "x" * (2000 * longest), "x" * (2000 * longest + 1)
     cut: list[int] = []
-    encode = router.text.tokenizer.encode
+    encode = router.tokenizer.encode
 
     async def watched(text: str, **options: Any) -> list[int]:
         cut.append(len(text))
         return await encode(text, **options)
 
-    monkeypatch.setattr(router.text.tokenizer, "encode", watched)
+    monkeypatch.setattr(router.tokenizer, "encode", watched)
     chat_body = {"messages": [{"role": "user", "content": too_long}]}
     for path, body in (
         ("/generate", {"inputs": too_long, "parameters": {"max_new_tokens": 1}}),
@@ -290,7 +290,7 @@ async def test_each_rule_has_its_words(router: Router) -> None:
         asked = a_request(rule)
         answer = await router.post("/generate", asked)
         assert answer.status_code == 422, rule
-        length = len(await router.text.tokenizer.encode(asked["inputs"], add_special_tokens=True, truncate=None))
+        length = len(await router.tokenizer.encode(asked["inputs"], add_special_tokens=True, truncate=None))
         expected = words.replace("{n}", str(length))
         assert answer.json() == {"error": f"Input validation error: {expected}", "error_type": "validation"}, rule
     router.assert_idle()
@@ -310,9 +310,9 @@ async def test_the_limits_are_inclusive(make_router: MakeRouter) -> None:
     router = make_router(limits=replace(LIMITS, max_input_tokens=10, max_total_tokens=16))
     length = 5
     text = "dog" * 20
-    while len(await router.text.tokenizer.encode(text, add_special_tokens=True, truncate=None)) > length:
+    while len(await router.tokenizer.encode(text, add_special_tokens=True, truncate=None)) > length:
         text = text[:-1]
-    assert len(await router.text.tokenizer.encode(text, add_special_tokens=True, truncate=None)) == length
+    assert len(await router.tokenizer.encode(text, add_special_tokens=True, truncate=None)) == length
 
     async def status(max_new_tokens: int | None) -> int:
         answer = await router.post("/generate", {"inputs": text, "parameters": {"max_new_tokens": max_new_tokens}})
@@ -331,7 +331,7 @@ async def test_the_limits_are_inclusive(make_router: MakeRouter) -> None:
 
 async def test_long_generations_are_capped_exactly(make_router: MakeRouter) -> None:
     router = make_router(limits=replace(LIMITS, max_input_tokens=1999, max_total_tokens=2000))
-    length = len(await router.text.tokenizer.encode("Hi", add_special_tokens=True, truncate=None))
+    length = len(await router.tokenizer.encode("Hi", add_special_tokens=True, truncate=None))
     for asked, granted in ((1500, 1500), (2000 - length, 2000 - length), (100_000, 2000 - length)):
         await router.post("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": asked}})
         assert router.scheduler.last.stopping.max_new_tokens == granted
@@ -345,7 +345,7 @@ async def test_what_can_never_fit_is_refused_at_once(router: Router) -> None:
 
 async def test_streams_refuse_best_of_and_prefill_details_before_a_permit(make_router: MakeRouter) -> None:
     router = make_router(limits=replace(LIMITS, max_concurrent_requests=1))
-    assert router.generation.inference.permits.take(1)
+    assert router.inference.permits.take(1)
     for path, extra in (("/generate_stream", {}), ("/", {"stream": True})):
         for parameters in ({"best_of": 2}, {"best_of": 0}, {"decoder_input_details": True}):
             answer = await router.post(path, {"inputs": "Hi", "parameters": parameters} | extra)

@@ -132,7 +132,7 @@ async def test_no_route_that_takes_a_body_is_open(make_router: MakeRouter) -> No
     )
     router = make_router(config=config)
     checked = 0
-    routes = list(router.server.app.routes)
+    routes = list(router.app.routes)
     for route in routes:
         if (included := getattr(route, "original_router", None)) is not None:
             routes.extend(included.routes)

@@ -23,7 +23,7 @@ def body(prompt: Any, **fields: Any) -> dict[str, Any]:
 
 async def pieces_of(router: Router, word: str) -> list[int]:
     """The word's letters one by one, where the tokenizer has fewer tokens for it."""
-    encode = functools.partial(router.text.tokenizer.encode, add_special_tokens=False, truncate=None)
+    encode = functools.partial(router.tokenizer.encode, add_special_tokens=False, truncate=None)
     pieces = [i for letter in word for i in await encode(letter)]
     assert await encode(word) != pieces
     return pieces
@@ -32,7 +32,7 @@ async def pieces_of(router: Router, word: str) -> list[int]:
 @pytest.mark.parametrize("extensions", [frozenset(), INFO.extensions | {"token_ids"}])
 async def test_token_ids_whose_text_has_just_these_tokens(make_router: MakeRouter, extensions: frozenset[str]) -> None:
     router = make_router(info=replace(INFO, extensions=extensions))
-    ids = await router.text.tokenizer.encode("The dog über 日本", add_special_tokens=True, truncate=None)
+    ids = await router.tokenizer.encode("The dog über 日本", add_special_tokens=True, truncate=None)
     for asked, number in ((ids, 1), ([ids, list(ids[1:])], 2)):
         answer = await router.post(PATH, body(asked))
         assert answer.status_code == 200 and len(answer.json()["choices"]) == number
@@ -46,7 +46,7 @@ async def test_token_ids_that_no_text_has(make_router: MakeRouter) -> None:
     """They are served as they are where the shards take ids, and refused where these take texts only."""
     router = make_router(info=replace(INFO, extensions=INFO.extensions | {"token_ids"}))
     pieces = await pieces_of(router, "dog")
-    ends_inside_of_a_character = await router.text.tokenizer.encode("日", add_special_tokens=False, truncate=1)
+    ends_inside_of_a_character = await router.tokenizer.encode("日", add_special_tokens=False, truncate=1)
     for ids in (pieces, [0, 0, 1], ends_inside_of_a_character):
         answer = await router.post(PATH, body(ids))
         request = router.scheduler.last
@@ -76,7 +76,7 @@ async def test_echo_and_offsets_of_token_ids(make_router: MakeRouter) -> None:
     config = RouterConfig(tokenizer_name="some/model", request_logprobs=True)
     router = make_router(script, config=config, info=replace(INFO, extensions=INFO.extensions | {"token_ids"}))
     letters = await pieces_of(router, "fox")
-    character = await router.text.tokenizer.encode("日本", add_special_tokens=False, truncate=None)
+    character = await router.tokenizer.encode("日本", add_special_tokens=False, truncate=None)
     assert len(character) > 2, "some tokens are parts of characters"
     ids = [0, *letters, *character, *letters]
     choice = (await router.post(PATH, body(ids, echo=True, logprobs=0))).json()["choices"][0]

@@ -63,9 +63,9 @@ async def test_s4_the_older_of_two_long_prompts_gets_the_budget():
 @pytest.mark.parametrize(
     ("waiting", "new_tokens", "step"), [(8, 2, "P(b0,b1,b2:1+a)"), (7, 2, "P(b0+a)"), (8, 20, "P(b0+a,z)")]
 )
-async def test_a_crowd_joins_with_all_that_a_step_may_compute(waiting: int, new_tokens: int, step: str):
-    """Eight calm steps' worth of prompts is one, if a request has ended while it waited."""
-    limits = {"max_batch_prefill_tokens": 8, "calm_prefill_tokens": 3}
+async def test_a_backlog_joins_with_all_that_a_step_may_compute(waiting: int, new_tokens: int, step: str):
+    """Prompts for eight steps of the default budget are one, if a request has ended while it waited."""
+    limits = {"max_batch_prefill_tokens": 8, "default_prefill_tokens": 3}
     async with running_scheduler(shard(max_prefill_tokens=8), **limits) as h:
         h.submit("a", 1, 20)
         h.submit("z", 1, new_tokens)
@@ -79,7 +79,7 @@ async def test_a_crowd_joins_with_all_that_a_step_may_compute(waiting: int, new_
 
 
 async def test_later_chunks_of_a_prompt_are_as_short_as_its_first():
-    limits = {"max_batch_prefill_tokens": 8, "calm_prefill_tokens": 3}
+    limits = {"max_batch_prefill_tokens": 8, "default_prefill_tokens": 3}
     async with running_scheduler(shard(max_prefill_tokens=8), **limits) as h:
         h.submit("a", 1, 20)
         await h.step(1)
@@ -91,8 +91,8 @@ async def test_later_chunks_of_a_prompt_are_as_short_as_its_first():
             entry.close()
 
 
-async def test_all_chunks_of_a_crowd_are_long():
-    limits = {"max_batch_prefill_tokens": 8, "calm_prefill_tokens": 3}
+async def test_all_chunks_of_a_backlog_are_long():
+    limits = {"max_batch_prefill_tokens": 8, "default_prefill_tokens": 3}
     async with running_scheduler(shard(max_prefill_tokens=8), **limits) as h:
         h.submit("a", 1, 2)
         h.submit("z", 1, 20)
@@ -106,7 +106,7 @@ async def test_all_chunks_of_a_crowd_are_long():
 
 
 async def test_a_step_takes_as_many_prompt_tokens_however_many_run():
-    limits = {"max_batch_prefill_tokens": 16, "calm_prefill_tokens": 3}
+    limits = {"max_batch_prefill_tokens": 16, "default_prefill_tokens": 3}
     async with running_scheduler(shard(max_prefill_tokens=16), **limits) as h:
         for i in range(6):
             h.submit(f"a{i}", 1, 30)

@@ -10,7 +10,8 @@ from support.fake_shard import FakeShard
 from support.scheduler_harness import Harness, collect, running_scheduler, tokens_of
 
 from router.events import Finished
-from router.scheduling import growth, request_queue
+from router.scheduling import growth
+from router.scheduling.queue import request_queue
 
 
 @pytest.fixture(autouse=True)

@@ -110,7 +110,7 @@ async def test_p7_a_failed_prefill_leaves_nothing_in_the_cache():
 
 
 async def test_a_preempted_request_finds_what_it_had_computed(monkeypatch):
-    monkeypatch.setattr("router.scheduling.request_queue.RESERVED_NEW_TOKENS", 4)
+    monkeypatch.setattr("router.scheduling.queue.request_queue.RESERVED_NEW_TOKENS", 4)
     monkeypatch.setattr("router.scheduling.growth._STEP_TOKENS", 2)
     async with running_scheduler(shard(), max_batch_total_tokens=40) as h:
         h.submit("a", 5, 8, input_ids=ids(5))

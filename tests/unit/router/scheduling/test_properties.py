@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 from support.fake_rows import Script
 from support.fake_shard import FakeShard, ShardFailure
 from support.scheduler_harness import Harness, collect, running_scheduler, settle, tokens_of
 
 from router.events import Event, Failed, Finished
-from router.scheduling import growth, request_queue
+from router.scheduling import growth
 from router.scheduling.entry import Entry
+from router.scheduling.queue import request_queue
 
 ARRIVE, LEAVE, STEP, FAIL, PROBE = "arrive", "leave", "step", "fail", "probe"
 
@@ -44,7 +46,7 @@ def _small_reservations():
         yield
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(60, 1000), deadline=None)
 @given(
     ours=st.booleans(),
     world_size=st.sampled_from([1, 1, 2]),
@@ -160,7 +162,7 @@ async def outcome(ours: bool, arrivals: list[tuple[int, int, int]], scripts: dic
         return Outcome(admitted, tokens, decodes_before)
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=examples(20, 300), deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=10),
     scripts=st.dictionaries(
@@ -175,7 +177,7 @@ def test_running_ahead_gives_the_same_tokens_in_the_same_order(arrivals, scripts
     assert ahead.tokens == lock_step.tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15, 240), deadline=None)
 @given(
     running=st.integers(3, 12),
     newcomer=st.tuples(st.integers(1, 5), st.integers(1, 9)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from support.factories import RecordingMetrics, make_info
 from support.fake_shard import FakeShard, ShardFailure
 from support.fake_shard_server import serve
 
+from router.config import RouterConfig
 from router.errors import StartupError
 from router.limits import ServingLimits
 from router.server.startup import connect_and_warm_up, resolve_limits
@@ -18,29 +19,8 @@ from wire.v3 import generate_pb2 as pb
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
 
-@dataclass(frozen=True)
-class Options:
-    master_shard_uds_path: str = ""
-    max_concurrent_requests: int = 128
-    max_best_of: int = 2
-    max_stop_sequences: int = 4
-    max_top_n_tokens: int = 5
-    max_client_batch_size: int = 4
-    max_input_tokens: int | None = None
-    max_total_tokens: int | None = None
-    waiting_served_ratio: float = 1.2
-    max_batch_prefill_tokens: int = 4096
-    min_batch_prefill_tokens: int | None = None
-    max_batch_total_tokens: int | None = None
-    max_waiting_tokens: int = 20
-    max_batch_size: int | None = None
-    max_step_seconds: float = 60.0
-    max_request_seconds: float | None = None
-    max_unread_bytes: int = 1 << 20
-
-
 def limits(
-    options: Options, capacity: int | None, *, answered_total: int = 4096, positions=None, tokenizer=None, **info
+    options: RouterConfig, capacity: int | None, *, answered_total: int = 4096, positions=None, tokenizer=None, **info
 ):
     total = options.max_total_tokens or answered_total
     answer = Capacity(
@@ -50,18 +30,18 @@ def limits(
 
 
 def test_unset_limits_are_what_one_prefill_holds():
-    found = limits(Options(), 50_000, answered_total=40_000)
+    found = limits(RouterConfig(), 50_000, answered_total=40_000)
     assert (found.max_total_tokens, found.max_input_tokens) == (4096, 4095)
     assert found.max_batch_total_tokens == 50_000
 
 
 def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
-    found = limits(Options(), 50_000, answered_total=40_000, support_chunking=True)
+    found = limits(RouterConfig(), 50_000, answered_total=40_000, support_chunking=True)
     assert (found.max_total_tokens, found.max_input_tokens) == (40_000, 39_999)
 
 
 @pytest.mark.parametrize(
-    ("device_type", "chunking", "asked", "tokens", "calm"),
+    ("device_type", "chunking", "asked", "tokens", "default"),
     [
         ("cpu", True, 4096, 1024, 256),
         ("cpu", True, 600, 600, 256),
@@ -71,44 +51,44 @@ def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
     ],
 )
 def test_a_step_on_a_cpu_is_kept_short_where_prompts_can_be_cut(
-    device_type: str, chunking: bool, asked: int, tokens: int, calm: int
+    device_type: str, chunking: bool, asked: int, tokens: int, default: int
 ) -> None:
-    options = Options(max_batch_prefill_tokens=asked, max_total_tokens=2000 if chunking else None)
+    options = RouterConfig(max_batch_prefill_tokens=asked, max_total_tokens=2000 if chunking else None)
     found = limits(options, 50_000, device_type=device_type, support_chunking=chunking)
-    assert (found.max_batch_prefill_tokens, found.calm_prefill_tokens) == (tokens, calm)
+    assert (found.max_batch_prefill_tokens, found.default_prefill_tokens) == (tokens, default)
 
 
 def test_unset_limits_respect_model_and_tokenizer():
-    assert limits(Options(), 50_000, positions=2048, tokenizer=3000).max_total_tokens == 2048
-    assert limits(Options(), 50_000, positions=2048, tokenizer=1000).max_total_tokens == 1000
+    assert limits(RouterConfig(), 50_000, positions=2048, tokenizer=3000).max_total_tokens == 2048
+    assert limits(RouterConfig(), 50_000, positions=2048, tokenizer=1000).max_total_tokens == 1000
 
 
 def test_given_limits_hold():
-    options = Options(max_input_tokens=1000, max_total_tokens=6000)
+    options = RouterConfig(max_input_tokens=1000, max_total_tokens=6000)
     found = limits(options, 50_000, positions=2048)
     assert (found.max_input_tokens, found.max_total_tokens) == (1000, 6000)
 
 
 def test_a_total_alone_leaves_prompts_within_one_prefill():
-    found = limits(Options(max_total_tokens=8192), 50_000)
+    found = limits(RouterConfig(max_total_tokens=8192), 50_000)
     assert (found.max_input_tokens, found.max_total_tokens) == (4096, 8192)
 
 
 def test_k19_the_users_capacity_is_an_upper_bound():
-    assert limits(Options(max_batch_total_tokens=20_000), 50_000).max_batch_total_tokens == 20_000
-    assert limits(Options(max_batch_total_tokens=80_000), 50_000).max_batch_total_tokens == 50_000
+    assert limits(RouterConfig(max_batch_total_tokens=20_000), 50_000).max_batch_total_tokens == 20_000
+    assert limits(RouterConfig(max_batch_total_tokens=80_000), 50_000).max_batch_total_tokens == 50_000
 
 
 def test_k20_capacity_of_shards_that_report_none():
-    assert limits(Options(max_total_tokens=2048), None, requires_padding=True).max_batch_total_tokens == 16_000
-    options = Options(max_total_tokens=20_000, max_batch_prefill_tokens=20_000)
+    assert limits(RouterConfig(max_total_tokens=2048), None, requires_padding=True).max_batch_total_tokens == 16_000
+    options = RouterConfig(max_total_tokens=20_000, max_batch_prefill_tokens=20_000)
     assert limits(options, None, requires_padding=True).max_batch_total_tokens == 20_000
-    options = Options(max_batch_total_tokens=5000)
+    options = RouterConfig(max_batch_total_tokens=5000)
     assert limits(options, None, requires_padding=True).max_batch_total_tokens == 5000
 
 
 def test_k21_prompts_larger_than_a_prefill_are_refused_unless_they_are_chunked():
-    options = Options(max_input_tokens=5000, max_total_tokens=6000)
+    options = RouterConfig(max_input_tokens=5000, max_total_tokens=6000)
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
         limits(options, 50_000)
     assert limits(options, 50_000, support_chunking=True).max_input_tokens == 5000
@@ -116,21 +96,21 @@ def test_k21_prompts_larger_than_a_prefill_are_refused_unless_they_are_chunked()
 
 def test_k22_a_prefill_larger_than_the_capacity_is_refused():
     with pytest.raises(StartupError, match="--max-batch-prefill-tokens"):
-        limits(Options(), 3000)
+        limits(RouterConfig(), 3000)
 
 
 def test_a_total_larger_than_the_capacity_is_refused():
     with pytest.raises(StartupError, match="Not enough memory to handle `max_total_tokens=60000`"):
-        limits(Options(max_total_tokens=60_000), 50_000)
+        limits(RouterConfig(max_total_tokens=60_000), 50_000)
 
 
 def test_input_must_be_below_total():
     with pytest.raises(StartupError, match="--max-input-tokens must be below --max-total-tokens"):
-        limits(Options(max_input_tokens=2048, max_total_tokens=2048), 50_000)
+        limits(RouterConfig(max_input_tokens=2048, max_total_tokens=2048), 50_000)
 
 
 def test_the_total_always_fits_beside_the_reserved_block():
-    options = Options(max_total_tokens=1600, max_batch_prefill_tokens=1600)
+    options = RouterConfig(max_total_tokens=1600, max_batch_prefill_tokens=1600)
     assert limits(options, 1600, block_size=16).max_total_tokens == 99 * 16 + 1
     assert limits(replace(options, max_total_tokens=1000), 1000 + 600).max_total_tokens == 1000
 
@@ -139,7 +119,7 @@ def test_limits_that_the_shards_did_not_take_are_refused():
     answer = Capacity(total_tokens=50_000, max_input_tokens=99, max_total_tokens=2048)
     with pytest.raises(StartupError, match="--max-input-tokens"):
         resolve_limits(
-            Options(max_input_tokens=100), make_info(), answer, max_positions=None, tokenizer_max_length=None
+            RouterConfig(max_input_tokens=100), make_info(), answer, max_positions=None, tokenizer_max_length=None
         )
 
 
@@ -149,7 +129,10 @@ async def test_a_server_starts(tmp_path: Path, ours: bool):
     async with serve(*shards, prefix=str(tmp_path / "s")) as path:
         metrics = RecordingMetrics()
         started = await connect_and_warm_up(
-            Options(path, max_batch_total_tokens=8000), metrics, max_positions=2048, tokenizer_max_length=None
+            RouterConfig(master_shard_uds_path=path, max_batch_total_tokens=8000),
+            metrics,
+            max_positions=2048,
+            tokenizer_max_length=None,
         )
         assert ("run_ahead" in started.info.extensions) is ours
         assert started.limits.max_total_tokens == 2048
@@ -173,14 +156,22 @@ async def test_a_refusal_names_the_step(tmp_path: Path, rpc: str, message: str):
     shard.failure = lambda called, request: ShardFailure("no") if called == rpc else None
     async with serve(shard, prefix=str(tmp_path / "s")) as path:
         with pytest.raises(StartupError) as caught:
-            await connect_and_warm_up(Options(path), RecordingMetrics(), max_positions=None, tokenizer_max_length=None)
+            await connect_and_warm_up(
+                RouterConfig(master_shard_uds_path=path),
+                RecordingMetrics(),
+                max_positions=None,
+                tokenizer_max_length=None,
+            )
         assert str(caught.value) == message
 
 
 async def test_nobody_listens(tmp_path: Path):
     with pytest.raises(StartupError, match="Could not connect to Text Generation server"):
         await connect_and_warm_up(
-            Options(str(tmp_path / "none")), RecordingMetrics(), max_positions=None, tokenizer_max_length=None
+            RouterConfig(master_shard_uds_path=str(tmp_path / "none")),
+            RecordingMetrics(),
+            max_positions=None,
+            tokenizer_max_length=None,
         )
 
 
@@ -201,7 +192,10 @@ class ShortShard(FakeShard):
 async def start(shard: FakeShard, folder: Path, **options: int | None) -> ServingLimits:
     async with serve(shard, prefix=str(folder / "s")) as path:
         started = await connect_and_warm_up(
-            Options(path, **options), RecordingMetrics(), max_positions=None, tokenizer_max_length=None
+            RouterConfig(master_shard_uds_path=path, **options),
+            RecordingMetrics(),
+            max_positions=None,
+            tokenizer_max_length=None,
         )
         await started.shards.close()
         return started.limits

@@ -15,13 +15,13 @@ from support.fake_shard_server import serve
 from support.recorded_spans import RecordedSpans, id_of, linked_of, parent_of
 from support.scheduler_harness import collect
 
+from router.generation_trace import GenerationTrace
 from router.scheduling.loop import Scheduler
 from router.shards.client import ShardClient
 from router.shards.interface import CachedBatch, NewBatch, NewRequest, ShardError, StepReply
 from router.shards.pool import ShardPool
 from router.shards.traced import TracedClient, TracedShards
 from router.shards.warm_up import WarmUpPlan
-from router.tracing import GenerationTrace
 from wire.v3 import generate_pb2 as pb
 
 PLAN = WarmUpPlan(max_input_tokens=None, max_prefill_tokens=64, max_total_tokens=None, max_batch_size=None)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.effort import examples
 from support.option_configs import Colour, Config
 
 from wire.cli.parsing import parse
@@ -34,7 +35,7 @@ _CONFIGS = st.builds(
 
 
 @given(_CONFIGS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(15, 240), deadline=None)
 def test_argv_reproduces_the_config(config: Config) -> None:
     values = dataclasses.asdict(config)
     del values["sharded"], values["convert"]  # not switches that are off by default

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from wire.log import log_line
+from wire.log import log_line, log_setup
 from wire.log.log_line import LogLine
 from wire.log.progress_bars import StatusLines, are_drawn, bar
 
@@ -64,7 +64,7 @@ def of_shard(rank: int, message: str, **fields: object) -> None:
 
 def test_one_line_for_each_rank_below_the_log() -> None:
     screen = Screen()
-    log_line.configure(False, layout="launcher", stream=screen)
+    log_setup.configure(False, layout="launcher", stream=screen)
     of_shard(0, "start 0")
     of_shard(1, "layer 2 of 4", progress="2/4")
     of_shard(0, "layer 1 of 4", progress="1/4")
@@ -83,14 +83,14 @@ def test_one_line_for_each_rank_below_the_log() -> None:
 
 def test_own_records_of_a_shard_on_a_terminal() -> None:
     screen = Screen()
-    log_line.configure(False, stream=screen)
+    log_setup.configure(False, stream=screen)
     logging.getLogger("model_server").info("layer 1 of 2", extra={"progress": "1/2"})
     assert screen.lines == [bar("Loading weights", 1, 2), ""]
 
 
 def test_a_bar_with_a_text_of_its_own() -> None:
     screen = Screen()
-    log_line.configure(False, layout="launcher", stream=screen)
+    log_setup.configure(False, layout="launcher", stream=screen)
     line = LogLine(level="INFO", message="half", fields={"progress": "1/2", "bar": "3.0 MiB/s"}, target="download")
     logging.getLogger("text_generation_launcher.download").info("half", extra={"log_line": line})
     assert screen.lines == [f"{bar('Downloading', 1, 2)}  3.0 MiB/s", ""]
@@ -100,10 +100,10 @@ def test_a_bar_with_a_text_of_its_own() -> None:
 
 
 def test_who_can_ask_whether_bars_are_drawn() -> None:
-    log_line.configure(False, stream=io.StringIO())
+    log_setup.configure(False, stream=io.StringIO())
     assert not are_drawn({})
     assert are_drawn({"TERCET_BARS": "1"})
-    log_line.configure(False, stream=Screen())
+    log_setup.configure(False, stream=Screen())
     assert are_drawn({})
 
 
@@ -113,7 +113,7 @@ def test_no_terminal_no_bars(monkeypatch: pytest.MonkeyPatch, term: str | None) 
     if term is not None:
         monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("LOG_COLORIZE", "0")
-    log_line.configure(False, layout="launcher", stream=stream)
+    log_setup.configure(False, layout="launcher", stream=stream)
     of_shard(0, "layer 1 of 2", progress="1/2")
     assert stream.getvalue().endswith("model_server: layer 1 of 2 rank=0\n")
     assert "\x1b" not in stream.getvalue()
@@ -121,7 +121,7 @@ def test_no_terminal_no_bars(monkeypatch: pytest.MonkeyPatch, term: str | None) 
 
 def test_json_keeps_the_field() -> None:
     screen = Screen()
-    log_line.configure(True, layout="shard", rank=1, stream=screen)
+    log_setup.configure(True, layout="shard", rank=1, stream=screen)
     logging.getLogger("model_server").info("layer 1 of 2", extra={"progress": "1/2"})
     line = log_line.parse(screen.getvalue())
     assert line is not None
@@ -131,7 +131,7 @@ def test_json_keeps_the_field() -> None:
 @pytest.mark.parametrize("value", ["1/0", "x", "1/2/3", 5, None, "9" * 50 + "/1"])
 def test_what_is_no_progress_is_a_record(value: object) -> None:
     screen = Screen()
-    log_line.configure(False, layout="launcher", stream=screen)
+    log_setup.configure(False, layout="launcher", stream=screen)
     of_shard(0, "odd", progress=value)
     assert "odd" in screen.lines[0]
 

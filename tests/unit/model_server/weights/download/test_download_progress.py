@@ -19,9 +19,10 @@ def info(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_records_of_bytes_rate_and_time_left(caplog: pytest.LogCaptureFixture) -> None:
-    with DownloadProgress(2, 4 * 2**20, every_s=0.05) as progress:
-        progress.found(2**20)
-        progress.received(2**20)
+    progress = DownloadProgress(2, 4 * 2**20, every_s=0.05)
+    progress.found(2**20)
+    progress.received(2**20)
+    with progress:  # no record is written before all is counted
         wait_until(lambda: caplog.messages, "a record")
     pattern = r"Downloading: 2\.0 MiB of 4\.0 MiB \(50 %\), [\d.]+ [KMG]?i?B/s, \d+ s left"
     assert re.fullmatch(pattern, caplog.messages[-1])
@@ -29,14 +30,15 @@ def test_records_of_bytes_rate_and_time_left(caplog: pytest.LogCaptureFixture) -
 
 
 def test_what_was_there_is_no_rate(caplog: pytest.LogCaptureFixture) -> None:
-    with DownloadProgress(1, 2000, every_s=0.02) as progress:
-        progress.found(1000)
+    progress = DownloadProgress(1, 2000, every_s=0.02)
+    progress.found(1000)
+    with progress:
         wait_until(lambda: caplog.messages, "a record")
     assert caplog.messages[0] == "Downloading: 1000 B of 2.0 KiB (50 %), 0 B/s, unknown left"
 
 
 def test_the_end_takes_the_bar_away(caplog: pytest.LogCaptureFixture) -> None:
-    with DownloadProgress(2, 100) as progress:
+    with DownloadProgress(2, 100, every_s=3600) as progress:
         progress.received(40)
         progress.file_done(Path("/a"), 1.0)
         progress.received(60)

@@ -51,10 +51,10 @@ async def test_a_client_that_leaves_gives_everything_back(
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(http(path, body))
         await until(lambda: bool(router.scheduler.open))
-        assert router.generation.inference.permits.num_taken == len(router.scheduler.open) or body.get("n")
+        assert router.inference.permits.num_taken == len(router.scheduler.open) or body.get("n")
         writer.close()
         await until(lambda: not router.scheduler.open)
-        await until(lambda: router.generation.inference.permits.num_taken == 0)
+        await until(lambda: router.inference.permits.num_taken == 0)
 
 
 async def test_a_client_that_leaves_before_the_body_is_complete(router: Router) -> None:
@@ -100,7 +100,7 @@ async def test_each_token_is_one_chunk(make_router: MakeRouter) -> None:
         "type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "query_string": b"",
         "root_path": "", "http_version": "1.1", "scheme": "http", "server": ("x", 80), "client": ("y", 1),
     }  # fmt: skip
-    await router.server.app(scope, receive, send)
+    await router.app(scope, receive, send)
     assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 4
     bodies = [message["body"] for message in sent[1:]]
     assert [body.count(b"data: ") for body in bodies] == [1, 1, 3, 0]

@@ -64,7 +64,7 @@ def document() -> Schema:
 
 @pytest.fixture
 def served_document(router: Router) -> Schema:
-    return openapi.document(router.server.app)
+    return openapi.document(router.app)
 
 
 def resolved(document: Schema, schema: Schema) -> Schema:

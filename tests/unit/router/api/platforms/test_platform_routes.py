@@ -29,7 +29,7 @@ async def test_chat_tokenize(router: Router) -> None:
     rendered = f"<|user|>{text}\n<|assistant|>"
     assert list(got) == ["tokenize_response", "templated_text"] and got["templated_text"] == rendered
     spans, raw = got["tokenize_response"], rendered.encode()
-    ids = await router.text.tokenizer.encode(rendered, add_special_tokens=False, truncate=None)
+    ids = await router.tokenizer.encode(rendered, add_special_tokens=False, truncate=None)
     assert [span["id"] for span in spans] == ids, "the template has brought the special tokens"
     assert all(span["text"] == raw[span["start"] : span["stop"]].decode() for span in spans)
     assert spans[-1]["stop"] == len(raw)
@@ -186,7 +186,7 @@ async def test_failures_and_overload_keep_their_status(make_router: MakeRouter, 
     router = make_router(lambda request: answers.pop(0), config=RouterConfig(aip_predict_route=predict))
     answer = await router.post(path, {"instances": [{"inputs": "a"}, {"inputs": "b"}]})
     assert answer.status_code == 424 and answer.json()["error_type"] == "generation"
-    assert router.generation.inference.permits.take(4)
+    assert router.inference.permits.take(4)
     answer = await router.post(path, {"instances": [{"inputs": "a"}]})
     assert answer.status_code == 429 and answer.json()["error_type"] == "overloaded"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.effort import examples
 
 from router.scheduling.cache.blocks import Allocation
 from router.scheduling.cache.prefix_cache import PrefixCache
@@ -233,5 +234,5 @@ class PrefixCacheMachine(RuleBasedStateMachine):
                 assert seen.setdefault(block, text) == text
 
 
-PrefixCacheMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+PrefixCacheMachine.TestCase.settings = settings(max_examples=examples(25, 400), stateful_step_count=50, deadline=None)
 TestPrefixCache = PrefixCacheMachine.TestCase

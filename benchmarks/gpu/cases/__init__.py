@@ -1,0 +1,1 @@
+"""What the card computes, case by case, against float64."""

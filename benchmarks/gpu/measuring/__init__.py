@@ -1,0 +1,1 @@
+"""How it is measured, and what it is a share of."""

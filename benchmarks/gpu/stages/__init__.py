@@ -1,0 +1,1 @@
+"""The stages, a module each, and the table of them."""

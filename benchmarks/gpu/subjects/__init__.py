@@ -1,0 +1,1 @@
+"""What is measured: models without files, an engine or a server around them."""

@@ -1,0 +1,63 @@
+"""Takes requests from the queue for the next Prefill, as the budgets allow."""
+
+from __future__ import annotations
+
+from router.limits import ServingLimits, ShardInfo
+from router.scheduling.batch import RunningBatch
+from router.scheduling.queue import budget
+from router.scheduling.queue.request_queue import NextBatch, RequestQueue
+from router.scheduling.step_metrics import StepMetrics
+
+
+class Admission:
+    """How many of those who wait join those who run.
+
+    last_end_at: when a request ended last, `time.monotonic`. waiting_tokens: see `budget.while_running`.
+    """
+
+    def __init__(self, info: ShardInfo, limits: ServingLimits, queue: RequestQueue, metrics: StepMetrics) -> None:
+        self._chunking = info.chunks
+        self._paged = not info.requires_padding
+        self._limits = limits
+        self._queue = queue
+        self._metrics = metrics
+
+    def next_batch(self, running: RunningBatch | None, waiting_tokens: int, last_end_at: float) -> NextBatch | None:
+        """The heads of the queue that fit beside the running batch; None if none does."""
+        if not self._queue:
+            return None
+        allowed = self._budget(running, waiting_tokens, last_end_at)
+        found = self._queue.next_batch(allowed, spare_blocks=len(running.growing) if running is not None else 0)
+        self._metrics.queue_size(len(self._queue))
+        if found is not None:
+            self._metrics.admitted(len(found.entries), allowed.reason)
+        return found
+
+    def chunk_tokens(self, last_end_at: float) -> int | None:
+        """What the shards are told of the prompts in the step after a step with prompts; None: nothing."""
+        if not self._chunking or budget.backlog_tokens(self._limits) is None:
+            return None
+        return budget.prompts_of_a_step(self._limits, backlog=self._is_backlog(last_end_at))
+
+    def _budget(self, running: RunningBatch | None, waiting_tokens: int, last_end_at: float) -> budget.Budget:
+        if running is None:
+            return budget.when_idle(self._limits)
+        if self._chunking:
+            return budget.while_running_in_chunks(
+                self._limits,
+                len(running.entries),
+                running.current_tokens,
+                running.prompt_tokens,
+                backlog=self._is_backlog(last_end_at),
+            )
+        # In paged mode the allocator alone knows what is free; the shard's sum counts shared blocks repeatedly.
+        used_tokens = 0 if self._paged else running.max_tokens
+        return budget.while_running(self._limits, len(running.entries), used_tokens, waiting_tokens)
+
+    def _is_backlog(self, last_end_at: float) -> bool:
+        """Many prompts, and a request has ended since the first of them was queued.
+
+        A burst on its own is none: while nobody ends, longer steps only make its first wait for each other.
+        """
+        many = budget.backlog_tokens(self._limits)
+        return many is not None and self._queue.waits_since_before(last_end_at) and self._queue.holds_tokens(many)

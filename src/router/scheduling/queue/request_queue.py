@@ -1,0 +1,256 @@
+"""The queue: strictly first come, first served, and which of its heads fit into the next Prefill.
+
+Plain synchronous code, used by the scheduler's task only. Takes what TGI's queue takes (its backends/v3/src/queue.rs),
+but frees without side effects when an entry is put back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.request import ValidRequest
+from router.scheduling.cache.blocks import BlockAllocator
+from router.scheduling.entry import Entry
+from router.scheduling.queue.budget import Budget, round_up
+
+# Entries whose caller has left are skipped when they reach the front. While the head waits for blocks they could pile
+# up, so the queue is swept when they are many.
+_SWEEP_AT = 64
+
+# What a request that can grow reserves for its answer at first; TGI's slice.
+RESERVED_NEW_TOKENS = 1024
+# After this many preemptions a request gets all it can ever need before it runs again.
+_MAX_PREEMPTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class NextBatch:
+    """What the queue gives out: entries with `started_at` and (paged) `allocation` set, in queue order.
+
+    At most one of them, the last, has a `chunk_len`: the budget ends within its prompt.
+    """
+
+    batch_id: int
+    entries: list[Entry]
+    max_tokens: int
+    max_blocks: int
+
+
+@dataclass(slots=True)
+class _Scan:
+    """Running sums of one scan of the queue."""
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    max_input_length: int = 0
+    max_blocks: int = 0
+    has_blocks: bool = True  # for the entry that was looked at last
+    is_full: bool = False
+
+
+class RequestQueue:
+    """Waiting entries and the rules by which they are taken.
+
+    `allocator` is None in padded mode, where budgets are arithmetic; in paged mode the allocator alone limits.
+    chunking: the last prompt of a batch may be split at the budget. can_grow: the shards take more blocks for a running
+    request, so it need not hold all it can come to need. may_share: whether a request's tokens may be looked up among
+    those of others. `on_dropped` is called for every entry that is forgotten because its caller has left.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        speculate: int = 0,
+        allocator: BlockAllocator | None,
+        chunking: bool = False,
+        can_grow: bool = False,
+        may_share: Callable[[ValidRequest], bool] = lambda request: False,
+        on_dropped: Callable[[Entry], None] = lambda entry: None,
+    ) -> None:
+        self._entries: deque[Entry] = deque()
+        self._next_request_id = 0
+        self._next_batch_id = 0
+        self._block_size = max(block_size, 1)
+        self._speculate = speculate
+        self._allocator = allocator
+        self._chunking = chunking
+        self._can_grow = can_grow
+        self._may_share = may_share
+        self._on_dropped = on_dropped
+        self._num_left = 0
+        # The head that got no blocks, and the allocator's version and the spare blocks at that time: it is not tried
+        # again at every step, since looking up a long prompt takes milliseconds.
+        self._blocked: tuple[Entry, int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def holds_tokens(self, count: int) -> bool:
+        """Whether at least `count` tokens of prompts wait. Looks no further than it must."""
+        for entry in self._entries:
+            if not entry.closed:
+                count -= entry.num_tokens
+            if count <= 0:
+                return True
+        return False
+
+    def waits_since_before(self, moment: float) -> bool:
+        """Whether the first that has never run was queued before `moment`, as `time.monotonic` counts."""
+        new = (entry.queued_at for entry in self._entries if entry.started_at is None and not entry.closed)
+        return next(new, moment) < moment
+
+    def append(self, entry: Entry) -> None:
+        entry.queued(self._next_request_id)
+        self._next_request_id += 1
+        self._entries.append(entry)
+
+    def put_first(self, entry: Entry) -> None:
+        """Back to the front, with its id and its age: it was admitted before everybody who waits."""
+        self._entries.appendleft(entry)
+        self._num_left += entry.closed
+
+    def caller_left(self) -> None:
+        """One of the waiting entries was closed."""
+        self._num_left += 1
+        if self._num_left >= _SWEEP_AT and 2 * self._num_left >= len(self._entries):
+            kept = deque(e for e in self._entries if not e.closed)
+            for entry in self._entries:
+                if entry.closed:
+                    self._drop(entry)
+            self._entries = kept
+            self._num_left = 0
+
+    def drain(self) -> list[Entry]:
+        """Take everything out; for when the server gives up."""
+        entries = list(self._entries)
+        self._entries.clear()
+        self._num_left = 0
+        return entries
+
+    def can_ever_fit(self, input_length: int, max_new_tokens: int, prefill_budget: int, token_budget: int) -> bool:
+        """Whether such a request would be taken if nothing else were there."""
+        if not self._chunking and input_length > round_up(prefill_budget, self._block_size):
+            return False
+        if self._allocator is None:
+            return input_length + max_new_tokens + self._speculate <= token_budget
+        blocks = -(-self._num_positions(input_length, max_new_tokens) // self._block_size)
+        return blocks <= self._allocator.num_usable
+
+    def next_batch(self, budget: Budget, spare_blocks: int = 0) -> NextBatch | None:
+        """The longest run of heads that fits the budget, or None.
+
+        None also when fewer than `min_size` fit; all are put back in their old order then. The first entry that does
+        not fit ends the scan: nobody overtakes. The budget of prompts is rounded up to whole blocks. `spare_blocks`
+        stay free for those that run already.
+        """
+        if budget.prefill_tokens <= 0 or budget.total_tokens <= 0 or budget.max_size == 0 or not self._entries:
+            return None
+        min_size = budget.min_size
+        if min_size is not None and len(self._entries) < min_size:
+            return None
+        if self._is_blocked(spare_blocks):
+            return None
+        picked, scan = self._pick(budget, spare_blocks)
+        if min_size is not None and len(picked) < min_size:
+            for entry in reversed(picked):
+                self._put_back(entry)
+            return None
+        if not picked:
+            return None
+        now = time.monotonic()
+        for entry in picked:
+            entry.started(now)
+        batch_id = self._next_batch_id
+        self._next_batch_id += 1
+        return NextBatch(batch_id, picked, scan.prefill_tokens + scan.decode_tokens, scan.max_blocks)
+
+    def _is_blocked(self, spare_blocks: int) -> bool:
+        """Whether the head would find as few blocks as the last time."""
+        if self._blocked is None or self._allocator is None:
+            return False
+        head, version, spare = self._blocked
+        same = head is self._entries[0] and not head.closed and version == self._allocator.version
+        return same and spare_blocks >= spare
+
+    def _pick(self, budget: Budget, spare_blocks: int) -> tuple[list[Entry], _Scan]:
+        prefill_budget = round_up(budget.prefill_tokens, self._block_size)
+        picked: list[Entry] = []
+        scan = _Scan()
+        while self._entries:
+            entry = self._entries.popleft()
+            if entry.closed:
+                self._num_left = max(self._num_left - 1, 0)
+                self._drop(entry)
+                continue
+            if self._allocator is None:
+                fits = self._fits_padded(entry, len(picked), scan, prefill_budget, budget.total_tokens)
+            else:
+                fits = self._fits_paged(entry, self._allocator, scan, prefill_budget, spare_blocks)
+            if not fits:
+                self._put_back(entry)
+                if self._allocator is not None and not scan.has_blocks:
+                    self._blocked = (entry, self._allocator.version, spare_blocks)
+                break
+            picked.append(entry)
+            if scan.is_full or len(picked) == budget.max_size:
+                break
+        return picked, scan
+
+    def _fits_padded(self, entry: Entry, num_picked: int, scan: _Scan, prefill_budget: int, token_budget: int) -> bool:
+        # Every row is padded to the longest prompt. A rejected entry stays in the sums, as in TGI; shards ignore them.
+        scan.max_input_length = max(scan.max_input_length, entry.request.input_length)
+        scan.prefill_tokens = (num_picked + 1) * scan.max_input_length
+        scan.decode_tokens += entry.request.stopping.max_new_tokens
+        total = scan.prefill_tokens + scan.decode_tokens + self._speculate
+        return scan.prefill_tokens <= prefill_budget and total <= token_budget
+
+    def _fits_paged(
+        self, entry: Entry, allocator: BlockAllocator, scan: _Scan, prefill_budget: int, spare_blocks: int
+    ) -> bool:
+        token_ids = entry.token_ids if self._may_share(entry.request) else None
+        allocation = allocator.allocate(self._num_reserved(entry), token_ids)
+        scan.has_blocks = False
+        if allocation is None:
+            return False
+        entry.admit(allocation)
+        if allocator.num_free < spare_blocks:
+            return False
+        scan.has_blocks = True
+        scan.max_blocks = max(scan.max_blocks, len(allocation.blocks))
+        # At least one token must be computed to get logits.
+        allocation.prefix_length = min(allocation.prefix_length, entry.num_tokens - 1)
+        to_compute = entry.num_tokens - allocation.prefix_length
+        left = prefill_budget - scan.prefill_tokens
+        if to_compute <= left:
+            scan.prefill_tokens += to_compute
+            return True
+        if not self._chunking or left <= 0:
+            return False
+        entry.admit(allocation, chunk_len=left)
+        scan.is_full = True
+        return True
+
+    def _num_reserved(self, entry: Entry) -> int:
+        """KV positions that it gets at first: what it can come to need, or, if it can grow, whole blocks for less."""
+        needed = self._num_positions(entry.num_tokens, entry.num_remaining)
+        if not self._can_grow or entry.num_preemptions >= _MAX_PREEMPTIONS:
+            return needed
+        first = self._num_positions(entry.num_tokens, min(entry.num_remaining, RESERVED_NEW_TOKENS))
+        return min(round_up(first, self._block_size), needed)
+
+    def _num_positions(self, input_length: int, max_new_tokens: int) -> int:
+        return input_length + max_new_tokens + self._speculate - 1  # the last token is never written
+
+    def _drop(self, entry: Entry) -> None:
+        entry.drop()
+        self._on_dropped(entry)
+
+    def _put_back(self, entry: Entry) -> None:
+        if entry.allocation is not None and self._allocator is not None:
+            self._allocator.free(entry.allocation)  # nothing has been written
+            entry.release()
+        self._entries.appendleft(entry)

@@ -1,0 +1,201 @@
+"""What is sent next. Synchronous: `loop.Scheduler` waits, `answers.Answers` reads the answers.
+
+Run ahead: the shards say how many Decodes of the running batch may be in flight, so that the device never waits for the
+router (one while a prompt is computed in chunks). Calls are numbered by the pool and executed in that order, hence a
+Prefill or FilterBatch needs no pause before it; only what follows a merge waits for its Prefill's answer. With an
+upstream TGI shard one call is in flight at a time, and finished requests are filtered away as TGI's router does.
+
+Newcomers join the running batch in one of two ways. Chunking: their Prefill names the running batch and computes its
+next tokens too. Otherwise they are prefilled alone, and the next Decode names both batches.
+"""
+
+from __future__ import annotations
+
+from router.limits import ShardInfo
+from router.scheduling.batch import RunningBatch
+from router.scheduling.batches import Batches
+from router.scheduling.delivery import server_error
+from router.scheduling.entry import Entry
+from router.scheduling.growth import Grower
+from router.scheduling.health import Probe
+from router.scheduling.pipeline import Call, Pipeline
+from router.scheduling.queue.admission import Admission
+from router.scheduling.queue.request_queue import NextBatch
+from router.scheduling.step_metrics import StepMetrics
+from router.shards.interface import PROBE_ID, NewBatch, NewRequest, Shards, UnsendableError
+
+
+class Sender:
+    """The rules by which calls about the batches follow each other.
+
+    grower: gets blocks for requests that hold fewer than they can come to need; None where all is reserved at
+    admission.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        info: ShardInfo,
+        batches: Batches,
+        admission: Admission,
+        grower: Grower | None,
+        pipeline: Pipeline,
+        probe: Probe,
+        metrics: StepMetrics,
+    ) -> None:
+        self._shards = shards
+        self._run_ahead = info.runs_ahead
+        self._chunking = info.chunks
+        self._batches = batches
+        self._admission = admission
+        self._grower = grower
+        self._pipeline = pipeline
+        self._probe = probe
+        self._metrics = metrics
+        self._look_into_queue = True  # not twice at the same boundary
+
+    def send_calls(self) -> None:
+        """Send whatever the rules allow at this boundary: after an answer, or when something arrived while idle."""
+        self._batches.discard_left()
+        self._look_into_queue = True
+        while (self._run_ahead or not self._pipeline) and self._send_one():
+            pass
+
+    def _send_one(self) -> bool:
+        """Send the most urgent call; False if nothing may be sent before another answer or event."""
+        batches = self._batches
+        if (failed_id := batches.next_to_clear()) is not None:
+            self._send_clear(failed_id)
+            return True
+        if self._send_filters():
+            return True
+        if self._probe.take():
+            self._pipeline.append(Call("probe", self._shards.probe(), None, (PROBE_ID,)))
+            return True
+        if batches.joining is not None:
+            return self._send_merged(batches.joining)
+        if batches.running is None:
+            return self._admit(None)
+        return self._send_step(batches.running)
+
+    def _send_step(self, running: RunningBatch) -> bool:
+        """The next step of the running batch, with newcomers or without."""
+        if running.num_decodes >= self._max_decodes(running):
+            return False
+        if self._grower is not None and running.growing:
+            has_room = self._grower.make_room(running)
+            if running.dirty:
+                self._send_filter(running)
+                return True
+            if not has_room:
+                return False
+        if self._admit(running):
+            return True
+        if running.num_decodes and running.is_exhausted:
+            return False  # the Decode in flight ends them all
+        self._send_decode(running, (running.batch_id,))
+        return True
+
+    def _max_decodes(self, running: RunningBatch) -> int:
+        return 2 if self._run_ahead and not running.prefilling else 1
+
+    def _admit(self, running: RunningBatch | None) -> bool:
+        """Prefill the heads of the queue that fit."""
+        if not self._look_into_queue:
+            return False
+        self._look_into_queue = False
+        found = self._admission.next_batch(running, self._batches.waiting_tokens, self._batches.last_end_at)
+        if found is None:
+            return False
+        batch = RunningBatch(found.batch_id, found.entries, into=running if self._chunking else None)
+        self._batches.join(batch)
+        try:
+            self._send_prefill(batch, _new_batch(found))
+        except UnsendableError as error:
+            for request_id, reason in error.reasons.items():
+                self._batches.lose(batch, batch.entries[request_id], server_error(str(reason)))
+            self._batches.put_back(batch)
+            self._look_into_queue = True  # nothing was sent, so no answer would bring the next look
+        return True
+
+    def _send_prefill(self, batch: RunningBatch, new: NewBatch) -> None:
+        running = batch.into
+        chunk_tokens = self._admission.chunk_tokens(self._batches.last_end_at)
+        if running is None:
+            reply = self._shards.prefill(new, chunk_tokens=chunk_tokens)
+            ids: tuple[int, ...] = (batch.batch_id,)
+        else:
+            reply = self._shards.prefill(new, running.batch_id, running.growth, chunk_tokens)
+            ids = (running.batch_id, batch.batch_id)
+            running.step_sent()
+        self._metrics.sent("prefill")
+        self._pipeline.append(Call("prefill", reply, batch, ids))
+
+    def _send_merged(self, joining: RunningBatch) -> bool:
+        """The new batch joins the running one, once everything about both is settled.
+
+        A FilterBatch of the running batch that is still under way will answer with its old members alone: merged
+        before that answer, the newcomers would look lost.
+        """
+        running = self._batches.running
+        if joining.num_unanswered or (running is not None and running.num_unanswered):
+            return False
+        ids = self._batches.merge()
+        if running is None:
+            return self._send_one()
+        self._send_decode(running, ids)
+        return True
+
+    def _send_decode(self, batch: RunningBatch, ids: tuple[int, ...]) -> None:
+        self._metrics.current_batch(batch.size, batch.max_tokens)
+        self._metrics.sent("decode")
+        chunk_tokens = self._admission.chunk_tokens(self._batches.last_end_at) if batch.prefilling else None
+        reply = self._shards.decode(ids, batch.growth, chunk_tokens)
+        batch.step_sent()
+        self._pipeline.append(Call("decode", reply, batch, ids))
+
+    def _send_filters(self) -> bool:
+        """Tell the shards of a batch with rows that nobody wants. A batch whose newcomers are just being prefilled
+        waits: its members are not settled."""
+        running, joining = self._batches.running, self._batches.joining
+        if joining is not None and joining.into is not None:
+            return False
+        for batch in (running, joining):
+            if batch is not None and batch.dirty and (batch is running or not batch.num_unanswered):
+                self._send_filter(batch)
+                return True
+        return False
+
+    def _send_filter(self, batch: RunningBatch) -> None:
+        """Tell the shards which rows are still wanted; forget the batch if none is."""
+        batch.filter_sent()
+        if not batch.entries:
+            self._batches.end(batch)
+            self._send_clear(batch.batch_id)
+            return
+        reply = self._shards.filter_batch(batch.batch_id, list(batch.entries))
+        self._pipeline.append(Call("filter", reply, batch, (batch.batch_id,)))
+
+    def _send_clear(self, batch_id: int) -> None:
+        self._pipeline.append(Call("clear", self._shards.clear_cache(batch_id), None, (batch_id,)))
+
+
+def _new_batch(found: NextBatch) -> NewBatch:
+    """What the shards are told of the requests that the queue gave out."""
+    requests = [_new_request(entry) for entry in found.entries]
+    return NewBatch(found.batch_id, requests, found.max_tokens, found.max_blocks)
+
+
+def _new_request(entry: Entry) -> NewRequest:
+    allocation = entry.allocation
+    if allocation is None:
+        return NewRequest(entry.request_id, entry.request)
+    return NewRequest(
+        entry.request_id,
+        entry.request,
+        allocation.blocks,
+        allocation.slots(),
+        allocation.prefix_length,
+        entry.chunk_len,
+        tuple(entry.generated_ids),
+    )

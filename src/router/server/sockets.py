@@ -1,0 +1,71 @@
+"""Listening sockets, and how many connections the limit of open files allows."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import resource
+import socket
+
+from router.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+RESERVED_FILES = 128
+"""Open files that are no client's connection: shards, log, metrics port, worker processes."""
+
+_BACKLOG = 2048
+# The kernel would buffer megabytes for a client that does not read; this is plenty for a stream of tokens.
+_SEND_BUFFER_BYTES = 128 * 1024
+
+
+def bind(hostname: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises StartupError that names the port."""
+    try:
+        address = ipaddress.ip_address(hostname)
+    except ValueError:
+        logger.warning("Invalid hostname %r, defaulting to 0.0.0.0", hostname)
+        address = ipaddress.ip_address("0.0.0.0")
+    listener = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # inherited by its connections
+    try:
+        listener.bind((str(address), port))
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(address, port, error) from None
+    listener.setblocking(False)
+    return listener
+
+
+def listen(listener: socket.socket) -> None:
+    """Two sockets may be bound to one port until one of them listens; asyncio's loop would say nothing of the other's
+    failure. Raises StartupError that names the port."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        address, port = listener.getsockname()[:2]
+        raise _cannot_listen(address, port, error) from None
+
+
+def _cannot_listen(address: object, port: int, error: OSError) -> StartupError:
+    return StartupError(f"cannot listen on {address}:{port}: {error.strerror}")
+
+
+def allow_connections(num_connections: int) -> int:
+    """Raises this process' limit of open files for this many connections; returns how many there may be.
+
+    Every connection is an open file, and the usual limit of a login shell is 1024.
+    """
+    wanted = num_connections + RESERVED_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return num_connections
+    allowed = max(soft - RESERVED_FILES, 1)
+    logger.warning(
+        "--max-connections %d: the limit of %d open files allows %d connections", num_connections, soft, allowed
+    )
+    return allowed

@@ -1,0 +1,119 @@
+"""How a process writes its log: one handler, the levels that were asked for, records as log lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from wire import phases
+from wire.log.levels import PACKAGES, level_name, levels_of_loggers
+from wire.log.log_line import Layout, LogLine, to_json, to_text
+from wire.log.progress_bars import ProgressFilter, StatusLines, Stream
+
+_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def configure(
+    json_output: bool,
+    level: str = "INFO",
+    *,
+    rank: int | None = None,
+    layout: Layout | None = None,
+    stream: Stream | None = None,
+) -> None:
+    """Sends this process' `logging` to `stream` (default: standard output), replacing whatever was set up before.
+
+    `level` is a level name or a filter, a comma list of `level` and `logger=level` (`info,router=debug`; TGI's targets
+    are understood, what cannot be read is passed over). `rank` is written on every record. `layout` defaults to `shard`
+    with a rank, else to `flat`. A stream that breaks loses records, it never raises. Colours: only on a terminal, and
+    not with `LOG_COLORIZE` 0, false, no or off. A logger's `extra` becomes fields of the record; a record with
+    `extra={"log_line": LogLine, "log_layout": Layout | None}` is a child's, written as it is. On a terminal, records of
+    progress become bars (see `progress_bars`).
+    """
+    target: Stream = sys.stdout if stream is None else stream
+    can_draw = not json_output and _is_terminal(target) and os.environ.get("TERM") != "dumb"
+    bars = StatusLines(target) if can_draw else None
+    number, named, num_unknown = levels_of_loggers(level)
+    handler = _Handler(bars or target)
+    if not json_output:
+        handler.addFilter(ProgressFilter(bars, rank))
+    chosen: Layout = layout or ("flat" if rank is None else "shard")
+    colour = not json_output and _is_terminal(target) and _wants_colour(os.environ)
+    handler.setFormatter(_Formatter(json_output=json_output, layout=chosen, rank=rank, colour=colour))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(number, logging.WARNING))
+    for name in PACKAGES:
+        logging.getLogger(name).setLevel(number)
+    for name, named_level in named.items():
+        logging.getLogger(name).setLevel(named_level)
+    if json_output and phases.are_wanted():
+        logging.getLogger(phases.LOGGER).setLevel(logging.DEBUG)
+    logging.captureWarnings(True)
+    if num_unknown:
+        logging.getLogger(__name__).warning("LOG_LEVEL: %d parts of the filter mean nothing to us", num_unknown)
+
+
+def _wants_colour(environ: Mapping[str, str]) -> bool:
+    return environ.get("LOG_COLORIZE", "1").strip().lower() not in ("0", "false", "no", "off")
+
+
+def _is_terminal(stream: Stream) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+class _Handler(logging.StreamHandler[Any]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError | ValueError):
+            super().handleError(record)
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, *, json_output: bool, layout: Layout, rank: int | None, colour: bool) -> None:
+        super().__init__()
+        self._json_output, self._layout, self._rank, self._colour = json_output, layout, rank, colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = getattr(record, "log_line", None)
+        if not isinstance(line, LogLine):
+            line = self._line_of(record)
+        elif not line.timestamp:
+            line = dataclasses.replace(line, timestamp=_rfc3339(record.created))
+        layout: Layout = getattr(record, "log_layout", None) or self._layout
+        return to_json(line, layout) if self._json_output else to_text(line, colour=self._colour)
+
+    def _line_of(self, record: logging.LogRecord) -> LogLine:
+        names_place = self._layout != "launcher"
+        fields = {key: value for key, value in vars(record).items() if key not in _OWN_ATTRIBUTES}
+        return LogLine(
+            level="ERROR" if record.levelno > logging.ERROR else level_name(record.levelno),
+            message=_message_of(record),
+            timestamp=_rfc3339(record.created),
+            target=record.name,
+            filename=record.filename if names_place else "",
+            line_number=record.lineno if names_place else None,
+            rank=fields.pop("rank", self._rank),
+            exception=self.formatException(record.exc_info) if record.exc_info else "",
+            fields=fields,
+        )
+
+
+def _message_of(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError):  # A wrong format argument must not cost the record.
+        return f"{record.msg} {record.args}"
+
+
+def _rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,82 @@
+"""The whole router process on a fake scheduler: its ports, and what it starts with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from router_fakes import until
+from serving import EndingScheduler, get, terminate
+
+from router.config import RouterConfig
+from router.errors import StartupError
+from router.server import server
+from router.server.server import serve
+from router.server.startup import Started
+
+
+@pytest.mark.parametrize("given", [("0123abc", "sha-0123"), ("", ""), None])
+async def test_an_image_tells_what_it_was_built_from(
+    config: RouterConfig,
+    scheduler: EndingScheduler,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, str] | None,
+) -> None:
+    for name, value in zip(("GIT_SHA", "DOCKER_LABEL"), given or (None, None), strict=True):
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    serving_task = asyncio.ensure_future(serve(config))
+    info = json.loads((await get(config.port, "/info")).partition(b"\r\n\r\n")[2])
+    assert (info["sha"], info["docker_label"]) == (given if given and any(given) else (None, None))
+    terminate()
+    assert await asyncio.wait_for(serving_task, 60) == 0
+
+
+async def test_a_port_in_use_is_found_before_the_model(model: Path, scheduler: EndingScheduler) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartupError, match=str(port)):
+            await serve(RouterConfig(tokenizer_name=str(model), hostname="127.0.0.1", port=port))
+
+
+async def test_the_metrics_port_is_opened_when_asked_for(
+    model: Path, free_port: int, scheduler: EndingScheduler
+) -> None:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        metrics_port = holder.getsockname()[1]
+        config = RouterConfig(
+            tokenizer_name=str(model), hostname="127.0.0.1", port=free_port, prometheus_port=metrics_port
+        )
+        serving_task = asyncio.ensure_future(serve(config))
+        assert b" 200 " in await get(config.port, "/health")
+        await until(lambda: not serving_task.done())
+        assert b" 200 " in await get(metrics_port, "/metrics")
+        terminate()
+        assert await asyncio.wait_for(serving_task, 5) == 0
+
+
+@pytest.mark.parametrize("which", ["port", "prometheus_port"])
+async def test_a_port_that_somebody_took_while_the_model_was_loaded(
+    model: Path, free_port: int, scheduler: EndingScheduler, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Two sockets may be bound to it, and asyncio's loop is silent when the second one cannot listen."""
+    ready = server.connect_and_warm_up
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        async def load(*arguments: Any, **options: Any) -> Started:
+            other.bind(("127.0.0.1", free_port))
+            other.listen()
+            return await ready(*arguments, **options)
+
+        monkeypatch.setattr(server, "connect_and_warm_up", load)
+        ports: dict[str, int] = {"port": 0, which: free_port}
+        config = RouterConfig(tokenizer_name=str(model), hostname="127.0.0.1", **ports)  # type: ignore[arg-type]
+        with pytest.raises(StartupError, match=f"127.0.0.1:{free_port}: Address already in use"):
+            await asyncio.wait_for(serve(config), 20)
+    assert scheduler.is_closed

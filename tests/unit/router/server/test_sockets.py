@@ -1,0 +1,41 @@
+"""Where the server listens, and how many connections the limit of open files allows."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+
+from router.server.sockets import RESERVED_FILES, allow_connections, bind
+
+ENDLESS = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed", "set_to"),
+    [
+        ((10_000, 20_000), 4096, None),
+        ((ENDLESS, ENDLESS), 4096, None),
+        ((1024, 20_000), 4096, 4096 + RESERVED_FILES),
+        ((1024, ENDLESS), 4096, 4096 + RESERVED_FILES),
+        ((1024, 2048), 2048 - RESERVED_FILES, 2048),
+        ((1024, 1024), 1024 - RESERVED_FILES, 1024),
+        ((64, 64), 1, 64),
+    ],
+)
+def test_the_limit_is_raised_as_far_as_it_goes(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], allowed: int, set_to: int | None
+) -> None:
+    done: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, values: done.append(values))
+    assert allow_connections(4096) == allowed
+    assert done == ([] if set_to is None else [(set_to, limits[1])])
+
+
+def test_a_hostname_that_is_no_address(caplog: pytest.LogCaptureFixture) -> None:
+    with bind("example.invalid", 0) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+    assert "example.invalid" in caplog.text
+    with bind("::1", 0) as listener:
+        assert listener.getsockname()[0] == "::1"
