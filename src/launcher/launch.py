@@ -19,7 +19,8 @@ from launcher.planning.plan import Endpoints, LaunchPlan, check_model, make_plan
 from launcher.processes.child import Guard
 from launcher.processes.output import Output, claim_standard_descriptors
 from launcher.processes.signals import Signals
-from launcher.processes.supervisor import Patience, Supervisor
+from launcher.processes.supervisor import Supervisor
+from launcher.processes.timeouts import Timeouts
 from wire.log import log_setup, progress_bars
 
 logger = logging.getLogger("text_generation_launcher")
@@ -116,11 +117,11 @@ class _Launch:
     ) -> int:
         config = self._config
         guard = Guard()
-        patience = Patience(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
+        timeouts = Timeouts(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
         supervisor = Supervisor(
             self._signals,
             guard,
-            patience,
+            timeouts,
             age_s=hardware.process_age_s(),
             own_phases=self._phases if config.verbose_startup else None,
         )

@@ -20,6 +20,7 @@ class Signals:
     def __init__(self) -> None:
         self.received: list[int] = []
         """Every request to stop so far, oldest first."""
+        self._num_taken = 0
         self._received_at = 0.0
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._previous: dict[int, object] = {}
@@ -57,6 +58,12 @@ class Signals:
         readable, _, _ = select.select([self._read], [], [], max(0.0, timeout_s))
         if readable:
             os.read(self._read, 4096)
+
+    def take(self) -> bool:
+        """Whether there is a request to stop that has not been acted on; each is taken once."""
+        has_more = len(self.received) > self._num_taken
+        self._num_taken += has_more
+        return has_more
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

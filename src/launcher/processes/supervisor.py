@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from launcher.command import Command
@@ -25,10 +24,13 @@ from launcher.errors import (
     WebserverFailed,
 )
 from launcher.processes import stacks, start_times
-from launcher.processes.child import Child, Exit, Guard
+from launcher.processes.child import Child, Guard
+from launcher.processes.failures import blame_order, cause, exit_of, headline, rank_field, report_crash
 from launcher.processes.signals import Signals
+from launcher.processes.stopping import KillRequested, Stopping
+from launcher.processes.timeouts import Timeouts
 from wire import phases
-from wire.exit_status import LOST_PEER, MISSING_PEER, STALLED
+from wire.exit_status import MISSING_PEER, STALLED
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -38,30 +40,8 @@ _SERVING_POLL_S = 1.0
 _REAP_S = 5.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long to wait for what, in seconds."""
-
-    graceful_s: float
-    """From a signal to the end of everything."""
-    startup_s: float | None = None
-    shards_s: float = 10.0
-    """Shards have no work left when they are asked to stop."""
-    survivors_s: float = 2.0
-    """Shards that wait in a collective for a dead one never answer: no use in waiting long."""
-    failing_router_s: float = 5.0
-    """For the router to tell its clients."""
-    download_s: float = 10.0
-    waiting_record_s: float = 10.0
-    draining_record_s: float = 5.0
-
-
 class _StopRequested(Exception):
     """A first signal."""
-
-
-class _KillRequested(Exception):
-    """A signal while stopping."""
 
 
 class Supervisor:
@@ -69,7 +49,7 @@ class Supervisor:
         self,
         signals: Signals,
         guard: Guard,
-        patience: Patience,
+        timeouts: Timeouts,
         *,
         age_s: float = 0.0,
         own_phases: Sequence[tuple[str, float]] | None = None,
@@ -79,13 +59,12 @@ class Supervisor:
         `own_phases`: what the launcher itself does until the shards start, and its seconds; it may grow until then.
         Where it is given, a table tells in the end where each second of the start went.
         """
-        self._signals, self._guard, self._patience = signals, guard, patience
+        self._signals, self._guard, self._timeouts = signals, guard, timeouts
+        self._stopping = Stopping(signals, timeouts)
         self._own_phases = own_phases
         self._shards: list[Child] = []
         self._router: Child | None = None
         self._download: Child | None = None
-        self._signals_obeyed = 0
-        """The first one is obeyed by stopping in order; any more, whenever it came, by killing."""
         self._began_at = time.monotonic() - age_s
         self._download_s = 0.0
 
@@ -97,10 +76,10 @@ class Supervisor:
             while child.poll() is None:
                 self._pause(_SERVING_POLL_S)
         except _StopRequested:
-            return self._stop(lambda: self._end([child], self._patience.download_s))
+            return self._stop(lambda: self._stopping.end([child], self._timeouts.download_s))
         if child.exit is not None and child.exit.returncode != 0:
-            self._report_crash(child, "Download process failed")
-            raise DownloadError(_cause(child))
+            report_crash(child, "Download process failed")
+            raise DownloadError(cause(child))
         self._download_s = time.monotonic() - began_at
         return None
 
@@ -124,9 +103,9 @@ class Supervisor:
                 self._check_alive(ShardFailed)
                 self._pause(_SERVING_POLL_S)
         except _StopRequested:
-            return self._stop(self._stop_in_order)
+            return self._stop(lambda: self._stopping.in_order(self._shards, self._router))
         except LauncherError:
-            self._stop(self._stop_after_failure)
+            self._stop(lambda: self._stopping.after_failure(self._shards, self._router))
             raise
 
     def kill_all(self) -> None:
@@ -154,29 +133,28 @@ class Supervisor:
 
     def _pause(self, timeout_s: float) -> None:
         self._signals.wait(timeout_s)
-        if self._signals.received:
-            self._signals_obeyed = 1
+        if self._signals.take():
             raise _StopRequested
 
     # Starting and watching
 
     def _wait_until_ready(self, children: Sequence[Child], shard_error: type[LauncherError]) -> None:
-        record_at = time.monotonic() + self._patience.waiting_record_s
+        record_at = time.monotonic() + self._timeouts.waiting_record_s
         missing = list(children)
         while missing:
             self._check_alive(shard_error)
             for child in [child for child in missing if child.is_ready()]:
                 missing.remove(child)
                 name, took = child.command.name.capitalize(), start_times.total(child)
-                logger.info("%s ready in %.2f s", name, took, extra=_rank(child))
+                logger.info("%s ready in %.2f s", name, took, extra=rank_field(child))
             if missing and self._is_out_of_time():
                 self._end_late_start(missing)
             if time.monotonic() >= record_at:
-                record_at += self._patience.waiting_record_s
+                record_at += self._timeouts.waiting_record_s
                 for child in missing:
                     said = f"; it said last: {child.logs.last_message}" if child.logs.last_message else ""
                     text = f"phase: {child.logs.progress}{said}"
-                    logger.info("Waiting for %s to be ready... (%s)", child.command.name, text, extra=_rank(child))
+                    logger.info("Waiting for %s to be ready... (%s)", child.command.name, text, extra=rank_field(child))
             if missing:
                 self._pause(_STARTING_POLL_S)
 
@@ -190,47 +168,39 @@ class Supervisor:
         error = WebserverCannotStart if last.command.rank is None else ShardCannotStart
         since = "the start, the download not counted" if self._download_s else "the start"
         raise error(
-            f"{last.title} was not ready {self._patience.startup_s:g} s after {since} (`--startup-timeout`); "
+            f"{last.title} was not ready {self._timeouts.startup_s:g} s after {since} (`--startup-timeout`); "
             f"phase: {last.logs.progress}; its last word: {last.logs.last_message or 'none'}"
         )
 
     def _show_stacks(self, children: Sequence[Child]) -> None:
-        """Raises _StopRequested on a signal that has not been obeyed yet."""
+        """Raises _StopRequested on a signal that has not been acted on yet."""
 
         def wait(timeout_s: float) -> None:
             self._signals.wait(timeout_s)
-            if len(self._signals.received) > self._signals_obeyed:
-                self._signals_obeyed = 1
+            if self._signals.take():
                 raise _StopRequested
 
         stacks.show(children, wait)
 
     def _is_out_of_time(self) -> bool:
         """Of the time that does not depend on the network: a download may take hours."""
-        limit = self._patience.startup_s
+        limit = self._timeouts.startup_s
         return limit is not None and time.monotonic() - self._began_at - self._download_s > limit
 
     def _check_alive(self, shard_error: type[LauncherError]) -> None:
-        """Raises for the child that failed first. Of several found at once: a killed one before one that gave up, and
-        last of all a shard that left because it had lost another."""
+        """Raises for the child that failed first."""
         ended = [child for child in [*self._shards, self._router] if child is not None and child.poll() is not None]
         if not ended:
             return
-        first = min(ended, key=_innocence)
-        if _exit_of(first).returncode in (STALLED, MISSING_PEER):
+        first = min(ended, key=blame_order)
+        if exit_of(first).returncode in (STALLED, MISSING_PEER):
             self._show_stacks([child for child in self._shards if child.poll() is None])
         if first is self._router:
-            self._report_crash(first, _headline(first))
-            could_not_exec = first.ready_at is None and _exit_of(first).returncode == 127
-            raise (WebserverCannotStart if could_not_exec else WebserverFailed)(_cause(first))
-        self._report_crash(first, _headline(first, "failed to start" if shard_error is ShardCannotStart else "crashed"))
-        raise shard_error(_cause(first))
-
-    def _report_crash(self, child: Child, headline: str) -> None:
-        for index, text in enumerate(child.logs.errors.chunks()):
-            title = f"{child.command.name.capitalize()} complete standard error output:" if not index else "..."
-            logger.error("%s\n%s", title, text, extra=_rank(child))
-        logger.error("%s: %s", headline, _exit_of(child), extra=_rank(child))
+            report_crash(first, headline(first))
+            could_not_exec = first.ready_at is None and exit_of(first).returncode == 127
+            raise (WebserverCannotStart if could_not_exec else WebserverFailed)(cause(first))
+        report_crash(first, headline(first, "failed to start" if shard_error is ShardCannotStart else "crashed"))
+        raise shard_error(cause(first))
 
     def _report_ready(self, router: Child) -> None:
         all_s = time.monotonic() - self._began_at
@@ -247,100 +217,10 @@ class Supervisor:
         """Runs a way of stopping; whatever happens in it, nothing is left afterwards. Returns the exit status."""
         try:
             how()
-        except _KillRequested:
+        except KillRequested:
             number = self._signals.received[-1]
             logger.warning("%s: killing everything now", signal.Signals(number).name)
             return 128 + number
         finally:
             self.kill_all()
         return 0
-
-    def _stop_in_order(self) -> None:
-        number = self._signals.received[0]
-        logger.info("%s: stopping, at most %g s", signal.Signals(number).name, self._patience.graceful_s)
-        deadline = time.monotonic() + self._patience.graceful_s
-        router = [self._router] if self._router is not None else []
-        if not self._end(router, self._patience.graceful_s):
-            router = []  # Killed by us because its time was over, it has not failed.
-        ended = [*router, *(child for child in self._shards if child.poll() is not None)]
-        failed = [child for child in ended if not _is_orderly(_exit_of(child))]
-        # The requests that were still running have been lost: this was no orderly stop. A shard's end is why the
-        # router gave up, so that it is named first.
-        first = min(failed, key=lambda child: (child is self._router, _innocence(child)), default=None)
-        # It may be no fault of the router: a service manager that signals everybody takes the shards from under it.
-        stopped = [child for child in ended if child is not self._router] if first is self._router else []
-        if first is not None and not stopped:
-            self._report_crash(first, _headline(first))
-        logger.info("Shutting down shards")
-        self._end(self._shards, min(self._patience.shards_s, max(1.0, deadline - time.monotonic())))
-        if stopped:
-            raise ShardFailed(
-                f"{stopped[0].title} was stopped before the last requests were answered; "
-                "only the launcher should be signalled (systemd: KillMode=mixed)"
-            )
-        if first is not None:
-            raise (WebserverFailed if first is self._router else ShardFailed)(_cause(first))
-
-    def _stop_after_failure(self) -> None:
-        logger.info("Shutting down shards")
-        router = [self._router] if self._router is not None else []
-        for child in router:
-            child.terminate()
-        # The survivors' end fails the calls that the router still waits for.
-        self._end(self._shards, self._patience.survivors_s)
-        self._end(router, self._patience.failing_router_s)
-
-    def _end(self, children: Iterable[Child], timeout_s: float) -> bool:
-        """Asks each to end, and kills those that have not after `timeout_s`; whether all ended by themselves. Raises
-        _KillRequested on a signal."""
-        running = [child for child in children if child.poll() is None]
-        began = time.monotonic()
-        record_at = began + self._patience.draining_record_s
-        for child in running:
-            child.terminate()
-        while running := [child for child in running if child.poll() is None]:
-            if len(self._signals.received) > self._signals_obeyed:
-                raise _KillRequested
-            now = time.monotonic()
-            left_s = began + timeout_s - now
-            if left_s <= 0:
-                logger.warning("%s did not stop in %g s: killed", " and ".join(c.title for c in running), timeout_s)
-                for child in running:
-                    child.kill()
-                return False
-            if now >= record_at:
-                record_at += self._patience.draining_record_s
-                logger.info("Waiting for %s to finish, %.0f s left", " and ".join(c.title for c in running), left_s)
-            self._signals.wait(min(left_s, record_at - now, _SERVING_POLL_S))
-        return True
-
-
-def _exit_of(child: Child) -> Exit:
-    assert child.exit is not None
-    return child.exit
-
-
-def _innocence(child: Child) -> int:
-    end = _exit_of(child)
-    return 0 if end.is_signal else {MISSING_PEER: 2, LOST_PEER: 3}.get(end.returncode, 1)
-
-
-def _headline(child: Child, verb: str = "crashed") -> str:
-    """TGI's words."""
-    return "Webserver Crashed" if child.command.rank is None else f"Shard {child.command.rank} {verb}"
-
-
-def _cause(child: Child) -> str:
-    said = child.logs.last_error.strip().partition("\n")[0]
-    if not said and not _exit_of(child).is_signal:
-        said = child.logs.errors.last.strip()
-    return f"{child.title} {_exit_of(child)}" + (f": {said}" if said else "")
-
-
-def _is_orderly(end: Exit) -> bool:
-    """Whether a shard's end during a stop is one: service managers send everybody the signal."""
-    return end.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
-
-
-def _rank(child: Child) -> dict[str, int]:
-    return {} if child.command.rank is None else {"rank": child.command.rank}

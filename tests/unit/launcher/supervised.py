@@ -16,7 +16,8 @@ from unit.launcher.fake_children import router, shard
 from launcher.command import Command
 from launcher.processes.child import Guard
 from launcher.processes.signals import Signals
-from launcher.processes.supervisor import Patience, Supervisor
+from launcher.processes.supervisor import Supervisor
+from launcher.processes.timeouts import Timeouts
 
 
 class Story(logging.Handler):
@@ -55,7 +56,7 @@ class Launch:
 
     def supervise(self, *, own_phases: Sequence[tuple[str, float]] | None = None, **patience: float) -> Supervisor:
         values: dict[str, float] = {"graceful_s": 20.0, **patience}
-        self.supervisor = Supervisor(self.signals, self.guard, Patience(**values), own_phases=own_phases)
+        self.supervisor = Supervisor(self.signals, self.guard, Timeouts(**values), own_phases=own_phases)
         return self.supervisor
 
     def serve(
@@ -90,6 +91,6 @@ class Launch:
             supervisor = self.supervisor
             assert supervisor is not None
             limit = time.monotonic() - supervisor._began_at + seconds
-            supervisor._patience = dataclasses.replace(supervisor._patience, startup_s=limit)
+            supervisor._timeouts = dataclasses.replace(supervisor._timeouts, startup_s=limit)
 
         self.story.at(text, hurry)

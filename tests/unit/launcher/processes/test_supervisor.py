@@ -232,7 +232,7 @@ def test_a_download_does_not_count_as_start_up(launch: Launch) -> None:
     supervisor = launch.supervise()
     assert supervisor.download(plain("pass")) is None
     since_start_s = time.monotonic() - supervisor._began_at
-    supervisor._patience = dataclasses.replace(supervisor._patience, startup_s=since_start_s)
+    supervisor._timeouts = dataclasses.replace(supervisor._timeouts, startup_s=since_start_s)
     assert not supervisor._is_out_of_time()
     supervisor._download_s = 0.0
     assert supervisor._is_out_of_time()

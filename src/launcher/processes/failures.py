@@ -1,0 +1,51 @@
+"""Which child failed first, and what is told of it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+
+from launcher.processes.child import Child, Exit
+from wire.exit_status import LOST_PEER, MISSING_PEER
+
+logger = logging.getLogger("text_generation_launcher")
+
+
+def exit_of(child: Child) -> Exit:
+    assert child.exit is not None
+    return child.exit
+
+
+def blame_order(child: Child) -> int:
+    """Sorts ended children, the first to fail first: a killed one before one that gave up, and last of all a shard that
+    left because it had lost another."""
+    end = exit_of(child)
+    return 0 if end.is_signal else {MISSING_PEER: 2, LOST_PEER: 3}.get(end.returncode, 1)
+
+
+def headline(child: Child, verb: str = "crashed") -> str:
+    """TGI's words."""
+    return "Webserver Crashed" if child.command.rank is None else f"Shard {child.command.rank} {verb}"
+
+
+def cause(child: Child) -> str:
+    said = child.logs.last_error.strip().partition("\n")[0]
+    if not said and not exit_of(child).is_signal:
+        said = child.logs.errors.last.strip()
+    return f"{child.title} {exit_of(child)}" + (f": {said}" if said else "")
+
+
+def is_orderly(end: Exit) -> bool:
+    """Whether a shard's end during a stop is one: service managers send everybody the signal."""
+    return end.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def rank_field(child: Child) -> dict[str, int]:
+    return {} if child.command.rank is None else {"rank": child.command.rank}
+
+
+def report_crash(child: Child, headline: str) -> None:
+    for index, text in enumerate(child.logs.errors.chunks()):
+        title = f"{child.command.name.capitalize()} complete standard error output:" if not index else "..."
+        logger.error("%s\n%s", title, text, extra=rank_field(child))
+    logger.error("%s: %s", headline, exit_of(child), extra=rank_field(child))
