@@ -6,10 +6,12 @@ Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `rou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from router.generation_trace import GenerationTrace
+from wire.extensions import Extension
 
 GrammarKind = Literal["none", "json", "regex"]
 
@@ -18,12 +20,12 @@ GrammarKind = Literal["none", "json", "regex"]
 class SamplingParameters:
     """How the next token is chosen; every default is the value that switches the step off."""
 
+    do_sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     typical_p: float = 1.0
     min_p: float = 0.0
-    do_sample: bool = False
     seed: int = 0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0  # TGI's: relative to the share of the token in the history
@@ -33,6 +35,29 @@ class SamplingParameters:
     watermark: bool = False
     grammar: str = ""
     grammar_kind: GrammarKind = "none"
+
+
+SAMPLING_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("temperature", lambda value: value > 0, "`temperature` must be > 0"),
+    ("repetition_penalty", lambda value: value > 0, "`repetition_penalty` must be > 0"),
+    ("frequency_penalty", lambda value: -2 <= value <= 2, "`frequency_penalty` must be in [-2, 2]"),
+    ("absolute_frequency_penalty", lambda value: -2 <= value <= 2, "`frequency_penalty` must be in [-2, 2]"),
+    ("presence_penalty", lambda value: -2 <= value <= 2, "`presence_penalty` must be in [-2, 2]"),
+    # 1.0 is TGI's own value for "off" and what OpenAI's clients send; TGI refuses it.
+    ("top_p", lambda value: 0 < value <= 1, "`top_p` must be in (0, 1]"),
+    ("typical_p", lambda value: 0 < value < 1, "`typical_p` must be in (0, 1)"),
+    ("min_p", lambda value: 0 <= value <= 1, "`min_p` must be in [0, 1]"),
+    ("top_k", lambda value: value > 0, "`top_k` must be > 0"),
+)
+"""What a given value must be, in the order in which TGI checks, and TGI's words for a value that is not."""
+
+SAMPLING_EXTENSIONS: dict[str, Extension] = {
+    "absolute_frequency_penalty": Extension.OPENAI_PENALTIES,
+    "presence_penalty": Extension.OPENAI_PENALTIES,
+    "min_p": Extension.OPENAI_PENALTIES,
+    "logit_bias": Extension.LOGIT_BIAS,
+}
+"""Parameters that go to shards only if those announced the extension; all others are in TGI's protocol."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from router.generation_trace import GenerationTrace
@@ -29,6 +29,9 @@ _NAMES = {
     "service.info": "get_model_info", "service.models": "openai_get_model_info",
     "service.model": "openai_get_model_info", "service.health": "health",
 }  # fmt: skip
+
+# Its own field, or the client's: a seed, texts, and lists that are counted.
+_NOT_SHOWN = {"seed", "grammar", "grammar_kind", "logit_bias"}
 
 _current: ContextVar[RequestSpan | None] = ContextVar("request", default=None)
 
@@ -105,17 +108,7 @@ def entered() -> RequestSpan | None:
 def described(request: ValidRequest) -> str:
     """TGI's field `parameters`, without a word of the client's: texts are counted, not shown."""
     sampling, stopping = request.sampling, request.stopping
-    parameters = {
-        "do_sample": sampling.do_sample,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "typical_p": sampling.typical_p,
-        "min_p": sampling.min_p,
-        "repetition_penalty": sampling.repetition_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "watermark": sampling.watermark,
+    parameters = {one.name: getattr(sampling, one.name) for one in fields(sampling) if one.name not in _NOT_SHOWN} | {
         "grammar": sampling.grammar_kind,
         "max_new_tokens": stopping.max_new_tokens,
         "stop_sequences": len(stopping.stop_sequences),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,9 @@ NumberedMessage = StepMessage | pb.WarmupRequest | pb.FilterBatchRequest | pb.Cl
 
 # TGI's router puts a tiny image of this odd type into its warm-up batch, whatever the model.
 _WARMUP_IMAGE = "image/jpeg;base64"
+
+# Parameters that have the same name and form in the message.
+_SAMPLING_BY_NAME = tuple(one.name for one in fields(SamplingParameters) if one.name not in ("logit_bias", "grammar"))
 
 _FINISH_REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -124,21 +128,11 @@ def _prompt_text(message: pb.Request) -> str:
 
 
 def _sampling_from(message: pb.Request) -> SamplingParameters:
+    """By name; zero is what a field that was not sent reads, and becomes the default."""
     p = message.parameters
     return SamplingParameters(
-        temperature=p.temperature or 1.0,
-        top_k=p.top_k,
-        top_p=p.top_p or 1.0,
-        typical_p=p.typical_p or 1.0,
-        min_p=p.min_p,
-        do_sample=p.do_sample,
-        seed=p.seed,
-        repetition_penalty=p.repetition_penalty or 1.0,
-        frequency_penalty=p.frequency_penalty,
-        presence_penalty=p.presence_penalty,
-        absolute_frequency_penalty=p.absolute_frequency_penalty,
+        **{name: value for name in _SAMPLING_BY_NAME if (value := getattr(p, name))},
         logit_bias=tuple((b.token_id, b.bias) for b in p.logit_bias),
-        watermark=p.watermark,
         grammar=_grammar_from(p),
     )
 

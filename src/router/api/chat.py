@@ -25,15 +25,16 @@ from router.api.openapi.openapi import documented
 from router.config import TGI_VERSION
 from router.errors import RouterError, ValidationError
 from router.events import Finished, Prefilled
+from router.generation.asked import GenerateRequest
 from router.generation.running import Admission, Generation, Run, Running, collect_all, interleaved, start_all
-from router.generation.validation import GenerateRequest
 from router.grammar.checker import AskedGrammar
 from router.openai.chat.answer import completion, prompt_tokens_of
 from router.openai.chat.calls import CallStream, is_call
 from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
-from router.openai.chat.prompt import choices_of, model_name, request_of, turns_of, variables_of
+from router.openai.chat.prompt import model_name, request_of, turns_of, variables_of
 from router.openai.chat.tools import OfferedTools, offered_tools
 from router.openai.chat.two_passes import TwoPasses, turn
+from router.openai.parameters import choices_of
 from router.openai.template.messages import Turn
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 

@@ -22,8 +22,8 @@ from router.api.openapi.openapi import documented
 from router.config import TGI_VERSION
 from router.errors import ValidationError
 from router.events import Finished, Prefilled
+from router.generation.asked import GenerateRequest
 from router.generation.running import Admission, Generation, Running, arrivals
-from router.generation.validation import GenerateRequest
 from router.openai.chat.chunks import usage
 from router.openai.completion.answer import ChoiceStream, CompletionHead, completion
 from router.openai.completion.prompt import Counts, check_served, counts_of, requests_of

@@ -1,8 +1,9 @@
-"""The native routes: `/`, `/generate`, `/generate_stream`."""
+"""TGI's own routes: `/`, `/generate`, `/generate_stream`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,8 +19,8 @@ from router.api.http.json_out import JsonResponse
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.openapi.openapi import documented
 from router.events import Finished, Prefilled, Token, TokenGenerated
+from router.generation.asked import GenerateRequest
 from router.generation.running import Generation, Running
-from router.generation.validation import GenerateRequest
 from router.schemas.generate import (
     CompatBody,
     GenerateBody,
@@ -115,7 +116,7 @@ async def _events(running: Running, *, details: bool, prefix: str) -> AsyncGener
 def token_event(
     index: int, event: TokenGenerated | Finished, running: Running, *, details: bool, prefix: str
 ) -> dict[str, Any]:
-    """One event of a native stream, in TGI's key order."""
+    """One event of a stream, in TGI's key order."""
     answer: dict[str, Any] = {"index": index, "token": _token(event.token)}
     if event.top_tokens:
         answer["top_tokens"] = [_token(token) for token in event.top_tokens]
@@ -171,26 +172,16 @@ def _token(token: Token) -> dict[str, Any]:
 
 
 def request_of(body: GenerateBody) -> GenerateRequest:
-    """The native body in the words of validation."""
+    """The body as validation takes it."""
     parameters = body.parameters
-    return GenerateRequest(
+    return replace(
+        GenerateRequest.of(parameters),
         inputs=body.inputs,
         best_of=parameters.best_of,
-        temperature=parameters.temperature,
-        repetition_penalty=parameters.repetition_penalty,
-        frequency_penalty=parameters.frequency_penalty,
-        top_k=parameters.top_k,
-        top_p=parameters.top_p,
-        typical_p=parameters.typical_p,
-        min_p=parameters.min_p,
-        do_sample=parameters.do_sample,
         max_new_tokens=parameters.max_new_tokens,
-        ignore_eos=parameters.ignore_eos,
         stop=tuple(parameters.stop),
         truncate=parameters.truncate,
-        watermark=parameters.watermark,
         decoder_input_details=parameters.decoder_input_details,
-        seed=parameters.seed,
         top_n_tokens=parameters.top_n_tokens,
         grammar=None if parameters.grammar is None else parameters.grammar.asked,
         adapter_id=parameters.adapter_id,

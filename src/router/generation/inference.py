@@ -18,8 +18,9 @@ from router.errors import (
     UnhealthyError,
     ValidationError,
 )
+from router.generation.asked import GenerateRequest
 from router.generation.running import Admission, Entry, Generation, Permits, Running, collect, collect_all, start_all
-from router.generation.validation import GenerateRequest, Validator
+from router.generation.validation import Validator
 from router.limits import ServingLimits
 from router.metrics import Metrics
 from router.request import ValidRequest

@@ -1,18 +1,26 @@
 """From what a client asked to a request that may run: TGI's checks, in TGI's order.
 
-Knows nothing of HTTP bodies; the API and the chat dialect both speak `GenerateRequest`.
+Knows nothing of HTTP bodies; all routes hand in a `GenerateRequest`.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from router.errors import ValidationError
-from router.grammar.checker import AskedGrammar, GrammarChecker, read_grammar
+from router.generation.asked import GenerateRequest
+from router.grammar.checker import GrammarChecker, read_grammar
 from router.limits import ServingLimits, ShardInfo
-from router.request import GrammarKind, SamplingParameters, StoppingParameters, ValidRequest
+from router.request import (
+    SAMPLING_EXTENSIONS,
+    SAMPLING_RANGES,
+    GrammarKind,
+    SamplingParameters,
+    StoppingParameters,
+    ValidRequest,
+)
 from router.text.tokenizer import PromptTokenizer
 from wire.extensions import Extension
 
@@ -20,41 +28,7 @@ from wire.extensions import Extension
 _CHECKED_NEW_TOKENS = 1024
 _MAX_LOGIT_BIASES = 1024
 _MAX_BIAS = 100.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateRequest:
-    """A generation as asked for, in the words of the native API; None is "not given".
-
-    `input_ids`: the prompt in the place of `inputs`, which is then empty. `truncate` does not go with it.
-    """
-
-    inputs: str = ""
-    input_ids: tuple[int, ...] | None = None
-    add_special_tokens: bool = True
-    best_of: int | None = None
-    temperature: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None  # TGI's, relative
-    absolute_frequency_penalty: float | None = None  # OpenAI's
-    presence_penalty: float | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    min_p: float | None = None
-    do_sample: bool = False
-    greedy: bool = False  # always the likeliest token, whatever else is given
-    max_new_tokens: int | None = None
-    ignore_eos: bool = False
-    stop: tuple[str, ...] = ()
-    truncate: int | None = None
-    watermark: bool = False
-    decoder_input_details: bool = False
-    seed: int | None = None
-    top_n_tokens: int | None = None
-    grammar: AskedGrammar | None = None
-    adapter_id: str | None = None
+_SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "typical_p")
 
 
 class Validator:
@@ -96,7 +70,7 @@ class Validator:
     async def validate(self, request: GenerateRequest) -> ValidRequest:
         """The request that the scheduler gets. Raises ValidationError at the first check that fails."""
         self._check_parameters(request)
-        self._check_extensions(request)
+        sampling = self._sampling(request)
         limits = self._limits
         if not (request.inputs if request.input_ids is None else request.input_ids):
             raise ValidationError("`inputs` cannot be empty")
@@ -121,7 +95,7 @@ class Validator:
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=None,
-            sampling=self._sampling(request, kind, grammar),
+            sampling=replace(sampling, grammar=grammar, grammar_kind=kind),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
                 stop_sequences=tuple(filter(None, request.stop)),
@@ -134,20 +108,13 @@ class Validator:
         best_of = request.best_of or 1
         if best_of > 1 and not _samples(request):
             raise ValidationError("`best_of` > 1 requires sampling")
-        _require(_positive(request.temperature), "`temperature` must be > 0")
-        _require(_positive(request.repetition_penalty), "`repetition_penalty` must be > 0")
-        _require(_penalty(request.frequency_penalty), "`frequency_penalty` must be in [-2, 2]")
-        _require(_penalty(request.absolute_frequency_penalty), "`frequency_penalty` must be in [-2, 2]")
-        _require(_penalty(request.presence_penalty), "`presence_penalty` must be in [-2, 2]")
-        top_p, typical_p, min_p = request.top_p, request.typical_p, request.min_p
-        # 1.0 is TGI's own value for "off" and what OpenAI's clients send; TGI refuses it.
-        _require(top_p is None or 0 < top_p <= 1, "`top_p` must be in (0, 1]")
-        _require(typical_p is None or 0 < typical_p < 1, "`typical_p` must be in (0, 1)")
-        _require(min_p is None or 0 <= min_p <= 1, "`min_p` must be in [0, 1]")
-        _require(_positive(request.top_k), "`top_k` must be > 0")
-        _require(_positive(request.max_new_tokens), "`max_new_tokens` must be > 0")
+        for name, holds, detail in SAMPLING_RANGES:
+            if name in request.given and not holds(getattr(request.sampling, name)):
+                raise ValidationError(detail)
+        if request.max_new_tokens is not None and request.max_new_tokens <= 0:
+            raise ValidationError("`max_new_tokens` must be > 0")
         self._check_stop(request.stop)
-        if request.seed is not None and best_of > 1:
+        if "seed" in request.given and best_of > 1:
             raise ValidationError("`seed` cannot be combined with `best_of` > 1")
         limit = self._limits.max_top_n_tokens
         if (request.top_n_tokens or 0) > limit:
@@ -161,24 +128,29 @@ class Validator:
         if num_bytes > self._max_stop_bytes:
             raise ValidationError(f"`stop` supports up to {self._max_stop_bytes} bytes in all. Given: {num_bytes}")
 
-    def _check_extensions(self, request: GenerateRequest) -> None:
+    def _sampling(self, request: GenerateRequest) -> SamplingParameters:
+        """The parameters as the shards get them, without the grammar."""
+        sampling = request.sampling
+        if Extension.OPENAI_PENALTIES not in self._extensions:
+            # An upstream TGI shard: TGI's formula is what its clients get today.
+            relative = sampling.frequency_penalty or sampling.absolute_frequency_penalty
+            sampling = replace(sampling, frequency_penalty=relative, absolute_frequency_penalty=0.0)
+        self._check_extensions(sampling)
+        self._check_logit_bias(sampling.logit_bias)
+        if request.greedy:
+            sampling = replace(sampling, top_k=0, top_p=1.0, typical_p=1.0, min_p=0.0)
+        return sampling if "seed" in request.given else replace(sampling, seed=secrets.randbits(64))
+
+    def _check_extensions(self, sampling: SamplingParameters) -> None:
         """What the shards cannot do is refused, never ignored."""
-        openai_penalties = Extension.OPENAI_PENALTIES in self._extensions
-        for name, is_used in (
-            ("presence_penalty", bool(request.presence_penalty)),
-            ("min_p", bool(request.min_p)),
-        ):
-            if is_used and not openai_penalties:
+        for name, extension in SAMPLING_EXTENSIONS.items():
+            if getattr(sampling, name) and extension not in self._extensions:
                 raise ValidationError(f"`{name}` is not supported by the model server in use")
-        if not request.logit_bias:
-            return
-        if Extension.LOGIT_BIAS not in self._extensions:
-            raise ValidationError("`logit_bias` is not supported by the model server in use")
-        if len(request.logit_bias) > _MAX_LOGIT_BIASES:
-            raise ValidationError(
-                f"`logit_bias` supports up to {_MAX_LOGIT_BIASES} tokens. Given: {len(request.logit_bias)}"
-            )
-        for token_id, bias in request.logit_bias:
+
+    def _check_logit_bias(self, biases: tuple[tuple[int, float], ...]) -> None:
+        if len(biases) > _MAX_LOGIT_BIASES:
+            raise ValidationError(f"`logit_bias` supports up to {_MAX_LOGIT_BIASES} tokens. Given: {len(biases)}")
+        for token_id, bias in biases:
             if not 0 <= token_id < self._tokenizer.vocab_size:
                 raise ValidationError(f"`logit_bias` names token {token_id}, which is not in the vocabulary")
             if not -_MAX_BIAS <= bias <= _MAX_BIAS:
@@ -204,7 +176,7 @@ class Validator:
         return tuple(input_ids)
 
     async def _text_of(self, input_ids: tuple[int, ...]) -> str:
-        """The text of ids that the shards can be given: as they are, or, stock TGI, as a text that has just them."""
+        """The text of ids that shards can be given: as they are; TGI's own get a text that has just these tokens."""
         unknown = self._tokenizer.first_unknown(input_ids)
         if unknown is not None:
             raise ValidationError(f"the token ids name token {unknown}, which is not in the vocabulary")
@@ -240,31 +212,6 @@ class Validator:
             )
         return granted
 
-    def _sampling(self, request: GenerateRequest, kind: GrammarKind, grammar: str) -> SamplingParameters:
-        if request.greedy:
-            request = replace(request, top_k=None, top_p=None, typical_p=None, min_p=None)
-        relative, absolute = request.frequency_penalty, request.absolute_frequency_penalty
-        if Extension.OPENAI_PENALTIES not in self._extensions:
-            # A stock TGI shard: TGI's formula is what its clients get today.
-            relative, absolute = relative or absolute, None
-        return SamplingParameters(
-            temperature=request.temperature or 1.0,
-            top_k=request.top_k or 0,
-            top_p=request.top_p or 1.0,
-            typical_p=request.typical_p or 1.0,
-            min_p=request.min_p or 0.0,
-            do_sample=request.do_sample,
-            seed=secrets.randbits(64) if request.seed is None else request.seed,
-            repetition_penalty=request.repetition_penalty or 1.0,
-            frequency_penalty=relative or 0.0,
-            presence_penalty=request.presence_penalty or 0.0,
-            absolute_frequency_penalty=absolute or 0.0,
-            logit_bias=request.logit_bias,
-            watermark=request.watermark,
-            grammar=grammar,
-            grammar_kind=kind,
-        )
-
     async def _grammar(self, request: GenerateRequest) -> tuple[GrammarKind, str]:
         asked = None if request.grammar is None else read_grammar(request.grammar)
         if asked is None:
@@ -273,25 +220,11 @@ class Validator:
             raise ValidationError("grammar is not supported: it is disabled on this server")
         kind, text = asked
         if kind == "json" and Extension.RUN_AHEAD not in self._extensions:
-            # A stock TGI shard enforces regular expressions only.
+            # An upstream TGI shard enforces regular expressions only.
             raise ValidationError("a JSON grammar is not supported by the model server in use")
         return kind, await self._grammars.check(kind, text)
 
 
 def _samples(request: GenerateRequest) -> bool:
     """Whether a sampling option was given, as TGI reads it: a temperature of 1.0 counts, whatever its value."""
-    given = (request.temperature, request.top_k, request.top_p, request.typical_p)
-    return request.do_sample or any(value is not None for value in given)
-
-
-def _require(holds: bool, detail: str) -> None:
-    if not holds:
-        raise ValidationError(detail)
-
-
-def _positive(value: float | None) -> bool:
-    return value is None or value > 0
-
-
-def _penalty(value: float | None) -> bool:
-    return value is None or -2 <= value <= 2
+    return request.sampling.do_sample or not request.given.isdisjoint(_SAMPLING_OPTIONS)

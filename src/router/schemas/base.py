@@ -46,6 +46,10 @@ class Body(BaseModel):
         """The document says of every field that may be left out that it may be null as well."""
         schema = handler(core_schema)
         fields = handler.resolve_ref_schema(schema)
+        if required := fields.get("required"):  # what must be given comes first, also before inherited fields
+            fields["properties"] = dict(
+                sorted(fields["properties"].items(), key=lambda field: field[0] not in required)
+            )
         for name, field in fields.get("properties", {}).items():
             if name not in fields.get("required", ()):
                 fields["properties"][name] = _nullable(field)

@@ -8,27 +8,8 @@ from pydantic import BaseModel, Field, model_validator
 
 from router.schemas.base import Body
 from router.schemas.grammar import Grammar
-from router.schemas.parameters import (
-    Choices,
-    FrequencyPenalty,
-    IgnoreEos,
-    LogitBias,
-    MaxTokens,
-    MinP,
-    Model,
-    OpenAIStop,
-    OpenAITemperature,
-    PositiveInt,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    Stream,
-    TopK,
-    TopN,
-    TopP,
-    TypicalP,
-)
-from router.schemas.unserved import OpenAIBody
+from router.schemas.openai import OpenAIBody
+from router.schemas.parameters import MaxTokens, PositiveInt, TopN
 
 
 class TextPart(Body):
@@ -142,12 +123,6 @@ _TOOLS = [
 ]
 
 
-class StreamOptions(Body):
-    include_usage: bool = Field(
-        default=False, description="End the stream with the numbers of tokens.", examples=[True]
-    )
-
-
 class ChatBody(OpenAIBody):
     """An OpenAI chat request, with TGI's and common servers' additions. `user`, `store` and the like are ignored."""
 
@@ -157,31 +132,13 @@ class ChatBody(OpenAIBody):
         examples=[[{"role": "user", "content": "Hello! What is 2 plus 3?"}]],
         json_schema_extra={"minItems": 1},
     )
-    model: Model = None
     max_tokens: MaxTokens = None
     max_completion_tokens: PositiveInt | None = Field(
         default=None, description="As `max_tokens`, over which it wins.", examples=[20]
     )
-    temperature: OpenAITemperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    typical_p: TypicalP = None
-    min_p: MinP = None
-    frequency_penalty: FrequencyPenalty = None
-    presence_penalty: PresencePenalty = None
-    repetition_penalty: RepetitionPenalty = None
-    logit_bias: LogitBias = None
-    seed: Seed = None
-    stop: OpenAIStop = None
-    ignore_eos: IgnoreEos = False
     logprobs: bool = Field(default=False, description="Report the logprob of each token.", examples=[True])
     top_logprobs: TopN | None = Field(
         default=None, description="With `logprobs`: as many of the likeliest tokens at each step.", examples=[2]
-    )
-    n: Choices = None
-    stream: Stream = False
-    stream_options: StreamOptions = Field(
-        default=StreamOptions(), description="What a stream tells beside the text.", examples=[{"include_usage": True}]
     )
     tools: list[Tool] | None = Field(
         default=None,

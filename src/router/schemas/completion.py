@@ -6,28 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
-from router.schemas.chat import StreamOptions, Usage
-from router.schemas.parameters import (
-    Choices,
-    FrequencyPenalty,
-    IgnoreEos,
-    LogitBias,
-    MaxTokens,
-    MinP,
-    Model,
-    Number,
-    OpenAIStop,
-    OpenAITemperature,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    Stream,
-    TopK,
-    TopN,
-    TopP,
-    TypicalP,
-)
-from router.schemas.unserved import OpenAIBody
+from router.schemas.chat import Usage
+from router.schemas.openai import OpenAIBody
+from router.schemas.parameters import MaxTokens, Number, TopN
 
 _TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
 _PROMPT_SCHEMA = {
@@ -65,21 +46,7 @@ class CompletionBody(OpenAIBody):
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
         examples=["The capital of France is"]
     )
-    model: Model = None
     max_tokens: MaxTokens = None
-    temperature: OpenAITemperature = None
-    top_p: TopP = None
-    top_k: TopK = None
-    typical_p: TypicalP = None
-    min_p: MinP = None
-    frequency_penalty: FrequencyPenalty = None
-    presence_penalty: PresencePenalty = None
-    repetition_penalty: RepetitionPenalty = None
-    logit_bias: LogitBias = None
-    seed: Seed = None
-    stop: OpenAIStop = None
-    ignore_eos: IgnoreEos = False
-    n: Choices = None
     best_of: Number | None = Field(
         default=None,
         description="Generate so many choices per prompt and give the `n` likeliest. Must not be less than `n`; more "
@@ -103,10 +70,6 @@ class CompletionBody(OpenAIBody):
         WithJsonSchema({"type": "null"}),
         Field(description="Filling gaps is not supported: every text is refused.", examples=[None]),
     ] = None
-    stream: Stream = False
-    stream_options: StreamOptions = Field(
-        default=StreamOptions(), description="What a stream tells beside the text.", examples=[{"include_usage": True}]
-    )
 
 
 class CompletionLogprobs(BaseModel):

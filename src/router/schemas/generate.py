@@ -1,4 +1,4 @@
-"""Bodies of the native routes `/`, `/generate`, `/generate_stream`, and of the tokenizing ones."""
+"""Bodies of TGI's own routes `/`, `/generate`, `/generate_stream`, and of the tokenizing ones."""
 
 from __future__ import annotations
 
@@ -8,21 +8,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 
 from router.schemas.base import Body, UInt64
 from router.schemas.grammar import Grammar
-from router.schemas.parameters import (
-    IgnoreEos,
-    MaxTokens,
-    MinP,
-    PenaltyValue,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Stream,
-    Temperature,
-    TopK,
-    TopN,
-    TopP,
-    TypicalP,
-)
+from router.schemas.parameters import CommonParameters, MaxTokens, PenaltyValue, Stop, Stream, TopN
 
 _AS_PROMPT = {"maximum": "max_input_tokens"}
 
@@ -35,7 +21,7 @@ Inputs = Annotated[
 ]
 
 
-class GenerateParameters(Body):
+class GenerateParameters(CommonParameters):
     """Sampling, stopping and reporting options; what is absent has the default of the generation config of TGI."""
 
     best_of: Annotated[
@@ -47,16 +33,10 @@ class GenerateParameters(Body):
             examples=[1],
         ),
     ] = None
-    temperature: Temperature = None
-    repetition_penalty: RepetitionPenalty = None
     frequency_penalty: Annotated[
         PenaltyValue | None,
         Field(description="TGI's formula, relative to the frequency in prompt and answer; 0 is none.", examples=[0.1]),
     ] = None
-    top_k: TopK = None
-    top_p: TopP = None
-    typical_p: TypicalP = None
-    min_p: MinP = None
     do_sample: bool = Field(
         default=False,
         description="Draw the tokens; otherwise the likeliest is taken, unless another parameter implies sampling. "
@@ -64,7 +44,6 @@ class GenerateParameters(Body):
         examples=[True],
     )
     max_new_tokens: MaxTokens = None
-    ignore_eos: IgnoreEos = False
     return_full_text: bool | None = Field(
         default=None,
         description="Put the prompt before the generated text. Default: true for `POST /`, false elsewhere.",
@@ -85,7 +64,6 @@ class GenerateParameters(Body):
         "`--enable-prefill-logprobs`; not with a stream.",
         examples=[True],
     )
-    seed: Seed = None
     top_n_tokens: Annotated[
         TopN | None, Field(description="Report so many of the likeliest tokens at each step.", examples=[2])
     ] = None
@@ -183,7 +161,7 @@ class StreamDetails(BaseModel):
 
 
 class StreamEvent(BaseModel):
-    """One server-sent event of a native stream; the last one carries `generated_text`."""
+    """One server-sent event of `/generate_stream` or `/`; the last one carries `generated_text`."""
 
     index: int
     token: TokenModel

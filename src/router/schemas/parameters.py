@@ -1,4 +1,4 @@
-"""Parameters that several bodies have: what the OpenAPI document says of them.
+"""Parameters that several bodies have, and what the OpenAPI document says of them; those that are refused, by name.
 
 Here only the type is checked. Bounds are enforced by `router.generation.validation`, in TGI's order and words; the
 document names the same bounds, and a test holds one to the other. `x-limits` names bounds that the operator sets:
@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
 
-from router.schemas.base import FLOAT32_MAX, Float32, Int32, UInt32, UInt64
+from router.schemas.base import FLOAT32_MAX, Body, Float32, Int32, UInt32, UInt64
 
 _INT32_MAX = 2**31 - 1
 _UINT32_MAX = 2**32 - 1
@@ -127,3 +127,48 @@ Model = Annotated[
     str | None, Field(description="Any name: only one model is served. `tgi` means that one.", examples=["tgi"])
 ]
 Stream = Annotated[bool, Field(description="Answer with server-sent events as tokens come.", examples=[False])]
+
+
+class CommonParameters(Body):
+    """What every route that generates takes. A name that `SamplingParameters` has too means the same there."""
+
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    typical_p: TypicalP = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
+    seed: Seed = None
+    ignore_eos: IgnoreEos = False
+
+
+_SCHEMA = "use `response_format` of /v1/chat/completions"
+
+UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
+    "guided_json": ((), _SCHEMA),
+    "guided_regex": ((), f'{_SCHEMA} with {{"type": "regex", "value": ...}}'),
+    "guided_choice": ((), f"{_SCHEMA} with a schema that has an `enum`"),
+    "guided_grammar": ((), "grammars are JSON schemas and regular expressions"),
+    "structured_outputs": (({},), _SCHEMA),
+    "response_format": (({"type": "text"},), _SCHEMA),
+    "functions": (([],), "use `tools`"),
+    "function_call": (("none",), "use `tool_choice`"),
+    "min_tokens": ((0,), "leave it out"),
+    "stop_token_ids": (([],), "use `stop`"),
+    "include_stop_str_in_output": ((False,), "the native routes keep stop texts"),
+    "allowed_token_ids": (([],), "use `logit_bias` or a regular expression"),
+    "bad_words": (([],), "use `logit_bias`"),
+    "skip_special_tokens": ((True,), "special tokens are left out"),
+    "truncate_prompt_tokens": ((), "use `truncate` of the native routes"),
+    "prompt_logprobs": ((), "use `decoder_input_details` of /generate, or `echo` with `logprobs` of /v1/completions"),
+    "use_beam_search": ((False,), "leave it out"),
+    "length_penalty": ((1, 1.0), "leave it out"),
+    "chat_template": ((), "set CHAT_TEMPLATE for the server"),
+    "documents": (([],), "put them into the messages"),
+    "add_generation_prompt": ((True,), "leave it out; an assistant's last message is continued"),
+    "echo": ((False,), "use /v1/completions"),
+    "best_of": ((1,), "use `n`, or /v1/completions"),
+    "add_special_tokens": ((False,), "the template has those of its model"),
+}
+"""Fields of other servers' OpenAI routes that would change the answer and are not served here: the values that ask for
+nothing (beside null), and what to do instead."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from router.events import FinishReason, Token
 from router.limits import ShardInfo
-from router.request import SamplingParameters, StoppingParameters
+from router.request import SAMPLING_EXTENSIONS, SamplingParameters, StoppingParameters
 from router.shards.interface import (
     PROBE_ID,
     CachedBatch,
@@ -106,29 +108,21 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
 
 
 def _sampling_to(sampling: SamplingParameters, extensions: frozenset[Extension]) -> pb.NextTokenChooserParameters:
-    message = pb.NextTokenChooserParameters(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        typical_p=sampling.typical_p,
-        do_sample=sampling.do_sample,
-        seed=sampling.seed,
-        repetition_penalty=sampling.repetition_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        watermark=sampling.watermark,
-        grammar=sampling.grammar,
+    """Zero needs no field: it is what a shard reads where there is none."""
+    values = {name: value for name in _sent(extensions) if (value := getattr(sampling, name))}
+    biases = values.pop("logit_bias", ())
+    return pb.NextTokenChooserParameters(
+        **values,
         grammar_type=_GRAMMAR_TYPES[sampling.grammar_kind],
+        logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in biases],
     )
-    if Extension.OPENAI_PENALTIES in extensions:
-        if sampling.presence_penalty:
-            message.presence_penalty = sampling.presence_penalty
-        if sampling.absolute_frequency_penalty:
-            message.absolute_frequency_penalty = sampling.absolute_frequency_penalty
-        if sampling.min_p:
-            message.min_p = sampling.min_p
-    if Extension.LOGIT_BIAS in extensions and sampling.logit_bias:
-        message.logit_bias.extend(pb.LogitBias(token_id=token, bias=bias) for token, bias in sampling.logit_bias)
-    return message
+
+
+@functools.lru_cache
+def _sent(extensions: frozenset[Extension]) -> tuple[str, ...]:
+    """The sampling parameters that shards with these extensions are sent, under the names that both sides have."""
+    names = (one.name for one in fields(SamplingParameters) if one.name != "grammar_kind")
+    return tuple(name for name in names if name not in SAMPLING_EXTENSIONS or SAMPLING_EXTENSIONS[name] in extensions)
 
 
 def _stopping_to(stopping: StoppingParameters, extensions: frozenset[Extension]) -> pb.StoppingCriteriaParameters:

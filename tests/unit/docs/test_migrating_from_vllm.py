@@ -16,9 +16,10 @@ from launcher.config import LauncherConfig, check
 from launcher.errors import ArgumentValidation
 from router.api.openapi.openapi import document
 from router.metrics import DECLARED
-from router.schemas.chat import ChatBody, ChatCompletion, StreamOptions, Usage
+from router.schemas.chat import ChatBody, ChatCompletion, Usage
 from router.schemas.completion import Completion, CompletionBody
-from router.schemas.unserved import UNSERVED
+from router.schemas.openai import StreamOptions
+from router.schemas.parameters import UNSERVED
 from router.server.app import create_app
 from wire.cli.options import options_of
 from wire.cli.parsing import parse

@@ -10,9 +10,9 @@ from fastapi import Request
 
 from router.api.app_state import Served, request_id_of
 from router.api.http.disconnect import unless_left
+from router.generation.asked import GenerateRequest
 from router.generation.inference import Inference, mean_logprob
 from router.generation.running import Admission, Generation, Run, collect_all, start_all
-from router.generation.validation import GenerateRequest
 
 
 @dataclass(frozen=True)

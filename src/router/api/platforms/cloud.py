@@ -59,7 +59,9 @@ async def vertex(request: Request) -> Response:
 def _text_job(served: Served, instance: GenerateBody) -> Job:
     """TGI always samples here; so do we, unless `do_sample` is false by name."""
     samples = instance.parameters.do_sample or "do_sample" not in instance.parameters.model_fields_set
-    asked = replace(generate.request_of(instance), do_sample=samples, decoder_input_details=False)
+    asked = generate.request_of(instance)
+    sampling = replace(asked.sampling, do_sample=samples)
+    asked = replace(asked, sampling=sampling, decoder_input_details=False)
     prefix = asked.inputs if instance.parameters.return_full_text else ""
     return job_of(served.inference, asked, lambda generation: prefix + generation.text)
 

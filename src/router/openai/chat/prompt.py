@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 
 from router.errors import ValidationError
-from router.generation.validation import GenerateRequest
+from router.generation.asked import GenerateRequest
 from router.grammar.checker import AskedGrammar
+from router.openai import parameters
 from router.openai.template.messages import Turn
 from router.schemas.chat import ChatBody, Message, ToolCall
 
@@ -30,26 +31,12 @@ def turns_of(body: ChatBody) -> list[Turn]:
 
 
 def request_of(body: ChatBody, prompt: str, grammar: AskedGrammar | None) -> GenerateRequest:
-    """The generation that a chat body asks for; temperature 0 is greedy, everything else samples, as in TGI."""
-    greedy = body.temperature == 0
-    return GenerateRequest(
+    """The generation that a chat body asks for. Raises ValidationError."""
+    return replace(
+        parameters.request_of(body),
         inputs=prompt,
         add_special_tokens=False,
-        temperature=None if greedy else body.temperature,
-        do_sample=not greedy,
-        greedy=greedy,
-        repetition_penalty=body.repetition_penalty,
-        absolute_frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
-        logit_bias=logit_bias_of(body.logit_bias),
-        top_k=body.top_k,
-        top_p=body.top_p,
-        typical_p=body.typical_p,
-        min_p=body.min_p,
         max_new_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        ignore_eos=body.ignore_eos,
-        stop=stops_of(body.stop),
-        seed=body.seed,
         top_n_tokens=body.top_logprobs,
         grammar=grammar,
     )
@@ -64,17 +51,6 @@ def variables_of(body: ChatBody) -> dict[str, Any]:
     if effort is not None and variables.setdefault("reasoning_effort", effort) != effort:
         raise ValidationError("`reasoning_effort` is given twice, with two values")
     return variables
-
-
-def choices_of(request: GenerateRequest, number: int) -> list[GenerateRequest]:
-    """The requests of `n` choices; a seed is counted on, or all choices would be the same."""
-    if request.seed is None:
-        return [request] * number
-    return [replace(request, seed=(request.seed + index) % 2**64) for index in range(number)]
-
-
-def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def model_name(asked: str | None, served: str) -> str:
@@ -115,16 +91,3 @@ def _arguments(given: Any) -> Any:
     except orjson.JSONDecodeError:
         return given
     return parsed if isinstance(parsed, dict) else given
-
-
-def logit_bias_of(bias: dict[str, float] | list[float] | None) -> tuple[tuple[int, float], ...]:
-    """OpenAI's map of token ids to biases, as pairs. Raises ValidationError."""
-    if not bias:
-        return ()
-    if isinstance(bias, list):
-        raise ValidationError("`logit_bias` must be an object of token ids and biases")
-    try:
-        # Ten digits hold every token id; more would be a number to parse for its own sake.
-        return tuple((int(token_id[:11]), value) for token_id, value in bias.items())
-    except ValueError:
-        raise ValidationError("`logit_bias` must be an object of token ids and biases") from None

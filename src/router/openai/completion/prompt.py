@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.errors import BatchSizeError, SuffixError, ValidationError
-from router.generation.validation import GenerateRequest
+from router.generation.asked import GenerateRequest
 from router.limits import ServingLimits
-from router.openai.chat.prompt import choices_of, logit_bias_of, stops_of
+from router.openai.parameters import choices_of, request_of
 from router.schemas.completion import CompletionBody
 
 
@@ -67,27 +67,12 @@ def requests_of(body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
 
 
 def _request_of(body: CompletionBody, prompt: str | list[int]) -> GenerateRequest:
-    """Temperature 0 is greedy, everything else samples, as in TGI."""
-    greedy = body.temperature == 0
-    return GenerateRequest(
+    return replace(
+        request_of(body),
         inputs=prompt if isinstance(prompt, str) else "",
         input_ids=None if isinstance(prompt, str) else tuple(prompt),
         add_special_tokens=body.add_special_tokens,
-        temperature=None if greedy else body.temperature,
-        do_sample=not greedy,
-        greedy=greedy,
-        repetition_penalty=body.repetition_penalty,
-        absolute_frequency_penalty=body.frequency_penalty,
-        presence_penalty=body.presence_penalty,
-        logit_bias=logit_bias_of(body.logit_bias),
-        top_k=body.top_k,
-        top_p=body.top_p,
-        typical_p=body.typical_p,
-        min_p=body.min_p,
         max_new_tokens=body.max_tokens,
-        ignore_eos=body.ignore_eos,
-        stop=stops_of(body.stop),
         decoder_input_details=body.echo and body.logprobs is not None,
-        seed=body.seed,
         top_n_tokens=body.logprobs,
     )

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from router.config import RouterConfig
 from router.schemas.chat import ChatBody
 from router.schemas.completion import CompletionBody
-from router.schemas.unserved import UNSERVED
+from router.schemas.parameters import UNSERVED
 
 MakeRouter = Callable[..., Router]
 

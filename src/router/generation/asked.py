@@ -1,0 +1,48 @@
+"""A generation as a client asked for it, before any check: what the routes hand to validation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from router.grammar.checker import AskedGrammar
+from router.request import SamplingParameters
+from router.schemas.parameters import CommonParameters
+
+# A grammar has a form of its own in each body, and is compiled before it becomes a parameter.
+_BY_NAME = tuple(one.name for one in fields(SamplingParameters) if one.name not in ("grammar", "grammar_kind"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest:
+    """A generation as asked for; None is "not given".
+
+    `sampling`: unchecked, what was not given has its default; `given`: the names of those that were.
+    `input_ids`: the prompt in the place of `inputs`, which is then empty. `truncate` does not go with it.
+    """
+
+    inputs: str = ""
+    input_ids: tuple[int, ...] | None = None
+    add_special_tokens: bool = True
+    sampling: SamplingParameters = field(default_factory=SamplingParameters)
+    given: frozenset[str] = frozenset()
+    greedy: bool = False  # always the likeliest token, whatever else is given
+    best_of: int | None = None
+    max_new_tokens: int | None = None
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    truncate: int | None = None
+    decoder_input_details: bool = False
+    top_n_tokens: int | None = None
+    grammar: AskedGrammar | None = None
+    adapter_id: str | None = None
+
+    @classmethod
+    def of(cls, body: CommonParameters, **other: Any) -> GenerateRequest:
+        """What bodies have in common: sampling parameters by name, and `ignore_eos`.
+
+        `other`: sampling parameters that `body` has under another name or in another form; None is "not given".
+        """
+        asked = {name: getattr(body, name, None) for name in _BY_NAME} | other
+        given = {name: value for name, value in asked.items() if value is not None}
+        return cls(sampling=SamplingParameters(**given), given=frozenset(given), ignore_eos=body.ignore_eos)

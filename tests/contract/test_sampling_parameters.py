@@ -1,0 +1,68 @@
+"""A sampling parameter arrives at the shard as the router has it: both sides name it as the message does."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from model_server.rpc import convert as shard
+from model_server.sampling.parameters import Grammar
+from model_server.sampling.parameters import SamplingParameters as ShardParameters
+from router.request import SAMPLING_EXTENSIONS, SAMPLING_RANGES, SamplingParameters, StoppingParameters, ValidRequest
+from router.schemas.parameters import CommonParameters
+from router.shards import convert as router
+from router.shards.interface import NewBatch, NewRequest
+from wire.extensions import Extension
+
+# Representable as float32, and in no field the default.
+OTHER_VALUES = {bool: True, int: 3, float: 0.5, tuple: ((7, -0.5), (9, 1.5)), str: '{"type":"object"}'}
+
+
+def received(sampling: SamplingParameters, extensions: frozenset[Extension] = frozenset(Extension)) -> ShardParameters:
+    valid = ValidRequest(
+        inputs="a",
+        input_ids=(1,),
+        input_length=1,
+        truncate=1,
+        sampling=sampling,
+        stopping=StoppingParameters(max_new_tokens=1),
+    )
+    new = NewRequest(request_id=1, request=valid, blocks=[1], slots=[16], cache_len=0, chunk_len=None, resume_ids=[])
+    message = router.batch_to(NewBatch(batch_id=1, requests=[new], max_tokens=2, max_blocks=1), extensions)
+    [request] = shard.requests_from(message)
+    return request.sampling
+
+
+def values(parameters: SamplingParameters | ShardParameters) -> dict[str, Any]:
+    return {one.name: getattr(parameters, one.name) for one in fields(parameters) if "grammar" not in one.name}
+
+
+def test_every_parameter_arrives() -> None:
+    defaults = SamplingParameters()
+    asked: dict[str, Any] = {name: OTHER_VALUES[type(value)] for name, value in values(defaults).items()}
+    sampling = SamplingParameters(**asked, grammar=OTHER_VALUES[str], grammar_kind="json")
+    arrived = received(sampling)
+    assert values(arrived) == values(sampling) == asked
+    assert arrived.grammar == Grammar("json", OTHER_VALUES[str])
+
+
+@pytest.mark.parametrize("extensions", [frozenset(Extension), frozenset()])
+def test_what_is_off_is_off_on_both_sides(extensions: frozenset[Extension]) -> None:
+    assert (
+        values(received(SamplingParameters(), extensions)) == values(SamplingParameters()) == values(ShardParameters())
+    )
+
+
+def test_a_shard_without_the_extension_is_sent_nothing_of_it() -> None:
+    asked: dict[str, Any] = {
+        name: OTHER_VALUES[type(getattr(SamplingParameters(), name))] for name in SAMPLING_EXTENSIONS
+    }
+    assert values(received(SamplingParameters(**asked), frozenset())) == values(ShardParameters())
+
+
+def test_tables_name_parameters_that_there_are() -> None:
+    names = {one.name for one in fields(SamplingParameters)}
+    assert set(SAMPLING_EXTENSIONS) <= names and {name for name, _, _ in SAMPLING_RANGES} <= names
+    assert set(CommonParameters.model_fields) - names == {"ignore_eos"}
