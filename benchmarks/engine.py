@@ -17,15 +17,18 @@ from pathlib import Path
 import torch
 
 from benchmarks.peers.checkpoints import SHAPES, checkpoint
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.attention.metadata import AttentionMetadata
 from model_server.device import settle, tune
 from model_server.distributed.group import ProcessGroup, connect
+from model_server.distributed.placement import Placement
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
+from model_server.models.model import describe
 from model_server.runner.runner import ModelInputs, Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
+from model_server.weights.checkpoint import examine
 
 BLOCK = 16
 
@@ -132,9 +135,9 @@ def main() -> None:
     if args.cpu_time:
         torch.set_num_threads(threads := 1)
     with group() as alone, torch.inference_mode():
-        runner = load_runner(
-            folder, device=device, dtype=dtype, group=alone, attention=select_backend(args.attention, device)
-        )
+        placement = Placement(device, dtype, alone)
+        choice = AttentionChoice(args.attention, device, dtype)
+        runner = load_runner(describe(examine(folder)), placement, choice)
         settle(device)
         print(f"{folder.name}, {args.dtype}, {threads} threads")
         measure(runner, dtype, args)

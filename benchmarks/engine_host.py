@@ -18,17 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.batch.sequence import NewRequest
-from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.load import load_runner
-from model_server.runner.runner import ModelInputs, Runner
+from model_server.models.model import describe
+from model_server.runner.runner import ModelInputs, Runner, RunnerTraits
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
+from model_server.weights.checkpoint import examine
 from wire import demo_model
 from wire.extensions import Extension
 
@@ -49,10 +51,14 @@ class StubRunner:
     vocab_size: int
     max_positions: int | None = None
     kv_shapes: tuple[KvShape, ...] = (KvShape(1, 1, 1),)
+    traits = RunnerTraits()
 
     def __post_init__(self) -> None:
         self._logits = torch.zeros(256, self.vocab_size)
         self._logits[:, 100] = 1.0
+
+    def reserve_positions(self, max_positions: int) -> None:
+        """It has no tables."""
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         rows = inputs.attention.slots if inputs.logit_rows is None else inputs.logit_rows
@@ -62,8 +68,8 @@ class StubRunner:
 def runner_of(name: str, vocab_size: int) -> Runner:
     if name == "stub":
         return StubRunner(vocab_size)
-    backend = select_backend(None, CPU)
-    return load_runner(demo_model.path(), device=CPU, dtype=torch.float32, group=ProcessGroup(), attention=backend)
+    model = describe(examine(demo_model.path()))
+    return load_runner(model, Placement(CPU, torch.float32), AttentionChoice(None, CPU))
 
 
 def start(runner: Runner, tokenizer: Tokenizer, rows: int, steps: int, sampling: SamplingParameters) -> Engine:

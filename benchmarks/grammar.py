@@ -24,13 +24,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.device import enter, tune
 from model_server.distributed.group import connect
+from model_server.distributed.placement import Placement
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
+from model_server.models.model import describe
 from model_server.rpc.convert import requests_from
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
@@ -89,18 +91,17 @@ def _library_texts() -> Iterator[str]:
 
 def load(model_dir: Path) -> Engine:
     """The engine as a shard would run it here."""
-    tune(CPU, 1, examine(model_dir).file_bytes)
+    checkpoint = examine(model_dir)
+    tune(CPU, 1, checkpoint.file_bytes)
     torch.set_num_threads(1)
-    attention = select_backend(None, CPU)
     group = connect(0, 1, CPU, address="localhost", port=0)
-    runner = load_runner(model_dir, device=CPU, dtype=torch.float32, group=group, attention=attention)
-    options = EngineOptions(
-        device=CPU, rank=0, world_size=1, block_size=attention.block_size, prompt_logprobs_allowed=False
-    )
+    runner = load_runner(describe(checkpoint), Placement(CPU, torch.float32, group), AttentionChoice(None, CPU))
+    block_size = runner.traits.block_size
+    options = EngineOptions(device=CPU, rank=0, world_size=1, block_size=block_size, prompt_logprobs_allowed=False)
     engine = Engine(runner, Tokenizer.load(model_dir), Sampler(runner.vocab_size, CPU), options)
     engine.begin(Session(extensions=frozenset(Extension)))
-    blocks = 1 + BATCH * -(-(len(PROMPT) + STEPS + 1) // attention.block_size)
-    engine.set_cache(KvCache(runner.kv_shapes, blocks, attention.block_size, torch.float32, CPU))
+    blocks = 1 + BATCH * -(-(len(PROMPT) + STEPS + 1) // block_size)
+    engine.set_cache(KvCache(runner.kv_shapes, blocks, block_size, torch.float32, CPU))
     return engine
 
 

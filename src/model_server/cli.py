@@ -50,7 +50,7 @@ def serve(config: ServeConfig) -> int:
 
         checkpoint = examine(resolve(config.model_id, config.revision))
         size = checkpoint.file_bytes / 2**20
-        logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.files), size)
+        logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.headers), size)
         phases.enter(phases.IMPORTING)
         poll_in_place()
         # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.

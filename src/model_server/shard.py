@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 
 import torch
 import uvloop
 
-from model_server.attention.backend import AttentionBackend
-from model_server.attention.choice import select_backend, substitute
-from model_server.attention.startup_records import SettledBackend, tell_attention
+from model_server.attention.choice import AttentionChoice
 from model_server.config import ServeConfig
 from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
 from model_server.distributed.group import ProcessGroup, connect
+from model_server.distributed.placement import Placement
 from model_server.engine.device_thread import DeviceThread
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.profile import StepProfiler
 from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError
 from model_server.memory.budget import CudaMemory
-from model_server.models.attention_layers import attention_layers_of
 from model_server.models.load import load_runner
+from model_server.models.model import Model, describe
 from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.runner.cuda_graphs import GraphedRunner, graph_sizes, with_graphs
 from model_server.runner.graph_capture import CudaRecorder
-from model_server.runner.runner import KeepsState, Runner
+from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
@@ -48,49 +46,21 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     graphs = graph_sizes(config.cuda_graphs, config.max_batch_size)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
-    model_dir = checkpoint.directory
-    tokenizer = Tokenizer.load(model_dir)  # what is wrong with it is said before minutes of loading
+    tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
+    model = describe(checkpoint, rope_factor=config.linear_rope_factor)
     device = resolve_device(rank, world_size)
     dtype = resolve_dtype(config.dtype, device, checkpoint.file_bytes, needs_bfloat16=checkpoint.needs_bfloat16)
     num_threads = tune(device, world_size, checkpoint.file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
-    attention = select_backend(config.attention, device, dtype, attention_layers_of(model_dir))
-    phases.enter(phases.PROCESS_GROUP)
-    if world_size > 1:
-        logger.info("Meeting the other %d ranks at %s:%d", world_size - 1, config.master_addr, config.master_port)
-    group = connect(
-        rank,
-        world_size,
-        device,
-        address=config.master_addr,
-        port=config.master_port,
-        timeout_s=config.dist_timeout,
-        one_shot=not config.disable_custom_kernels,
-    )
+    attention = AttentionChoice(config.attention, device, dtype)
+    group = _connect(config, device)
     runner: Runner | None = None
     orderly = False
     phases.enter(phases.LOADING)
     try:
-        engine = _load_engine(config, model_dir, tokenizer, dtype, group, attention, device, graphs)
-        runner = engine.runner
-        facts = ShardFacts(
-            dtype=str(dtype),
-            device_type=device.type,
-            attention_impl=attention.tgi_name,
-            block_size=attention.block_size,
-            chunking=engine.options.chunking,
-            prefix_caching=config.prefix_caching and not engine.keeps_state,
-            grows=not engine.keeps_state,
-            urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(world_size)),
-        )
-        plan = MemoryPlan(
-            dtype=dtype,
-            max_batch_total_tokens=config.max_batch_total_tokens,
-            cuda_memory_fraction=config.cuda_memory_fraction,
-            model_max_length=engine.tokenizer.model_max_length,
-            memory=CudaMemory(device) if device.type == "cuda" else None,
-            weight_bytes=_weight_bytes(runner, device),
-        )
+        runner = _load(config, model, Placement(device, dtype, group), attention, graphs)
+        engine = _engine(config, runner, tokenizer, device, group)
+        facts, plan = announce(config, runner, device, dtype), _memory_plan(config, engine, dtype)
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
@@ -101,40 +71,41 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             tracing.close()
 
 
-def _tracing(config: ServeConfig) -> Tracing | None:
-    if config.otlp_endpoint is None:
-        return None
-    try:
-        return Tracing.to_collector(config.otlp_endpoint, config.otlp_service_name)
-    except TracingError as error:
-        raise StartupError(str(error)) from None
-
-
-def _load_engine(
-    config: ServeConfig,
-    model_dir: Path,
-    tokenizer: Tokenizer,
-    dtype: torch.dtype,
-    group: ProcessGroup,
-    attention: AttentionBackend,
-    device: torch.device,
-    graphs: tuple[int, ...],
-) -> Engine:
-    settled = SettledBackend(attention, partial(substitute, requested=config.attention, device=device, dtype=dtype))
-    runner = load_runner(
-        model_dir,
-        device=device,
-        dtype=dtype,
-        group=group,
-        attention=attention,
-        substitute=settled,
-        trust_remote_code=config.trust_remote_code,
-        rope_factor=config.linear_rope_factor,
-        progress=LoadProgress(),
+def _connect(config: ServeConfig, device: torch.device) -> ProcessGroup:
+    """Meet the other ranks. Raises StartupError."""
+    rank, world_size = config.place
+    phases.enter(phases.PROCESS_GROUP)
+    if world_size > 1:
+        logger.info("Meeting the other %d ranks at %s:%d", world_size - 1, config.master_addr, config.master_port)
+    return connect(
+        rank,
+        world_size,
+        device,
+        address=config.master_addr,
+        port=config.master_port,
+        timeout_s=config.dist_timeout,
+        one_shot=not config.disable_custom_kernels,
     )
-    settle(device)
-    if device.type == "cuda":
-        runner = with_graphs(runner, graphs, CudaRecorder(device))
+
+
+def _load(
+    config: ServeConfig, model: Model, placement: Placement, attention: AttentionChoice, graphs: tuple[int, ...]
+) -> Runner:
+    """The model on its device, with CUDA graphs where there can be some."""
+    runner = load_runner(
+        model, placement, attention, trust_remote_code=config.trust_remote_code, progress=LoadProgress()
+    )
+    settle(placement.device)
+    if placement.group.rank == 0:
+        attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
+    if placement.device.type == "cuda":
+        return with_graphs(runner, graphs, CudaRecorder(placement.device))
+    return runner
+
+
+def _engine(
+    config: ServeConfig, runner: Runner, tokenizer: Tokenizer, device: torch.device, group: ProcessGroup
+) -> Engine:
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
@@ -142,27 +113,50 @@ def _load_engine(
         device=device,
         rank=group.rank,
         world_size=group.size,
-        block_size=attention.block_size,
+        block_size=runner.traits.block_size,
         prompt_logprobs_allowed=config.request_logprobs,
-        chunking=config.prefill_chunking and not isinstance(runner, KeepsState),
+        chunking=config.prefill_chunking and not runner.traits.keeps_state,
     )
-    engine = Engine(runner, tokenizer, sampler, options)
-    if group.rank == 0:
-        tell_attention(
-            settled.backend.name,
-            config.attention,
-            caching_asked=config.prefix_caching,
-            keeps_state=engine.keeps_state,
-        )
-    return engine
+    return Engine(runner, tokenizer, sampler, options)
 
 
-def _weight_bytes(runner: Runner, device: torch.device) -> int | None:
-    """What the model takes, just after it was loaded; None where nobody has counted."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    counted = getattr(runner, "weight_bytes", None)
-    return counted if isinstance(counted, int) else None
+def announce(config: ServeConfig, runner: Runner, device: torch.device, dtype: torch.dtype) -> ShardFacts:
+    """What Info tells the router."""
+    traits, (_, world_size) = runner.traits, config.place
+    return ShardFacts(
+        dtype=str(dtype),
+        device_type=device.type,
+        # TGI's clients know no word for a model that no backend serves.
+        attention_impl="paged" if traits.attention is None else traits.attention.tgi_name,
+        block_size=traits.block_size,
+        chunking=config.prefill_chunking and not traits.keeps_state,
+        prefix_caching=config.prefix_caching and not traits.keeps_state,
+        grows=not traits.keeps_state,
+        urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(world_size)),
+    )
+
+
+def _memory_plan(config: ServeConfig, engine: Engine, dtype: torch.dtype) -> MemoryPlan:
+    """Made just after the model was loaded: on a GPU, what is allocated is the weights."""
+    device = engine.options.device
+    is_cuda = device.type == "cuda"
+    return MemoryPlan(
+        dtype=dtype,
+        max_batch_total_tokens=config.max_batch_total_tokens,
+        cuda_memory_fraction=config.cuda_memory_fraction,
+        model_max_length=engine.tokenizer.model_max_length,
+        memory=CudaMemory(device) if is_cuda else None,
+        weight_bytes=torch.cuda.memory_allocated(device) if is_cuda else engine.runner.traits.weight_bytes,
+    )
+
+
+def _tracing(config: ServeConfig) -> Tracing | None:
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        return Tracing.to_collector(config.otlp_endpoint, config.otlp_service_name)
+    except TracingError as error:
+        raise StartupError(str(error)) from None
 
 
 def _profiler(config: ServeConfig, rank: int, device: torch.device) -> StepProfiler | None:

@@ -13,15 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.loading import load
 from support.loading_memory import measure, write_checkpoint
 from support.running_server import free_port
 from support.tiny_models import tiny_checkpoint
 
-from model_server.attention.choice import select_backend
-from model_server.distributed.group import ProcessGroup
-from model_server.models.load import load_runner
 from model_server.text.tokenizer import Tokenizer
-from model_server.weights.checkpoint import examine
 
 pytestmark = pytest.mark.e2e
 
@@ -138,9 +135,8 @@ def test_code_beside_a_known_type_is_never_run(model: Path, tmp_path: Path) -> N
     trace = tmp_path / "trace"
     config(model, auto_map={"AutoConfig": "configuration_x.Config", "AutoModelForCausalLM": "modeling_x.Model"})
     set_traps(model, trace)
-    examine(model)
     Tokenizer.load(model)
-    load_runner(model, device=CPU, dtype=torch.float32, group=ProcessGroup(), attention=select_backend(None, CPU))
+    load(model)
     assert not trace.exists()
 
 

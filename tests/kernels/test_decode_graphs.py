@@ -18,6 +18,7 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend
 from model_server.attention.triton_paged import TritonBackend
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.memory.kv_cache import KvCache
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.build import build
@@ -86,7 +87,7 @@ class RandomReader:
 
 def decoder(backend: Any, device: torch.device) -> Decoder:
     spec = spec_of(ModelConfig(CONFIG))
-    return build(spec, RandomReader(spec, device), device=device, group=ProcessGroup(), attention=backend)
+    return build(spec, RandomReader(spec, device), Placement(device, torch.float32), backend)
 
 
 def filled_cache(runner: Decoder, device: torch.device) -> KvCache:

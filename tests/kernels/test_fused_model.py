@@ -11,7 +11,7 @@ from support.dict_reader import DictReader
 from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.layers.fused.fused import Fused, TorchFused, fused_for
 from model_server.layers.fused.triton import TritonFused
 from model_server.models.config import ModelConfig
@@ -66,8 +66,8 @@ def model(name: str, device: torch.device, fused: Fused | None) -> Decoder:
     config = SIZES | MODELS[name]
     made = {n: t.to(device) for n, t in tensors(config["model_type"]).items()}
     return build(
-        spec_of(ModelConfig(config)), DictReader(made), device=device, group=ProcessGroup(),
-        attention=ReferenceBackend(), fused=fused,
+        spec_of(ModelConfig(config)), DictReader(made), Placement(device, torch.float32), ReferenceBackend(),
+        fused=fused,
     )  # fmt: skip
 
 

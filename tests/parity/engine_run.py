@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from parity.protocol import CPU, prompts
+from support.loading import load
 
-from model_server.attention.reference import ReferenceBackend
 from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
@@ -25,7 +25,6 @@ from model_server.distributed.group import ProcessGroup, connect
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
-from model_server.models.load import load_runner
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
@@ -45,7 +44,7 @@ LENGTHS = (13, 5, 21, 8, 16)
 
 def make_engine(checkpoint: Path, group: ProcessGroup, budget: int) -> Engine:
     """An engine whose cache is full of NaN, with growth agreed."""
-    runner = load_runner(checkpoint, device=CPU, dtype=torch.float32, group=group, attention=ReferenceBackend())
+    runner = load(checkpoint, group=group)
     options = EngineOptions(
         device=CPU, rank=group.rank, world_size=group.size, block_size=BLOCK, prompt_logprobs_allowed=True,
         chunking=True,

@@ -9,16 +9,19 @@ from typing import Any
 
 import torch
 from parity.protocol import CPU, WHOLE, prompts, run_protocol
+from support.loading import FixedAttention
 from support.tiny_types import type_checkpoint
 from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.models.config import ModelConfig
 from model_server.models.hf import choice, loading
 from model_server.models.hf.self_check import alone, translated
-from model_server.models.hf.stateful import StatefulRunner
+from model_server.models.model import Model
 from model_server.runner.runner import Runner
+from model_server.weights.checkpoint import examine
 
 # Over the paged cache.
 PAGED = (
@@ -76,16 +79,17 @@ def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: A
 
 def load(path: Path, group: ProcessGroup | None = None, *, trust_remote_code: bool = False) -> Runner:
     """The runner that the choice comes to, in float32 on the CPU; the native decoder is not asked."""
-    checkpoint = loading.open_checkpoint(path, ModelConfig.read(path), trust_remote_code=trust_remote_code)
+    checkpoint = examine(path)
+    model = Model(checkpoint=checkpoint, config=ModelConfig(checkpoint.fields), spec=None)
+    found = loading.find_classes(model, trust_remote_code=trust_remote_code)
+    placement = Placement(CPU, torch.float32, group or ProcessGroup())
     with torch.inference_mode():
-        return choice.load_runner(
-            checkpoint, device=CPU, dtype=torch.float32, group=group or ProcessGroup(), backend=ReferenceBackend()
-        )
+        return choice.load_runner(found, placement, FixedAttention(ReferenceBackend()))
 
 
 def run_whole(runner: Runner, sequences: Sequence[Tensor], block_size: int = 4) -> list[Tensor]:
     """The protocol with whole prompts; of an encoder-decoder only the rows that its decoder has."""
     logits = run_protocol(runner, list(sequences), block_size, steps=WHOLE)
-    if isinstance(runner, StatefulRunner) and runner.decoder_prefix is not None:
+    if runner.traits.decoder_prefix is not None:
         return [rows[~rows.isnan().any(-1)] for rows in logits]
     return logits

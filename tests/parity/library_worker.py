@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 from parity.protocol import CPU, run_protocol
+from support.loading import load
 
-from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import connect
 from model_server.errors import StartupError
-from model_server.models.load import load_runner
 
 
 def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
@@ -28,7 +27,7 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     target = jobs_file.with_name(f"rank{rank}of{world_size}.pt")
     for name, (path, sequences) in torch.load(jobs_file).items():
         try:
-            runner = load_runner(Path(path), device=CPU, dtype=torch.float32, group=group, attention=ReferenceBackend())
+            runner = load(Path(path), group=group)
             with torch.inference_mode():
                 results[name] = run_protocol(runner, sequences, 4)
         except StartupError as error:

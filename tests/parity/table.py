@@ -23,16 +23,14 @@ from typing import Any
 
 import torch
 from parity.library import LibraryCase, make_case, run_whole
-from parity.protocol import CPU, run_protocol
+from parity.protocol import run_protocol
 from parity.ranks import run_ranks
+from support.loading import load
 from torch import Tensor
 
-from model_server.attention.reference import ReferenceBackend
-from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.stateful import StatefulRunner
-from model_server.models.load import load_runner
 from model_server.runner.runner import Runner
 
 # Seconds per type: some configs have parts that no common name makes small.
@@ -134,7 +132,7 @@ def _try_all(types: Sequence[str], folder: Path) -> tuple[dict[str, Row], dict[s
         try:
             with _limit(LIMIT_S):
                 case = make_case(model_type, path, eager=model_type not in ("falcon",))
-                runner = _load(path)
+                runner = load(path)
                 got = (
                     run_whole(runner, case.sequences)
                     if _is_stateful(runner)
@@ -181,10 +179,6 @@ def _rank_cell(results: list[Any], expected: list[Tensor]) -> str:
         return "no"
     error = max(_error(r, expected) for r in results)
     return "yes" if error <= TOLERANCE else f"error {error:.0e}"
-
-
-def _load(path: Path) -> Runner:
-    return load_runner(path, device=CPU, dtype=torch.float32, group=ProcessGroup(), attention=ReferenceBackend())
 
 
 def _is_stateful(runner: Runner) -> bool:

@@ -10,20 +10,23 @@ import torch
 from parity.cases import CASES, Case, Cases, Key, marked
 from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits, run_protocol
 from safetensors.torch import load_file
+from support.loading import load as load_path
 
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.attention.reference import ReferenceBackend
-from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import FAMILIES, spec_of
-from model_server.models.load import load_runner
+from model_server.weights.header import read_headers
 from model_server.weights.reader import SafetensorsReader
 
 
 def load(case: Case, dtype: torch.dtype = torch.float32) -> Decoder:
-    return load_runner(case.path, device=CPU, dtype=dtype, group=ProcessGroup(), attention=ReferenceBackend())
+    runner = load_path(case.path, dtype=dtype)
+    assert isinstance(runner, Decoder)
+    return runner
 
 
 def test_every_family_has_a_case() -> None:
@@ -42,8 +45,7 @@ def test_family_equals_transformers(cases: Cases, key: Key) -> None:
 def test_family_equals_transformers_with_the_attention_of_a_cpu(cases: Cases, key: Key) -> None:
     """Where a compiler is: by the native operators."""
     case = cases[key]
-    backend = select_backend(None, CPU)
-    runner = load_runner(case.path, device=CPU, dtype=torch.float32, group=ProcessGroup(), attention=backend)
+    runner = load_path(case.path, backend=AttentionChoice(None, CPU).for_layers())
     for steps in (STEPS, CHUNKS):
         assert_equal_logits(run_protocol(runner, case.sequences, 16, steps=steps), case.logits)
 
@@ -77,8 +79,8 @@ def test_a_normalised_head_divides_each_logit_by_the_length_of_its_row(cases: Ca
     case = cases["llama", "plain"]
     spec = dataclasses.replace(spec_of(ModelConfig.read(case.path)), normalized_head=True)
     file = case.path / "model.safetensors"
-    with SafetensorsReader([file], dtype=torch.float32, device=CPU) as reader:
-        runner = build(spec, reader, device=CPU, group=ProcessGroup(), attention=ReferenceBackend())
+    with SafetensorsReader(read_headers([file]), dtype=torch.float32, device=CPU) as reader:
+        runner = build(spec, reader, Placement(CPU, torch.float32), ReferenceBackend())
     lengths = load_file(file)["lm_head.weight"].norm(dim=1)
     assert_equal_logits(run_protocol(runner, case.sequences, 4), [logits / lengths for logits in case.logits])
 

@@ -47,10 +47,11 @@ def test_what_cannot_be_divided_is_refused_on_every_rank(two_ranks: list[dict[st
 
 def test_key_heads_that_do_not_divide_are_refused_before_loading(cases: dict[str, LibraryCase], tmp_path: Path) -> None:
     from model_server.errors import StartupError
-    from model_server.models.config import ModelConfig
-    from model_server.models.hf.loading import check_sharding, open_checkpoint
+    from model_server.models.hf.loading import check_sharding, find_classes
+    from model_server.models.model import describe
+    from model_server.weights.checkpoint import examine
 
     path = cases["glm4"].path
-    checkpoint = open_checkpoint(path, ModelConfig.read(path), trust_remote_code=False)
+    found = find_classes(describe(examine(path)), trust_remote_code=False)
     with pytest.raises(StartupError, match=r"`num_key_value_heads` \(2\) cannot be divided among 4 shards"):
-        check_sharding(checkpoint, 4)
+        check_sharding(found, 4)

@@ -13,7 +13,6 @@ from parity.protocol import PagedBatch, assert_equal_logits
 
 from model_server.errors import RequestError
 from model_server.models.hf.stateful import StatefulRunner
-from model_server.runner.runner import KeepsState
 
 # State spaces under both names, a hybrid, biases that no interface shows, encoder-decoders, one without any cache.
 REPRESENTATIVE = ("mamba", "rwkv", "jamba", "bloom", "t5", "bart", "openai-gpt")
@@ -25,7 +24,7 @@ def check(model_type: str, path: Path) -> None:
     case = make_case(model_type, path, eager=model_type != "falcon")
     runner = load(path)
     assert isinstance(runner, StatefulRunner)
-    assert isinstance(runner, KeepsState)
+    assert runner.traits.keeps_state
     assert runner.kv_shapes == ()
     assert_equal_logits(run_whole(runner, case.sequences), case.logits, TOLERANCES.get(model_type, 1e-4))
 
@@ -80,7 +79,8 @@ def test_the_state_bounds_what_a_block_costs(tmp_path: Path) -> None:
     assert isinstance(runner, StatefulRunner)
     config = runner.model.config
     numbers = config.num_hidden_layers * config.intermediate_size * (config.state_size + config.conv_kernel)
-    assert numbers * 4 <= runner.state_bytes <= numbers * 4 + 4096
+    assert runner.traits.state_bytes is not None
+    assert numbers * 4 <= runner.traits.state_bytes <= numbers * 4 + 4096
 
 
 def test_an_encoder_decoder_resumes_behind_its_prompt(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import torch
 from parity.protocol import CPU, run_protocol
+from support.loading import load
 
-from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup, connect
 from model_server.errors import FatalError
-from model_server.models.load import load_runner
 
 
 def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
@@ -24,7 +23,7 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     group.on_lost(lambda message: None)  # the ranks end one by one, and some still write their results
     results = {}
     for name, (path, sequences) in torch.load(jobs_file).items():
-        runner = load_runner(Path(path), device=CPU, dtype=torch.float32, group=group, attention=ReferenceBackend())
+        runner = load(Path(path), group=group)
         results[name] = {"logits": run_protocol(runner, sequences, 4), "kv_heads": runner.kv_shapes[0].num_kv_heads}
     half = torch.full((3,), 1.5 + rank, dtype=torch.bfloat16)
     facts = {

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model_server.memory.kv_cache import KvCache, KvShape
-from model_server.runner.runner import ModelInputs
+from model_server.runner.runner import ModelInputs, RunnerTraits
 
 MODULUS = 1_000_003
 
@@ -46,6 +46,11 @@ class FakeRunner:
     fail_on: dict[int, BaseException] = field(default_factory=dict)
     num_forwards: int = 0
     last_inputs: ModelInputs | None = None
+    traits: RunnerTraits = RunnerTraits()  # noqa: RUF009 (frozen)
+    reserved: int = 0
+
+    def reserve_positions(self, max_positions: int) -> None:
+        self.reserved = max_positions
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         self.num_forwards += 1
@@ -82,16 +87,18 @@ class FakeRunner:
 
 @dataclass
 class FakeStateRunner:
-    """Satisfies `Runner` and `KeepsState`: the same next tokens, from ids that each request's state remembers."""
+    """A `Runner` that keeps states: the same next tokens, from ids that each request's state remembers."""
 
     vocab_size: int = 64
     max_positions: int | None = 4096
     kv_shapes: tuple[KvShape, ...] = ()
-    state_bytes: int = 1000
-    decoder_prefix: tuple[int, ...] | None = None
+    traits: RunnerTraits = RunnerTraits(state_bytes=1000)  # noqa: RUF009 (frozen)
     fail_on: dict[int, BaseException] = field(default_factory=dict)
     num_forwards: int = 0
     last_inputs: ModelInputs | None = None
+
+    def reserve_positions(self, max_positions: int) -> None:
+        raise AssertionError("no step of it can be captured")
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         self.num_forwards += 1

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.staging import Staging
 from model_server.memory.kv_cache import KvCache
-from model_server.runner.runner import ModelInputs
+from model_server.runner.runner import ModelInputs, RunnerTraits
 
 
 @dataclass
@@ -22,13 +22,9 @@ class CapturableRunner(FakeRunner):
     `lose_memory_at`: numbers of rows in whose steps memory runs out. `seen` counts rows of its forwards.
     """
 
-    capturable: bool = True
-    reserved: int = 0
+    traits: RunnerTraits = RunnerTraits(capturable=True)  # noqa: RUF009 (frozen)
     lose_memory_at: set[int] = field(default_factory=set)
     seen: list[int] = field(default_factory=list)
-
-    def reserve_positions(self, max_positions: int) -> None:
-        self.reserved = max_positions
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         metadata = inputs.attention

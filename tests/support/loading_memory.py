@@ -136,11 +136,14 @@ def _field(path: Path, name: str) -> int:
 def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
     import torch
 
-    from model_server.attention.choice import select_backend
+    from model_server.attention.choice import AttentionChoice
     from model_server.device import resolve_dtype, tune
     from model_server.distributed.group import ProcessGroup
+    from model_server.distributed.placement import Placement
     from model_server.layers.linear.onednn import weight_packer
     from model_server.models.load import load_runner
+    from model_server.models.model import describe
+    from model_server.weights.checkpoint import examine
 
     group = ProcessGroup()
     group.rank, group.size = rank, world_size  # loading needs no word from the others
@@ -153,8 +156,9 @@ def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
     sys.stdout.flush()
     sys.stdin.readline()
     started = time.perf_counter()
-    runner = load_runner(folder, device=device, dtype=number_type, group=group, attention=select_backend(None, device))
-    report = {"share": runner.weight_bytes, "seconds": time.perf_counter() - started}
+    placement = Placement(device, number_type, group)
+    runner = load_runner(describe(examine(folder)), placement, AttentionChoice(None, device, number_type))
+    report = {"share": runner.traits.weight_bytes, "seconds": time.perf_counter() - started}
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
     sys.stdin.readline()

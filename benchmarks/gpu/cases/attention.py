@@ -14,7 +14,7 @@ from benchmarks.gpu.cases.attention_alone import Scene, make_layer, make_scene
 from benchmarks.gpu.cases.tally import Tally, limit_of, poison_memory
 from benchmarks.gpu.context import Context
 from model_server.attention.backend import Alibi, AttentionBackend
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 
 Span = tuple[int, int]
 # Query tokens that the float64 reference holds scores of at a time.
@@ -97,10 +97,10 @@ def _layers(tiny: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _run(context: Context, what: str, cases: list[Case]) -> None:
     """Every case in bfloat16, in float16 and float32 where time allows; first in order, then in random mixtures."""
-    backend = select_backend(None, context.device, torch.bfloat16)
+    backend = AttentionChoice(None, context.device, torch.bfloat16).for_layers()
     tally = Tally(context, f"{what} ({backend.name})")
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
-        backend = select_backend(None, context.device, dtype)
+        backend = AttentionChoice(None, context.device, dtype).for_layers()
         for case in cases:
             if not context.has_time(3):
                 tally.left_out(f"{case.name} {dtype}")
@@ -113,7 +113,7 @@ def _run(context: Context, what: str, cases: list[Case]) -> None:
             f"{first.name} + {second.name}", second.spans, first.heads, first.kv_heads, first.dim, second.page,
             {**second.layer, **first.layer},
         )  # fmt: skip
-        backend = select_backend(None, context.device, torch.bfloat16)
+        backend = AttentionChoice(None, context.device, torch.bfloat16).for_layers()
         _case(context, tally, backend, mixed, torch.bfloat16)
     tally.tell()
 
@@ -190,7 +190,7 @@ def _attend(scene: Scene, query: Tensor, key: Tensor, value: Tensor, at: Tensor)
 
 def _huge_pool(context: Context) -> None:
     """Offsets that an int32 cannot hold: the sequences' blocks are the last of a pool beyond 2^31 numbers."""
-    backend = select_backend(None, context.device, torch.bfloat16)
+    backend = AttentionChoice(None, context.device, torch.bfloat16).for_layers()
     size, layer = backend.block_size, make_layer(32, 8, 128)
     blocks = HUGE // (2 * 8 * 128) // size + 512
     free, _ = torch.cuda.mem_get_info(context.device)

@@ -16,7 +16,7 @@ from benchmarks.gpu.subjects.drive import Driver, make_engine
 from benchmarks.gpu.subjects.graph_hooks import capture, graphed
 from benchmarks.gpu.subjects.shapes import SMALL, TOY_UNTIED, Shape, by_size
 from benchmarks.gpu.subjects.synthetic import make_decoder, make_transformers
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.decoder import Decoder
 from model_server.runner.runner import ModelInputs
@@ -146,9 +146,9 @@ def _other_ways(driver: Driver, prompts: list[list[int]], new_tokens: int) -> di
 
 def _float32_driver(context: Context, shape: Shape, tokens: int) -> Driver:
     """A cache full of NaN: what is read without having been written shows."""
-    backend = select_backend(None, context.device, torch.float32)
+    backend = AttentionChoice(None, context.device, torch.float32).for_layers()
     runner = make_decoder(shape, context.device, torch.float32, attention=backend)
-    engine = make_engine(runner, context.device, backend=backend)
+    engine = make_engine(runner, context.device)
     blocks = -(-tokens // backend.block_size) + 64
     cache = KvCache(runner.kv_shapes, blocks, backend.block_size, torch.float32, context.device)
     for rows in cache.rows:
@@ -183,7 +183,7 @@ def _teacher_forced(context: Context, shape: Shape) -> None:
 
 def _logits(runner: Decoder, prompts: list[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """All logits of all prompts, in one forward."""
-    size = select_backend(None, device, dtype).block_size
+    size = AttentionChoice(None, device, dtype).for_layers().block_size
     counts = [-(-len(p) // size) for p in prompts]
     cache = KvCache(runner.kv_shapes, sum(counts) + 1, size, dtype, device)
     inputs = ModelInputs(

@@ -26,7 +26,7 @@ from launcher.bench.results import Cell
 from model_server.errors import OutOfMemoryError
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.rpc.interceptor import is_fatal
-from model_server.runner.runner import ModelInputs, Runner
+from model_server.runner.runner import ModelInputs, Runner, RunnerTraits
 
 # Of the card, after a shard was killed.
 BASELINE_SLACK = 64 * 2**20
@@ -42,6 +42,10 @@ class Faulty:
         self.fault: Callable[[Tensor], Tensor] | None = None
 
     @property
+    def traits(self) -> RunnerTraits:
+        return self._runner.traits
+
+    @property
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
@@ -52,6 +56,9 @@ class Faulty:
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return self._runner.kv_shapes
+
+    def reserve_positions(self, max_positions: int) -> None:
+        self._runner.reserve_positions(max_positions)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         logits = self._runner.forward(inputs, cache)

@@ -13,7 +13,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.subjects import graph_hooks
 from benchmarks.gpu.subjects.shapes import Shape, by_size
 from benchmarks.gpu.subjects.synthetic import make_decoder
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.cuda_graphs import DEFAULT_SIZES, GraphedRunner
@@ -30,7 +30,7 @@ def run(context: Context) -> None:
     """The small dense shape with all sizes that the server records."""
     shape = by_size(context.tiny)[0]
     dtype = torch.bfloat16 if context.on_cuda else torch.float32
-    backend = select_backend(None, context.device, dtype)
+    backend = AttentionChoice(None, context.device, dtype).for_layers()
     if not backend.capturable:
         context.skip("CUDA graphs", f"the attention backend {backend.name} needs the host")
         return

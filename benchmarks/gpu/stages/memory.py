@@ -17,7 +17,6 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.subjects.drive import Driver, make_engine
 from benchmarks.gpu.subjects.graph_hooks import graphed
 from benchmarks.gpu.subjects.models import Subject, subjects
-from model_server.attention.choice import select_backend
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.calls import PrefillCall, Session
@@ -50,14 +49,13 @@ class Warmed:
 def run(context: Context) -> None:
     """One engine after another on the same weights; the last one beside another process."""
     subject = subjects(context)[0]
-    backend = select_backend(None, context.device, subject.dtype)
-    runner = graphed(subject.load(backend), context.device, DEFAULT_SIZES)
+    runner = graphed(subject.load(), context.device, DEFAULT_SIZES)
     tokenizer = subject.tokenizer()
     for fraction in FRACTIONS:
         if not context.has_time(12):
             context.skip(f"fraction {fraction}", "no time left")
             continue
-        engine = make_engine(runner, context.device, tokenizer, backend)
+        engine = make_engine(runner, context.device, tokenizer)
         warmed = _warm(context, subject, engine, fraction)
         peak = _fill(context, engine, fraction)
         if context.on_cuda and peak is not None:
@@ -68,7 +66,7 @@ def run(context: Context) -> None:
         del engine
         _collect(context)
     if context.on_cuda and context.has_time(20):
-        engine = make_engine(runner, context.device, tokenizer, backend)
+        engine = make_engine(runner, context.device, tokenizer)
         with _neighbour():
             _warm(context, subject, engine, 0.9)
             free, total = torch.cuda.mem_get_info(context.device)

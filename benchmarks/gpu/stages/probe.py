@@ -127,10 +127,10 @@ def _kernels() -> str:
 
 
 def _backend() -> str:
-    from model_server.attention.choice import select_backend
+    from model_server.attention.choice import AttentionChoice
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    return select_backend(None, device, torch.bfloat16).name
+    return AttentionChoice(None, device, torch.bfloat16).for_layers().name
 
 
 def _present() -> str:

@@ -20,7 +20,7 @@ from benchmarks.gpu.measuring.environment import ROOT
 from benchmarks.gpu.measuring.timing import captured, measure
 from benchmarks.gpu.subjects.shapes import LLAMA_1B, TOY_UNTIED, Shape
 from benchmarks.gpu.subjects.synthetic import make_decoder
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import ModelInputs
@@ -133,7 +133,7 @@ TOY_UNTIED_TWO = Shape(
 
 def _logits(group: ProcessGroup, device: torch.device, tiny: bool) -> Tensor:
     shape = _shape(tiny)
-    backend = select_backend(None, device)
+    backend = AttentionChoice(None, device).for_layers()
     runner = make_decoder(shape, device, torch.float32, attention=backend, group=group)
     size = backend.block_size
     counts = [-(-n // size) for n in LENGTHS]

@@ -13,7 +13,7 @@ from benchmarks.gpu.measuring.idle import busy_share, device_spans
 from benchmarks.gpu.measuring.timing import Timing, captured, measure, of_samples
 from benchmarks.gpu.subjects.drive import Driver
 from benchmarks.gpu.subjects.models import Subject, subjects
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 
 # (batch, context), what has a bar first.
 DECODE = [(b, 1024) for b in (1, 8, 32, 64, 128, 256)] + [(b, 4096) for b in (1, 32, 64, 128, 8, 256)]
@@ -166,7 +166,7 @@ def _attention(context: Context) -> None:
     batch, length = (3, 40) if context.tiny else (64, 4096)
     prompt = 48 if context.tiny else 8192
     dtype = torch.bfloat16 if context.on_cuda else torch.float32
-    block_size = select_backend(None, context.device, dtype).block_size
+    block_size = AttentionChoice(None, context.device, dtype).for_layers().block_size
     layer = make_layer(heads, kv_heads, dim)
     decode = make_scene(layer, [(length - 1, length)] * batch, block_size, dtype, context.device, poison=False)
     least = batch * length * 2 * kv_heads * dim * dtype.itemsize / context.ceilings.bandwidth
@@ -177,7 +177,7 @@ def _attention(context: Context) -> None:
 
 
 def _alone(context: Context, name: str, scene: Scene, least: float, predicted: float) -> None:
-    backend = select_backend(None, context.device, scene.query.dtype)
+    backend = AttentionChoice(None, context.device, scene.query.dtype).for_layers()
     with torch.inference_mode():
         step = backend.begin(scene.metadata, scene.cache)
 

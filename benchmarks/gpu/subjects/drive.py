@@ -16,8 +16,6 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.subjects.synthetic import engine_tokenizer
-from model_server.attention.backend import AttentionBackend
-from model_server.attention.choice import select_backend
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
@@ -33,13 +31,10 @@ GREEDY = SamplingParameters()
 Chooser = Callable[[int], SamplingParameters]
 
 
-def make_engine(
-    runner: Runner, device: torch.device, tokenizer: Tokenizer | None = None, backend: AttentionBackend | None = None
-) -> Engine:
+def make_engine(runner: Runner, device: torch.device, tokenizer: Tokenizer | None = None) -> Engine:
     """One rank, with a router that knows our extensions; without a cache yet."""
-    backend = backend or select_backend(None, device)
     options = EngineOptions(
-        device=device, rank=0, world_size=1, block_size=backend.block_size, prompt_logprobs_allowed=False,
+        device=device, rank=0, world_size=1, block_size=runner.traits.block_size, prompt_logprobs_allowed=False,
         chunking=True,
     )  # fmt: skip
     sampler = Sampler(runner.vocab_size, device)

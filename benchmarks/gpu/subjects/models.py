@@ -15,15 +15,14 @@ from benchmarks.gpu.subjects.drive import Driver, make_engine, random_cache
 from benchmarks.gpu.subjects.graph_hooks import capture, graphed
 from benchmarks.gpu.subjects.shapes import Shape, by_size
 from benchmarks.gpu.subjects.synthetic import engine_tokenizer, make_decoder
-from model_server.attention.backend import AttentionBackend
-from model_server.attention.choice import select_backend
-from model_server.distributed.group import ProcessGroup
-from model_server.models.config import ModelConfig
-from model_server.models.families import spec_of
+from model_server.attention.choice import AttentionChoice
+from model_server.distributed.placement import Placement
 from model_server.models.load import load_runner
+from model_server.models.model import describe
 from model_server.models.spec import Spec
 from model_server.runner.runner import Runner
 from model_server.text.tokenizer import Tokenizer
+from model_server.weights.checkpoint import examine
 
 # Of the free memory that a benchmark's cache may take.
 CACHE_SHARE = 0.85
@@ -38,7 +37,7 @@ class Subject:
     bar: str
     spec: Spec
     dtype: torch.dtype
-    load: Callable[[AttentionBackend], Runner]
+    load: Callable[[], Runner]
     tokenizer: Callable[[], Tokenizer]
 
     @property
@@ -53,10 +52,10 @@ class Subject:
     def driver(self, context: Context, tokens: int, sizes: tuple[int, ...], longest: int) -> Driver:
         """An engine with a cache of `tokens` tokens, or as many as fit, and decode graphs of these batch sizes for
         sequences of up to `longest` tokens where the device has graphs."""
-        backend = select_backend(None, context.device, self.dtype)
-        runner = graphed(self.load(backend), context.device, sizes)
-        engine = make_engine(runner, context.device, self.tokenizer(), backend)
-        num_blocks = min(-(-tokens // backend.block_size) + 1, self._most_blocks(context, backend.block_size))
+        runner = graphed(self.load(), context.device, sizes)
+        engine = make_engine(runner, context.device, self.tokenizer())
+        block_size = runner.traits.block_size
+        num_blocks = min(-(-tokens // block_size) + 1, self._most_blocks(context, block_size))
         random_cache(engine, num_blocks, self.dtype)
         recorded = capture(engine, longest)
         context.note(f"{self.name}: CUDA graphs", f"{len(recorded)} sizes recorded: {recorded}")
@@ -69,17 +68,19 @@ class Subject:
 
 def of_shape(context: Context, shape: Shape, bar: str) -> Subject:
     dtype = torch.bfloat16 if context.on_cuda else torch.float32
-    load = partial(_load_shape, shape, context.device, dtype)
+    load = partial(make_decoder, shape, context.device, dtype)
     return Subject(shape.name, bar, shape.spec, dtype, load, partial(engine_tokenizer, shape.vocab))
 
 
 def of_folder(context: Context, folder: Path) -> Subject:
     """Raises StartupError or ValueError for a model that the native decoder does not serve or that has no roofline."""
     dtype = torch.bfloat16 if context.on_cuda else torch.float32
-    spec = spec_of(ModelConfig.read(folder))
-    cost_of(spec)
-    load = partial(_load_folder, folder, context.device, dtype)
-    return Subject(folder.name, "", spec, dtype, load, partial(Tokenizer.load, folder))
+    model = describe(examine(folder))
+    if model.spec is None:
+        raise ValueError(f"{folder} is not of a family that the native decoder serves")
+    cost_of(model.spec)
+    load = partial(load_runner, model, Placement(context.device, dtype), AttentionChoice(None, context.device, dtype))
+    return Subject(folder.name, "", model.spec, dtype, load, partial(Tokenizer.load, folder))
 
 
 def subjects(context: Context, *, experts: bool = False) -> list[Subject]:
@@ -89,11 +90,3 @@ def subjects(context: Context, *, experts: bool = False) -> list[Subject]:
     small, large, moe = by_size(context.tiny)
     found = [of_shape(context, large, "8B"), of_shape(context, small, "1B")]
     return [*found, of_shape(context, moe, "MoE")] if experts else found
-
-
-def _load_shape(shape: Shape, device: torch.device, dtype: torch.dtype, backend: AttentionBackend) -> Runner:
-    return make_decoder(shape, device, dtype, attention=backend)
-
-
-def _load_folder(folder: Path, device: torch.device, dtype: torch.dtype, backend: AttentionBackend) -> Runner:
-    return load_runner(folder, device=device, dtype=dtype, group=ProcessGroup(), attention=backend)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from benchmarks.gpu.subjects.shapes import Shape
 from model_server.attention.backend import AttentionBackend
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.text.tokenizer import Tokenizer
@@ -93,10 +94,10 @@ def make_decoder(
     group: ProcessGroup | None = None,
 ) -> Decoder:
     """The native decoder of a shape. attention: None, the one that serves on this device."""
-    backend = attention or select_backend(None, device, dtype)
+    backend = attention or AttentionChoice(None, device, dtype).for_layers()
     reader = RandomReader(shape, device, dtype, seed)
     with torch.inference_mode():
-        return build(shape.spec, reader, device=device, group=group or ProcessGroup(), attention=backend)
+        return build(shape.spec, reader, Placement(device, dtype, group or ProcessGroup()), backend)
 
 
 def make_transformers(shape: Shape, device: torch.device, dtype: torch.dtype, *, seed: int = 0, **options: Any) -> Any:

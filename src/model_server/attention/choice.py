@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 OWN_NAMES = ("reference", "triton", "flash_attn", "torch_varlen", "native")
 TGI_NAMES = ("paged", "flashdecoding", "flashdecoding-ipex", "flashinfer")
 
+# Where the model brings its own attention, or none.
+OF_THE_MODEL = "transformers"
+
 # The best first; the reference serves everything everywhere. What a user has to name is not among them.
 PREFERENCE = {
     "cuda": ("triton", "flash_attn", "torch_varlen", "reference"),
@@ -49,42 +52,59 @@ class Offer:
         return None
 
 
-def select_backend(
-    requested: str | None,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    layers: Sequence[AttentionLayer] = (),
-) -> AttentionBackend:
-    """The backend for a model with these attention layers (of any rank; empty: not known yet) in `dtype` on `device`.
+class AttentionChoice:
+    """What the user asked for, on this device and in this type; answers which backend serves given layers."""
 
-    requested: the user's word (`--attention`, ATTENTION), None if unset. TGI's names stand for "the best that is
-    present", which is told in one line; a word of our own is kept to or refused.
-    Raises StartupError for an unknown word, and for a backend that the user named and that cannot serve.
-    """
-    if requested is not None and requested not in OWN_NAMES + TGI_NAMES:
-        raise StartupError(f"--attention {requested} is unknown; choose one of {', '.join(OWN_NAMES + TGI_NAMES)}")
-    if requested in OWN_NAMES:
-        return _named(requested, device, dtype, layers)
-    backend = _best(device, dtype, layers)
-    if requested is not None:
-        logger.info("Attention `%s` is served by the `%s` backend on %s", requested, backend.name, device.type)
-    return backend
+    def __init__(self, requested: str | None, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        """requested: the user's word (`--attention`, ATTENTION), None if unset. TGI's names stand for "the best that
+        is available", which is told in one line; a word of our own is kept to or refused.
 
+        Raises StartupError for an unknown word, and for a backend that the user named and that is not available.
+        """
+        if requested is not None and requested not in OWN_NAMES + TGI_NAMES:
+            raise StartupError(f"--attention {requested} is unknown; choose one of {', '.join(OWN_NAMES + TGI_NAMES)}")
+        self.requested = requested
+        self._device = device
+        self._dtype = dtype
+        if requested in OWN_NAMES:
+            _named(requested, device, dtype, ())
 
-def substitute(
-    backend: AttentionBackend,
-    layers: Sequence[AttentionLayer],
-    requested: str | None,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> AttentionBackend:
-    """`backend`, chosen before the model's layers were known, or one that can serve them with its blocks.
+    def for_layers(self, layers: Sequence[AttentionLayer] = ()) -> AttentionBackend:
+        """The backend for a model with these attention layers, of any rank; empty: it has none, or not known ones.
 
-    Raises StartupError if the user has named it and it cannot.
-    """
-    if requested in OWN_NAMES:
-        return _named(requested, device, dtype, layers)
-    return _best(device, dtype, layers, block_size=backend.block_size)
+        Raises StartupError if the user has named one and it cannot serve.
+        """
+        if self.requested in OWN_NAMES:
+            return _named(self.requested, self._device, self._dtype, layers)
+        backend = _best(self._device, self._dtype, layers)
+        if self.requested is not None:
+            name, place = backend.name, self._device.type
+            logger.info("Attention `%s` is served by the `%s` backend on %s", self.requested, name, place)
+        return backend
+
+    def log(self, backend: AttentionBackend | None, *, caching_asked: bool) -> None:
+        """What serves the model: one record in TGI's wording, and one for each rule that decided.
+
+        backend: None for a model that keeps a state for each request and brings its own attention, or has none.
+        caching_asked: PREFIX_CACHING.
+        """
+        name = OF_THE_MODEL if backend is None else backend.name
+        is_cached = caching_asked and backend is not None
+        logger.info("Using attention %s - Prefix caching %s", name, "true" if is_cached else "0")
+        if backend is None:
+            logger.info("Attention %s: it keeps a state for each request, which no backend serves", name)
+            logger.info("Prefix caching is off: a state cannot be shared")
+            return
+        logger.info("Attention %s: %s", name, self._reason(name))
+        if not caching_asked:
+            logger.info("Prefix caching is off: PREFIX_CACHING says so")
+
+    def _reason(self, name: str) -> str:
+        if self.requested is None:
+            return "the best backend here that serves the model's layers"
+        if self.requested == name:
+            return "asked for (`--attention` or ATTENTION)"
+        return f"the best backend here, which `{self.requested}` stands for"
 
 
 def _named(name: str, device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLayer]) -> AttentionBackend:
@@ -98,10 +118,7 @@ def _named(name: str, device: torch.device, dtype: torch.dtype, layers: Sequence
     return offer.backend
 
 
-def _best(
-    device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLayer], block_size: int | None = None
-) -> AttentionBackend:
-    """block_size: that of the cache, if it has been decided; a backend must be able to live with it."""
+def _best(device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLayer]) -> AttentionBackend:
     shortfalls = []
     for name in PREFERENCE.get(device.type, ("reference",)):
         try:
@@ -113,7 +130,7 @@ def _best(
         refusal = offer.refusal(layers)
         if refusal is not None:
             shortfalls.append(f"`{name}` {refusal}")
-        elif block_size is None or block_size % offer.backend.block_size == 0:
+        else:
             _report(name, device, shortfalls)
             return offer.backend
     raise AssertionError("the reference serves everything")

@@ -33,7 +33,7 @@ from model_server.engine.step import Stepper
 from model_server.engine.store import BatchStore
 from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError
 from model_server.memory.kv_cache import KvCache
-from model_server.runner.runner import KeepsState, Runner
+from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
@@ -67,8 +67,8 @@ class Engine:
         self.options = options
         self._sampler = sampler
         self._stepper = Stepper(runner, sampler, options.device, options.block_size)
-        self.keeps_state = isinstance(runner, KeepsState)
-        prefix = runner.decoder_prefix if isinstance(runner, KeepsState) else None
+        self.keeps_state = runner.traits.keeps_state
+        prefix = runner.traits.decoder_prefix
         self._admission = Admission(tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, prefix)
         self._store = BatchStore()
         self._cache: KvCache | None = None

@@ -24,7 +24,6 @@ from model_server.memory.budget import DeviceMemory, Measured, cache_blocks
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.report import MemoryUse, host_memory
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
-from model_server.runner.runner import HasPositionTable, KeepsState
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -295,10 +294,9 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
 
 
 def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
-    runner = engine.runner
-    if isinstance(runner, KeepsState):
-        return runner.state_bytes
-    return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in runner.kv_shapes)
+    if engine.runner.traits.state_bytes is not None:
+        return engine.runner.traits.state_bytes
+    return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in engine.runner.kv_shapes)
 
 
 def _cpu_blocks(engine: Engine, plan: MemoryPlan, asked: WarmupRequest) -> int:
@@ -311,7 +309,7 @@ def _cpu_blocks(engine: Engine, plan: MemoryPlan, asked: WarmupRequest) -> int:
 
 
 def _check_positions(engine: Engine, max_total_tokens: int | None) -> None:
-    rows = engine.runner.position_rows if isinstance(engine.runner, HasPositionTable) else None
+    rows = engine.runner.traits.position_rows
     if rows is not None and max_total_tokens is not None and max_total_tokens > rows:
         raise StartupError(
             f"--max-total-tokens {max_total_tokens}: this model has learned {rows} positions and cannot compute more; "

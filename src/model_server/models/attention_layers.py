@@ -1,26 +1,15 @@
-"""What a model asks of attention, known from its config: before weights are read, and on no rank in particular."""
+"""What a model asks of attention, known from its Spec: before weights are read, and on no rank in particular."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 
 from model_server.attention.backend import Alibi, AttentionLayer
-from model_server.models.config import ModelConfig
-from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.models.spec import Spec
 
 
-def attention_layers_of(model_dir: Path) -> tuple[AttentionLayer, ...]:
-    """Of the model in `model_dir`; empty if only a run of it can tell (families that transformers computes).
-
-    Raises StartupError for a config that is not usable.
-    """
-    try:
-        spec = spec_of(ModelConfig.read(model_dir))
-    except UnknownFamilyError:
-        return ()
+def attention_layers(spec: Spec) -> tuple[AttentionLayer, ...]:
+    """All layers of the undivided model."""
     return tuple(attention_layer(spec, index) for index in range(spec.num_layers))
 
 

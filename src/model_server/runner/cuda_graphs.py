@@ -22,7 +22,7 @@ from model_server.errors import FatalError, StartupError
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.decode_buffers import DecodeBuffers
 from model_server.runner.graph_capture import Recorder, Recording
-from model_server.runner.runner import Capturable, HasPositionTable, KeepsState, ModelInputs, Runner
+from model_server.runner.runner import ModelInputs, Runner, RunnerTraits
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def with_graphs(runner: Runner, sizes: tuple[int, ...], recorder: Recorder) -> R
     """A runner whose decode steps can be recorded, or `runner` itself where that is not possible; says which."""
     if not sizes:
         logger.info("CUDA graphs are off (--cuda-graphs 0)")
-    elif isinstance(runner, KeepsState) or not isinstance(runner, Capturable) or not runner.capturable:
+    elif not runner.traits.capturable:
         logger.info("CUDA graphs are off: this model's decode step, or its attention backend, needs the host")
     else:
         return GraphedRunner(runner, sizes, recorder)
@@ -88,16 +88,16 @@ class GraphedRunner:
         self._cache: KvCache | None = None
 
     @property
+    def traits(self) -> RunnerTraits:
+        return self._runner.traits
+
+    @property
     def vocab_size(self) -> int:
         return self._runner.vocab_size
 
     @property
     def max_positions(self) -> int | None:
         return self._runner.max_positions
-
-    @property
-    def position_rows(self) -> int | None:
-        return self._runner.position_rows if isinstance(self._runner, HasPositionTable) else None
 
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
@@ -108,8 +108,11 @@ class GraphedRunner:
         """Ascending."""
         return tuple(sorted(self._recordings))
 
+    def reserve_positions(self, max_positions: int) -> None:
+        self._runner.reserve_positions(max_positions)
+
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """See `Runner.forward`. The logits of a replay hold until the next one."""
+        """Replays where a recording fits. The logits of a replay hold until the next one."""
         size = self._size_for(inputs, cache)
         if size is None:
             return self._runner.forward(inputs, cache)
@@ -193,7 +196,6 @@ class GraphedRunner:
 
     def _prepare(self, cache: KvCache, max_length: int, group: ProcessGroup) -> bool:
         """Make the buffers; False if memory is short on some rank."""
-        assert isinstance(self._runner, Capturable)
         self._runner.reserve_positions(max_length)
         width, has_memory = -(-max_length // cache.block_size), 1
         self._cache = cache

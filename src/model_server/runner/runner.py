@@ -6,12 +6,16 @@ The engine hands over a flattened batch and gets logits; it never sees which fam
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from model_server.attention.backend import AttentionBackend
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
+
+# Tokens per block where blocks hold no memory, and are only counted.
+STATE_BLOCK_SIZE = 16
 
 
 class RequestState:
@@ -31,7 +35,7 @@ class RequestState:
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
     """One flattened forward. `logit_rows` picks the token rows whose logits are wanted, in order; None means all.
-    `states` holds one entry for each sequence; only a runner that `KeepsState` asks for them."""
+    `states` holds one entry for each sequence; only a runner that keeps states asks for them."""
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
@@ -40,8 +44,48 @@ class ModelInputs:
     states: tuple[RequestState, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerTraits:
+    """What kind of runner a loaded model has, for those who must treat some differently.
+
+    attention: the backend that serves it; None: it keeps a state for each request, and brings its own attention or has
+    none.
+    state_bytes: upper bound of the memory that a request's `RequestState` takes for each of its KV blocks; None: its
+    requests live in the paged cache.
+    decoder_prefix: the tokens that stand before the first generated one where that is not the prompt (encoder-decoder).
+    capturable: decode steps may be captured as CUDA graphs. Such a step asks the device for nothing, and the host's
+    lengths only bound what it does: their true values are those on the device.
+    position_rows: longest sequence that a learned table of positions serves; None: there is no table.
+    weight_bytes: what this rank's weights take; None: nobody has counted.
+    """
+
+    attention: AttentionBackend | None = None
+    state_bytes: int | None = None
+    decoder_prefix: tuple[int, ...] | None = None
+    capturable: bool = False
+    position_rows: int | None = None
+    weight_bytes: int | None = None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Its requests live in their `RequestState`, not in the paged cache (its `kv_shapes` are empty).
+
+        Such a runner computes a prompt in one forward, from its beginning: no chunks, no shared prefixes, no
+        preemption. Blocks are still handed out for such requests, so that budgets hold, but they are numbers only.
+        """
+        return self.state_bytes is not None
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block that suit the runner."""
+        return STATE_BLOCK_SIZE if self.attention is None else self.attention.block_size
+
+
 class Runner(Protocol):
     """A loaded model on this rank."""
+
+    @property
+    def traits(self) -> RunnerTraits: ...
 
     @property
     def vocab_size(self) -> int:
@@ -55,47 +99,9 @@ class Runner(Protocol):
     def kv_shapes(self) -> tuple[KvShape, ...]:
         """Per layer, what one token's K and V take on this rank."""
 
+    def reserve_positions(self, max_positions: int) -> None:
+        """Before steps are captured: tables by position stay where they are in memory from now on, for positions below
+        `max_positions`."""
+
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """Write the step's K/V into `cache` and return logits [num_rows, vocab_size] float32, equal on every rank."""
-
-
-@runtime_checkable
-class KeepsState(Protocol):
-    """A runner whose requests live in their `RequestState`, not in the paged cache (its `kv_shapes` are empty).
-
-    It computes a prompt in one forward, from its beginning: no chunks, no shared prefixes, no preemption. Blocks are
-    still handed out for such requests, so that budgets hold, but they are numbers only.
-    """
-
-    @property
-    def state_bytes(self) -> int:
-        """Upper bound of the memory that a request takes for each of its KV blocks."""
-
-    @property
-    def decoder_prefix(self) -> tuple[int, ...] | None:
-        """The tokens that stand before the first generated one where that is not the prompt (encoder-decoder)."""
-
-
-@runtime_checkable
-class HasPositionTable(Protocol):
-    """A runner whose positions may be rows of a learned table, behind which there is nothing."""
-
-    @property
-    def position_rows(self) -> int | None:
-        """Longest sequence that the table serves; None: there is no table."""
-
-
-@runtime_checkable
-class Capturable(Protocol):
-    """A runner whose decode steps may be recorded as CUDA graphs, if `capturable`.
-
-    Such a step asks the device for nothing, and the host's lengths only bound what it does: their true values are those
-    on the device.
-    """
-
-    @property
-    def capturable(self) -> bool:
-        """Whether this model on this device really is."""
-
-    def reserve_positions(self, max_positions: int) -> None:
-        """Tables by position stay where they are in memory from now on, for positions below `max_positions`."""

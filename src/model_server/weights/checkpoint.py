@@ -1,8 +1,7 @@
-"""All that can be known to be wrong with a checkpoint before anything of it is loaded (reliability.md F3).
+"""A checkpoint on disk: its config and the headers of its weight files, read once, checked before anything is loaded.
 
-Reads config.json, the index and the headers of the weight files: kilobytes, whatever the size of the model; and needs
-no torch, whose import takes longer than all of it. What a
-family makes of its config is checked by `models`; here it is only that no size is one that nobody could serve.
+That is kilobytes, whatever the size of the model; and it needs no torch, whose import takes longer than all of it. What
+a family makes of its config is checked by `models`; here it is only that no size is one that nobody could serve.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.weights.header import Header, read_header
+from model_server.weights.header import Header, read_headers
 from model_server.weights.locate import INDEX, weight_files, weight_map
 from wire.model_files import read_object
 
@@ -34,38 +33,41 @@ _SIZES = frozenset(
 # The largest vocabularies have less than 2**19 entries, the widest layers less than 2**18 numbers.
 MAX_SIZE = 2**24
 
-# float16 overflows in them; as TGI (model_server.md 5.3).
+# float16 overflows in them; TGI loads them in bfloat16, too.
 _NEED_BFLOAT16 = (
     "dbrx", "deepseek", "gemma", "gpt_oss", "idefics3", "llama4", "mamba", "mllama", "paligemma", "qwen2_vl",
     "qwen2_5_vl", "qwen3_vl",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What was found. file_bytes: size of all weight files."""
+    """What was found. fields: config.json. headers: of each weight file, by path. file_bytes: size of all of these."""
 
     directory: Path
-    files: tuple[Path, ...]
+    fields: Mapping[str, Any]
+    headers: Mapping[Path, Header]
     file_bytes: int
-    needs_bfloat16: bool
+
+    @property
+    def needs_bfloat16(self) -> bool:
+        """Whether float16 is too narrow for the activations of this type of model."""
+        model_type = self.fields.get("model_type")
+        return isinstance(model_type, str) and model_type.startswith(_NEED_BFLOAT16)
 
 
 def examine(directory: Path) -> Checkpoint:
-    """Look at everything in `directory` that serving reads, but the tokenizer. Raises StartupError, one line."""
-    config = read_object(directory / "config.json", StartupError)
-    files = weight_files(directory)
-    headers = {file.name: read_header(file) for file in files}
-    num_tensors = sum(len(header.tensors) for header in headers.values())
-    _check_sizes(config, num_tensors)
+    """Read everything in `directory` that serving needs, but the tokenizer. Raises StartupError, one line."""
+    fields = read_object(directory / "config.json", StartupError)
+    headers = read_headers(weight_files(directory))
+    _check_sizes(fields, sum(len(header.tensors) for header in headers.values()))
     if (directory / INDEX).is_file():
-        _check_index(directory / INDEX, headers)
-    model_type = config.get("model_type")
+        _check_index(directory / INDEX, {file.name: header for file, header in headers.items()})
     return Checkpoint(
         directory=directory,
-        files=tuple(files),
-        file_bytes=sum(file.stat().st_size for file in files),
-        needs_bfloat16=isinstance(model_type, str) and model_type.startswith(_NEED_BFLOAT16),
+        fields=fields,
+        headers=headers,
+        file_bytes=sum(file.stat().st_size for file in headers),
     )
 
 

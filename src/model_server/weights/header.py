@@ -1,4 +1,4 @@
-"""The header of a safetensors file, checked before anything is mapped or allocated (reliability.md F3).
+"""The header of a safetensors file, checked before anything is mapped or allocated.
 
 A file that someone else wrote may say anything: how long its header is, where its tensors lie, how large they are. All
 of it must fit together and fit the file, so that what reads the tensors later can trust it.
@@ -69,6 +69,11 @@ def read_header(path: Path) -> Header:
         raise StartupError(f"cannot read {path}: {error.strerror}") from error
     except _Fault as fault:
         raise StartupError(f"{path} is damaged or incomplete: {fault}") from None
+
+
+def read_headers(files: Iterable[Path]) -> dict[Path, Header]:
+    """The checked headers of several files, in their order. Raises StartupError."""
+    return {file: read_header(file) for file in files}
 
 
 def _header_text(path: Path, size: int) -> bytes:

@@ -1,7 +1,7 @@
 """Tensors of a checkpoint, read lazily: each rank touches only the bytes of the rows or columns it keeps.
 
 Layers pull what they need by name; what a checkpoint calls things is known to `models`, not here. Names may carry the
-base prefix (`model.`) or lack it: public files do both (model_server.md 5.3).
+base prefix (`model.`) or lack it: public files do both.
 
 Memory: files are mapped, and every value goes from the map to its place in one copy that also casts. `fill` writes to
 a part of a tensor that the caller has made, so that fused matrices need no pieces beside them.
@@ -10,7 +10,7 @@ a part of a tensor that the caller has made, so that fused matrices need no piec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.weights.header import Stored, read_header
+from model_server.weights.header import Header, Stored
 
 Range = tuple[int, int]
 Place = Callable[[Tensor, Tensor], object]
@@ -81,15 +81,15 @@ class SafetensorsReader:
     """
 
     def __init__(
-        self, files: Iterable[Path], *, dtype: torch.dtype, device: torch.device, base_prefix: str = "model."
+        self, headers: Mapping[Path, Header], *, dtype: torch.dtype, device: torch.device, base_prefix: str = "model."
     ) -> None:
+        """headers: of the files to read, as `read_headers` gives them."""
         self._dtype = dtype
         self._device = device
         self._base_prefix = base_prefix
         self._handles: list[Any] = []
         self._file_of: dict[str, tuple[Any, Path, Stored]] = {}
-        for path in files:
-            header = read_header(path)
+        for path, header in headers.items():
             try:
                 handle: Any = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:

@@ -21,6 +21,7 @@ from model_server.batch.batch import Batch
 from model_server.batch.extension import BlockExtension
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.engine.calls import DecodeCall, Session
 from model_server.engine.running import StepTimes, SubmittedStep
 from model_server.engine.step import Stepper
@@ -60,7 +61,7 @@ def decoder(state: dict[str, Tensor], config: ModelConfig) -> Decoder:
     made |= {name.removeprefix(spec.names.base): t for name, t in made.items()}
     reader = DictReader(made)
     reader.dtype = DTYPE
-    return build(spec, reader, device=CUDA, group=ProcessGroup(), attention=TorchVarlenBackend(attend))
+    return build(spec, reader, Placement(CUDA, DTYPE), TorchVarlenBackend(attend))
 
 
 def requests(sampler: Sampler, kinds: list[dict[str, Any]], first_id: int = 0) -> list[Sequence]:
@@ -114,7 +115,7 @@ def test_every_step_stays_on_the_device(runner: Decoder) -> None:
     """Prompts, then decode steps whose ids the host never sees: replayed and not, with more blocks and with leavers."""
     sampler = Sampler(runner.vocab_size, CUDA)
     cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK, DTYPE, CUDA)
-    assert runner.capturable
+    assert runner.traits.capturable
     graphs = GraphedRunner(runner, (8, 4, 2), DeviceRecorder())
     graphs.capture(cache, MAX_LENGTH, ProcessGroup())
     assert graphs.recorded_sizes == (2, 4, 8)

@@ -1,16 +1,32 @@
-"""Which errors of one rank leave the others behind, and how a rank leaves them in order."""
+"""What a shard announces, which errors of one rank leave the others behind, and how a rank leaves them in order."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 import torch
+from support.fake_model import FakeStateRunner
 from support.graph_doubles import CapturableRunner, PlainRecorder
+from support.tiny_types import type_checkpoint
 
+from model_server.attention import choice
+from model_server.attention.backend import AttentionBackend
+from model_server.attention.choice import AttentionChoice, Offer
+from model_server.config import ServeConfig
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.errors import RequestError
 from model_server.memory.kv_cache import KvCache
+from model_server.models.load import load_runner
+from model_server.models.model import describe
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.shard import leave, parts_ranks
+from model_server.shard import announce, leave, parts_ranks
+from model_server.weights.checkpoint import examine
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -48,3 +64,25 @@ def test_recordings_go_before_the_communicator_that_they_hold(orderly: bool) -> 
     assert graphs.recorded_sizes == (1, 2)
     leave(graphs, group, orderly=orderly)
     assert group.closed == [(orderly, orderly)], "a device in doubt is not asked for anything"
+
+
+def test_info_tells_the_backend_that_serves_the_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also where the layers are known only once the model is loaded, and rule out the first choice."""
+
+    def first(device: torch.device, dtype: torch.dtype) -> Offer:
+        backend = SimpleNamespace(name="native", tgi_name="flashinfer", block_size=256)
+        return Offer(cast(AttentionBackend, backend), lambda layer: "cannot")
+
+    monkeypatch.setitem(choice._OFFERS, "native", first)
+    assert AttentionChoice(None, CPU).for_layers().tgi_name == "flashinfer"
+    type_checkpoint("olmo", tmp_path)
+    runner = load_runner(describe(examine(tmp_path)), Placement(CPU, torch.float32), AttentionChoice(None, CPU))
+    assert runner.traits.attention is not None and runner.traits.attention.name == "reference"
+    facts = announce(ServeConfig(model_id="m"), runner, CPU, torch.float32)
+    assert (facts.attention_impl, facts.block_size, facts.prefix_caching) == ("paged", 16, True)
+
+
+def test_info_of_a_model_that_keeps_states() -> None:
+    facts = announce(ServeConfig(model_id="m"), FakeStateRunner(), CPU, torch.float32)
+    assert (facts.attention_impl, facts.block_size) == ("paged", 16)
+    assert not (facts.chunking or facts.prefix_caching or facts.grows)

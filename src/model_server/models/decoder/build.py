@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from model_server.attention.backend import AttentionBackend
-from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
 from model_server.layers.fused.fused import Fused, fused_for
@@ -29,10 +29,9 @@ from model_server.weights.reader import Range, WeightReader
 def build(
     spec: Spec,
     reader: WeightReader,
-    *,
-    device: torch.device,
-    group: ProcessGroup,
+    placement: Placement,
     attention: AttentionBackend,
+    *,
     progress: Callable[[int, int], None] | None = None,
     fused: Fused | None = None,
 ) -> Decoder:
@@ -42,6 +41,7 @@ def build(
 
     Raises StartupError if the model cannot be divided among the ranks or a tensor is missing or of the wrong size.
     """
+    device, group = placement.device, placement.group
     loader = Loader(
         reader,
         device,

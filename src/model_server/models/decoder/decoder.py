@@ -17,7 +17,7 @@ from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.decoder.blocks import Block, join
 from model_server.models.decoder.cpp_stack import NativeStack
 from model_server.models.decoder.parts import Step
-from model_server.runner.runner import ModelInputs
+from model_server.runner.runner import ModelInputs, RunnerTraits
 
 
 class Decoder:
@@ -52,8 +52,15 @@ class Decoder:
         self._kv_shapes = tuple(block.attention.kv_shape for block in blocks)
         self._vocab_size = vocab_size
         self._max_positions = max_positions
-        self._weight_bytes = weight_bytes
         self._stack = stack
+        parts = [part for block in blocks for part in (block.attention, block.mlp)]
+        self.traits = RunnerTraits(
+            attention=attention,
+            # Parts that ask the device say so themselves.
+            capturable=attention.capturable and all(getattr(part, "capturable", True) for part in parts),
+            position_rows=stem.position_rows,
+            weight_bytes=weight_bytes,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -64,30 +71,16 @@ class Decoder:
         return self._max_positions
 
     @property
-    def position_rows(self) -> int | None:
-        return self._stem.position_rows
-
-    @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return self._kv_shapes
 
-    @property
-    def weight_bytes(self) -> int:
-        return self._weight_bytes
-
-    @property
-    def capturable(self) -> bool:
-        """See `Capturable`. Parts that ask the device say so themselves."""
-        parts = [part for block in self._blocks for part in (block.attention, block.mlp)]
-        return self._attention.capturable and all(getattr(part, "capturable", True) for part in parts)
-
     def reserve_positions(self, max_positions: int) -> None:
-        """Before CUDA graphs are captured, for the longest sequence that will ever be decoded: see `Rotary.reserve`."""
+        """For the longest sequence that will ever be decoded."""
         for rotary in self._rotaries:
             rotary.reserve(max_positions)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """See `Runner.forward`. Tokens whose logits nobody wants leave after the last layer's attention."""
+        """Tokens whose logits nobody wants leave after the last layer's attention."""
         metadata = inputs.attention
         positions = inputs.positions
         step = Step(

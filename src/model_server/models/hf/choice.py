@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from model_server.attention.backend import AttentionBackend, AttentionLayer
-from model_server.distributed.group import ProcessGroup
+from model_server.attention.choice import AttentionChoice
+from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
-from model_server.models.hf.loading import (
-    Checkpoint,
-    check_sharding,
-    load_model,
-    max_positions,
-    one_line,
-)
+from model_server.models.hf.loading import HfModel, check_sharding, load_model, max_positions, one_line
 from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
 from model_server.models.hf.positions import make_static
 from model_server.models.hf.self_check import check_paged, check_stateful
@@ -31,63 +24,60 @@ logger = logging.getLogger(__name__)
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-def load_runner(
-    checkpoint: Checkpoint,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    group: ProcessGroup,
-    backend: AttentionBackend,
-    substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None = None,
-) -> Runner:
-    """Load the checkpoint, try the runners in turn, and say in one log line which one serves.
+def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice) -> Runner:
+    """Load the model, try the runners in turn, and say in one log line which one serves.
 
     Raises StartupError for a model that neither runs right, or that needs a state per request and is to be sharded.
     """
     started = time.perf_counter()
-    logger.info("%s is not one of the native families: transformers' modelling is loaded", checkpoint.model_type)
-    reason = _needs_state(checkpoint)
+    logger.info("%s is not one of the native families: transformers' modelling is loaded", hf.model_type)
+    reason = _needs_state(hf)
     model = None
     if reason is None:
-        check_sharding(checkpoint, group.size)
+        check_sharding(hf, placement.group.size)
         register()
         try:
-            model = _load(checkpoint, dtype, device, group, ATTENTION_NAME)
-            runner, error = _paged(checkpoint, model, device, dtype, group, backend, substitute)
+            model = _load(hf, placement, ATTENTION_NAME)
+            runner, error = _paged(hf, model, placement, attention)
         except UnsuitableError as unsuitable:
             reason = str(unsuitable)
         else:
-            _report("transformers", checkpoint, error, started, "")
+            _report("transformers", hf, error, started, "")
             return runner
-    if group.size > 1:
+    if placement.group.size > 1:
         raise StartupError(
-            f"{checkpoint.model_type} needs a state for each request ({reason}), which cannot be divided among shards: "
+            f"{hf.model_type} needs a state for each request ({reason}), which cannot be divided among shards: "
             "use --num-shard 1"
         )
     if model is None:
-        model = _load(checkpoint, dtype, device, group, None)
+        model = _load(hf, placement, None)
     else:
         model.set_attn_implementation("sdpa" if getattr(model, "_supports_sdpa", False) else "eager")
-    try:
-        stateful, error = _stateful(checkpoint, model, device, dtype, backend.block_size, recomputes=False)
-    except StartupError as refusal:
-        if checkpoint.is_encoder_decoder:
-            raise
-        try:
-            stateful, error = _stateful(checkpoint, model, device, dtype, backend.block_size, recomputes=True)
-        except StartupError:
-            raise refusal from None
-        reason = f"{str(refusal).partition(': ')[2]}, so every step computes its sequence anew"
-    _report("stateful", checkpoint, error, started, f"; {reason}: no chunked prefill, no prefix cache")
+    stateful, error, why = _stateful_or_recomputing(hf, model, placement)
+    _report("stateful", hf, error, started, f"; {why or reason}: no chunked prefill, no prefix cache")
     return stateful
 
 
-def _needs_state(checkpoint: Checkpoint) -> str | None:
+def _stateful_or_recomputing(hf: HfModel, model: Any, placement: Placement) -> tuple[StatefulRunner, float, str | None]:
+    """The runner, its error in the self-check, and, where it computes each sequence anew, why."""
+    try:
+        return *_stateful(hf, model, placement, recomputes=False), None
+    except StartupError as refusal:
+        if hf.is_encoder_decoder:
+            raise
+        try:
+            runner, error = _stateful(hf, model, placement, recomputes=True)
+        except StartupError:
+            raise refusal from None
+        return runner, error, f"{str(refusal).partition(': ')[2]}, so every step computes its sequence anew"
+
+
+def _needs_state(hf: HfModel) -> str | None:
     """Why the paged runner need not be tried; None if it may serve."""
-    config = checkpoint.text_config
-    if checkpoint.is_encoder_decoder:
+    config = hf.text_config
+    if hf.is_encoder_decoder:
         return "it has an encoder"
-    model_class = checkpoint.model_class
+    model_class = hf.model_class
     if model_class is not None and getattr(model_class, "_is_stateful", False):
         return "its layers are recurrent"
     other = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENDING)
@@ -100,35 +90,27 @@ def _needs_state(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _load(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, group: ProcessGroup, attention: str | None
-) -> Any:
+def _load(hf: HfModel, placement: Placement, attention: str | None) -> Any:
     try:
-        return load_model(checkpoint, dtype=dtype, device=device, group=group, attention=attention)
+        return load_model(hf, placement, attention=attention)
     except (StartupError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         if attention is None:
-            raise StartupError(f"cannot load {checkpoint.model_type}: {one_line(error)}") from error
+            raise StartupError(f"cannot load {hf.model_type}: {one_line(error)}") from error
         raise UnsuitableError(one_line(error)) from error
 
 
 def _paged(
-    checkpoint: Checkpoint,
-    model: Any,
-    device: torch.device,
-    dtype: torch.dtype,
-    group: ProcessGroup,
-    backend: AttentionBackend,
-    substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None,
+    hf: HfModel, model: Any, placement: Placement, attention: AttentionChoice
 ) -> tuple[TransformersRunner, float]:
     """Raises UnsuitableError, on all ranks alike; StartupError if a backend that was asked for cannot serve."""
     failure = None
     runner = None
     try:
-        positions = max_positions(checkpoint.text_config)
-        runner = TransformersRunner(model, backend, device, positions, make_static(model), substitute)
-        verdict = check_paged(runner, dtype, device, backend.block_size)
+        positions = max_positions(hf.text_config)
+        runner = TransformersRunner(model, attention, placement.device, positions, make_static(model))
+        verdict = check_paged(runner, placement.dtype, placement.device)
         if not verdict.passed:
             failure = f"it fails the self-check over the paged cache, relative error {verdict.error:.1e}"
     except (torch.OutOfMemoryError, StartupError):
@@ -137,39 +119,37 @@ def _paged(
         failure = str(error)
     except Exception as error:
         failure = f"it does not run over the paged cache: {one_line(error)}"
-    if not group.all_reduce_min(0 if failure else 1) or runner is None:
+    if not placement.group.all_reduce_min(0 if failure else 1) or runner is None:
         if runner is not None:
             runner.give_back()
         raise UnsuitableError(failure or "it fails the self-check on another rank")
     return runner, verdict.error
 
 
-def _stateful(
-    checkpoint: Checkpoint, model: Any, device: torch.device, dtype: torch.dtype, block_size: int, *, recomputes: bool
-) -> tuple[StatefulRunner, float]:
+def _stateful(hf: HfModel, model: Any, placement: Placement, *, recomputes: bool) -> tuple[StatefulRunner, float]:
     try:
-        positions = max_positions(checkpoint.text_config)
-        runner = StatefulRunner(model, device, positions, make_static(model), block_size, recomputes=recomputes)
-        verdict = check_stateful(runner, dtype, device)
+        positions = max_positions(hf.text_config)
+        runner = StatefulRunner(model, placement.device, positions, make_static(model), recomputes=recomputes)
+        verdict = check_stateful(runner, placement.dtype, placement.device)
     except torch.OutOfMemoryError:
         raise
     except StartupError as error:
-        raise StartupError(f"{checkpoint.model_type} cannot be served: {error}") from None
+        raise StartupError(f"{hf.model_type} cannot be served: {error}") from None
     except Exception as error:
-        raise StartupError(f"{checkpoint.model_type} cannot be served: {one_line(error)}") from error
+        raise StartupError(f"{hf.model_type} cannot be served: {one_line(error)}") from error
     if not verdict.passed:
         raise StartupError(
-            f"{checkpoint.model_type} cannot be served: with a cache it gives other results than without "
+            f"{hf.model_type} cannot be served: with a cache it gives other results than without "
             f"(relative error {verdict.error:.1e})"
         )
     return runner, verdict.error
 
 
-def _report(name: str, checkpoint: Checkpoint, error: float, started: float, why: str) -> None:
+def _report(name: str, hf: HfModel, error: float, started: float, why: str) -> None:
     logger.info(
         "Runner `%s` serves %s, checked in %.1f s with relative error %.1e%s",
         name,
-        checkpoint.model_type,
+        hf.model_type,
         time.perf_counter() - started,
         error,
         why,

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.weights.locate import weight_files
+from model_server.models.model import Model
 from wire.model_files import POSITIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A checkpoint that transformers knows. model_class is None where the repository's own code names it."""
+class HfModel:
+    """A model that transformers knows. model_class is None where the repository's own code names it."""
 
-    directory: Path
-    model_type: str
+    described: Model
     config: Any
     auto_class: Any
     model_class: Any
     trust_remote_code: bool
+
+    @property
+    def model_type(self) -> str:
+        return self.described.config.model_type
 
     @property
     def text_config(self) -> Any:
@@ -37,7 +37,7 @@ class Checkpoint:
         return bool(getattr(self.config, "is_encoder_decoder", False))
 
 
-def open_checkpoint(directory: Path, fields: ModelConfig, *, trust_remote_code: bool) -> Checkpoint:
+def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
     """Find the config and model classes. Code from the repository is run only with `trust_remote_code`.
 
     Raises StartupError for a type that is not known, needs code that may not run, or generates no text.
@@ -46,6 +46,7 @@ def open_checkpoint(directory: Path, fields: ModelConfig, *, trust_remote_code: 
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    fields, directory = model.config, model.checkpoint.directory
     model_type = fields.model_type
     if fields.quantization is not None:
         raise StartupError(f"the checkpoint is quantized ({fields.quantization}), which this version does not serve")
@@ -62,9 +63,8 @@ def open_checkpoint(directory: Path, fields: ModelConfig, *, trust_remote_code: 
     except Exception as error:  # anything may come from a config class
         raise StartupError(f"cannot read the config of {model_type}: {one_line(error)}") from error
     auto_class, model_class = _classes(config, fields, trust_remote_code)
-    return Checkpoint(
-        directory=directory,
-        model_type=model_type,
+    return HfModel(
+        described=model,
         config=config,
         auto_class=auto_class,
         model_class=model_class,
@@ -94,42 +94,31 @@ def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple
     raise StartupError(f"model type {fields.model_type} is not one that generates text from text")
 
 
-def load_model(
-    checkpoint: Checkpoint,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    group: ProcessGroup,
-    attention: str | None,
-) -> Any:
-    """The model in evaluation mode on `device`, read straight from safetensors in `dtype`; with several ranks, this
-    rank's part by the model's own plan. attention: the name of a registered attention function, None: transformers'
-    choice.
+def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> Any:
+    """The model in evaluation mode, read straight from safetensors; with several ranks, this rank's part by the model's
+    own plan. attention: the name of a registered attention function, None: transformers' choice.
 
     Raises StartupError if tensors are missing.
     """
-    weight_files(checkpoint.directory)  # names what is wrong with the folder in our words
     options: dict[str, Any] = {
-        "config": checkpoint.config,
-        "dtype": dtype,
+        "config": hf.config,
+        "dtype": placement.dtype,
         "attn_implementation": attention,
-        "trust_remote_code": checkpoint.trust_remote_code,
+        "trust_remote_code": hf.trust_remote_code,
         "local_files_only": True,
         "use_safetensors": True,
         "output_loading_info": True,
     }
-    if group.size > 1:
-        options |= _sharding(group.size)
-    elif device.type != "cpu":
-        options["device_map"] = {"": device}
+    if placement.group.size > 1:
+        options |= _sharding(placement.group.size)
+    elif placement.device.type != "cpu":
+        options["device_map"] = {"": placement.device}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside other people's modelling
-        model, report = checkpoint.auto_class.from_pretrained(checkpoint.directory, **options)
+        model, report = hf.auto_class.from_pretrained(hf.described.checkpoint.directory, **options)
     missing = sorted(report["missing_keys"])
     if missing:
-        raise StartupError(
-            f"the weights of {checkpoint.model_type} lack {len(missing)} tensors, the first is {missing[0]}"
-        )
+        raise StartupError(f"the weights of {hf.model_type} lack {len(missing)} tensors, the first is {missing[0]}")
     return model.eval().requires_grad_(False)
 
 
@@ -142,14 +131,14 @@ def _sharding(world_size: int) -> dict[str, Any]:
         return {"tp_plan": "auto"}
 
 
-def check_sharding(checkpoint: Checkpoint, world_size: int) -> None:
+def check_sharding(hf: HfModel, world_size: int) -> None:
     """Raises StartupError unless transformers has a plan to divide this model among so many ranks."""
     if world_size == 1:
         return
-    config = checkpoint.text_config
+    config = hf.text_config
     plan = getattr(config, "base_model_tp_plan", None)
     if not plan:
-        raise StartupError(f"transformers has no tensor-parallel plan for {checkpoint.model_type}: use --num-shard 1")
+        raise StartupError(f"transformers has no tensor-parallel plan for {hf.model_type}: use --num-shard 1")
     if not any(name.endswith(("k_proj", "qkv_proj", "query_key_value", "Wqkv")) for name in plan):
         return  # attention is replicated, only the rest is divided
     heads = getattr(config, "num_attention_heads", None)
@@ -157,7 +146,7 @@ def check_sharding(checkpoint: Checkpoint, world_size: int) -> None:
         count = getattr(config, name, None) or heads
         if isinstance(count, int) and count % world_size:
             raise StartupError(
-                f"{checkpoint.model_type}: `{name}` ({count}) cannot be divided among {world_size} shards; "
+                f"{hf.model_type}: `{name}` ({count}) cannot be divided among {world_size} shards; "
                 "choose another --num-shard"
             )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from model_server.attention.backend import AttentionBackend, AttentionLayer, AttentionStep
+from model_server.attention.backend import AttentionLayer, AttentionStep
+from model_server.attention.choice import AttentionChoice
 from model_server.errors import ModelServerError
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.hf.positions import StaticRotary, known_length
-from model_server.runner.runner import ModelInputs
+from model_server.runner.runner import ModelInputs, RunnerTraits
 
 ATTENTION_NAME = "tercet_paged"
 
@@ -171,16 +172,14 @@ class TransformersRunner:
     def __init__(
         self,
         model: Any,
-        backend: AttentionBackend,
+        attention: AttentionChoice,
         device: torch.device,
         max_positions: int | None,
         rotaries: list[StaticRotary],
-        substitute: Callable[[AttentionBackend, Sequence[AttentionLayer]], AttentionBackend] | None = None,
     ) -> None:
         """Runs the model once on two tokens. rotaries: those of its modules that must be told of a step's length.
-        substitute: gives `backend`, or what serves these layers in its place; None: it serves them.
 
-        Raises UnsuitableError.
+        Raises UnsuitableError; StartupError if the backend that the user named cannot serve the layers.
         """
         self.model = model
         self._rotaries = rotaries
@@ -197,7 +196,8 @@ class TransformersRunner:
             raise UnsuitableError("not every layer calls attention exactly once, in order")
         windows = [layer.window for layer in probe.layers]
         _check_windows(model.config.get_text_config(decoder=True), windows, max_positions)
-        self._backend = backend if substitute is None else substitute(backend, probe.layers)
+        self._backend = attention.for_layers(probe.layers)
+        self.traits = RunnerTraits(attention=self._backend)
         self._vocab_size = logits.shape[-1]
         self._kv_shapes = tuple(probe.shapes)
 
@@ -236,8 +236,10 @@ class TransformersRunner:
             if getattr(module, "layer_idx", None) in self._temperatures and hasattr(module, "attn_temperature_tuning"):
                 module.attn_temperature_tuning = True
 
+    def reserve_positions(self, max_positions: int) -> None:
+        """Nothing: its steps are not captured."""
+
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """See `Runner.forward`."""
         metadata = inputs.attention
         attention = self._backend.begin(metadata, cache)
         step = _Step(metadata.slots, cache, attention, inputs.positions, self._temperatures)

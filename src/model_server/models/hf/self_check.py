@@ -23,7 +23,6 @@ from model_server.runner.runner import ModelInputs, RequestState, Runner
 # Tokens of the two sequences, and how many of them the prefill has.
 LENGTHS = (24, 17)
 PREFILLED = (20, 13)
-BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,10 @@ class Verdict:
     passed: bool
 
 
-def check_paged(
-    runner: TransformersRunner, dtype: torch.dtype, device: torch.device, block_size: int = BLOCK_SIZE
-) -> Verdict:
-    """Compare with transformers' eager attention and eager experts on the same weights. block_size: of the cache."""
+def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
+    """Compare with transformers' eager attention and eager experts on the same weights."""
     sequences = _sequences(runner.model.config, runner.vocab_size, device)
-    served = run(runner, sequences, dtype, device, block_size=block_size)
+    served = run(runner, sequences, dtype, device)
     with runner.given_back() as model:
         expected = [alone(model, s) for s in sequences]
     return compare(served, expected, 1e-4, dtype)
@@ -50,10 +47,10 @@ def check_stateful(runner: StatefulRunner, dtype: torch.dtype, device: torch.dev
     when it is computed for many tokens at once."""
     sequences = _sequences(runner.model.config, runner.vocab_size, device)
     served = run(runner, sequences, dtype, device)
-    if runner.decoder_prefix is None:
+    if runner.traits.decoder_prefix is None:
         return compare(served, [alone(runner.model, s) for s in sequences], 2e-3, dtype)
     expected = [
-        translated(runner.model, s[:prompt], runner.decoder_prefix, s[prompt:])
+        translated(runner.model, s[:prompt], runner.traits.decoder_prefix, s[prompt:])
         for s, prompt in zip(sequences, PREFILLED, strict=True)
     ]
     return compare([s[p - 1 :] for s, p in zip(served, PREFILLED, strict=True)], expected, 2e-3, dtype)
@@ -78,12 +75,12 @@ def run(
     dtype: torch.dtype,
     device: torch.device,
     prefilled: Sequence[int] = PREFILLED,
-    block_size: int = BLOCK_SIZE,
 ) -> list[Tensor]:
     """Logits of every token of each sequence, computed as the engine would: one prefill, then decode steps together.
 
     Blocks alternate between the sequences, and what has not been written is NaN.
     """
+    block_size = runner.traits.block_size
     widths = [-(-len(s) // block_size) for s in sequences]
     count = len(sequences)
     tables = torch.arange(1, 1 + count * max(widths), dtype=torch.int32, device=device).view(-1, count).T.contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_server.errors import RequestError, StartupError
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.hf.positions import StaticRotary, known_length
-from model_server.runner.runner import ModelInputs, RequestState
+from model_server.runner.runner import STATE_BLOCK_SIZE, ModelInputs, RequestState, RunnerTraits
 
 # What models call the object that carries a request from one forward to the next.
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
@@ -31,7 +31,7 @@ class _Kept:
 
 
 class StatefulRunner:
-    """A transformers model as a `runner.Runner` that `KeepsState`. The caller enters `torch.inference_mode`."""
+    """A transformers model as a `runner.Runner` that keeps states. The caller enters `torch.inference_mode`."""
 
     def __init__(
         self,
@@ -39,7 +39,6 @@ class StatefulRunner:
         device: torch.device,
         max_positions: int | None,
         rotaries: list[StaticRotary],
-        block_size: int,
         *,
         recomputes: bool = False,
     ) -> None:
@@ -63,7 +62,8 @@ class StatefulRunner:
         # What `generate` asks, too: some models insist on a cache class of their own.
         self._takes_dynamic_cache = getattr(type(model), "_supports_default_dynamic_cache", lambda: True)()
         self._prefix = _decoder_prefix(model) if model.config.is_encoder_decoder else None
-        self._vocab_size, self._state_bytes = self._measure(block_size)
+        self._vocab_size, state_bytes = self._measure(STATE_BLOCK_SIZE)
+        self.traits = RunnerTraits(state_bytes=state_bytes, decoder_prefix=self._prefix)
 
     @property
     def vocab_size(self) -> int:
@@ -77,18 +77,11 @@ class StatefulRunner:
     def kv_shapes(self) -> tuple[KvShape, ...]:
         return ()
 
-    @property
-    def state_bytes(self) -> int:
-        """See `KeepsState.state_bytes`."""
-        return self._state_bytes
-
-    @property
-    def decoder_prefix(self) -> tuple[int, ...] | None:
-        """See `KeepsState.decoder_prefix`."""
-        return self._prefix
+    def reserve_positions(self, max_positions: int) -> None:
+        """Nothing: its steps are not captured."""
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """See `Runner.forward`; `cache` has no layers. Rows of an encoder-decoder's prompt but its last are NaN."""
+        """`cache` has no layers. Rows of an encoder-decoder's prompt but its last are NaN."""
         metadata = inputs.attention
         wanted = None if inputs.logit_rows is None else inputs.logit_rows.tolist()
         picked: dict[int, Tensor] = {}

@@ -13,7 +13,7 @@ import torch
 from model_server.attention import choice
 from model_server.attention.availability import AbsentError
 from model_server.attention.backend import AttentionBackend, AttentionLayer
-from model_server.attention.choice import OWN_NAMES, TGI_NAMES, Offer, select_backend, substitute
+from model_server.attention.choice import OWN_NAMES, TGI_NAMES, AttentionChoice, Offer
 from model_server.errors import StartupError
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_native")
 def test_unset_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    backend = select_backend(None, CPU)
+    backend = AttentionChoice(None, CPU).for_layers()
     assert (backend.name, backend.tgi_name, backend.block_size) == ("reference", "paged", 16)
     assert not caplog.records
 
@@ -80,7 +80,7 @@ def test_unset_is_silent(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("word", TGI_NAMES)
 def test_tgis_words_mean_the_best_present(word: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert select_backend(word, CPU).name == "reference"
+    assert AttentionChoice(word, CPU).for_layers().name == "reference"
     assert [r.getMessage() for r in caplog.records] == [
         f"Attention `{word}` is served by the `reference` backend on cpu"
     ]
@@ -88,18 +88,18 @@ def test_tgis_words_mean_the_best_present(word: str, caplog: pytest.LogCaptureFi
 
 def test_unknown_word() -> None:
     with pytest.raises(StartupError, match="--attention sparse is unknown; choose one of reference, triton"):
-        select_backend("sparse", CPU)
+        AttentionChoice("sparse", CPU)
 
 
 def test_reference_is_always_there() -> None:
     for layers in (PLAIN, CAPPED, LATENT):
-        assert select_backend("reference", CPU, torch.float32, layers).name == "reference"
+        assert AttentionChoice("reference", CPU, torch.float32).for_layers(layers).name == "reference"
 
 
 @pytest.mark.parametrize("word", ["flash_attn", "torch_varlen"])
 def test_a_named_backend_is_kept_to(word: str) -> None:
     with pytest.raises(StartupError, match=f"--attention {word} cannot be used: it computes on a CUDA device"):
-        select_backend(word, CPU, HALF)
+        AttentionChoice(word, CPU, HALF)
 
 
 def test_triton_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,25 +107,25 @@ def test_triton_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(present, "usable", lambda device: False)
     with pytest.raises(StartupError, match="--attention triton cannot be used: it needs Triton"):
-        select_backend("triton", CPU, HALF)
+        AttentionChoice("triton", CPU, HALF)
 
 
 def test_native_is_for_cpus() -> None:
     with pytest.raises(StartupError, match="--attention native cannot be used: it computes on a CPU, not on cuda"):
-        select_backend("native", CUDA, HALF)
+        AttentionChoice("native", CUDA, HALF)
 
 
 @pytest.mark.usefixtures("offers")
 def test_the_default_on_a_card(caplog: pytest.LogCaptureFixture) -> None:
-    assert select_backend(None, CUDA, HALF, PLAIN).name == "triton"
-    assert select_backend("flashinfer", CUDA, HALF, PLAIN).name == "triton"
-    assert select_backend("flash_attn", CUDA, HALF, PLAIN).block_size == 256
+    assert AttentionChoice(None, CUDA, HALF).for_layers(PLAIN).name == "triton"
+    assert AttentionChoice("flashinfer", CUDA, HALF).for_layers(PLAIN).name == "triton"
+    assert AttentionChoice("flash_attn", CUDA, HALF).for_layers(PLAIN).block_size == 256
     assert not warnings(caplog)
 
 
 @pytest.mark.usefixtures("offers")
 def test_what_cannot_serve_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    assert select_backend(None, CUDA, HALF, CAPPED).name == "flash_attn"
+    assert AttentionChoice(None, CUDA, HALF).for_layers(CAPPED).name == "flash_attn"
     assert warnings(caplog) == [
         "Attention is computed by the `flash_attn` backend: "
         "`triton` cannot serve layer 1 of this model: `triton` has no soft cap"
@@ -136,31 +136,17 @@ def test_what_cannot_serve_is_replaced(caplog: pytest.LogCaptureFixture) -> None
 def test_what_cannot_serve_and_was_named_is_refused() -> None:
     expected = "--attention triton cannot serve layer 1 of this model: `triton` has no soft cap; leave it unset"
     with pytest.raises(StartupError, match=expected):
-        select_backend("triton", CUDA, HALF, CAPPED)
+        AttentionChoice("triton", CUDA, HALF).for_layers(CAPPED)
 
 
 def test_the_last_resort_is_told(offers: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     offers["triton"] = absent("it needs Triton")
-    assert select_backend("paged", CUDA, HALF, LATENT).name == "reference"
+    assert AttentionChoice("paged", CUDA, HALF).for_layers(LATENT).name == "reference"
     assert warnings(caplog) == [
         "Attention is computed by the `reference` backend, which is slow: no `triton` (it needs Triton); "
         "`flash_attn` cannot serve layer 0 of this model: `flash_attn` wants both alike; "
         "no `torch_varlen` (torch is too old)"
     ]
-
-
-@pytest.mark.usefixtures("offers")
-def test_a_substitute_keeps_the_blocks(caplog: pytest.LogCaptureFixture) -> None:
-    """When the layers are known at last, the size of the blocks has been told to others."""
-    triton = select_backend(None, CUDA, HALF)
-    assert substitute(triton, PLAIN, None, CUDA, HALF).name == "triton"
-    assert not warnings(caplog)
-    assert substitute(triton, CAPPED, None, CUDA, HALF).name == "reference"
-    assert len(warnings(caplog)) == 1
-    flash_attn = select_backend("flash_attn", CUDA, HALF)
-    assert substitute(flash_attn, CAPPED, "flash_attn", CUDA, HALF).name == "flash_attn"
-    with pytest.raises(StartupError, match="`flash_attn` wants both alike"):
-        substitute(flash_attn, LATENT, "flash_attn", CUDA, HALF)
 
 
 def test_every_name_has_an_offer() -> None:

@@ -11,10 +11,10 @@ from parity.protocol import CPU
 from support.attention_scene import BATCHES, HEADS, Scene
 
 from model_server.attention.backend import Alibi
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.cpp.library import library
 
-BACKEND = select_backend(None, CPU)
+BACKEND = AttentionChoice(None, CPU).for_layers()
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 SLOPES = torch.tensor([0.7, 0.31, 0.011, 0.17])  # that bfloat16 cannot hold
 KINDS: dict[str, dict[str, Any]] = {

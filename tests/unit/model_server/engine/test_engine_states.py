@@ -13,6 +13,7 @@ from support.engine_shard import EngineShard, session, tokens_of
 from support.fake_model import FakeStateRunner
 
 from model_server.errors import RequestError
+from model_server.runner.runner import RunnerTraits
 from model_server.text.detokenizer import Detokenizer
 from model_server.text.tokenizer import Tokenizer
 
@@ -113,7 +114,9 @@ def test_text_of_an_encoder_decoder_begins_with_its_own_tokens(
             super().__init__(tokenizer, prompt_ids)
 
     monkeypatch.setattr("model_server.engine.admission.Detokenizer", Recorded)
-    runner = FakeStateRunner(vocab_size=tiny_tokenizer.vocab_size, decoder_prefix=(2,))
+    runner = FakeStateRunner(
+        vocab_size=tiny_tokenizer.vocab_size, traits=RunnerTraits(state_bytes=1000, decoder_prefix=(2,))
+    )
     shard = EngineShard(tiny_tokenizer, runner=runner)
     a = shard.request([5, 6, 7], 3)
     results = [shard.prefill(0, a), shard.decode(0), shard.decode(0)]

@@ -21,6 +21,7 @@ from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, war
 from model_server.errors import StartupError, WarmUpMemoryError
 from model_server.memory.budget import CACHE_SHARE, DeviceMemory, Measured, cache_blocks
 from model_server.runner.cuda_graphs import GraphedRunner
+from model_server.runner.runner import RunnerTraits
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
@@ -108,10 +109,8 @@ def test_what_the_user_sets_is_echoed(tokenizer: Tokenizer) -> None:
 
 
 def test_no_request_may_be_longer_than_a_table_of_positions(tokenizer: Tokenizer) -> None:
-    class Learned(FakeRunner):
-        position_rows = 300
-
-    engine = _engine(tokenizer, Learned(vocab_size=tokenizer.vocab_size))
+    runner = FakeRunner(tokenizer.vocab_size, traits=RunnerTraits(position_rows=300))
+    engine = _engine(tokenizer, runner)
     with pytest.raises(StartupError, match="--max-total-tokens 301: this model has learned 300 positions"):
         _warm_up(tokenizer, engine=engine, max_total_tokens=301)
     _, capacity = _warm_up(tokenizer, engine=engine, max_total_tokens=300)
@@ -233,7 +232,9 @@ def test_a_rank_learns_that_another_could_not_run_the_warm_up(tokenizer: Tokeniz
 
 def test_a_runner_that_keeps_states_gets_blocks_without_memory(tokenizer: Tokenizer) -> None:
     """The router's budgets go on in tokens; the cache that stands for them is empty."""
-    engine, capacity = _warm_up(tokenizer, FakeStateRunner(vocab_size=tokenizer.vocab_size, state_bytes=12_345))
+    engine, capacity = _warm_up(
+        tokenizer, FakeStateRunner(tokenizer.vocab_size, traits=RunnerTraits(state_bytes=12_345))
+    )
     assert engine.keeps_state
     assert engine.cache.rows == []
     assert capacity.total_tokens == engine.cache.num_blocks * BLOCK == 16_000

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from parity.protocol import CPU, PagedBatch, prompts
+from parity.protocol import PagedBatch, prompts
+from support.loading import load
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend, ReferenceStep
-from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
-from model_server.models.attention_layers import attention_layers_of
-from model_server.models.load import load_runner
+from model_server.models.attention_layers import attention_layers
+from model_server.models.model import describe
+from model_server.weights.checkpoint import examine
 
 
 class Recorder(ReferenceBackend):
@@ -55,14 +54,10 @@ def test_config_and_model_agree(model_type: str, tmp_path: Path) -> None:
     path = tmp_path / "model"
     tiny_checkpoint(model_type, path)
     recorder = Recorder()
-    runner = load_runner(path, device=CPU, dtype=torch.float32, group=ProcessGroup(), attention=recorder)
+    runner = load(path, backend=recorder)
     batch = PagedBatch(runner, prompts(runner.vocab_size, (3,)), 16)
     batch.step((3,))
-    expected = attention_layers_of(path)
-    assert expected
+    spec = describe(examine(path)).spec
+    assert spec is not None
+    expected = attention_layers(spec)
     assert [features(layer) for layer in recorder.layers] == [features(layer) for layer in expected]
-
-
-def test_families_that_are_not_ours_tell_nothing(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    assert attention_layers_of(tmp_path) == ()

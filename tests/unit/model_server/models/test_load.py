@@ -10,17 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from parity.library import load as load_from_library
+from support.loading import child_environment, load
 from support.tiny_models import tiny_checkpoint
 from support.tiny_types import type_checkpoint, type_model
 
-from model_server.attention.reference import ReferenceBackend
-from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.stateful import StatefulRunner
-from model_server.models.load import load_runner
-from model_server.runner.runner import KeepsState, Runner
+from model_server.runner.runner import Runner
 
 # Leaves a mark where it is imported.
 BOOBY_TRAP = """
@@ -37,17 +35,6 @@ class TrapModel(LlamaForCausalLM):
 """
 
 
-def load(path: Path, *, trust_remote_code: bool = False) -> Runner:
-    return load_runner(
-        path,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        group=ProcessGroup(),
-        attention=ReferenceBackend(),
-        trust_remote_code=trust_remote_code,
-    )
-
-
 def change_config(path: Path, **fields: object) -> None:
     file = path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
@@ -61,7 +48,7 @@ def test_the_choice_and_its_log_line(
     with caplog.at_level("INFO", "model_server"):
         loaded = load(tmp_path)
     assert type(loaded) is runner
-    assert isinstance(loaded, KeepsState) == (runner is StatefulRunner)
+    assert loaded.traits.keeps_state == (runner is StatefulRunner)
     [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Runner ")]
     assert f"serves {model_type}, checked in" in line
 
@@ -81,14 +68,11 @@ def test_a_native_family_does_not_import_transformers(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path, with_tokenizer=False)
     script = (
         "import sys, torch; from pathlib import Path\n"
-        "from model_server.attention.reference import ReferenceBackend\n"
-        "from model_server.distributed.group import ProcessGroup\n"
-        "from model_server.models.load import load_runner\n"
-        "load_runner(Path(sys.argv[1]), device=torch.device('cpu'), dtype=torch.float32, group=ProcessGroup(),\n"
-        "            attention=ReferenceBackend())\n"
+        "from support.loading import load\n"
+        "load(Path(sys.argv[1]))\n"
         "assert 'transformers' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=120, env=child_environment())
 
 
 def test_the_repository_s_code_runs_only_when_it_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,10 +138,7 @@ def test_a_window_that_only_the_mask_knows_of_is_noticed(tmp_path: Path) -> None
 def test_a_rope_factor_for_a_model_of_the_library_is_refused(tmp_path: Path) -> None:
     type_checkpoint("olmo", tmp_path)
     with pytest.raises(StartupError, match="--rope-scaling is not served for olmo: set it in the model's config"):
-        load_runner(
-            tmp_path, device=torch.device("cpu"), dtype=torch.float32, group=ProcessGroup(),
-            attention=ReferenceBackend(), rope_factor=2.0,
-        )  # fmt: skip
+        load(tmp_path, rope_factor=2.0)
 
 
 def test_a_rope_factor_is_as_if_the_config_named_it(tmp_path: Path) -> None:
@@ -168,10 +149,7 @@ def test_a_rope_factor_is_as_if_the_config_named_it(tmp_path: Path) -> None:
         assert isinstance(runner, Decoder)
         return runner._rotaries[0].rotations(torch.arange(8), 8).table[:8]
 
-    asked = load_runner(
-        tmp_path, device=torch.device("cpu"), dtype=torch.float32, group=ProcessGroup(), attention=ReferenceBackend(),
-        rope_factor=3.0,
-    )  # fmt: skip
+    asked = load(tmp_path, rope_factor=3.0)
     plain = table(load(tmp_path))
     theta = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_theta"]
     change_config(tmp_path, rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": theta})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from support.engine_shard import BLOCK, CPU, EngineShard, slots_of, tokens_of
-from support.fake_model import FakeStateRunner
+from support.fake_model import FakeRunner, FakeStateRunner
 from support.graph_doubles import CapturableRunner, PlainRecorder
 
 from model_server.attention.metadata import AttentionMetadata
@@ -266,7 +266,7 @@ def test_the_cost_of_graphs_is_measured_and_given_back() -> None:
 
 @pytest.mark.parametrize("sizes", [(), SIZES])
 def test_who_gets_graphs(sizes: tuple[int, ...]) -> None:
-    able, unable, states = CapturableRunner(), CapturableRunner(capturable=False), FakeStateRunner()
+    able, unable, states = CapturableRunner(), FakeRunner(), FakeStateRunner()
     assert isinstance(with_graphs(able, sizes, PlainRecorder()), GraphedRunner) == bool(sizes)
     assert with_graphs(unable, sizes, PlainRecorder()) is unable
     assert with_graphs(states, sizes, PlainRecorder()) is states
@@ -274,6 +274,7 @@ def test_who_gets_graphs(sizes: tuple[int, ...]) -> None:
 
 def test_a_runner_with_graphs_looks_like_the_one_inside() -> None:
     runner, inner, _ = graphed()
+    assert runner.traits is inner.traits
     assert (runner.vocab_size, runner.max_positions, runner.kv_shapes) == (
         inner.vocab_size,
         inner.max_positions,

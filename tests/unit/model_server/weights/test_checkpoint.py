@@ -33,7 +33,7 @@ def with_index(folder: Path, weight_map: object) -> Path:
 
 def test_good(tmp_path: Path) -> None:
     found = examine(make(tmp_path))
-    assert [f.name for f in found.files] == ["model-1.safetensors", "model-2.safetensors"]
+    assert [f.name for f in found.headers] == ["model-1.safetensors", "model-2.safetensors"]
     assert found.file_bytes == sum(f.stat().st_size for f in tmp_path.glob("*.safetensors"))
     assert not found.needs_bfloat16
     assert examine(make(tmp_path, model_type="gemma3_text")).needs_bfloat16
@@ -112,7 +112,7 @@ def test_links_of_a_snapshot_and_of_a_store(tmp_path: Path) -> None:
     store = make(tmp_path / "store")
     (snapshot / "model-2.safetensors").unlink()
     (snapshot / "model-2.safetensors").symlink_to(store / "model-2.safetensors")
-    assert len(examine(snapshot).files) == 2
+    assert len(examine(snapshot).headers) == 2
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_second_copies_are_left_alone(tmp_path: Path) -> None:
     make(tmp_path)
     for name in ("consolidated.safetensors", "consolidated.00.safetensors", "model-1.fp16.safetensors"):
         save_file({"a": torch.zeros(2)}, tmp_path / name)
-    assert [f.name for f in examine(tmp_path).files] == ["model-1.safetensors", "model-2.safetensors"]
+    assert [f.name for f in examine(tmp_path).headers] == ["model-1.safetensors", "model-2.safetensors"]
     for file in tmp_path.glob("model-*"):
         file.unlink()
     assert [f.name for f in weight_files(tmp_path)] == ["consolidated.safetensors"]

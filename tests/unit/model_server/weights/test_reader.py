@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from model_server.errors import StartupError
+from model_server.weights.header import read_headers
 from model_server.weights.reader import SafetensorsReader
 
 CPU = torch.device("cpu")
@@ -16,7 +17,7 @@ MATRIX = torch.arange(24, dtype=torch.float32).view(6, 4)
 
 
 def reader(*files: Path, dtype: torch.dtype = torch.float32) -> SafetensorsReader:
-    return SafetensorsReader(files, dtype=dtype, device=CPU)
+    return SafetensorsReader(read_headers(files), dtype=dtype, device=CPU)
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,18 +11,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.loading import child_environment, load
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.attention import head_ranges
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.families import spec_of
-from model_server.models.load import load_runner
 from model_server.models.spec import Spec
 from model_server.weights.reader import Range
 
@@ -84,7 +87,7 @@ def spec(**fields: Any) -> Spec:
 
 
 def assemble(reader: RandomReader, group: ProcessGroup, model: Spec | None = None, **options: Any) -> Decoder:
-    return build(model or reader._spec, reader, device=CPU, group=group, attention=ReferenceBackend(), **options)
+    return build(model or reader._spec, reader, Placement(CPU, torch.float32, group), ReferenceBackend(), **options)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_odd_vocabulary_keeps_the_whole_head_on_every_rank() -> None:
 
 def test_tied_head_is_not_read_and_costs_nothing() -> None:
     own, tied, absent = (
-        assemble(reader, ProcessGroup()).weight_bytes
+        assemble(reader, ProcessGroup()).traits.weight_bytes
         for reader in (
             RandomReader(spec(), without=("bias", "_norm.")),
             RandomReader(spec(tie_word_embeddings=True), without=("bias", "_norm.")),
@@ -180,7 +183,7 @@ def test_progress_counts_layers() -> None:
 def test_facts_of_the_runner() -> None:
     runner = assemble(RandomReader(spec(max_position_embeddings=77)), ProcessGroup())
     assert (runner.vocab_size, runner.max_positions) == (100, 77)
-    assert runner.weight_bytes == 4 * (100 * 64 + 64 + 2 * (64 * (64 + 32 + 32 + 64 + 3 * 96) + 128))
+    assert runner.traits.weight_bytes == 4 * (100 * 64 + 64 + 2 * (64 * (64 + 32 + 32 + 64 + 3 * 96) + 128))
 
 
 def test_config_and_file_must_agree() -> None:
@@ -199,9 +202,8 @@ def test_projections_of_the_embedding_have_the_sizes_of_the_config(tmp_path: Pat
     key = f"model.decoder.{name}.weight"
     weights[key] = torch.zeros(weights[key].shape[0], weights[key].shape[1] + 8)
     save_file(weights, path / "model.safetensors", {"format": "pt"})
-    options: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "group": ProcessGroup()}
     with pytest.raises(StartupError, match=rf"{name}\.weight has shape .*; the config asks for .* at dimension 1"):
-        load_runner(path, attention=ReferenceBackend(), **options)
+        load(path)
 
 
 def test_biases_all_or_none() -> None:
@@ -212,37 +214,27 @@ def test_biases_all_or_none() -> None:
 
 def test_missing_tensor_and_unknown_type(tmp_path: Path) -> None:
     path = tiny_checkpoint("llama", tmp_path / "m", with_tokenizer=False, num_hidden_layers=1)
-    options: dict[str, Any] = {
-        "device": CPU, "dtype": torch.float32, "group": ProcessGroup(), "attention": ReferenceBackend(),
-    }  # fmt: skip
     config = path / "config.json"
     text = config.read_text()
     config.write_text(text.replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
     with pytest.raises(StartupError, match=r"^weight model\.layers\.1\.input_layernorm\.weight does not exist$"):
-        load_runner(path, **options)
+        load(path)
     config.write_text(text.replace('"model_type": "llama"', '"model_type": "lama"'))
     with pytest.raises(StartupError, match=r"^Unsupported model type lama: neither Tercet nor transformers knows it$"):
-        load_runner(path, **options)
+        load(path)
     (path / "model.safetensors").unlink()
     config.write_text(text)
     with pytest.raises(StartupError, match=r"has no \*\.safetensors"):
-        load_runner(path, **options)
+        load(path)
 
 
 def test_loading_imports_no_transformers() -> None:
     """It would cost seconds of start-up."""
-    import subprocess
-    import sys
-
     program = (
-        "import sys, torch\n"
-        "from model_server.models.load import load_runner\n"
-        "from model_server.attention.choice import select_backend\n"
-        "from model_server.distributed.group import ProcessGroup\n"
+        "import sys\n"
         "from model_server.weights.locate import resolve\n"
-        "cpu = torch.device('cpu')\n"
-        "load_runner(resolve('demo', None), device=cpu, dtype=torch.float32, group=ProcessGroup(),"
-        " attention=select_backend(None, cpu))\n"
+        "from support.loading import load\n"
+        "load(resolve('demo', None))\n"
         "assert 'transformers' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=child_environment())

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from parity.protocol import CHUNKS, CPU, STEPS, PagedBatch, assert_equal_logits, prompts, run_protocol
+from support.loading import load as load_path
 from support.thread_sleeps import TASKS, sleeps
 from support.tiny_models import tiny_checkpoint
 
-from model_server.attention.choice import select_backend
+from model_server.attention.choice import AttentionChoice
 from model_server.attention.reference import ReferenceBackend
 from model_server.cpp.library import library
-from model_server.distributed.group import ProcessGroup
 from model_server.models.decoder.decoder import Decoder
-from model_server.models.load import load_runner
 
 # What the stack knows: plain blocks, biases, norms of heads, windows, several rotations or none.
 STACKED = [("llama", "plain"), ("llama", "biases_tied"), ("qwen2", "windows"), ("qwen3", "plain"), ("mistral", "plain")]
@@ -34,8 +33,8 @@ def load(
     **overrides: int,
 ) -> Decoder:
     path = tiny_checkpoint(kind[0], folder / "-".join(kind), variant=kind[1], **overrides)
-    backend = select_backend(None, CPU, dtype) if native else ReferenceBackend()
-    runner = load_runner(path, device=CPU, dtype=dtype, group=ProcessGroup(), attention=backend)
+    backend = AttentionChoice(None, CPU, dtype).for_layers() if native else ReferenceBackend()
+    runner = load_path(path, dtype=dtype, backend=backend)
     assert isinstance(runner, Decoder)
     return runner
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
@@ -190,7 +191,7 @@ def test_plans_replace_attention_and_single_mlps() -> None:
     for index in range(2):
         for name in ("input_layernorm", "post_attention_layernorm"):
             stored[f"{prefix}{index}.{name}.weight"] = torch.ones(8)
-    runner = build(model, DictReader(stored), device=CPU, group=ProcessGroup(), attention=ReferenceBackend())
+    runner = build(model, DictReader(stored), Placement(CPU, torch.float32), ReferenceBackend())
     assert plan.asked == [1]
     assert runner.kv_shapes == (KvShape(1, 6, 4),) * 2
 
@@ -199,4 +200,4 @@ def test_learned_positions_must_reach_as_far_as_the_config_says() -> None:
     stored = {"model.embed_tokens.weight": torch.randn(16, 8), "wpe.weight": torch.randn(10, 8)}
     model = spec(names=dataclasses.replace(spec().names, positions="wpe"), max_positions=9, position_offset=2)
     with pytest.raises(StartupError, match=r"weight wpe\.weight has 10 rows; the config asks for 11"):
-        build(model, DictReader(stored), device=CPU, group=ProcessGroup(), attention=ReferenceBackend())
+        build(model, DictReader(stored), Placement(CPU, torch.float32), ReferenceBackend())

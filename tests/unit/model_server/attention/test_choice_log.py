@@ -16,8 +16,7 @@ import torch
 from model_server.attention import choice
 from model_server.attention.availability import AbsentError
 from model_server.attention.backend import AttentionLayer
-from model_server.attention.choice import Offer, select_backend, substitute
-from model_server.attention.startup_records import SettledBackend, tell_attention
+from model_server.attention.choice import AttentionChoice, Offer
 from model_server.config import ServeConfig
 from wire.cli.parsing import parse
 
@@ -77,10 +76,11 @@ def test_rows_of_tgis_table(
     config = parse(ServeConfig, ["m"], environ)
     device = CPU if capability is None else CUDA
     card["capability"] = capability or (0, 0)
-    backend = select_backend(config.attention, device, torch.bfloat16, layers(head_dim))
+    attention = AttentionChoice(config.attention, device, torch.bfloat16)
+    backend = attention.for_layers(layers(head_dim))
     caplog.set_level(logging.INFO)
     caplog.clear()
-    tell_attention(backend.name, config.attention, caching_asked=config.prefix_caching, keeps_state=False)
+    attention.log(backend, caching_asked=config.prefix_caching)
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == f"Using attention {expected}", row
     assert said[1].startswith(f"Attention {backend.name}: ")
@@ -91,17 +91,7 @@ def test_rows_of_tgis_table(
 
 def test_a_model_that_keeps_a_state(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    tell_attention("triton", None, caching_asked=True, keeps_state=True)
+    AttentionChoice(None, CPU).log(None, caching_asked=True)
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "Using attention transformers - Prefix caching 0"
     assert any("cannot be shared" in text for text in said)
-
-
-@pytest.mark.usefixtures("card")
-def test_the_backend_that_was_settled_on_last_is_told() -> None:
-    first = select_backend(None, CUDA, torch.bfloat16)
-    settled = SettledBackend(
-        first, lambda backend, found: substitute(backend, found, "reference", CUDA, torch.bfloat16)
-    )
-    assert settled.backend is first
-    assert settled(first, layers(64)).name == settled.backend.name == "reference"

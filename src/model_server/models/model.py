@@ -1,0 +1,54 @@
+"""A checkpoint and what its config makes of it, found out once, before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.families import UnknownFamilyError, spec_of
+from model_server.models.spec import Spec
+from model_server.weights.checkpoint import Checkpoint
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """spec: None for a family that the native decoder does not know, which transformers may compute."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    spec: Spec | None
+
+
+def describe(checkpoint: Checkpoint, *, rope_factor: float | None = None) -> Model:
+    """What `checkpoint` holds. rope_factor: positions are divided by it, whatever scaling the config names; None: as
+    the config says.
+
+    Raises StartupError for a config that cannot be used, and for a rope factor that the model has no use for.
+    """
+    config = ModelConfig(checkpoint.fields)
+    try:
+        spec = spec_of(config)
+    except UnknownFamilyError:
+        if rope_factor is not None:
+            raise StartupError(
+                f"--rope-scaling is not served for {config.model_type}: set it in the model's config.json"
+            ) from None
+        return Model(checkpoint=checkpoint, config=config, spec=None)
+    if rope_factor is not None:
+        spec = with_linear_rope(spec, rope_factor)
+    return Model(checkpoint=checkpoint, config=config, spec=spec)
+
+
+def with_linear_rope(spec: Spec, factor: float) -> Spec:
+    """`spec`, all of its rotations with positions divided by `factor`, in the place of the config's own scaling.
+
+    Raises StartupError for a model that knows positions in another way.
+    """
+    if not any(spec.ropes):
+        raise StartupError("--rope-scaling: this model has no rotary positions; leave it out")
+    scaled = [
+        None if rope is None else dataclasses.replace(rope, kind="linear", parameters={"factor": factor})
+        for rope in spec.ropes
+    ]
+    return dataclasses.replace(spec, ropes=tuple(scaled))
