@@ -43,4 +43,4 @@ def run(config: LauncherConfig) -> int:
     """Launches; returns the exit status."""
     from launcher.launch import run_launch
 
-    return run_launch(config)
+    return run_launch(config, os.environ)

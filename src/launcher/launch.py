@@ -28,15 +28,15 @@ logger = logging.getLogger("text_generation_launcher")
 _LAST_WORDS_S = 2.0
 
 
-def run_launch(config: LauncherConfig) -> int:
-    """Launches; returns the exit status."""
+def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
+    """Launches, in `environ`; returns the exit status."""
     claim_standard_descriptors()
     stdout, stderr = Output(1, json_lines=config.json_output), Output(2)
     log_setup.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
     status, last_words = 1, ""
     try:
         with Signals() as signals:
-            status = _Launch(config, signals, os.environ).run()
+            status = _Launch(config, signals, environ).run()
     except LauncherError as error:
         if config.json_output:
             logger.error("%s", error.report())
@@ -93,7 +93,7 @@ class _Launch:
         self._config = config = preflight.without_busy_metrics_port(config, address)
         if not is_local:
             check_cache(model_id, directory, self._environ)
-        with preflight.socket_prefix(config, expected) as prefix:
+        with preflight.socket_prefix(config, expected, self._environ) as prefix:
             self._end_phase("checks")
             return self._run_children(model_id, machine, directory, address, port, prefix)
 

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import logging
-import os
 
 STARTING, CHECKPOINT, IMPORTING, PROCESS_GROUP = "starting", "checkpoint", "importing", "process group"
 LOADING, BINDING, SERVING = "loading", "binding", "serving"
@@ -28,7 +27,3 @@ _logger = logging.getLogger(LOGGER)
 def enter(phase: str) -> None:
     """This process begins with `phase`."""
     _logger.debug("Phase: %s", phase, extra={FIELD: phase})
-
-
-def are_wanted() -> bool:
-    return os.environ.get(VARIABLE) == "1"

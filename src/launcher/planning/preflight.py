@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,14 +122,14 @@ def rendezvous_port(config: LauncherConfig, num_shard: int) -> int:
 
 
 @contextmanager
-def socket_prefix(config: LauncherConfig, num_shard: int) -> Iterator[str]:
+def socket_prefix(config: LauncherConfig, num_shard: int, environ: Mapping[str, str]) -> Iterator[str]:
     """The prefix of the shards' sockets, ours alone until the end of the block.
 
     Not given: in a directory that only we may enter, removed at the end. Given: locked, so that a second launch on the
     same path is refused; dead sockets there are replaced, live ones never.
     """
     if config.shard_uds_path is None:
-        with private_directory() as directory:
+        with private_directory(environ) as directory:
             yield str(directory / "shard")
         return
     prefix = os.path.abspath(config.shard_uds_path)
@@ -146,9 +146,9 @@ def socket_prefix(config: LauncherConfig, num_shard: int) -> Iterator[str]:
 
 
 @contextmanager
-def private_directory() -> Iterator[Path]:
+def private_directory(environ: Mapping[str, str]) -> Iterator[Path]:
     # Not under TMPDIR: that may be too deep for a socket path.
-    directory = _made_in(["/tmp", os.environ.get("TMPDIR") or "/var/tmp", "/dev/shm"])
+    directory = _made_in(["/tmp", environ.get("TMPDIR") or "/var/tmp", "/dev/shm"])
     try:
         yield directory
     finally:

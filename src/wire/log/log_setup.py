@@ -54,7 +54,7 @@ def configure(
         logging.getLogger(name).setLevel(number)
     for name, named_level in named.items():
         logging.getLogger(name).setLevel(named_level)
-    if json_output and phases.are_wanted():
+    if json_output and os.environ.get(phases.VARIABLE) == "1":
         logging.getLogger(phases.LOGGER).setLevel(logging.DEBUG)
     logging.captureWarnings(True)
     if num_unknown:

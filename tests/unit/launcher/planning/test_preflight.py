@@ -82,7 +82,7 @@ def test_rendezvous_port_moves_when_the_default_is_taken(monkeypatch: pytest.Mon
 
 
 def test_private_directory() -> None:
-    with preflight.socket_prefix(config(), 2) as prefix:
+    with preflight.socket_prefix(config(), 2, os.environ) as prefix:
         folder = Path(prefix).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.getuid()
@@ -102,7 +102,7 @@ def test_another_folder_where_tmp_cannot_be_written(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(preflight.tempfile, "mkdtemp", mkdtemp)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with preflight.socket_prefix(config(), 1) as prefix:
+    with preflight.socket_prefix(config(), 1, os.environ) as prefix:
         assert Path(prefix).parent.parent in (tmp_path, Path("/dev/shm"))
     assert tried[:2] == ["/tmp", str(tmp_path)]
 
@@ -148,17 +148,17 @@ def test_given_prefix_is_locked_and_cleared(tmp_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(f"{prefix}-0")
     dead.close()
-    with preflight.socket_prefix(asked, 1) as found:
+    with preflight.socket_prefix(asked, 1, os.environ) as found:
         assert found == prefix
         assert not Path(f"{prefix}-0").exists()
         with (
             pytest.raises(ArgumentValidation, match=rf"--shard-uds-path.*pid {os.getpid()}"),
-            preflight.socket_prefix(asked, 1),
+            preflight.socket_prefix(asked, 1, os.environ),
         ):
             pass
         Path(f"{prefix}-0").touch()
     assert not Path(f"{prefix}-0").exists()
-    with preflight.socket_prefix(asked, 1):
+    with preflight.socket_prefix(asked, 1, os.environ):
         pass
 
 
@@ -169,7 +169,7 @@ def test_a_living_socket_is_never_taken(tmp_path: Path) -> None:
         alive.listen()
         with (
             pytest.raises(ArgumentValidation, match="is listening"),
-            preflight.socket_prefix(config(shard_uds_path=prefix), 2),
+            preflight.socket_prefix(config(shard_uds_path=prefix), 2, os.environ),
         ):
             pass
         assert Path(f"{prefix}-1").exists()
@@ -179,6 +179,6 @@ def test_a_living_socket_is_never_taken(tmp_path: Path) -> None:
 def test_impossible_prefixes(prefix: str) -> None:
     with (
         pytest.raises(ArgumentValidation, match="--shard-uds-path"),
-        preflight.socket_prefix(config(shard_uds_path=prefix), 1),
+        preflight.socket_prefix(config(shard_uds_path=prefix), 1, os.environ),
     ):
         pass
