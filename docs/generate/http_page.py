@@ -8,7 +8,6 @@ from typing import Any
 
 from docs.generate.markdown import cell, code, page, table
 from router.api.openapi.answers import ERRORS, JSON_HEADERS, REQUEST_ID
-from router.api.openapi.openapi import document
 from router.api.platforms import kserve
 from router.server.app import create_app
 
@@ -25,10 +24,10 @@ _FLOAT32_MAX = 3.4028234663852886e38
 
 def http_page() -> str:
     app = create_app()
-    num_always = len(document(app)["paths"])
+    num_always = len(app.openapi()["paths"])
     app.openapi_schema = None
     app.include_router(kserve.routes)
-    whole = document(app)
+    whole = app.openapi()
     paths = list(whole["paths"].items())
     parts = [
         "# HTTP routes",

@@ -58,9 +58,8 @@ def print_schema(config: PrintSchemaConfig) -> int:
     """Print the OpenAPI document as JSON."""
     import orjson
 
-    from router.api.openapi.openapi import document
     from router.server.app import create_app
 
-    text = orjson.dumps(document(create_app()), option=orjson.OPT_INDENT_2)
+    text = orjson.dumps(create_app().openapi(), option=orjson.OPT_INDENT_2)
     sys.stdout.write(text.decode() + "\n")
     return 0

@@ -7,7 +7,7 @@ request ─────────┼ queued          one of each for every gen
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -19,16 +19,8 @@ from wire.tracing import Tracing, end
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-# TGI's span names, by the function of `router.api` that answers. A route that is not here has no span.
-_NAMES = {
-    "generate.compat_generate": "compat_generate", "generate.generate": "generate",
-    "generate.generate_stream": "generate_stream", "completions.completions": "completions",
-    "chat.chat_completions": "chat_completions", "platforms.cloud.vertex": "vertex_compatibility",
-    "platforms.cloud.invocations": "sagemaker_compatibility", "tokenize.tokenize": "tokenize",
-    "tokenize.chat_tokenize": "chat_tokenize", "platforms.kserve.infer": "kserve_model_infer",
-    "service.info": "get_model_info", "service.models": "openai_get_model_info",
-    "service.model": "openai_get_model_info", "service.health": "health",
-}  # fmt: skip
+# The attribute of an endpoint that holds TGI's name for its span. A request to one without it has no span.
+_SPAN_NAME = "span_name"
 
 # Its own field, or the client's: a seed, texts, and lists that are counted.
 _NOT_SHOWN = {"seed", "grammar", "grammar_kind", "logit_bias"}
@@ -52,11 +44,8 @@ class RequestSpan:
     @property
     def name(self) -> str:
         """The route, in TGI's words; empty for an unknown path and for what is not traced."""
-        endpoint = self._scope.get("endpoint")
-        if endpoint is None:
-            return ""
-        module = endpoint.__module__.removeprefix("router.api.")
-        return _NAMES.get(f"{module}.{getattr(endpoint, '__name__', '')}", "")
+        name: str = getattr(self._scope.get("endpoint"), _SPAN_NAME, "")
+        return name
 
     def record(self, fields: Mapping[str, str]) -> None:
         """TGI's fields of a finished generation. Of several generations the last one counts, as in TGI."""
@@ -93,6 +82,11 @@ class RequestSpan:
 
 class _ServerFailure(Exception):
     pass
+
+
+def name_span(endpoint: Callable[..., Any], name: str) -> None:
+    """What the spans of requests to this endpoint are called; empty: they have none."""
+    setattr(endpoint, _SPAN_NAME, name)
 
 
 def enter(request: RequestSpan) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from router.api.http.body import BodyType, read_body
 from router.config import RouterConfig
 from router.generation.inference import Inference
 from router.limits import ShardInfo
@@ -14,8 +15,8 @@ from router.openai.template.template import ChatTemplate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """A model that is ready, and who answers for it."""
+class AppState:
+    """The model that is served, and the parts of the router that answer for it."""
 
     config: RouterConfig
     info: ShardInfo
@@ -28,10 +29,18 @@ class Served:
     """What an image was built from, and its name: empty outside of one."""
     created: int = field(default_factory=lambda: int(time.time()))
 
+    async def read(self, request: Request, body_type: type[BodyType]) -> BodyType:
+        """The checked body, within `--payload-limit`. Raises BodyError, or ClientDisconnect if the client left."""
+        return await read_body(request, body_type, limit=self.config.payload_limit)
 
-def served_of(request: Request) -> Served:
-    served: Served = request.app.state.served
-    return served
+    def count_request(self) -> None:
+        """Each request for a generation, once its body is read."""
+        self.inference.metrics.count("tgi_request_count")
+
+
+def state_of(request: Request) -> AppState:
+    state: AppState = request.app.state.app_state
+    return state
 
 
 def request_id_of(request: Request) -> str:

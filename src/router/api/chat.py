@@ -10,111 +10,118 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import Served, request_id_of, served_of
-from router.api.errors import openai_event_body, said_to_client
+from router.api.app_state import AppState, request_id_of, state_of
+from router.api.errors import openai_event_body, public_error
 from router.api.http import sse
-from router.api.http.body import read_body
-from router.api.http.disconnect import unless_left
+from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import json_headers, stream_headers
 from router.api.http.json_out import JsonResponse
 from router.api.openapi.answers import JSON_HEADERS
-from router.api.openapi.openapi import documented
+from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.errors import RouterError, ValidationError
 from router.events import Finished, Prefilled
 from router.generation.asked import GenerateRequest
-from router.generation.running import Admission, Generation, Run, Running, collect_all, interleaved, start_all
+from router.generation.collect import GenerationResult, collect_all, interleaved, start_all
+from router.generation.permits import HeldPermits
+from router.generation.running import Run, Running
 from router.grammar.checker import AskedGrammar
 from router.openai.chat.answer import completion, prompt_tokens_of
 from router.openai.chat.calls import CallStream, is_call
 from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
 from router.openai.chat.prompt import model_name, request_of, turns_of, variables_of
 from router.openai.chat.tools import OfferedTools, offered_tools
-from router.openai.chat.two_passes import TwoPasses, turn
+from router.openai.chat.two_passes import TwoPasses, permits_of_one_pass
 from router.openai.parameters import choices_of
 from router.openai.template.messages import Turn
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 
-routes = APIRouter(tags=["Chat"])
-_HEADERS = tuple(JSON_HEADERS)
+routes = Routes("Chat", is_fast=True)
 
 _MANY_MESSAGES = 500
 
 
-@routes.post("/v1/chat/completions", **documented(ChatBody, ChatCompletion, event=ChatChunk, headers=_HEADERS))
+@routes.answers(
+    "/v1/chat/completions",
+    ChatBody,
+    ChatCompletion,
+    span="chat_completions",
+    event=ChatChunk,
+    headers=tuple(JSON_HEADERS),
+)
 async def chat_completions(request: Request) -> Response:
     """Answer a chat; with `stream`, as server-sent events that end with `[DONE]`."""
-    served = served_of(request)
-    return await answer(request, served, await read_body(request, ChatBody, limit=served.config.payload_limit))
+    state = state_of(request)
+    return await answer(request, state, await state.read(request, ChatBody))
 
 
-async def answer(request: Request, served: Served, body: ChatBody) -> Response:
+async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
     """The answer to a chat body, whichever route it came by."""
-    served.inference.metrics.count("tgi_request_count")
-    chat = Chat(served, body)
+    state.count_request()
+    chat = Chat(state, body)
     head = ChatHead(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
-        model=model_name(body.model, served.model_id),
+        model=model_name(body.model, state.model_id),
         system_fingerprint=f"{TGI_VERSION}-native",
     )
-    with served.inference.admit(chat.number, request_id=request_id_of(request)) as admission:
+    with state.inference.take_permits(chat.number, request_id=request_id_of(request)) as permits:
         if body.stream:
-            running = await unless_left(request.receive, chat.start(admission))
+            running = await cancel_on_disconnect(request.receive, chat.start(permits))
             return _stream(chat, head, running)
-        generations = await unless_left(request.receive, chat.generate(admission))
+        generations = await cancel_on_disconnect(request.receive, chat.generate(permits))
     whole = completion(head, generations, logprobs=body.logprobs, tools=chat.tools)
-    return JsonResponse(whole, headers=json_headers(generations[0], served.config.compute_type))
+    return JsonResponse(whole, headers=json_headers(generations[0], state.config.compute_type))
 
 
-async def first_request(served: Served, body: ChatBody) -> GenerateRequest:
+async def first_request(state: AppState, body: ChatBody) -> GenerateRequest:
     """The generation of one choice; its `inputs` are the rendered chat. With tools it is the call of one."""
-    return await Chat(served, body).request()
+    return await Chat(state, body).request()
 
 
 class Chat:
     """A chat body on its way to its generations. Raises RouterError for what can be refused before there are any."""
 
-    def __init__(self, served: Served, body: ChatBody) -> None:
-        self._inference = served.inference
-        self._template = served.chat_template
-        self.served = served
+    def __init__(self, state: AppState, body: ChatBody) -> None:
+        self._inference = state.inference
+        self._template = state.chat_template
+        self.state = state
         self.body = body
         try:
-            self.number = _number_of_choices(served, body)
+            self.number = _number_of_choices(state, body)
             self.tools = offered_tools(body)
         except RouterError as error:
-            raise served.inference.refused(error) from None
+            raise state.inference.refused(error) from None
 
     async def request(self) -> GenerateRequest:
         """Of one choice: the call of a tool if there are any."""
         return await self._request(self.tools)
 
-    async def start(self, admission: Admission) -> list[Run]:
+    async def start(self, permits: HeldPermits) -> list[Run]:
         """Queues the generations of all choices, or none."""
         requests = choices_of(await self.request(), self.number)
         return await start_all(
-            partial(self.start_choice, request, index, admission) for index, request in enumerate(requests)
+            partial(self.start_choice, request, index, permits) for index, request in enumerate(requests)
         )
 
-    async def generate(self, admission: Admission) -> list[Generation]:
+    async def generate(self, permits: HeldPermits) -> list[GenerationResult]:
         """The generations of all choices, to their ends."""
-        return await collect_all(await self.start(admission))
+        return await collect_all(await self.start(permits))
 
-    async def start_choice(self, request: GenerateRequest, index: int, admission: Admission) -> Run:
+    async def start_choice(self, request: GenerateRequest, index: int, permits: HeldPermits) -> Run:
         """Queues one choice; it takes one permit, also where it comes in two passes."""
         if self.tools is None or not self.tools.or_none:
-            return await self._inference.start(request, admission)
+            return await self._inference.start(request, permits)
 
-        async def in_words(admission: Admission) -> Running:
+        async def in_words(permits: HeldPermits) -> Running:
             plain = choices_of(await self._request(None), self.number)[index]
-            return await self._inference.start(plain, admission)
+            return await self._inference.start(plain, permits)
 
-        decision = await self._inference.start(request, turn(admission))
-        return TwoPasses(decision, in_words, admission)
+        decision = await self._inference.start(request, permits_of_one_pass(permits))
+        return TwoPasses(decision, in_words, permits)
 
     async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
         body = self.body
@@ -142,8 +149,8 @@ def _prepared(
     return turns, None, None if body.response_format is None else body.response_format.asked
 
 
-def _number_of_choices(served: Served, body: ChatBody) -> int:
-    number, limit = 1 if body.n is None else body.n, served.inference.limits.max_client_batch_size
+def _number_of_choices(state: AppState, body: ChatBody) -> int:
+    number, limit = 1 if body.n is None else body.n, state.inference.limits.max_client_batch_size
     if not 1 <= number <= limit:
         raise ValidationError(f"`n` must be > 0 and <= {limit}. Given: {number}")
     return number
@@ -156,9 +163,9 @@ def _stream(chat: Chat, head: ChatHead, running: Sequence[Run]) -> Response:
 
     return sse.EventStream(
         _events(chat, head, running),
-        headers=stream_headers(running[0], compute_type=chat.served.config.compute_type),
+        headers=stream_headers(running[0], compute_type=chat.state.config.compute_type),
         close=close,
-        stalled_s=chat.served.config.stalled_client_seconds,
+        stalled_s=chat.state.config.stalled_client_seconds,
     )
 
 
@@ -183,7 +190,7 @@ async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGe
                 if piece:
                     yield piece
     except Exception as error:
-        yield sse.frame(openai_event_body(said_to_client(error, running[0].request_id))) + sse.DONE
+        yield sse.frame(openai_event_body(public_error(error, running[0].request_id))) + sse.DONE
 
 
 def _choice(chat: Chat, head: ChatHead, index: int, running: Run) -> ChoiceStream | CallStream:

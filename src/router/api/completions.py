@@ -7,65 +7,73 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import Served, request_id_of, served_of
-from router.api.errors import openai_event_body, said_to_client
+from router.api.app_state import AppState, request_id_of, state_of
+from router.api.errors import openai_event_body, public_error
 from router.api.http import sse
-from router.api.http.body import read_body
-from router.api.http.disconnect import unless_left
+from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import stream_headers, summed_headers
 from router.api.http.json_out import JsonResponse
 from router.api.openapi.answers import SUMMED_HEADERS
-from router.api.openapi.openapi import documented
+from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.errors import ValidationError
 from router.events import Finished, Prefilled
 from router.generation.asked import GenerateRequest
-from router.generation.running import Admission, Generation, Running, arrivals
+from router.generation.collect import GenerationResult, arrivals
+from router.generation.permits import HeldPermits
+from router.generation.running import Running
 from router.openai.chat.chunks import usage
 from router.openai.completion.answer import ChoiceStream, CompletionHead, completion
 from router.openai.completion.prompt import Counts, check_served, counts_of, requests_of
 from router.schemas.completion import Completion, CompletionBody, CompletionChunk
 
-routes = APIRouter(tags=["Completions"])
+routes = Routes("Completions", is_fast=True)
 
 
-@routes.post("/v1/completions", **documented(CompletionBody, Completion, event=CompletionChunk, headers=SUMMED_HEADERS))
+@routes.answers(
+    "/v1/completions",
+    CompletionBody,
+    Completion,
+    span="completions",
+    event=CompletionChunk,
+    headers=SUMMED_HEADERS,
+)
 async def completions(request: Request) -> Response:
     """Go on with one text or several; with `stream`, as server-sent events that end with `[DONE]`."""
-    served = served_of(request)
-    return await answer(request, served, await read_body(request, CompletionBody, limit=served.config.payload_limit))
+    state = state_of(request)
+    return await answer(request, state, await state.read(request, CompletionBody))
 
 
-async def answer(request: Request, served: Served, body: CompletionBody) -> Response:
+async def answer(request: Request, state: AppState, body: CompletionBody) -> Response:
     """The answer to a completion body, whichever route it came by."""
-    inference = served.inference
-    inference.metrics.count("tgi_request_count")
-    counts = _counts(served, body)
+    inference = state.inference
+    state.count_request()
+    counts = _counts(state, body)
     head = CompletionHead(
         id=f"cmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
-        model=served.model_id,
+        model=state.model_id,
         system_fingerprint=f"{TGI_VERSION}-native",
     )
-    with inference.admit(counts.generations, request_id=request_id_of(request)) as admission:
+    with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:
         if body.stream:
-            running = await unless_left(request.receive, _start(served, body, counts, admission))
-            return _stream(served, body, counts, head, running)
-        groups, offsets = await unless_left(request.receive, _generate(served, body, counts, admission))
+            running = await cancel_on_disconnect(request.receive, _start(state, body, counts, permits))
+            return _stream(state, body, counts, head, running)
+        groups, offsets = await cancel_on_disconnect(request.receive, _generate(state, body, counts, permits))
     return JsonResponse(
-        completion(head, body, groups, offsets), headers=summed_headers(groups, served.config.compute_type)
+        completion(head, body, groups, offsets), headers=summed_headers(groups, state.config.compute_type)
     )
 
 
-def _counts(served: Served, body: CompletionBody) -> Counts:
+def _counts(state: AppState, body: CompletionBody) -> Counts:
     """What can be refused without a look at the prompts."""
-    inference = served.inference
+    inference = state.inference
     try:
         counts = counts_of(body, inference.limits)
-        check_served(body, counts, inference.limits, prompt_logprobs=served.config.request_logprobs)
+        check_served(body, counts, inference.limits, prompt_logprobs=state.config.request_logprobs)
     except ValidationError as error:
         raise inference.refused(error) from None
     if counts.best_of > counts.n:
@@ -73,22 +81,22 @@ def _counts(served: Served, body: CompletionBody) -> Counts:
     return counts
 
 
-def _requests(served: Served, body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
+def _requests(state: AppState, body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
     try:
         return requests_of(body, counts)
     except ValidationError as error:
-        raise served.inference.refused(error) from None
+        raise state.inference.refused(error) from None
 
 
 async def _generate(
-    served: Served, body: CompletionBody, counts: Counts, admission: Admission
-) -> tuple[list[list[Generation]], list[list[int]]]:
+    state: AppState, body: CompletionBody, counts: Counts, permits: HeldPermits
+) -> tuple[list[list[GenerationResult]], list[list[int]]]:
     """The generations of each prompt, and where its tokens begin if they are to be told."""
-    generations = await served.inference.generate_many(_requests(served, body, counts), admission)
+    generations = await state.inference.generate_many(_requests(state, body, counts), permits)
     groups = [generations[i : i + counts.best_of] for i in range(0, len(generations), counts.best_of)]
     if not body.echo or body.logprobs is None:
         return groups, []
-    tokenizer = served.inference.tokenizer
+    tokenizer = state.inference.tokenizer
     offsets: list[list[int]] = []
     for prompt, group in zip(body.prompt, groups, strict=True):
         if isinstance(prompt, str):
@@ -98,12 +106,12 @@ async def _generate(
     return groups, offsets
 
 
-async def _start(served: Served, body: CompletionBody, counts: Counts, admission: Admission) -> list[Running]:
-    return await served.inference.start_many(_requests(served, body, counts), admission)
+async def _start(state: AppState, body: CompletionBody, counts: Counts, permits: HeldPermits) -> list[Running]:
+    return await state.inference.start_many(_requests(state, body, counts), permits)
 
 
 def _stream(
-    served: Served, body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running]
+    state: AppState, body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running]
 ) -> Response:
     def close() -> None:
         for one in running:
@@ -111,9 +119,9 @@ def _stream(
 
     return sse.EventStream(
         _events(body, counts, head, running),
-        headers=stream_headers(*running[:: counts.n], compute_type=served.config.compute_type),
+        headers=stream_headers(*running[:: counts.n], compute_type=state.config.compute_type),
         close=close,
-        stalled_s=served.config.stalled_client_seconds,
+        stalled_s=state.config.stalled_client_seconds,
     )
 
 
@@ -130,7 +138,7 @@ async def _events(
                     continue
                 if isinstance(item, Exception):
                     num_unfinished -= 1
-                    piece = sse.frame(openai_event_body(said_to_client(item, running[index].request_id)))
+                    piece = sse.frame(openai_event_body(public_error(item, running[index].request_id)))
                 else:
                     piece = sse.event(choices[index].chunk(item))
                     if isinstance(item, Finished):
@@ -143,4 +151,4 @@ async def _events(
                     piece += sse.DONE
                 yield piece
     except Exception as error:  # of ours, not of a generation
-        yield sse.frame(openai_event_body(said_to_client(error, running[0].request_id))) + sse.DONE
+        yield sse.frame(openai_event_body(public_error(error, running[0].request_id))) + sse.DONE

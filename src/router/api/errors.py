@@ -102,7 +102,7 @@ def framework_response(status: int, detail: str, headers: dict[str, str] | None 
     return JsonResponse(error_body(detail, error_type), status_code=status, headers=headers)
 
 
-def said_to_client(error: Exception, request_id: str) -> RouterError:
+def public_error(error: Exception, request_id: str) -> RouterError:
     """For the end of a stream: the error itself, or a word for what nobody foresaw, which goes to the log."""
     if isinstance(error, RouterError):
         return error
@@ -110,7 +110,7 @@ def said_to_client(error: Exception, request_id: str) -> RouterError:
     return InternalError()
 
 
-def native_event_body(error: RouterError) -> bytes:
+def tgi_event_body(error: RouterError) -> bytes:
     """The error as an event of a native stream."""
     is_incomplete = isinstance(error, IncompleteError)
     message, kind = ("Incomplete generation stream", "incomplete_generation_stream") if is_incomplete else (

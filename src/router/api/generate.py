@@ -6,21 +6,21 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import Served, request_id_of, served_of
-from router.api.errors import native_event_body, said_to_client
+from router.api.app_state import AppState, request_id_of, state_of
+from router.api.errors import public_error, tgi_event_body
 from router.api.http import sse
-from router.api.http.body import read_body
-from router.api.http.disconnect import unless_left
+from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import json_headers, stream_headers
 from router.api.http.json_out import JsonResponse
 from router.api.openapi.answers import JSON_HEADERS
-from router.api.openapi.openapi import documented
+from router.api.routes import Routes
 from router.events import Finished, Prefilled, Token, TokenGenerated
 from router.generation.asked import GenerateRequest
-from router.generation.running import Generation, Running
+from router.generation.collect import GenerationResult
+from router.generation.running import Running
 from router.schemas.generate import (
     CompatBody,
     GenerateBody,
@@ -29,72 +29,74 @@ from router.schemas.generate import (
     StreamEvent,
 )
 
-routes = APIRouter(tags=["Text Generation"])
+routes = Routes("Text Generation", is_fast=True)
 
 
-@routes.post("/generate", **documented(GenerateBody, GenerateResponse, headers=tuple(JSON_HEADERS)))
+@routes.answers("/generate", GenerateBody, GenerateResponse, span="generate", headers=tuple(JSON_HEADERS))
 async def generate(request: Request) -> Response:
     """Generate tokens; answer when the last one is there."""
-    served = served_of(request)
-    body = await read_body(request, GenerateBody, limit=served.config.payload_limit)
-    served.inference.metrics.count("tgi_request_count")
-    generation = await _generate(request, served, body)
+    state = state_of(request)
+    body = await state.read(request, GenerateBody)
+    state.count_request()
+    generation = await _generate(request, state, body)
     answer = generation_json(generation, body.parameters, full_text=bool(body.parameters.return_full_text))
-    return JsonResponse(answer, headers=json_headers(generation, served.config.compute_type))
+    return JsonResponse(answer, headers=json_headers(generation, state.config.compute_type))
 
 
-@routes.post("/generate_stream", **documented(GenerateBody, StreamEvent, streamed=True))
+@routes.answers("/generate_stream", GenerateBody, None, span="generate_stream", event=StreamEvent)
 async def generate_stream(request: Request) -> Response:
     """Generate tokens; one server-sent event for each."""
-    served = served_of(request)
-    body = await read_body(request, GenerateBody, limit=served.config.payload_limit)
-    served.inference.metrics.count("tgi_request_count")
-    return await _stream(request, served, body, full_text=bool(body.parameters.return_full_text))
+    state = state_of(request)
+    body = await state.read(request, GenerateBody)
+    state.count_request()
+    return await _stream(request, state, body, full_text=bool(body.parameters.return_full_text))
 
 
-@routes.post("/", **documented(CompatBody, list[GenerateResponse], event=StreamEvent, headers=tuple(JSON_HEADERS)))
+@routes.answers(
+    "/", CompatBody, list[GenerateResponse], span="compat_generate", event=StreamEvent, headers=tuple(JSON_HEADERS)
+)
 async def compat_generate(request: Request) -> Response:
     """As `/generate`, with the answer in a list; as `/generate_stream` with `stream`."""
-    served = served_of(request)
-    return await answer_compat(request, served, await read_body(request, CompatBody, limit=served.config.payload_limit))
+    state = state_of(request)
+    return await answer_compat(request, state, await state.read(request, CompatBody))
 
 
-async def answer_compat(request: Request, served: Served, body: CompatBody) -> Response:
+async def answer_compat(request: Request, state: AppState, body: CompatBody) -> Response:
     """The answer of `POST /`, whichever route the body came by."""
-    served.inference.metrics.count("tgi_request_count")
+    state.count_request()
     # The default of this route alone: the prompt is repeated (the model's task is taken to be text generation).
     full_text = body.parameters.return_full_text is not False
     if body.stream:
-        return await _stream(request, served, body, full_text=full_text)
-    generation = await _generate(request, served, body)
+        return await _stream(request, state, body, full_text=full_text)
+    generation = await _generate(request, state, body)
     answer = generation_json(generation, body.parameters, full_text=full_text)
-    return JsonResponse([answer], headers=json_headers(generation, served.config.compute_type))
+    return JsonResponse([answer], headers=json_headers(generation, state.config.compute_type))
 
 
-async def _generate(request: Request, served: Served, body: GenerateBody) -> Generation:
-    inference, asked = served.inference, request_of(body)
+async def _generate(request: Request, state: AppState, body: GenerateBody) -> GenerationResult:
+    inference, asked = state.inference, request_of(body)
     best_of = asked.best_of or 1
     inference.check_best_of(best_of)
 
-    async def work() -> Generation:
-        with inference.admit(best_of, request_id=request_id_of(request)) as admission:
+    async def work() -> GenerationResult:
+        with inference.take_permits(best_of, request_id=request_id_of(request)) as permits:
             if best_of > 1:
-                return await inference.generate_best_of(asked, admission)
-            return await inference.generate(asked, admission)
+                return await inference.generate_best_of(asked, permits)
+            return await inference.generate(asked, permits)
 
-    return await unless_left(request.receive, work())
+    return await cancel_on_disconnect(request.receive, work())
 
 
-async def _stream(request: Request, served: Served, body: GenerateBody, *, full_text: bool) -> Response:
-    inference, asked = served.inference, request_of(body)
+async def _stream(request: Request, state: AppState, body: GenerateBody, *, full_text: bool) -> Response:
+    inference, asked = state.inference, request_of(body)
     inference.check_streamed(asked)
-    with inference.admit(request_id=request_id_of(request)) as admission:
-        running = await unless_left(request.receive, inference.start(asked, admission))
+    with inference.take_permits(request_id=request_id_of(request)) as permits:
+        running = await cancel_on_disconnect(request.receive, inference.start(asked, permits))
     return sse.EventStream(
         _events(running, details=body.parameters.details, prefix=asked.inputs if full_text else ""),
-        headers=stream_headers(running, compute_type=served.config.compute_type),
+        headers=stream_headers(running, compute_type=state.config.compute_type),
         close=running.close,
-        stalled_s=served.config.stalled_client_seconds,
+        stalled_s=state.config.stalled_client_seconds,
     )
 
 
@@ -110,13 +112,13 @@ async def _events(running: Running, *, details: bool, prefix: str) -> AsyncGener
             if isinstance(event, Finished):
                 return
     except Exception as error:
-        yield sse.frame(native_event_body(said_to_client(error, running.request_id)))
+        yield sse.frame(tgi_event_body(public_error(error, running.request_id)))
 
 
 def token_event(
     index: int, event: TokenGenerated | Finished, running: Running, *, details: bool, prefix: str
 ) -> dict[str, Any]:
-    """One event of a stream, in TGI's key order."""
+    """One event of a stream of `/generate_stream`, in TGI's key order."""
     answer: dict[str, Any] = {"index": index, "token": _token(event.token)}
     if event.top_tokens:
         answer["top_tokens"] = [_token(token) for token in event.top_tokens]
@@ -135,7 +137,7 @@ def token_event(
     return answer
 
 
-def generation_json(generation: Generation, parameters: GenerateParameters, *, full_text: bool) -> dict[str, Any]:
+def generation_json(generation: GenerationResult, parameters: GenerateParameters, *, full_text: bool) -> dict[str, Any]:
     """The answer of `/generate`, in TGI's key order."""
     prefix = generation.request.inputs if full_text else ""
     answer: dict[str, Any] = {"generated_text": prefix + generation.text}
@@ -152,7 +154,7 @@ def generation_json(generation: Generation, parameters: GenerateParameters, *, f
     return answer
 
 
-def _details(generation: Generation) -> dict[str, Any]:
+def _details(generation: GenerationResult) -> dict[str, Any]:
     details: dict[str, Any] = {
         "finish_reason": generation.finish_reason,
         "generated_tokens": generation.generated_tokens,

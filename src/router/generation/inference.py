@@ -1,4 +1,4 @@
-"""The front desk: hands out permits, validates, queues, collects. Knows neither HTTP nor gRPC."""
+"""What an endpoint asks for: permits, validation, a place in the queue, results. Knows neither HTTP nor gRPC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from router.errors import (
     BatchSizeError,
@@ -19,11 +18,13 @@ from router.errors import (
     ValidationError,
 )
 from router.generation.asked import GenerateRequest
-from router.generation.running import Admission, Entry, Generation, Permits, Running, collect, collect_all, start_all
+from router.generation.collect import GenerationResult, collect, collect_all, start_all
+from router.generation.permits import HeldPermits, PermitPool
+from router.generation.running import Running
 from router.generation.validation import Validator
 from router.limits import ServingLimits
 from router.metrics import Metrics
-from router.request import ValidRequest
+from router.scheduling.loop import Scheduler
 from router.text.tokenizer import PromptTokenizer
 from router.tracing import entered
 
@@ -31,15 +32,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_RETRY_AFTER_S = 120
 _MAX_SHOWN = 1000  # characters of a prompt, and those at level debug only
-
-
-class Scheduler(Protocol):
-    """What the front desk asks of `router.scheduling.loop`."""
-
-    def submit(self, request: ValidRequest) -> Entry: ...
-    async def check_health(self) -> bool: ...
-    @property
-    def estimated_wait_s(self) -> float: ...
 
 
 class Inference:
@@ -58,58 +50,58 @@ class Inference:
         self.metrics = metrics
         self.tokenizer = tokenizer
         self.validator = validator
-        self.permits = Permits(limits.max_concurrent_requests)
+        self.permit_pool = PermitPool(limits.max_concurrent_requests)
         self.is_draining = False
         self._scheduler = scheduler
 
-    def admit(self, number: int = 1, *, request_id: str = "") -> Admission:
+    def take_permits(self, number: int = 1, *, request_id: str = "") -> HeldPermits:
         """Permits for `number` generations, at once or not at all.
 
         Raises OverloadedError, BatchSizeError for more than there ever are, and UnhealthyError while the server drains.
         """
         if self.is_draining:
             raise UnhealthyError
-        if number > self.permits.limit:
+        if number > self.permit_pool.limit:
             # Waiting would not help: no 429.
             raise self.refused(
-                BatchSizeError(f"the server runs up to {self.permits.limit} generations at once. Given: {number}")
+                BatchSizeError(f"the server runs up to {self.permit_pool.limit} generations at once. Given: {number}")
             )
-        if not self.permits.take(number):
+        if not self.permit_pool.take(number):
             wait_s = self._scheduler.estimated_wait_s
             raise self.refused(OverloadedError(max(1, min(math.ceil(wait_s), _MAX_RETRY_AFTER_S))))
-        return Admission(self.permits, number, request_id, entered())
+        return HeldPermits(self.permit_pool, number, request_id, entered())
 
-    async def start(self, request: GenerateRequest, admission: Admission) -> Running:
-        """Validates and queues. The answer owns one permit of the admission."""
+    async def start(self, request: GenerateRequest, permits: HeldPermits) -> Running:
+        """Validates and queues. The generation takes over one of the permits."""
         validation = self.validator.validate(request)
-        asked = admission.request_span
+        asked = permits.request_span
         try:
             valid = await (validation if asked is None else asked.around_validation(validation))
         except (ValidationError, OverloadedError) as error:
             raise self.refused(error) from None
-        logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": admission.request_id})
+        logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         self.metrics.observe("tgi_request_input_length", valid.input_length)
         self.metrics.observe("tgi_request_max_new_tokens", min(valid.stopping.max_new_tokens, 1024))
         entry = self._scheduler.submit(valid)
-        return Running(valid, entry, self.metrics, admission)
+        return Running(valid, entry, self.metrics, permits)
 
-    async def generate(self, request: GenerateRequest, admission: Admission) -> Generation:
+    async def generate(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
         """One generation, to its end. Cancelling the caller ends the generation."""
-        return await collect(await self.start(request, admission))
+        return await collect(await self.start(request, permits))
 
-    async def start_many(self, requests: Sequence[GenerateRequest], admission: Admission) -> list[Running]:
+    async def start_many(self, requests: Sequence[GenerateRequest], permits: HeldPermits) -> list[Running]:
         """Queues all or none."""
-        return await start_all(partial(self.start, request, admission) for request in requests)
+        return await start_all(partial(self.start, request, permits) for request in requests)
 
-    async def generate_many(self, requests: Sequence[GenerateRequest], admission: Admission) -> list[Generation]:
+    async def generate_many(self, requests: Sequence[GenerateRequest], permits: HeldPermits) -> list[GenerationResult]:
         """Several generations side by side, in the order of the requests; the first failure ends them all."""
         if len(requests) == 1:
-            return [await self.generate(requests[0], admission)]
-        return await collect_all(await self.start_many(requests, admission))
+            return [await self.generate(requests[0], permits)]
+        return await collect_all(await self.start_many(requests, permits))
 
-    async def generate_best_of(self, request: GenerateRequest, admission: Admission) -> Generation:
+    async def generate_best_of(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
         """`best_of` generations with seeds of their own; the one with the highest mean logprob, and the others."""
-        generations = await self.generate_many([request] * (request.best_of or 1), admission)
+        generations = await self.generate_many([request] * (request.best_of or 1), permits)
         best = max(range(len(generations)), key=lambda index: mean_logprob(generations[index]))
         return replace(generations[best], best_of_sequences=generations[:best] + generations[best + 1 :])
 
@@ -145,7 +137,7 @@ class Inference:
         return not self.is_draining and await self._scheduler.check_health()
 
 
-def mean_logprob(generation: Generation) -> float:
+def mean_logprob(generation: GenerationResult) -> float:
     """How likely the model found its own text; NaN counts as impossible."""
     logprobs = [token.logprob for token in generation.tokens]
     mean = sum(logprobs) / len(logprobs)

@@ -1,37 +1,26 @@
-"""One generation under way: its permit, its events, its end. Knows neither HTTP nor how requests are scheduled.
+"""One generation under way: its permit, its events, its end. Knows no HTTP.
 
-Every generation holds one permit from admission to its end; `Running.close` is the one place that gives it back.
+Every generation holds one permit until its end; `Running.close` is the one place that gives it back.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol
 
 from router.errors import GenerationError, IncompleteError, RouterError
-from router.events import Event, Failed, Finished, FinishReason, Prefilled, Token, TokenGenerated
+from router.events import Failed, Finished, Prefilled, TokenGenerated
+from router.generation.permits import HeldPermits
 from router.metrics import Metrics
 from router.request import ValidRequest
-from router.tracing import RequestSpan, described
+from router.scheduling.entry import Entry
+from router.tracing import described
 
 logger = logging.getLogger(__name__)
 
 _MAX_SHOWN = 1000  # characters of an output, and those at level debug only
-_MAX_ARRIVED = 64
-
-
-class Entry(Protocol):
-    """The reading end of a queued request; see `router.scheduling.entry`."""
-
-    @property
-    def queued_at(self) -> float: ...
-    async def next_event(self) -> Event: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,63 +38,6 @@ class Timings:
         return self.inference / max(self.num_tokens, 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """A finished request."""
-
-    request: ValidRequest
-    text: str
-    tokens: list[Token]
-    top_tokens: list[tuple[Token, ...]]
-    prefill: tuple[Token, ...]
-    finish_reason: FinishReason
-    generated_tokens: int
-    seed: int | None
-    timings: Timings
-    best_of_sequences: list[Generation] = field(default_factory=list)
-
-
-class Permits:
-    """The admission limit; try-acquire, never wait."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.num_taken = 0
-
-    def take(self, number: int) -> bool:
-        if self.num_taken + number > self.limit:
-            return False
-        self.num_taken += number
-        return True
-
-    def give_back(self, number: int) -> None:
-        self.num_taken -= number
-
-
-class Admission:
-    """The permits of one HTTP request. A context manager: what no generation took over goes back at its end."""
-
-    def __init__(self, permits: Permits, number: int, request_id: str, request_span: RequestSpan | None = None) -> None:
-        self._permits = permits
-        self._left = number
-        self.request_id = request_id
-        self.request_span = request_span
-        self.arrived_at = time.monotonic()
-
-    def __enter__(self) -> Admission:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._permits.give_back(self._left)
-        self._left = 0
-
-    def hand_over(self) -> Permits:
-        """One permit changes hands: its new holder gives it back."""
-        assert self._left > 0
-        self._left -= 1
-        return self._permits
-
-
 Item = Prefilled | TokenGenerated | Finished
 
 
@@ -117,7 +49,7 @@ class Running:
         "_entry",
         "_last_token_at",
         "_metrics",
-        "_permits",
+        "_pool",
         "_request_span",
         "arrived_at",
         "request",
@@ -125,14 +57,14 @@ class Running:
         "timings",
     )
 
-    def __init__(self, request: ValidRequest, entry: Entry, metrics: Metrics, admission: Admission) -> None:
+    def __init__(self, request: ValidRequest, entry: Entry, metrics: Metrics, permits: HeldPermits) -> None:
         self.request = request
-        self.request_id = admission.request_id
-        self.arrived_at = admission.arrived_at
+        self.request_id = permits.request_id
+        self.arrived_at = permits.arrived_at
         self.timings: Timings | None = None  # known after `Finished`
         self._entry = entry
-        self._request_span = admission.request_span
-        self._permits = admission.hand_over()
+        self._request_span = permits.request_span
+        self._pool = permits.hand_over()
         self._metrics = metrics
         self._last_token_at = 0.0
         self._closed = False
@@ -157,7 +89,7 @@ class Running:
         if not self._closed:
             self._closed = True
             self._entry.close()
-            self._permits.give_back(1)
+            self._pool.give_back(1)
             if self.request.trace is not None:
                 self.request.trace.finish()
 
@@ -234,111 +166,6 @@ class Run(Protocol):
     def timings(self) -> Timings | None: ...
     async def next_event(self) -> Item: ...
     def close(self) -> None: ...
-
-
-AnyRun = TypeVar("AnyRun", bound=Run)
-
-
-async def start_all(starts: Iterable[Callable[[], Awaitable[AnyRun]]]) -> list[AnyRun]:
-    """Queues all or none, one after the other."""
-    running: list[AnyRun] = []
-    try:
-        for start in starts:
-            running.append(await start())
-    except BaseException:
-        for one in running:
-            one.close()
-        raise
-    return running
-
-
-async def collect(running: Run) -> Generation:
-    """Reads a generation to its end."""
-    tokens: list[Token] = []
-    top_tokens: list[tuple[Token, ...]] = []
-    prefill: tuple[Token, ...] = ()
-    try:
-        while True:
-            event = await running.next_event()
-            if isinstance(event, Prefilled):
-                prefill = event.tokens
-                continue
-            tokens.append(event.token)
-            top_tokens.append(event.top_tokens)
-            if isinstance(event, Finished):
-                break
-    finally:
-        running.close()
-    assert running.timings is not None
-    return Generation(
-        request=running.request,
-        text=event.text,
-        tokens=tokens,
-        top_tokens=top_tokens if running.request.top_n_tokens else [],
-        prefill=prefill,
-        finish_reason=event.finish_reason,
-        generated_tokens=event.generated_tokens,
-        seed=event.seed,
-        timings=running.timings,
-    )
-
-
-async def collect_all(running: Sequence[Run]) -> list[Generation]:
-    """Reads several generations side by side; the first failure ends them all."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(collect(one)) for one in running]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    finally:
-        for one in running:
-            one.close()
-    return [task.result() for task in tasks]
-
-
-async def interleaved(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item], None]:
-    """The events of several generations as they come, each with its generation's index. Raises the first failure."""
-    async with aclosing(arrivals(running)) as items:
-        async for index, item in items:
-            if isinstance(item, Exception):
-                raise item
-            yield index, item
-
-
-async def arrivals(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item | Exception], None]:
-    """As `interleaved`, but a failure is an item too: the last of its generation, and the others go on."""
-    if len(running) == 1:
-        item: Item | Exception | None = None
-        while not isinstance(item, Finished | Exception):
-            try:
-                item = await running[0].next_event()
-            except Exception as error:
-                item = error
-            yield 0, item
-        return
-    # Bounded, so that a slow reader is seen by the entries: they bound what is unread.
-    arrived: asyncio.Queue[tuple[int, Item | Exception]] = asyncio.Queue(_MAX_ARRIVED)
-
-    async def forward(index: int) -> None:
-        event = None
-        try:
-            while not isinstance(event, Finished):
-                event = await running[index].next_event()
-                await arrived.put((index, event))
-        except Exception as error:
-            await arrived.put((index, error))
-
-    tasks = [asyncio.ensure_future(forward(index)) for index in range(len(running))]
-    try:
-        num_unfinished = len(running)
-        while num_unfinished:
-            index, one = await arrived.get()
-            num_unfinished -= isinstance(one, Finished | Exception)
-            yield index, one
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
 
 
 def spell_duration(seconds: float) -> str:

@@ -16,14 +16,13 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api import chat, completions, generate, service, tokenize
-from router.api import unsupported as elsewhere
-from router.api.app_state import Served
+from router.api import chat, completions, generate, service, tokenize, unsupported
+from router.api.app_state import AppState
 from router.api.errors import InternalError, UnauthorizedError, error_response, framework_response
 from router.api.http.fast_path import Application, endpoints_of
 from router.api.openapi import openapi
-from router.api.platforms import cloud as platforms
-from router.api.platforms import kserve
+from router.api.platforms import cloud, kserve
+from router.api.routes import Routes
 from router.config import RouterConfig
 from router.errors import RouterError
 from router.tracing import RequestSpan, enter
@@ -34,11 +33,16 @@ logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # FastAPI's own, of which older releases know nothing: it would follow variables that are meant for other programs.
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-_CLIENT_LEFT = 499  # nginx' word for it; nobody reads it
+_CLIENT_CLOSED_REQUEST = 499  # nginx' status; nobody reads it
+
+_FAMILIES: tuple[Routes, ...] = (
+    generate.routes, chat.routes, completions.routes, tokenize.routes, cloud.routes, service.routes,
+)  # fmt: skip
+"""Every server has these; a new file of `router.api` is entered here."""
 
 
 def create_app(
-    served: Served | None = None,
+    state: AppState | None = None,
     *,
     api_key: str | None = None,
     allow_origins: Sequence[str] = (),
@@ -49,19 +53,18 @@ def create_app(
         title="Text Generation Inference", docs_url="/docs", redoc_url=None, openapi_url="/api-doc/openapi.json",
         redirect_slashes=False, telemetry=_NO_TELEMETRY,
     )  # fmt: skip
-    app.state.served = served
-    if served is not None:
-        _add_asked_routes(app, served.config)
-    for routes in (
-        generate.routes, chat.routes, completions.routes, tokenize.routes, platforms.routes, service.routes,
-        elsewhere.routes,
-    ):  # fmt: skip
+    app.state.app_state = state
+    if state is not None:
+        _add_optional_routes(app, state.config)
+    for routes in (*_FAMILIES, unsupported.routes):
         app.include_router(routes)
-    app.direct = endpoints_of(
-        (generate.routes, chat.routes, completions.routes, tokenize.routes),
-        without=() if served is None else (served.config.aip_predict_route, served.config.aip_health_route),
+    app.fast_path = endpoints_of(
+        (routes for routes in _FAMILIES if routes.is_fast),
+        without=() if state is None else (state.config.aip_predict_route, state.config.aip_health_route),
     )
-    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    models = [model for routes in (*_FAMILIES, kserve.routes) for model in routes.models]
+    limits: object = RouterConfig() if state is None else state.inference.limits
+    app.openapi = lambda: openapi.document(app, models, limits)  # type: ignore[method-assign]
     app.add_exception_handler(RouterError, _router_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_left)
@@ -75,14 +78,14 @@ def create_app(
         allow_methods=["GET", "POST"],
         allow_headers=["content-type", "authorization"],
     )
-    app.add_middleware(RequestIdMiddleware, tracing=tracing, served=served)
+    app.add_middleware(RequestIdMiddleware, tracing=tracing, state=state)
     return app
 
 
-def _add_asked_routes(app: FastAPI, config: RouterConfig) -> None:
-    """Routes that an operator asked for; they win where a path is taken already."""
+def _add_optional_routes(app: FastAPI, config: RouterConfig) -> None:
+    """Routes that options switch on; they win where a path is taken already."""
     if config.aip_predict_route is not None:
-        app.add_api_route(config.aip_predict_route, platforms.vertex, methods=["POST"], include_in_schema=False)
+        app.add_api_route(config.aip_predict_route, cloud.vertex, methods=["POST"], include_in_schema=False)
     if config.aip_health_route is not None:
         app.add_api_route(
             config.aip_health_route, service.health, methods=["GET", "HEAD"], include_in_schema=False
@@ -97,10 +100,10 @@ class RequestIdMiddleware:
     A server that drains ends every connection with the answer that it gives on it.
     """
 
-    def __init__(self, app: ASGIApp, *, tracing: Tracing | None = None, served: Served | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, tracing: Tracing | None = None, state: AppState | None = None) -> None:
         self._app = app
         self._tracing = tracing
-        self._served = served
+        self._app_state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -118,7 +121,7 @@ class RequestIdMiddleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-                is_draining = self._served is not None and self._served.inference.is_draining
+                is_draining = self._app_state is not None and self._app_state.inference.is_draining
                 if is_draining and not any(name == b"connection" for name, _ in message["headers"]):
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -163,7 +166,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=_CLIENT_LEFT)
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.app_state import Served
+from router.api.app_state import AppState
 from router.api.http.connection import Bounds, Connection
 from router.config import RouterConfig, image_labels
 from router.errors import StartupError
@@ -94,8 +94,8 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             tracing=tracing,
         )
         try:
-            served = _served(config, files, tokenizer, chat_template, grammars, metrics, started)
-            return await _answer(config, served, started, stop, listener, metrics_listener, tracing)
+            state = _app_state(config, files, tokenizer, chat_template, grammars, metrics, started)
+            return await _answer(config, state, started, stop, listener, metrics_listener, tracing)
         finally:
             await started.scheduler.close()
             await started.shards.close()
@@ -108,7 +108,7 @@ def _tracing(endpoint: str, service_name: str) -> Tracing:
         raise StartupError(str(error)) from None
 
 
-def _served(
+def _app_state(
     config: RouterConfig,
     files: model_files.ModelFiles,
     tokenizer: PromptTokenizer,
@@ -116,7 +116,7 @@ def _served(
     grammars: GrammarChecker | None,
     metrics: Metrics,
     started: Started,
-) -> Served:
+) -> AppState:
     limits = started.limits
     metrics.set_limits(
         max_input_tokens=limits.max_input_tokens,
@@ -135,7 +135,7 @@ def _served(
         scheduler=started.scheduler, validator=validator, tokenizer=tokenizer, limits=limits, metrics=metrics
     )
     labels = image_labels()
-    return Served(
+    return AppState(
         config=config,
         info=started.info,
         inference=inference,
@@ -149,7 +149,7 @@ def _served(
 
 async def _answer(
     config: RouterConfig,
-    served: Served,
+    state: AppState,
     started: Started,
     stop: Stop,
     listener: socket.socket,
@@ -160,14 +160,14 @@ async def _answer(
     phases.enter(phases.BINDING)
     for each in filter(None, (listener, metrics_listener)):
         listen(each)
-    app = create_app(served, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
+    app = create_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
     server = Server(_uvicorn_config(app, config, config.graceful_termination_timeout + FLUSH_TIMEOUT_S))
     scheduling = asyncio.create_task(started.scheduler.run())
-    stop.attach(server, served.inference, started, config.graceful_termination_timeout)
+    stop.attach(server, state.inference, started, config.graceful_termination_timeout)
     scheduling.add_done_callback(lambda _: stop.scheduler_ended(started))
     metrics_server = None
     if metrics_listener is not None:
-        metrics_server = Server(_uvicorn_config(_metrics_app(served.inference.metrics), config, 1))
+        metrics_server = Server(_uvicorn_config(_metrics_app(state.inference.metrics), config, 1))
         metrics_task = asyncio.create_task(metrics_server.serve([metrics_listener]))
     logger.info("Connected")
     phases.enter(phases.READY)

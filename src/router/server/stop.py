@@ -101,13 +101,13 @@ class Stop:
 
     async def _wait_for_requests(self) -> None:
         assert self._inference is not None and self._server is not None
-        loop, permits = asyncio.get_running_loop(), self._inference.permits
+        loop, permit_pool = asyncio.get_running_loop(), self._inference.permit_pool
         deadline = loop.time() + self._timeout_s
         report_at = loop.time() + _REPORT_EVERY_S
-        while permits.num_taken and (now := loop.time()) < deadline:
+        while permit_pool.num_taken and (now := loop.time()) < deadline:
             if now >= report_at:
                 report_at += _REPORT_EVERY_S
-                logger.info("%d requests are still running", permits.num_taken)
+                logger.info("%d requests are still running", permit_pool.num_taken)
             await asyncio.sleep(min(deadline - now, _POLL_EVERY_S))
         # Answers that are written but not read yet may use what is left of the time.
         left_s = int(max(0.0, deadline - loop.time()))

@@ -14,7 +14,6 @@ from docs.generate import variables
 from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig, check
 from launcher.errors import ArgumentValidation
-from router.api.openapi.openapi import document
 from router.metrics import DECLARED
 from router.schemas.chat import ChatBody, ChatCompletion, Usage
 from router.schemas.completion import Completion, CompletionBody
@@ -94,7 +93,7 @@ def test_the_commands_say_the_same() -> None:
 
 def test_our_route_is_there() -> None:
     app = create_app()
-    served = {(method.upper(), path) for path, one in document(app)["paths"].items() for method in one}
+    served = {(method.upper(), path) for path, one in app.openapi()["paths"].items() for method in one}
     with TestClient(app, raise_server_exceptions=False) as client:
         for row in rows(section(TEXT, "Routes")):
             method, path = bare(row[0]).split()

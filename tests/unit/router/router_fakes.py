@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
-from router.api.app_state import Served
+from router.api.app_state import AppState
 from router.api.http.connection import Bounds, Connection
 from router.config import RouterConfig
 from router.events import Event, Failed, Finished, FinishReason, Token, TokenGenerated
@@ -184,7 +184,7 @@ class Router:
         self.chat_template = ChatTemplate(
             {"default": CHAT_TEMPLATE} if templates is None else templates, {}, renderer=renderer
         )
-        served = Served(
+        state = AppState(
             config=config,
             info=info,
             inference=self.inference,
@@ -194,7 +194,7 @@ class Router:
         )
         self._server: uvicorn.Server | None = None
         self.app: FastAPI = create_app(
-            served, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing
+            state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing
         )
 
     async def request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
@@ -212,7 +212,7 @@ class Router:
 
     def assert_idle(self) -> None:
         """Every permit is back and every entry closed."""
-        assert self.inference.permits.num_taken == 0
+        assert self.inference.permit_pool.num_taken == 0
         assert self.scheduler.open == []
 
     @property

@@ -18,7 +18,7 @@ async def left(receive: Receive) -> None:
         pass
 
 
-async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client leaves first. Raises ClientDisconnect in that case."""
     me = asyncio.current_task()
     assert me is not None

@@ -38,20 +38,20 @@ def endpoints_of(routers: Iterable[APIRouter], *, without: Iterable[str | None])
 class Application(FastAPI):
     """Answers the `direct` endpoints itself. They take the bare request and nothing else."""
 
-    direct: Mapping[tuple[str, str], Endpoint]
-    _direct_stack: ASGIApp | None = None
+    fast_path: Mapping[tuple[str, str], Endpoint]
+    _fast_stack: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (scope["method"], scope["path"]) not in self.direct:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) not in self.fast_path:
             await super().__call__(scope, receive, send)
             return
-        if self._direct_stack is None:
-            self._direct_stack = self._build_direct_stack()
+        if self._fast_stack is None:
+            self._fast_stack = self._build_fast_stack()
         scope["app"] = self
         scope[SEND_BODY] = send
-        await self._direct_stack(scope, receive, send)
+        await self._fast_stack(scope, receive, send)
 
-    def _build_direct_stack(self) -> ASGIApp:
+    def _build_fast_stack(self) -> ASGIApp:
         """The framework's order: server errors, our middleware, handled errors, the endpoint."""
         handled = {kind: handler for kind, handler in self.exception_handlers.items() if kind is not Exception}
         stack: ASGIApp = ExceptionMiddleware(self._answer, handlers=handled)
@@ -60,7 +60,7 @@ class Application(FastAPI):
         return ServerErrorMiddleware(stack, handler=self.exception_handlers.get(Exception))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self.direct[scope["method"], scope["path"]]
+        endpoint = self.fast_path[scope["method"], scope["path"]]
         scope["endpoint"] = endpoint  # as the framework does; spans are named after it
         response = await endpoint(Request(scope, receive, send))
         await response(scope, receive, send)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.generation.running import Generation, Run
+from router.generation.collect import GenerationResult
+from router.generation.running import Run
 
 _OF_PROMPT = ("x-compute-characters", "x-prompt-tokens")
 
@@ -15,7 +16,7 @@ def stream_headers(*running: Run, compute_type: str) -> dict[str, str]:
     return {"x-compute-type": compute_type, "x-compute-characters": str(num_characters)}
 
 
-def json_headers(generation: Generation, compute_type: str) -> dict[str, str]:
+def json_headers(generation: GenerationResult, compute_type: str) -> dict[str, str]:
     timings = generation.timings
     return {
         "x-compute-type": compute_type,
@@ -31,7 +32,7 @@ def json_headers(generation: Generation, compute_type: str) -> dict[str, str]:
     }
 
 
-def summed_headers(groups: Sequence[Sequence[Generation]], compute_type: str) -> dict[str, str]:
+def summed_headers(groups: Sequence[Sequence[GenerationResult]], compute_type: str) -> dict[str, str]:
     """Of the generations of several prompts; a prompt counts once. As TGI's, they lack x-compute-time."""
     prompts = [json_headers(group[0], compute_type) for group in groups]
     all_headers = [json_headers(generation, compute_type) for group in groups for generation in group]

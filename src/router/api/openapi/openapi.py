@@ -11,19 +11,13 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from router.api.openapi.answers import AUTHORIZATION, ERRORS, JSON_HEADERS, NOT_FOUND, REQUEST_ID, STREAM_HEADERS
-from router.config import TGI_VERSION, RouterConfig
-from router.schemas.chat import ChatBody, ChatChunk
-from router.schemas.completion import CompletionBody, CompletionChunk
-from router.schemas.generate import CompatBody, GenerateBody, StreamEvent, TokenizeBody
-from router.schemas.platforms import InferBody, VertexBody
+from router.config import TGI_VERSION
+from router.schemas.generate import StreamEvent
 from router.schemas.service import ErrorBody, StreamError
 
 _REFERENCE = "#/components/schemas/{model}"
-# Bodies and events that no handler's signature names.
-_MODELS: list[type[BaseModel]] = [
-    GenerateBody, CompatBody, TokenizeBody, StreamEvent, ChatBody, ChatChunk, CompletionBody, CompletionChunk,
-    VertexBody, InferBody, ErrorBody, StreamError,
-]  # fmt: skip
+# Answers that no handler's signature names.
+_MODELS: list[type[BaseModel]] = [ErrorBody, StreamError]
 _STREAMED = {
     "properties": {
         "parameters": {
@@ -34,7 +28,7 @@ _STREAMED = {
         }
     }
 }
-"""What a native stream takes less than the same request without one."""
+"""What a stream that is not also a JSON answer takes less."""
 _EVENTS = (
     "Server-sent events: each is one line `data: ` with a JSON object, and an empty line. After 15 s of silence comes "
     "a comment, the line `:`."
@@ -44,25 +38,18 @@ _ENDS = " An error after the first event is an event with `error` and `error_typ
 
 
 def documented(
-    body: type[BaseModel] | Sequence[type[BaseModel]],
+    bodies: Sequence[type[BaseModel]],
     response: Any,
     *,
-    event: type[BaseModel] | None = None,
-    streamed: bool = False,
-    headers: Sequence[str] = (),
-    errors: Sequence[int] = tuple(ERRORS),
+    event: type[BaseModel] | None,
+    headers: Sequence[str],
+    errors: Sequence[int],
 ) -> dict[str, Any]:
-    """Keyword arguments of a route decorator: its body or bodies, its answer, its events if it streams.
-
-    `headers` are those of the JSON answer, `errors` the statuses that the route can refuse with.
-    """
-    bodies = [body] if isinstance(body, type) else list(body)
-    if streamed:
-        event, response = response, None
+    """Options of FastAPI's `add_api_route`: see `router.api.routes.Routes.answers`."""
     answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers)}
     answers |= {status: _refusal(status) for status in errors}
     schema = _reference(bodies[0]) if len(bodies) == 1 else {"anyOf": [_reference(one) for one in bodies]}
-    if streamed:
+    if response is None:
         schema = {"allOf": [schema, _STREAMED]}
     content = {"schema": schema, "examples": {one.__name__: {"value": _example(one)} for one in bodies}}
     return {
@@ -75,8 +62,8 @@ def documented(
     }
 
 
-def document(app: FastAPI) -> dict[str, Any]:
-    """The document with the schemas of all bodies, and the limits of the server that `app` stands for."""
+def document(app: FastAPI, models: Sequence[type[BaseModel]], limits: object) -> dict[str, Any]:
+    """The document with the schemas of `models`, the bodies and events, and with the numbers of `limits`."""
     if app.openapi_schema is None:
         schema = get_openapi(
             title="Text Generation Inference",
@@ -84,15 +71,15 @@ def document(app: FastAPI) -> dict[str, Any]:
             description="Tercet: text generation over HTTP, native and OpenAI dialects",
             routes=app.routes,
         )
-        _, definitions = models_json_schema([(model, "validation") for model in _MODELS], ref_template=_REFERENCE)
+        _, definitions = models_json_schema(
+            [(model, "validation") for model in dict.fromkeys([*models, *_MODELS])], ref_template=_REFERENCE
+        )
         components = schema.setdefault("components", {})
         schemas = definitions["$defs"] | components.get("schemas", {})
         for name in ("HTTPValidationError", "ValidationError"):
             schemas.pop(name, None)  # FastAPI's own, which this server never answers
         components["schemas"] = schemas
         components["securitySchemes"] = {"bearer": AUTHORIZATION}
-        served = app.state.served
-        limits: object = RouterConfig() if served is None else served.inference.limits
         app.openapi_schema = _finished(schema, limits)
     return app.openapi_schema
 

@@ -8,38 +8,40 @@ from functools import partial
 
 from fastapi import Request
 
-from router.api.app_state import Served, request_id_of
-from router.api.http.disconnect import unless_left
+from router.api.app_state import AppState, request_id_of
+from router.api.http.disconnect import cancel_on_disconnect
 from router.generation.asked import GenerateRequest
+from router.generation.collect import GenerationResult, collect_all, start_all
 from router.generation.inference import Inference, mean_logprob
-from router.generation.running import Admission, Generation, Run, collect_all, start_all
+from router.generation.permits import HeldPermits
+from router.generation.running import Run
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchItem:
     """A generation, so many times, and how the text of the best becomes an answer. Nothing is done before `start`."""
 
-    start: Callable[[Admission], Awaitable[Run]]
-    text_of: Callable[[Generation], str]
+    start: Callable[[HeldPermits], Awaitable[Run]]
+    text_of: Callable[[GenerationResult], str]
     number: int = 1
 
 
-def job_of(inference: Inference, request: GenerateRequest, text_of: Callable[[Generation], str]) -> Job:
+def item_of(inference: Inference, request: GenerateRequest, text_of: Callable[[GenerationResult], str]) -> BatchItem:
     """`best_of` generations of a request."""
-    return Job(partial(inference.start, request), text_of, request.best_of or 1)
+    return BatchItem(partial(inference.start, request), text_of, request.best_of or 1)
 
 
-async def texts_of(request: Request, served: Served, jobs: Sequence[Job]) -> list[str]:
+async def texts_of(request: Request, state: AppState, items: Sequence[BatchItem]) -> list[str]:
     """The answers in the order of the jobs, which run side by side; the first failure ends them all."""
-    inference = served.inference
-    for job in jobs:
-        inference.check_best_of(job.number)
-    with inference.admit(sum(job.number for job in jobs), request_id=request_id_of(request)) as admission:
-        generations = iter(await unless_left(request.receive, _generate(jobs, admission)))
-    return [job.text_of(max((next(generations) for _ in range(job.number)), key=mean_logprob)) for job in jobs]
+    inference = state.inference
+    for item in items:
+        inference.check_best_of(item.number)
+    with inference.take_permits(sum(item.number for item in items), request_id=request_id_of(request)) as permits:
+        generations = iter(await cancel_on_disconnect(request.receive, _generate(items, permits)))
+    return [item.text_of(max((next(generations) for _ in range(item.number)), key=mean_logprob)) for item in items]
 
 
-async def _generate(jobs: Sequence[Job], admission: Admission) -> list[Generation]:
+async def _generate(items: Sequence[BatchItem], permits: HeldPermits) -> list[GenerationResult]:
     """All generations of all jobs, in order; queues all or none."""
-    starts = (partial(job.start, admission) for job in jobs for _ in range(job.number))
+    starts = (partial(item.start, permits) for item in items for _ in range(item.number))
     return await collect_all(await start_all(starts))

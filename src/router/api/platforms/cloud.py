@@ -1,82 +1,86 @@
-"""The front doors of SageMaker (`/invocations`) and Vertex AI (`/vertex`)."""
+"""The routes that SageMaker (`/invocations`) and Vertex AI (`/vertex`) call."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from router.api import chat, completions, generate
-from router.api.app_state import Served, served_of
+from router.api.app_state import AppState, state_of
 from router.api.errors import BodyError
-from router.api.http.body import read_body, read_one_of
+from router.api.http.body import read_one_of
 from router.api.http.json_out import JsonResponse
-from router.api.openapi.openapi import documented
-from router.api.platforms.batch import Job, job_of, texts_of
+from router.api.platforms.batch import BatchItem, item_of, texts_of
+from router.api.routes import Routes
 from router.errors import ValidationError
-from router.generation.running import Admission, Generation, Run
+from router.generation.collect import GenerationResult
+from router.generation.permits import HeldPermits
+from router.generation.running import Run
 from router.openai.chat.chunks import without_stop
 from router.schemas.chat import ChatBody, ChatCompletion
 from router.schemas.completion import Completion, CompletionBody
 from router.schemas.generate import CompatBody, GenerateBody, GenerateResponse
 from router.schemas.platforms import VertexBody, VertexResponse
 
-routes = APIRouter(tags=["Platforms"])
+routes = Routes("Platforms")
 
 
-@routes.post(
+@routes.answers(
     "/invocations",
-    **documented((CompatBody, ChatBody, CompletionBody), list[GenerateResponse] | ChatCompletion | Completion),
+    (CompatBody, ChatBody, CompletionBody),
+    list[GenerateResponse] | ChatCompletion | Completion,
+    span="sagemaker_compatibility",
 )
 async def invocations(request: Request) -> Response:
     """`inputs` are answered as by `/`, `messages` as by the chat route, a `prompt` as by the completions route."""
-    served = served_of(request)
-    body = await read_one_of(request, CompatBody, ChatBody, CompletionBody, limit=served.config.payload_limit)
+    state = state_of(request)
+    body = await read_one_of(request, CompatBody, ChatBody, CompletionBody, limit=state.config.payload_limit)
     if isinstance(body, CompatBody):
-        return await generate.answer_compat(request, served, body)
+        return await generate.answer_compat(request, state, body)
     if isinstance(body, ChatBody):
-        return await chat.answer(request, served, body)
+        return await chat.answer(request, state, body)
     assert isinstance(body, CompletionBody)
-    return await completions.answer(request, served, body)
+    return await completions.answer(request, state, body)
 
 
-@routes.post("/vertex", **documented(VertexBody, VertexResponse))
+@routes.answers("/vertex", VertexBody, VertexResponse, span="vertex_compatibility")
 async def vertex(request: Request) -> Response:
     """One text for each instance, which is a native body or a chat."""
-    served = served_of(request)
-    body = await read_body(request, VertexBody, limit=served.config.payload_limit)
-    served.inference.metrics.count("tgi_request_count")
+    state = state_of(request)
+    body = await state.read(request, VertexBody)
+    state.count_request()
     if not body.instances:
         raise BodyError(422, "Input validation error", "Input validation error: `instances` cannot be empty")
-    jobs = [
-        _chat_job(served, instance) if isinstance(instance, ChatBody) else _text_job(served, instance)
+    items = [
+        _chat_item(state, instance) if isinstance(instance, ChatBody) else _text_item(state, instance)
         for instance in body.instances
     ]
-    return JsonResponse({"predictions": await texts_of(request, served, jobs)})
+    return JsonResponse({"predictions": await texts_of(request, state, items)})
 
 
-def _text_job(served: Served, instance: GenerateBody) -> Job:
+def _text_item(state: AppState, instance: GenerateBody) -> BatchItem:
     """TGI always samples here; so do we, unless `do_sample` is false by name."""
     samples = instance.parameters.do_sample or "do_sample" not in instance.parameters.model_fields_set
     asked = generate.request_of(instance)
     sampling = replace(asked.sampling, do_sample=samples)
     asked = replace(asked, sampling=sampling, decoder_input_details=False)
     prefix = asked.inputs if instance.parameters.return_full_text else ""
-    return job_of(served.inference, asked, lambda generation: prefix + generation.text)
+    return item_of(state.inference, asked, lambda generation: prefix + generation.text)
 
 
-def _chat_job(served: Served, instance: ChatBody) -> Job:
+def _chat_item(state: AppState, instance: ChatBody) -> BatchItem:
     if instance.n is not None and instance.n != 1:
-        raise served.inference.refused(ValidationError("`n` other than 1 is not supported in an instance"))
-    one = chat.Chat(served, instance)
+        raise state.inference.refused(ValidationError("`n` other than 1 is not supported in an instance"))
+    one = chat.Chat(state, instance)
 
-    async def start(admission: Admission) -> Run:
-        return await one.start_choice(await one.request(), 0, admission)
+    async def start(permits: HeldPermits) -> Run:
+        return await one.start_choice(await one.request(), 0, permits)
 
-    return Job(start, _chat_text)
+    return BatchItem(start, _chat_text)
 
 
-def _chat_text(generation: Generation) -> str:
+def _chat_text(generation: GenerationResult) -> str:
     """A tool call comes as the model has written it, as in TGI."""
     return without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)

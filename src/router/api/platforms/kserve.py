@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import Served, served_of
+from router.api.app_state import AppState, state_of
 from router.api.errors import BodyError
 from router.api.generate import request_of
-from router.api.http.body import read_body
 from router.api.http.json_out import JsonResponse
-from router.api.openapi.openapi import documented
-from router.api.platforms.batch import Job, job_of, texts_of
-from router.api.service import get
+from router.api.platforms.batch import BatchItem, item_of, texts_of
+from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.schemas.generate import GenerateBody
 from router.schemas.platforms import InferBody, InferInput, InferResponse, Live, ServerMetadata
 
-routes = APIRouter(tags=["KServe"])
+routes = Routes("KServe")
 _MODEL = "/v2/models/{name:path}/versions/{version}"
 
 
-@get(routes, "/v2", response_model=ServerMetadata)
+@routes.describes("/v2", response_model=ServerMetadata)
 async def server(request: Request) -> Response:
     """The server and what it offers."""
     return JsonResponse(
@@ -29,33 +27,31 @@ async def server(request: Request) -> Response:
     )
 
 
-@get(routes, "/v2/health/live", response_model=Live)
-@get(routes, "/v2/health/ready", response_model=Live)
-@get(routes, f"{_MODEL}/ready", response_model=Live)
+@routes.describes(f"{_MODEL}/ready", "/v2/health/ready", "/v2/health/live", response_model=Live)
 async def live(request: Request) -> Response:
     """Always true, as in TGI; `/health` asks the shards."""
     return JsonResponse({"live": True})
 
 
-@get(routes, _MODEL, response_model=ServerMetadata)
+@routes.describes(_MODEL, response_model=ServerMetadata)
 async def model(request: Request, name: str, version: str) -> Response:
     """The names of the path; there is only one model."""
     return JsonResponse({"name": name, "version": version, "extensions": ["infer", "ready"]})
 
 
-@routes.post(f"{_MODEL}/infer", **documented(InferBody, InferResponse))
+@routes.answers(f"{_MODEL}/infer", InferBody, InferResponse, span="kserve_model_infer")
 async def infer(request: Request) -> Response:
     """Generates for each input, with the same parameters; the outputs are in the order of the inputs."""
-    served = served_of(request)
-    body = await read_body(request, InferBody, limit=served.config.payload_limit)
-    served.inference.metrics.count("tgi_request_count")
+    state = state_of(request)
+    body = await state.read(request, InferBody)
+    state.count_request()
     if len(body.inputs) != len(body.outputs):
         raise BodyError(
             422,
             "length mismatch",
             f"`inputs` and `outputs` must have the same length. Given: {len(body.inputs)} and {len(body.outputs)}",
         )
-    texts = await texts_of(request, served, [_job(served, body, one) for one in body.inputs])
+    texts = await texts_of(request, state, [_item(state, body, one) for one in body.inputs])
     outputs = []
     for output, text in zip(body.outputs, texts, strict=True):
         data = list(text.encode())
@@ -63,11 +59,11 @@ async def infer(request: Request) -> Response:
     return JsonResponse({"id": body.id, "outputs": outputs})
 
 
-def _job(served: Served, body: InferBody, one: InferInput) -> Job:
+def _item(state: AppState, body: InferBody, one: InferInput) -> BatchItem:
     try:
         text = bytes(one.data).decode()
     except UnicodeDecodeError:
         raise BodyError(422, "utf8", f"the data of the input {one.name[:100]} is not UTF-8") from None
     prefix = text if body.parameters.return_full_text else ""
     asked = request_of(GenerateBody(inputs=text, parameters=body.parameters))
-    return job_of(served.inference, asked, lambda generation: prefix + generation.text)
+    return item_of(state.inference, asked, lambda generation: prefix + generation.text)

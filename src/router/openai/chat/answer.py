@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from router.generation.running import Generation
+from router.generation.collect import GenerationResult
 from router.openai.chat.calls import call_message, is_call
 from router.openai.chat.chunks import FINISH_REASONS, ChatHead, logprob, usage, without_stop
 from router.openai.chat.tools import OfferedTools
@@ -13,7 +13,7 @@ from router.request import ValidRequest
 
 
 def completion(
-    head: ChatHead, generations: Sequence[Generation], *, logprobs: bool, tools: OfferedTools | None = None
+    head: ChatHead, generations: Sequence[GenerationResult], *, logprobs: bool, tools: OfferedTools | None = None
 ) -> dict[str, Any]:
     """The JSON answer; the prompt counts once however many choices there are. Raises ToolError."""
     prompt_tokens = prompt_tokens_of([generation.request for generation in generations])
@@ -27,7 +27,7 @@ def prompt_tokens_of(requests: Sequence[ValidRequest]) -> int:
     return max(request.input_length for request in requests)
 
 
-def _choice(index: int, generation: Generation, logprobs: bool, tools: OfferedTools | None) -> dict[str, Any]:
+def _choice(index: int, generation: GenerationResult, logprobs: bool, tools: OfferedTools | None) -> dict[str, Any]:
     text = without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)
     message: dict[str, Any] = {"role": "assistant", "content": text}
     finish_reason = FINISH_REASONS[generation.finish_reason]

@@ -10,27 +10,28 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from router.events import Finished, Prefilled
-from router.generation.running import Admission, Item, Permits, Running, Timings
+from router.generation.permits import HeldPermits, PermitPool
+from router.generation.running import Item, Running, Timings
 from router.openai.chat.call_parser import ToolCallParser
 from router.openai.chat.tool_schema import NO_TOOL
 from router.request import ValidRequest
 
-Start = Callable[[Admission], Awaitable[Running]]
+Start = Callable[[HeldPermits], Awaitable[Running]]
 
 
 class TwoPasses:
-    """Reads like `Running`. Nothing comes out before the decision; it takes one permit of the admission."""
+    """Reads like `Running`. Nothing comes out before the decision; it holds one permit throughout."""
 
-    def __init__(self, decision: Running, answer: Start, admission: Admission) -> None:
-        """`decision`: under the tool grammar, started with `turn`. `answer` starts the generation in words."""
+    def __init__(self, decision: Running, answer: Start, permits: HeldPermits) -> None:
+        """`decision` is under the tool grammar, started with `permits_of_one_pass`; `answer` starts the other."""
         self._running = decision
         self._answer = answer
         self._parser = ToolCallParser()
         self._seen: deque[Item] = deque()
         self._is_decided = False
         self._closed = False
-        self._admission = admission
-        self._permits = admission.hand_over()
+        self._held = permits
+        self._pool = permits.hand_over()
 
     @property
     def request(self) -> ValidRequest:
@@ -63,7 +64,7 @@ class TwoPasses:
         if not self._closed:
             self._closed = True
             self._running.close()
-            self._permits.give_back(1)
+            self._pool.give_back(1)
 
     async def _decide(self) -> None:
         event = await self._running.next_event()
@@ -78,14 +79,14 @@ class TwoPasses:
         elif isinstance(event, Finished):
             # It calls nothing, or its tokens ended before it had named a function: the answer is in words.
             self._seen.clear()
-            self._running = await self._answer(turn(self._admission))
+            self._running = await self._answer(permits_of_one_pass(self._held))
             self._is_decided = True
 
 
-def turn(admission: Admission) -> Admission:
-    """For one pass: the permit that counts is held until the last one has ended."""
-    permits = Permits(1)
-    permits.take(1)
-    one = Admission(permits, 1, admission.request_id, admission.request_span)
-    one.arrived_at = admission.arrived_at
+def permits_of_one_pass(permits: HeldPermits) -> HeldPermits:
+    """A permit of its own pool: the permit that counts is held until the last pass has ended."""
+    pool = PermitPool(1)
+    pool.take(1)
+    one = HeldPermits(pool, 1, permits.request_id, permits.request_span)
+    one.arrived_at = permits.arrived_at
     return one

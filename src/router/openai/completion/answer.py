@@ -11,8 +11,8 @@ from typing import Any
 
 from router.errors import GenerationError
 from router.events import Finished, FinishReason, Token, TokenGenerated
+from router.generation.collect import GenerationResult
 from router.generation.inference import mean_logprob
-from router.generation.running import Generation
 from router.openai.chat.chunks import StopHoldBack, ended_by_stop, usage, without_stop
 from router.request import ValidRequest
 from router.schemas.completion import CompletionBody
@@ -90,7 +90,10 @@ class Logprobs:
 
 
 def completion(
-    head: CompletionHead, body: CompletionBody, groups: Sequence[Sequence[Generation]], offsets: Sequence[Sequence[int]]
+    head: CompletionHead,
+    body: CompletionBody,
+    groups: Sequence[Sequence[GenerationResult]],
+    offsets: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
     """The JSON answer. `groups` holds the generations of each prompt, `offsets` the places of its tokens if needed."""
     number = body.n or 1
@@ -103,12 +106,12 @@ def completion(
     return head.answer(choices, usage(prompt_tokens, completion_tokens))
 
 
-def _best(group: Sequence[Generation], number: int) -> Sequence[Generation]:
+def _best(group: Sequence[GenerationResult], number: int) -> Sequence[GenerationResult]:
     """The `number` generations with the highest mean logprob, the best first; in order of asking if all are wanted."""
     return group if len(group) == number else sorted(group, key=mean_logprob, reverse=True)[:number]
 
 
-def _choice(index: int, generation: Generation, body: CompletionBody, places: Sequence[int]) -> dict[str, Any]:
+def _choice(index: int, generation: GenerationResult, body: CompletionBody, places: Sequence[int]) -> dict[str, Any]:
     text = without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)
     if body.echo:
         text = generation.request.inputs + text
@@ -120,7 +123,7 @@ def _choice(index: int, generation: Generation, body: CompletionBody, places: Se
     }
 
 
-def _logprobs(generation: Generation, body: CompletionBody, text: str, places: Sequence[int]) -> dict[str, Any]:
+def _logprobs(generation: GenerationResult, body: CompletionBody, text: str, places: Sequence[int]) -> dict[str, Any]:
     logprobs = Logprobs(with_top=bool(body.logprobs))
     position = 0
     if body.echo:

@@ -13,8 +13,8 @@ from router_fakes import Router, data_of, failing, says
 
 from router.errors import GenerationError
 from router.events import Event, Token
-from router.generation.running import Admission, Permits
-from router.openai.chat.two_passes import turn
+from router.generation.permits import HeldPermits, PermitPool
+from router.openai.chat.two_passes import permits_of_one_pass
 from router.request import ValidRequest
 
 MakeRouter = Callable[..., Router]
@@ -121,30 +121,30 @@ async def test_words_in_a_stream(make_router: MakeRouter) -> None:
 
 async def test_one_permit_lasts_for_both_passes(make_router: MakeRouter) -> None:
     router = make_router(lambda request: [None])
-    permits = router.inference.permits
+    permit_pool = router.inference.permit_pool
     taken: list[int] = []
     answers = [list(NO_TOOL), ["Hi", "</s>"]]
 
     def watched(request: ValidRequest) -> list[Event]:
-        taken.append(permits.num_taken)
+        taken.append(permit_pool.num_taken)
         return says(*answers.pop(0), reason="eos_token", last_special=True)
 
     router.scheduler.script = watched
-    permits.take(3)  # all but one
+    permit_pool.take(3)  # all but one
     assert (await router.post(PATH, body())).status_code == 200
-    assert taken == [3 + 1, 3 + 1] and permits.num_taken == 3
-    permits.give_back(3)
+    assert taken == [3 + 1, 3 + 1] and permit_pool.num_taken == 3
+    permit_pool.give_back(3)
 
 
 def test_a_pass_belongs_to_the_request_that_it_is_for() -> None:
-    permits = Permits(1)
-    assert permits.take(1)
+    permit_pool = PermitPool(1)
+    assert permit_pool.take(1)
     span: Any = object()
-    admission = Admission(permits, 1, "id", span)
-    one = turn(admission)
-    assert (one.request_id, one.request_span, one.arrived_at) == ("id", span, admission.arrived_at)
+    permits = HeldPermits(permit_pool, 1, "id", span)
+    one = permits_of_one_pass(permits)
+    assert (one.request_id, one.request_span, one.arrived_at) == ("id", span, permits.arrived_at)
     one.hand_over().give_back(1)
-    assert permits.num_taken == 1
+    assert permit_pool.num_taken == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,7 +15,7 @@ MakeRouter = Callable[..., Router]
 
 async def test_overload(make_router: MakeRouter) -> None:
     router = make_router(limits=replace(LIMITS, max_concurrent_requests=1))
-    assert router.inference.permits.take(1)
+    assert router.inference.permit_pool.take(1)
     router.scheduler.wait_s = 2.3
     chat_body = {"messages": [{"role": "user", "content": "x"}]}
     for path, body in (
@@ -32,7 +32,7 @@ async def test_overload(make_router: MakeRouter) -> None:
         assert answer.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
         assert answer.headers["retry-after"] == "3"
     assert b'tgi_request_failure{err="overloaded"} 7' in router.metrics.render()
-    router.inference.permits.give_back(1)
+    router.inference.permit_pool.give_back(1)
     assert (await router.post("/generate", {"inputs": "x"})).status_code == 200
 
 

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from starlette.requests import ClientDisconnect
 
-from router.api.http.disconnect import unless_left
+from router.api.http.disconnect import cancel_on_disconnect
 
 
 class Client:
@@ -35,7 +35,7 @@ async def test_work_is_cancelled_when_the_client_leaves():
             raise
 
     with pytest.raises(ClientDisconnect):
-        await unless_left(client.receive, work())
+        await cancel_on_disconnect(client.receive, work())
     assert was_cancelled
     await asyncio.sleep(0)  # nothing of the cancellation is left over
 
@@ -51,14 +51,14 @@ async def test_a_client_that_leaves_as_the_work_ends_disturbs_nobody():
 
     for _ in range(5):
         with contextlib.suppress(ClientDisconnect):
-            assert await unless_left(client.receive, work()) == "done"
+            assert await cancel_on_disconnect(client.receive, work()) == "done"
         for _ in range(5):
             await asyncio.sleep(0)
 
 
 async def test_a_cancelled_caller_stays_cancelled():
     client = Client()
-    task = asyncio.ensure_future(unless_left(client.receive, asyncio.sleep(30)))
+    task = asyncio.ensure_future(cancel_on_disconnect(client.receive, asyncio.sleep(30)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

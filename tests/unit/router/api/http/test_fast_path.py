@@ -44,12 +44,12 @@ def test_direct_and_found_endpoints_meet_the_same_middleware_and_handlers():
 
     app = Application()
     app.include_router(routes)
-    app.direct = endpoints_of([routes], without=("/found",))
+    app.fast_path = endpoints_of([routes], without=("/found",))
     app.add_middleware(Seen, word="inner")
     app.add_middleware(Seen, word="outer ")
     app.add_exception_handler(KeyError, handle)
     client = TestClient(app)
-    assert set(app.direct) == {("POST", "/direct")}
+    assert set(app.fast_path) == {("POST", "/direct")}
     for path in ("/direct", "/found"):
         assert client.post(path).text == "answer outer inner"
         failed = client.post(path, headers={"fail": "yes"})

@@ -51,10 +51,10 @@ async def test_a_client_that_leaves_gives_everything_back(
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(http(path, body))
         await until(lambda: bool(router.scheduler.open))
-        assert router.inference.permits.num_taken == len(router.scheduler.open) or body.get("n")
+        assert router.inference.permit_pool.num_taken == len(router.scheduler.open) or body.get("n")
         writer.close()
         await until(lambda: not router.scheduler.open)
-        await until(lambda: router.inference.permits.num_taken == 0)
+        await until(lambda: router.inference.permit_pool.num_taken == 0)
 
 
 async def test_a_client_that_leaves_before_the_body_is_complete(router: Router) -> None:

@@ -22,7 +22,6 @@ from pydantic import BaseModel
 from router_fakes import LIMITS, Router
 
 from router.api import chat, completions, generate, service, tokenize
-from router.api.openapi import openapi
 from router.api.platforms import cloud as platforms
 from router.config import RouterConfig
 from router.schemas.base import Body
@@ -63,12 +62,12 @@ COMPANIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def document() -> Schema:
-    return openapi.document(create_app())
+    return create_app().openapi()
 
 
 @pytest.fixture
 def served_document(router: Router) -> Schema:
-    return openapi.document(router.app)
+    return router.app.openapi()
 
 
 def resolved(document: Schema, schema: Schema) -> Schema:

@@ -8,17 +8,19 @@ from contextlib import aclosing
 from support.factories import make_request
 
 from router.events import Finished, Token, TokenGenerated
-from router.generation.running import Admission, Permits, Running, arrivals
+from router.generation.collect import arrivals
+from router.generation.permits import HeldPermits, PermitPool
+from router.generation.running import Running
 from router.metrics import Metrics
 from router.scheduling.entry import Entry
 
 
 async def test_choices_that_nobody_reads_are_bounded() -> None:
     entries = [Entry(make_request(), max_unread_bytes=50_000) for _ in range(2)]
-    permits = Permits(2)
-    assert permits.take(2)
-    with Admission(permits, 2, "id") as admission:
-        running = [Running(entry.request, entry, Metrics(), admission) for entry in entries]
+    permit_pool = PermitPool(2)
+    assert permit_pool.take(2)
+    with HeldPermits(permit_pool, 2, "id") as permits:
+        running = [Running(entry.request, entry, Metrics(), permits) for entry in entries]
     async with aclosing(arrivals(running)) as items:
         entries[0].put(TokenGenerated(Token(1, "a", -1.0)))
         assert (await anext(items))[0] == 0
@@ -30,4 +32,4 @@ async def test_choices_that_nobody_reads_are_bounded() -> None:
         got = [item async for _, item in items]
     assert len(got) < 700 and sum(isinstance(item, Exception) for item in got) == 2
     assert not any(isinstance(item, Finished) for item in got)
-    assert permits.num_taken == 0
+    assert permit_pool.num_taken == 0

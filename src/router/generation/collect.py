@@ -1,0 +1,136 @@
+"""Several generations of one request: started all or none, read to their ends or side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from router.events import Finished, FinishReason, Prefilled, Token
+from router.generation.running import Item, Run, Timings
+from router.request import ValidRequest
+
+_MAX_ARRIVED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationResult:
+    """A finished request."""
+
+    request: ValidRequest
+    text: str
+    tokens: list[Token]
+    top_tokens: list[tuple[Token, ...]]
+    prefill: tuple[Token, ...]
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    timings: Timings
+    best_of_sequences: list[GenerationResult] = field(default_factory=list)
+
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+async def start_all(starts: Iterable[Callable[[], Awaitable[AnyRun]]]) -> list[AnyRun]:
+    """Queues all or none, one after the other."""
+    running: list[AnyRun] = []
+    try:
+        for start in starts:
+            running.append(await start())
+    except BaseException:
+        for one in running:
+            one.close()
+        raise
+    return running
+
+
+async def collect(running: Run) -> GenerationResult:
+    """Reads a generation to its end."""
+    tokens: list[Token] = []
+    top_tokens: list[tuple[Token, ...]] = []
+    prefill: tuple[Token, ...] = ()
+    try:
+        while True:
+            event = await running.next_event()
+            if isinstance(event, Prefilled):
+                prefill = event.tokens
+                continue
+            tokens.append(event.token)
+            top_tokens.append(event.top_tokens)
+            if isinstance(event, Finished):
+                break
+    finally:
+        running.close()
+    assert running.timings is not None
+    return GenerationResult(
+        request=running.request,
+        text=event.text,
+        tokens=tokens,
+        top_tokens=top_tokens if running.request.top_n_tokens else [],
+        prefill=prefill,
+        finish_reason=event.finish_reason,
+        generated_tokens=event.generated_tokens,
+        seed=event.seed,
+        timings=running.timings,
+    )
+
+
+async def collect_all(running: Sequence[Run]) -> list[GenerationResult]:
+    """Reads several generations side by side; the first failure ends them all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(collect(one)) for one in running]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    finally:
+        for one in running:
+            one.close()
+    return [task.result() for task in tasks]
+
+
+async def interleaved(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item], None]:
+    """The events of several generations as they come, each with its generation's index. Raises the first failure."""
+    async with aclosing(arrivals(running)) as items:
+        async for index, item in items:
+            if isinstance(item, Exception):
+                raise item
+            yield index, item
+
+
+async def arrivals(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item | Exception], None]:
+    """As `interleaved`, but a failure is an item too: the last of its generation, and the others go on."""
+    if len(running) == 1:
+        item: Item | Exception | None = None
+        while not isinstance(item, Finished | Exception):
+            try:
+                item = await running[0].next_event()
+            except Exception as error:
+                item = error
+            yield 0, item
+        return
+    # Bounded, so that a slow reader is seen by the entries: they bound what is unread.
+    arrived: asyncio.Queue[tuple[int, Item | Exception]] = asyncio.Queue(_MAX_ARRIVED)
+
+    async def forward(index: int) -> None:
+        event = None
+        try:
+            while not isinstance(event, Finished):
+                event = await running[index].next_event()
+                await arrived.put((index, event))
+        except Exception as error:
+            await arrived.put((index, error))
+
+    tasks = [asyncio.ensure_future(forward(index)) for index in range(len(running))]
+    try:
+        num_unfinished = len(running)
+        while num_unfinished:
+            index, one = await arrived.get()
+            num_unfinished -= isinstance(one, Finished | Exception)
+            yield index, one
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

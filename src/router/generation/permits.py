@@ -1,0 +1,48 @@
+"""Permits: how many generations may be under way at once, and who holds how many."""
+
+from __future__ import annotations
+
+import time
+
+from router.tracing import RequestSpan
+
+
+class PermitPool:
+    """The limit of generations at once. Permits are taken or refused, never waited for."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.num_taken = 0
+
+    def take(self, number: int) -> bool:
+        if self.num_taken + number > self.limit:
+            return False
+        self.num_taken += number
+        return True
+
+    def give_back(self, number: int) -> None:
+        self.num_taken -= number
+
+
+class HeldPermits:
+    """The permits of one HTTP request. A context manager: those that no generation took over go back at its end."""
+
+    def __init__(self, pool: PermitPool, number: int, request_id: str, request_span: RequestSpan | None = None) -> None:
+        self._pool = pool
+        self._num_left = number
+        self.request_id = request_id
+        self.request_span = request_span
+        self.arrived_at = time.monotonic()
+
+    def __enter__(self) -> HeldPermits:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.give_back(self._num_left)
+        self._num_left = 0
+
+    def hand_over(self) -> PermitPool:
+        """One permit changes hands: its new holder gives it back."""
+        assert self._num_left > 0
+        self._num_left -= 1
+        return self._pool
