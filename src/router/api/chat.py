@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -21,7 +19,6 @@ from router.api.http.headers import json_headers, stream_headers
 from router.api.http.json_out import JsonResponse
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
-from router.config import TGI_VERSION
 from router.errors import RouterError, ValidationError
 from router.events import Finished, Prefilled
 from router.generation.asked import GenerateRequest
@@ -62,12 +59,7 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
     """The answer to a chat body, whichever route it came by."""
     state.count_request()
     chat = Chat(state, body)
-    head = ChatHead(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=model_name(body.model, state.model_id),
-        system_fingerprint=f"{TGI_VERSION}-native",
-    )
+    head = ChatHead.new("chatcmpl", model_name(body.model, state.model_id))
     with state.inference.take_permits(chat.number, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, chat.start(permits))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -18,14 +16,13 @@ from router.api.http.headers import stream_headers, summed_headers
 from router.api.http.json_out import JsonResponse
 from router.api.openapi.answers import SUMMED_HEADERS
 from router.api.routes import Routes
-from router.config import TGI_VERSION
 from router.errors import ValidationError
 from router.events import Finished, Prefilled
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, arrivals
 from router.generation.permits import HeldPermits
 from router.generation.running import Running
-from router.openai.chat.chunks import usage
+from router.openai.answers import usage
 from router.openai.completion.answer import ChoiceStream, CompletionHead, completion
 from router.openai.completion.prompt import Counts, check_served, counts_of, requests_of
 from router.schemas.completion import Completion, CompletionBody, CompletionChunk
@@ -52,12 +49,7 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
     inference = state.inference
     state.count_request()
     counts = _counts(state, body)
-    head = CompletionHead(
-        id=f"cmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        model=state.model_id,
-        system_fingerprint=f"{TGI_VERSION}-native",
-    )
+    head = CompletionHead.new("cmpl", state.model_id)
     with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, _start(state, body, counts, permits))

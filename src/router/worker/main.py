@@ -1,7 +1,4 @@
-"""The inside of a worker process: bounds, then one answer for each frame, until the router closes the pipe.
-
-Frames are `router.worker.process`'s: 4 bytes of length, then data.
-"""
+"""The inside of a worker process: bounds, then one answer for each frame, until the router closes the pipe."""
 
 from __future__ import annotations
 
@@ -10,9 +7,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import BinaryIO
 
-_LENGTH_BYTES = 4
+from router.worker.frames import frame, read_frame
 
 
 def serve(answer: Callable[[bytes], bytes], *, memory_limit: int, cpu_limit_s: int) -> None:
@@ -28,25 +26,19 @@ def serve(answer: Callable[[bytes], bytes], *, memory_limit: int, cpu_limit_s: i
     while True:
         replies.write(frame(reply))
         replies.flush()
-        asked = read_frame(requests)
-        if asked is None:
+        try:
+            asked = read_frame(partial(_read_exactly, requests))
+        except EOFError:
             return
         _allow_cpu_time(cpu_limit_s)
         reply = answer(asked)
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """None at the end of the stream."""
-    head = stream.read(_LENGTH_BYTES)
-    if len(head) < _LENGTH_BYTES:
-        return None
-    length = int.from_bytes(head, "big")
-    data = stream.read(length)
-    return data if len(data) == length else None
-
-
-def frame(data: bytes) -> bytes:
-    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
+def _read_exactly(stream: BinaryIO, count: int) -> bytes:
+    data = stream.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
 
 
 def _allow_cpu_time(seconds: int) -> None:

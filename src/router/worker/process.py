@@ -1,7 +1,7 @@
-"""A process of our own that does what may explode, from the side of the router: frames over pipes, and an end.
+"""A worker process from the side of the router: started, asked one frame at a time over pipes, killed when it is late.
 
-Frames on its standard input and output: 4 bytes of length, then data. An empty one says that it is ready; then each
-frame is answered by one. The process itself sets its bounds on memory.
+Its first frame is empty and says that it is ready; then each frame is answered by one. The process itself sets its
+bounds on memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 
+from router.worker.frames import frame, read_frame
+
 _START_TIMEOUT_S = 30.0
-_LENGTH_BYTES = 4
 _PIPE_BYTES = 1 << 20
 
 
@@ -93,7 +94,7 @@ def _send(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> Non
     """Raises TimeoutError, and BrokenPipeError if the process has ended."""
     assert process.stdin is not None
     descriptor = process.stdin.fileno()
-    rest = memoryview(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
+    rest = memoryview(frame(data))
     while rest:
         _wait(descriptor, select.POLLOUT, deadline)
         rest = rest[os.write(descriptor, rest[:_PIPE_BYTES]) :]
@@ -101,8 +102,7 @@ def _send(process: subprocess.Popen[bytes], data: bytes, deadline: float) -> Non
 
 def _receive(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     """Raises TimeoutError, and ConnectionError if the process has ended."""
-    length = int.from_bytes(_receive_exactly(process, _LENGTH_BYTES, deadline), "big")
-    return _receive_exactly(process, length, deadline)
+    return read_frame(lambda count: _receive_exactly(process, count, deadline))
 
 
 def _receive_exactly(process: subprocess.Popen[bytes], count: int, deadline: float) -> bytes:

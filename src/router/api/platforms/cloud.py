@@ -18,7 +18,7 @@ from router.errors import ValidationError
 from router.generation.collect import GenerationResult
 from router.generation.permits import HeldPermits
 from router.generation.running import Run
-from router.openai.chat.chunks import without_stop
+from router.openai.stops import without_stop
 from router.schemas.chat import ChatBody, ChatCompletion
 from router.schemas.completion import Completion, CompletionBody
 from router.schemas.generate import CompatBody, GenerateBody, GenerateResponse

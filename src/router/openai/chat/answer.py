@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.generation.collect import GenerationResult
+from router.openai.answers import usage
 from router.openai.chat.calls import call_message, is_call
-from router.openai.chat.chunks import FINISH_REASONS, ChatHead, logprob, usage, without_stop
+from router.openai.chat.chunks import ChatHead, logprob
 from router.openai.chat.tools import OfferedTools
+from router.openai.stops import FINISH_REASONS, without_stop
 from router.request import ValidRequest
 
 

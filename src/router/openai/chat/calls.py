@@ -9,7 +9,8 @@ from typing import Any
 from router.errors import ToolError
 from router.events import Finished, FinishReason, TokenGenerated
 from router.openai.chat.call_parser import ToolCallParser
-from router.openai.chat.chunks import FINISH_REASONS, ChatHead, StopHoldBack, ended_by_stop, logprob
+from router.openai.chat.chunks import ChatHead, logprob
+from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
 from router.request import ValidRequest
 
 _MAX_QUOTED = 200

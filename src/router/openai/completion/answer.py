@@ -6,29 +6,20 @@ Dictionaries with the key order of TGI; `router.api.http.json_out` writes them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from router.errors import GenerationError
-from router.events import Finished, FinishReason, Token, TokenGenerated
+from router.events import Finished, Token, TokenGenerated
 from router.generation.collect import GenerationResult
 from router.generation.inference import mean_logprob
-from router.openai.chat.chunks import StopHoldBack, ended_by_stop, usage, without_stop
+from router.openai.answers import AnswerHead, usage
+from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop, without_stop
 from router.request import ValidRequest
 from router.schemas.completion import CompletionBody
 
-# Also for the tokens of a finished stop text; OpenAI's clients know no other words.
-_FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
 
-
-@dataclass(frozen=True, kw_only=True)
-class CompletionHead:
-    """What every answer and chunk repeats."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
+class CompletionHead(AnswerHead):
+    """Of a completion, in TGI's key orders."""
 
     def answer(self, choices: list[dict[str, Any]], used: dict[str, int] | None) -> dict[str, Any]:
         """The order of keys of an answer, of the last chunk of a prompt and of the usage chunk."""
@@ -119,7 +110,7 @@ def _choice(index: int, generation: GenerationResult, body: CompletionBody, plac
         "index": index,
         "text": text,
         "logprobs": None if body.logprobs is None else _logprobs(generation, body, text, places),
-        "finish_reason": _FINISH_REASONS[generation.finish_reason],
+        "finish_reason": FINISH_REASONS[generation.finish_reason],
     }
 
 
@@ -162,7 +153,7 @@ class ChoiceStream:
         piece = "" if token.special else token.text
         reason: str | None = None
         if isinstance(event, Finished):
-            reason = _FINISH_REASONS[event.finish_reason]
+            reason = FINISH_REASONS[event.finish_reason]
             stops = self._request.stopping.stop_sequences
             text = self._hold_back.finish(piece, stopped=ended_by_stop(event.text, stops, event.finish_reason))
         else:

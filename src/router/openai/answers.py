@@ -1,0 +1,38 @@
+"""What the answers of chats and completions have in common: their first fields and `usage`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Self
+
+from router.config import TGI_VERSION
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerHead:
+    """What an answer, or every chunk of a stream, says of itself."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    @classmethod
+    def new(cls, prefix: str, model: str) -> Self:
+        """With an id of its own that begins with `prefix`, and the current time."""
+        return cls(
+            id=f"{prefix}-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=model,
+            system_fingerprint=f"{TGI_VERSION}-native",
+        )
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
