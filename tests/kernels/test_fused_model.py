@@ -12,7 +12,9 @@ from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.placement import Placement
-from model_server.layers.fused.fused import Fused, TorchFused, fused_for
+from model_server.layers.fused.choice import fused_for
+from model_server.layers.fused.fused import Fused
+from model_server.layers.fused.torch import TorchFused
 from model_server.layers.fused.triton import TritonFused
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.build import build

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.kernels import rope_cache
-from model_server.layers.fused.fused import HeadLayout, TorchFused
+from model_server.layers.fused.fused import HeadLayout
+from model_server.layers.fused.torch import TorchFused
 from model_server.layers.rotary import Rope, Rotary, Rotations
 
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from benchmarks.gpu.cases.tally import Tally, limit_of, poison_memory
 from benchmarks.gpu.context import Context
-from model_server.layers.fused.fused import HeadLayout, fused_for
+from model_server.layers.fused.choice import fused_for
+from model_server.layers.fused.fused import HeadLayout
 from model_server.layers.rotary import Rope, Rotary, inverse_frequencies
 
 ROWS = (1, 2, 7, 64, 257, 2048)

@@ -14,7 +14,7 @@ from torch import Tensor
 from model_server.kernels.variant import Variant
 
 # Numbers that a program holds at least. No fewer than its threads: where several threads held the same number of a sum
-# that is stored over its summand, one of them could read it too late.
+# that is stored over what was added, one of them could read it too late.
 SMALLEST_TILE = 1024
 LARGEST_ROW = 65536
 

@@ -48,7 +48,6 @@ class RmsNorm:
         return result if result.dtype == x.dtype else result.to(x.dtype)
 
     def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """See `AddNorm`."""
         added.add_(hidden)
         return added, self(added)
 
@@ -70,7 +69,6 @@ class LayerNorm:
         return result if self._bias is None else result.add_(self._bias)
 
     def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """See `AddNorm`."""
         added.add_(hidden)
         return added, self(added)
 

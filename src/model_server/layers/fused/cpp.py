@@ -1,6 +1,6 @@
-"""The element-wise chains by the native operators, on a CPU; see `layers.fused.Fused`.
+"""The fused element-wise operators in C++, for CPUs.
 
-What the operators do not know (layer norms, other activations, a cache in another type) stays with plain torch.
+What they do not know (layer norms, other activations, a cache in another type) stays with plain torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from torch import Tensor
 from model_server.cpp.library import TYPES, brief, prepared
 from model_server.cpp.structs import HeadLayoutForm
 from model_server.layers.activation import Activation
-from model_server.layers.fused.fused import HeadLayout, TorchFused
+from model_server.layers.fused.fused import HeadLayout
+from model_server.layers.fused.torch import TorchFused, norm_heads
 from model_server.layers.norm import AddNorm, Norm
 from model_server.layers.rotary import Rotations
 
@@ -19,16 +20,14 @@ from model_server.layers.rotary import Rotations
 FEW_ROWS = 32
 
 
-class NativeFused(TorchFused):
-    """Only where `native.library.usable` says so."""
+class CppFused(TorchFused):
+    """For what `cpp.library.usable` serves."""
 
     def rms_norm(self, weight: Tensor, eps: float) -> AddNorm:
-        """See `Fused`."""
-        return NativeRmsNorm(weight, eps)
+        return CppRmsNorm(weight, eps)
 
     def gated(self, name: str) -> Activation:
-        """See `Fused`."""
-        return NativeSiluGated() if name in ("silu", "swish") else super().gated(name)
+        return CppSiluGated() if name in ("silu", "swish") else super().gated(name)
 
     def rotate_write(
         self,
@@ -39,15 +38,13 @@ class NativeFused(TorchFused):
         rows: Tensor,
         slots: Tensor,
     ) -> None:
-        """See `Fused`."""
         if rows.dtype != qkv.dtype or not qkv.is_contiguous():
             super().rotate_write(qkv, layout, qk_norm, rotations, rows, slots)
             return
         dim, num_rotated = layout.head_dim, layout.num_heads + layout.num_kv_heads
-        known = qk_norm if isinstance(qk_norm, NativeRmsNorm) and qk_norm.weight.dim() == 2 else None
+        known = qk_norm if isinstance(qk_norm, CppRmsNorm) and qk_norm.weight.dim() == 2 else None
         if qk_norm is not None and known is None:
-            heads = qkv[:, : num_rotated * dim].view(qkv.shape[0], num_rotated, dim)
-            heads.copy_(qk_norm(heads))
+            norm_heads(qkv, layout, qk_norm)
         form = HeadLayoutForm(
             num_rotated=num_rotated,
             head_dim=dim,
@@ -69,7 +66,7 @@ class NativeFused(TorchFused):
         )
 
 
-class NativeRmsNorm:
+class CppRmsNorm:
     """`layers.norm.RmsNorm`. weight: kept in float32, [n] or [heads, n]."""
 
     __slots__ = ("_brief", "_function", "eps", "weight")
@@ -81,11 +78,9 @@ class NativeRmsNorm:
         self._brief = brief().native_rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `AddNorm`."""
         return self._run(x.contiguous(), None)
 
     def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """See `AddNorm`."""
         assert added.is_contiguous()
         return added, self._run(added, hidden.contiguous())
 
@@ -109,7 +104,7 @@ class NativeRmsNorm:
         return out
 
 
-class NativeSiluGated:
+class CppSiluGated:
     """[n, 2 * m] (gate, then up) -> [n, m]: silu(gate) * up."""
 
     __slots__ = ("_function",)

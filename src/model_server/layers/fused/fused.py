@@ -1,7 +1,7 @@
-"""Element-wise work between two matrix products, each chain of it behind one call.
+"""Element-wise work between two matrix products, as operators that a device may fuse into one kernel each.
 
-A device may do such a chain in one kernel. What it has to give is in `TorchFused`, the arithmetic in plain torch that
-every other implementation is held to. Implementations are chosen once, when a model is loaded: `fused_for`.
+What they give is said by `torch.TorchFused`, the arithmetic in plain torch that every other implementation is tested
+against. `choice.fused_for` chooses the implementation when a model is loaded.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from model_server.cpp.library import usable as native_usable
-from model_server.kernels.availability import usable as kernels_usable
-from model_server.layers.activation import Activation, clamped_swiglu, gated
-from model_server.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
-from model_server.layers.rotary import Rotations, rotate_
+from model_server.layers.activation import Activation
+from model_server.layers.norm import AddNorm, Norm
+from model_server.layers.rotary import Rotations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +33,7 @@ class HeadLayout:
 
 
 class Fused(Protocol):
-    """A device's way to do the chains. Of what is made here, weights and constants are prepared at loading."""
+    """The operators of a device. Weights and constants of what is made here are prepared once, at loading."""
 
     def rms_norm(self, weight: Tensor, eps: float) -> AddNorm:
         """`layers.norm.RmsNorm`. weight: [n], or [heads, n] for one weight per head, of any floating type."""
@@ -65,71 +62,3 @@ class Fused(Protocol):
         [n, num_heads + num_kv_heads, head_dim]; rotations: of the n tokens, None without any; rows: a layer's part of
         the cache [num_slots, 2 * num_kv_heads * head_dim], in the type of qkv or in float8; slots: [n] int64.
         """
-
-
-class TorchFused:
-    """Plain torch, on any device and for any type."""
-
-    def rms_norm(self, weight: Tensor, eps: float) -> AddNorm:
-        """See `Fused`."""
-        return RmsNorm(weight, eps)
-
-    def layer_norm(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> AddNorm:
-        """See `Fused`."""
-        return LayerNorm(weight, bias, eps)
-
-    def gated(self, name: str) -> Activation:
-        """See `Fused`."""
-        return gated(name)
-
-    def clamped_swiglu(self, alpha: float, limit: float) -> Activation:
-        """See `Fused`."""
-        return clamped_swiglu(alpha, limit)
-
-    def rotate_write(
-        self,
-        qkv: Tensor,
-        layout: HeadLayout,
-        qk_norm: Norm | None,
-        rotations: Rotations | None,
-        rows: Tensor,
-        slots: Tensor,
-    ) -> None:
-        """See `Fused`."""
-        num_rotated, dim = layout.num_heads + layout.num_kv_heads, layout.head_dim
-        heads = qkv[:, : num_rotated * dim].view(qkv.shape[0], num_rotated, dim)
-        if qk_norm is not None:
-            heads.copy_(qk_norm(heads))
-        if rotations is not None:
-            rotate_(heads if layout.rotary_dim == dim else heads[..., : layout.rotary_dim], rotations.gathered)
-        stored = qkv[:, layout.num_heads * dim :]
-        if rows.dtype is qkv.dtype:
-            rows.index_copy_(0, slots, stored)
-        else:
-            _store_float8(stored, layout, rows, slots)
-
-
-def _store_float8(stored: Tensor, layout: HeadLayout, rows: Tensor, slots: Tensor) -> None:
-    """Divided by their scales, rounded to the nearest, bounded by the largest number of the type."""
-    width = layout.num_kv_heads * layout.head_dim
-    scaled = stored.float()
-    if scaled is stored:
-        scaled = stored.clone()
-    scaled[:, :width] /= layout.key_scale
-    scaled[:, width:] /= layout.value_scale
-    bound = torch.finfo(rows.dtype).max
-    # As bytes: torch copies rows by index in whole bytes on every device, in float8 only on some.
-    rows.view(torch.uint8).index_copy_(0, slots, scaled.clamp_(-bound, bound).to(rows.dtype).view(torch.uint8))
-
-
-def fused_for(device: torch.device, dtype: torch.dtype) -> Fused:
-    """The quickest implementation for a model of that type on that device."""
-    if kernels_usable(device) and dtype in (torch.float16, torch.bfloat16, torch.float32):
-        from model_server.layers.fused.triton import TritonFused
-
-        return TritonFused(device)
-    if native_usable(device, dtype):
-        from model_server.layers.fused.cpp import NativeFused
-
-        return NativeFused()
-    return TorchFused()

@@ -1,4 +1,4 @@
-"""The chains of `layers.fused` as Triton kernels. Imported only where `kernels.present.usable` says so."""
+"""The fused element-wise operators as Triton kernels. Imported only where `kernels.availability.usable` says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from model_server.kernels import activation, norm, rope_cache
 from model_server.layers.activation import Activation
 from model_server.layers.activation import activation as served
-from model_server.layers.fused.fused import HeadLayout, TorchFused
+from model_server.layers.fused.fused import HeadLayout
+from model_server.layers.fused.torch import TorchFused, norm_heads
 from model_server.layers.norm import AddNorm, Norm
 from model_server.layers.rotary import Rotations
 
@@ -31,7 +32,6 @@ class TritonRmsNorm:
         return norm.rms_norm(x, self.weight, self.eps)
 
     def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """See `AddNorm`."""
         return norm.add_rms_norm(hidden, added, self.weight, self.eps)
 
 
@@ -48,31 +48,26 @@ class TritonLayerNorm:
         return norm.layer_norm(x, self._weight, self._bias, self._eps)
 
     def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """See `AddNorm`."""
         return norm.add_layer_norm(hidden, added, self._weight, self._bias, self._eps)
 
 
 class TritonFused:
-    """Each chain in one kernel, for float16, bfloat16 and float32."""
+    """Each operator as one kernel, for float16, bfloat16 and float32."""
 
     def __init__(self, device: torch.device) -> None:
         self._stores_float8 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
 
     def rms_norm(self, weight: Tensor, eps: float) -> AddNorm:
-        """See `Fused`."""
         return TritonRmsNorm(weight, eps)
 
     def layer_norm(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> AddNorm:
-        """See `Fused`."""
         return TritonLayerNorm(weight, bias, eps)
 
     def gated(self, name: str) -> Activation:
-        """See `Fused`."""
         served(name)  # says which names there are
         return partial(activation.gated, name)
 
     def clamped_swiglu(self, alpha: float, limit: float) -> Activation:
-        """See `Fused`."""
         return partial(activation.clamped_swiglu, alpha=alpha, limit=limit)
 
     def rotate_write(
@@ -84,7 +79,6 @@ class TritonFused:
         rows: Tensor,
         slots: Tensor,
     ) -> None:
-        """See `Fused`."""
         if rows.dtype is not qkv.dtype and not self._stores_float8:
             TorchFused().rotate_write(qkv, layout, qk_norm, rotations, rows, slots)
             return
@@ -92,9 +86,7 @@ class TritonFused:
         if isinstance(qk_norm, TritonRmsNorm):
             weight, eps = qk_norm.weight, qk_norm.eps
         elif qk_norm is not None:
-            num_rotated = layout.num_heads + layout.num_kv_heads
-            heads = qkv[:, : num_rotated * layout.head_dim].view(-1, num_rotated, layout.head_dim)
-            heads.copy_(qk_norm(heads))
+            norm_heads(qkv, layout, qk_norm)
         rope_cache.rotate_write(
             qkv,
             rows,

@@ -1,8 +1,8 @@
-"""One layer: how attention and MLP are joined to the residual stream.
+"""One layer: how attention and MLP are added to the residual stream.
 
-Their results are summands of this rank; `reduce` sums them over the ranks, in their memory or new. What a half gives is
-not added at once, but together with the norm that reads the sum, which may be the next layer's (`AddNorm.add`): blocks
-hand on the stream beside what is still to be added to it.
+Their results are partial sums of this rank; `reduce` sums them over the ranks, in their memory or new. A result is not
+added at once, but together with the norm that reads the sum, which may be the next layer's (`AddNorm.add`): blocks hand
+on the stream beside what is still to be added to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Reduce = Callable[[Tensor], Tensor]
 Stream = tuple[Tensor, Tensor | None]
 
 
-def join(norm: AddNorm | None, hidden: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+def residual_norm(norm: AddNorm | None, hidden: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
     """The sum of a stream, and the norm of that sum: itself, if there is no norm."""
     if added is None:
         return hidden, hidden if norm is None else norm(hidden)
@@ -59,17 +59,16 @@ class SequentialBlock:
     multiplier: float  # on what is added
 
     def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
-        """See `Block`."""
-        hidden, normed = join(self.attention_norm, hidden, added)
+        hidden, normed = residual_norm(self.attention_norm, hidden, added)
         attended = self.attention(normed, step)
         if kept_rows is not None:
             attended, hidden = attended.index_select(0, kept_rows), hidden.index_select(0, kept_rows)
-        hidden, added = self._half(self.attention.output(attended), hidden, self.attention_post_norm)
-        hidden, normed = join(self.mlp_norm, hidden, added)
-        return self._half(self.mlp(normed), hidden, self.mlp_post_norm)
+        hidden, added = self._add(self.attention.output(attended), hidden, self.attention_post_norm)
+        hidden, normed = residual_norm(self.mlp_norm, hidden, added)
+        return self._add(self.mlp(normed, step), hidden, self.mlp_post_norm)
 
-    def _half(self, summand: Tensor, hidden: Tensor, post_norm: AddNorm | None) -> Stream:
-        added = self.reduce(summand)
+    def _add(self, partial_sum: Tensor, hidden: Tensor, post_norm: AddNorm | None) -> Stream:
+        added = self.reduce(partial_sum)
         if post_norm is not None:
             added = post_norm(added)
         return (hidden, added) if self.multiplier == 1.0 else (torch.add(hidden, added, alpha=self.multiplier), None)
@@ -77,7 +76,7 @@ class SequentialBlock:
 
 @dataclass(frozen=True, slots=True)
 class ParallelBlock:
-    """x += attention(norm(x)) + mlp(norm(x)): both halves read the same x, with one sum over the ranks."""
+    """x += attention(norm(x)) + mlp(norm(x)): both read the same x, with one sum over the ranks."""
 
     attention: AttentionPart
     mlp: Mlp
@@ -86,15 +85,13 @@ class ParallelBlock:
     mlp_norm: AddNorm | None  # None: the MLP reads what the attention reads
 
     def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
-        """See `Block`."""
-        hidden, normed = join(self.norm, hidden, added)
+        hidden, normed = residual_norm(self.norm, hidden, added)
         attended = self.attention(normed, step)
         if kept_rows is not None:
             attended, hidden, normed = (t.index_select(0, kept_rows) for t in (attended, hidden, normed))
-        summand = self.attention.output(attended).add_(
-            self.mlp(normed if self.mlp_norm is None else self.mlp_norm(hidden))
-        )
-        return hidden, self.reduce(summand)
+        read = normed if self.mlp_norm is None else self.mlp_norm(hidden)
+        partial_sum = self.attention.output(attended).add_(self.mlp(read, step))
+        return hidden, self.reduce(partial_sum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +105,10 @@ class PostNormBlock:
     mlp_norm: AddNorm | None
 
     def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
-        """See `Block`."""
-        _, hidden = join(None, hidden, added)
+        _, hidden = residual_norm(None, hidden, added)
         attended = self.attention(hidden, step)
         if kept_rows is not None:
             attended, hidden = attended.index_select(0, kept_rows), hidden.index_select(0, kept_rows)
-        _, hidden = join(self.attention_norm, hidden, self.reduce(self.attention.output(attended)))
-        _, hidden = join(self.mlp_norm, hidden, self.reduce(self.mlp(hidden)))
+        _, hidden = residual_norm(self.attention_norm, hidden, self.reduce(self.attention.output(attended)))
+        _, hidden = residual_norm(self.mlp_norm, hidden, self.reduce(self.mlp(hidden, step)))
         return hidden, None

@@ -11,12 +11,13 @@ from model_server.attention.backend import AttentionBackend
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
-from model_server.layers.fused.fused import Fused, fused_for
+from model_server.layers.fused.choice import fused_for
+from model_server.layers.fused.fused import Fused
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
 from model_server.models.decoder.attention import load_attention
 from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock
-from model_server.models.decoder.cpp_stack import native_stack
+from model_server.models.decoder.cpp_stack import cpp_stack
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
@@ -37,7 +38,7 @@ def build(
 ) -> Decoder:
     """Read this rank's part of every tensor. `progress(done, total)` is called after each layer.
 
-    fused: how element-wise chains are done; None: as suits the device.
+    fused: the element-wise operators; None: the device's own.
 
     Raises StartupError if the model cannot be divided among the ranks or a tensor is missing or of the wrong size.
     """
@@ -76,7 +77,7 @@ def build(
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         weight_bytes=loader.weight_bytes,
-        stack=native_stack(blocks, group.size),
+        stack=cpp_stack(blocks, group.size),
     )
 
 

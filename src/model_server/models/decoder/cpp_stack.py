@@ -1,6 +1,6 @@
 """All blocks of a decoder in one native call, where every one of them is of Llama's kind.
 
-What that means is said in `native_stack`; whatever else a model has, it goes block by block as on any device. Both ways
+What that means is said in `cpp_stack`; whatever else a model has, it goes block by block as on any device. Both ways
 use the same packed matrices and the same norms, so that nothing is kept twice.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from model_server.attention.cpp import NativeStep, serves, shape_form
 from model_server.cpp.library import TYPES, prepared
 from model_server.cpp.structs import LayerForm, StackForm, StepForm
-from model_server.layers.fused.cpp import NativeRmsNorm, NativeSiluGated
+from model_server.layers.fused.cpp import CppRmsNorm, CppSiluGated
 from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.attention import Attention
@@ -24,7 +24,7 @@ from model_server.models.decoder.mlp import DenseMlp
 from model_server.models.decoder.parts import Step
 
 
-class NativeStack:
+class CppStack:
     """The blocks of a decoder as `source/stack.hpp` runs them. They must outlive it: it holds addresses of theirs."""
 
     def __init__(self, layers: Sequence[_Layer]) -> None:
@@ -78,9 +78,9 @@ class NativeStack:
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention: Attention
-    attention_norm: NativeRmsNorm
-    mlp_norm: NativeRmsNorm
-    qk_norm: NativeRmsNorm | None
+    attention_norm: CppRmsNorm
+    mlp_norm: CppRmsNorm
+    qk_norm: CppRmsNorm | None
     qkv: PackedLinear
     output: PackedLinear
     up: PackedLinear
@@ -102,7 +102,7 @@ class _Layer:
         return form
 
 
-def native_stack(blocks: Sequence[Block], world_size: int) -> NativeStack | None:
+def cpp_stack(blocks: Sequence[Block], world_size: int) -> CppStack | None:
     """The blocks as one stack, or None if one of them is of another kind.
 
     Each must be: x += output(attention(norm(x))), x += down(silu(gate(norm(x))) * up(norm(x))), with packed matrices,
@@ -117,7 +117,7 @@ def native_stack(blocks: Sequence[Block], world_size: int) -> NativeStack | None
     eps = {norm.eps for layer in known for norm in (layer.attention_norm, layer.mlp_norm)}
     qk_eps = {layer.qk_norm.eps for layer in known if layer.qk_norm is not None}
     widths = {layer.down.inputs for layer in known}
-    return NativeStack(known) if len(eps) == len(widths) == 1 and len(qk_eps) < 2 else None
+    return CppStack(known) if len(eps) == len(widths) == 1 and len(qk_eps) < 2 else None
 
 
 def _layer(block: Block) -> _Layer | None:
@@ -130,17 +130,17 @@ def _layer(block: Block) -> _Layer | None:
         return None
     if attention.clip is not None or attention.temperature is not None:
         return None
-    if not serves(attention.layer, attention.kv_shape) or not isinstance(mlp.activation, NativeSiluGated):
+    if not serves(attention.layer, attention.kv_shape) or not isinstance(mlp.activation, CppSiluGated):
         return None
     matrices = [_packed(linear) for linear in (attention.qkv, attention.output, mlp.up, mlp.down)]
     qkv, output, up, down = matrices
     if qkv is None or output is None or up is None or down is None or not whole_panels(down.inputs):
         return None
     norms = block.attention_norm, block.mlp_norm
-    if not isinstance(norms[0], NativeRmsNorm) or not isinstance(norms[1], NativeRmsNorm):
+    if not isinstance(norms[0], CppRmsNorm) or not isinstance(norms[1], CppRmsNorm):
         return None
     qk_norm = attention.qk_norm
-    if qk_norm is not None and not (isinstance(qk_norm, NativeRmsNorm) and qk_norm.weight.dim() == 2):
+    if qk_norm is not None and not (isinstance(qk_norm, CppRmsNorm) and qk_norm.weight.dim() == 2):
         return None
     return _Layer(attention, norms[0], norms[1], qk_norm, qkv, output, up, down)
 

@@ -14,8 +14,8 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
-from model_server.models.decoder.blocks import Block, join
-from model_server.models.decoder.cpp_stack import NativeStack
+from model_server.models.decoder.blocks import Block, residual_norm
+from model_server.models.decoder.cpp_stack import CppStack
 from model_server.models.decoder.parts import Step
 from model_server.runner.runner import ModelInputs, RunnerTraits
 
@@ -40,7 +40,7 @@ class Decoder:
         vocab_size: int,
         max_positions: int | None,
         weight_bytes: int,
-        stack: NativeStack | None = None,
+        stack: CppStack | None = None,
     ) -> None:
         self._stem = stem
         self._blocks = blocks
@@ -97,7 +97,7 @@ class Decoder:
             for block in self._blocks[:-1]:
                 hidden, added = block(hidden, added, step)
             hidden, added = self._blocks[-1](hidden, added, step, inputs.logit_rows)
-        _, hidden = join(self._norm, hidden, added)
+        _, hidden = residual_norm(self._norm, hidden, added)
         if self._projection is not None:
             hidden = self._projection(hidden)
         return self._head(hidden)

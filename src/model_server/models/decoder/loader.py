@@ -15,7 +15,8 @@ from torch import Tensor
 from model_server.attention.backend import Alibi
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.layers.fused.fused import Fused, TorchFused
+from model_server.layers.fused.fused import Fused
+from model_server.layers.fused.torch import TorchFused
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import AddNorm

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): all heads read one compressed vector per token.
 
 A head's key is `up_key @ latent` beside a rotated part that all heads share, and its value `up_value @ latent`. Neither
-is ever made: `up_key` moves to the query and `up_value` behind the weighted sum, so attention runs between queries of
+is ever made: `up_key` moves to the query and `up_value` to after the weighted sum, so attention runs between queries of
 latent width and what the cache holds: latent and rotated part, once per token and not per head.
 """
 
@@ -42,11 +42,11 @@ class Mla:
     value_dim: int
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
-        """See `AttentionPlan`: one key for all heads, whose beginning is the value."""
+        """One key for all heads, whose beginning is the value."""
         return 1, self.latent_rank + self.rotated_dim, self.latent_rank
 
     def load(self, loader: Loader, spec: Spec, index: int) -> LatentAttention:
-        """See `AttentionPlan`. The heads are divided among the ranks, the latents are the same on all."""
+        """The heads are divided among the ranks, the latents are the same on all."""
         prefix = f"{spec.names.layers}.{index}.self_attn."
         size = loader.group.size
         if spec.num_heads % size != 0:
@@ -123,7 +123,7 @@ class Mla:
 
 @dataclass(frozen=True, slots=True)
 class LatentOutput:
-    """Weighted sums of latents [n, heads * latent_rank] -> this rank's summand [n, hidden]."""
+    """Weighted sums of latents [n, heads * latent_rank] -> this rank's partial sum [n, hidden]."""
 
     up_value: Tensor  # [heads, latent_rank, value_dim]
     product: Linear

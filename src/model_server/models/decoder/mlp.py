@@ -9,6 +9,7 @@ from torch import Tensor
 from model_server.layers.activation import Activation, activation
 from model_server.layers.linear.linear import Linear
 from model_server.models.decoder.loader import Loader
+from model_server.models.decoder.parts import Step
 from model_server.models.spec import Spec
 from model_server.weights.matrix import Part
 
@@ -21,7 +22,7 @@ class DenseMlp:
     activation: Activation
     down: Linear
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         return self.down(self.activation(self.up(hidden)))
 
 

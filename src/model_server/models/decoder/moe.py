@@ -18,7 +18,7 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.routing import Router, Routing
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
-from model_server.models.decoder.parts import Mlp
+from model_server.models.decoder.parts import Mlp, Step
 from model_server.models.spec import Spec
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range
@@ -51,7 +51,6 @@ class Moe:
     swiglu: tuple[float, float] | None = None
 
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
-        """See `MlpPlan`."""
         prefix = f"{spec.names.layers}.{index}."
         weights = [self.store.read(loader, prefix, e, self, spec.hidden_size) for e in range(self.routing.num_experts)]
         fused = loader.fused
@@ -92,7 +91,7 @@ class RoutedMlp:
         """The experts ask the device for nothing."""
         return getattr(self.experts, "capturable", True)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         return self.experts(hidden, *self.router(hidden))
 
 
@@ -106,19 +105,18 @@ class SharedMlp:
 
     @property
     def capturable(self) -> bool:
-        """See `RoutedMlp`."""
         return getattr(self.routed, "capturable", True)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        shared = self.shared(hidden)
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        shared = self.shared(hidden, step)
         if self.gate is not None:
             shared.mul_(torch.sigmoid(self.gate(hidden)))
-        return self.routed(hidden).add_(shared)
+        return self.routed(hidden, step).add_(shared)
 
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Three matrices per expert. `experts`: what stands before its number; then the names behind it."""
+    """Three matrices per expert. `experts`: what stands before its number; then the names after it."""
 
     experts: str = "mlp.experts"
     gate: str = "gate_proj"
@@ -126,7 +124,6 @@ class SeparateExperts:
     down: str = "down_proj"
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
-        """See `ExpertStore`."""
         share = loader.share(moe.intermediate_size)
         name = f"{prefix}{self.experts}.{expert}."
         up = MatrixSlice(
@@ -147,7 +144,6 @@ class FlatExperts:
     down: str
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
-        """See `ExpertStore`."""
         first = expert * moe.intermediate_size
         start, stop = loader.share(moe.intermediate_size)
         rows = (first + start, first + stop)
@@ -176,7 +172,6 @@ class StackedExperts:
     rows_first: bool = False
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
-        """See `ExpertStore`."""
         size = moe.intermediate_size
         start, stop = share = loader.share(size)
         halves = ((2 * start, 2 * stop),) if self.interleaved else (share, (size + start, size + stop))

@@ -1,7 +1,7 @@
 """The parts of a block as the decoder sees them. Every kind of attention and of MLP is one of these.
 
 On several ranks a part holds a share of the heads or of the intermediate dimension. What it gives at the end is a
-summand: the block sums over the ranks, once per half, or once for both halves where these are parallel.
+partial sum: the block sums over the ranks, once for attention and once for the MLP, or once for both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Step:
 
 
 class AttentionPart(Protocol):
-    """Attention of this rank's heads, in two halves: tokens that nobody needs any more leave in between."""
+    """Attention of this rank's heads, in two calls: tokens that nobody needs any more leave in between."""
 
     @property
     def kv_shape(self) -> KvShape:
@@ -37,11 +37,17 @@ class AttentionPart(Protocol):
 
     @property
     def output(self) -> Callable[[Tensor], Tensor]:
-        """Attention values [n, width] -> this rank's summand [n, hidden], a new tensor."""
+        """Attention values [n, width] -> this rank's partial sum [n, hidden], a new tensor."""
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """Write K and V of [num_tokens, hidden] to the cache; attention values [num_tokens, width]."""
 
 
-# [n, hidden] -> this rank's summand [n, hidden], a new tensor.
-Mlp = Callable[[Tensor], Tensor]
+class Mlp(Protocol):
+    """An MLP of any kind: this rank's part of the intermediate dimension."""
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        """[n, hidden] -> this rank's partial sum [n, hidden], a new tensor.
+
+        The rows are the tokens of the step; in the last layer those whose logits are wanted.
+        """

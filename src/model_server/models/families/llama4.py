@@ -31,11 +31,9 @@ class Llama4Attention:
     temperature: QueryTemperature | None
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
-        """See `AttentionPlan`."""
         return spec.num_kv_heads, spec.head_dim, spec.head_dim
 
     def load(self, loader: Loader, spec: Spec, index: int) -> Attention:
-        """See `AttentionPlan`."""
         plain = load_attention(loader, spec, index)
         if spec.ropes[index] is None:
             return replace(plain, temperature=self.temperature)

@@ -17,7 +17,8 @@ from model_server.cpp import compile as compiling
 from model_server.cpp import library as loading
 from model_server.cpp.compile import CompileError, compiled
 from model_server.cpp.greedy import greedy
-from model_server.layers.fused.fused import TorchFused, fused_for
+from model_server.layers.fused.choice import fused_for
+from model_server.layers.fused.torch import TorchFused
 from model_server.layers.linear.packed import PackedLinear
 
 CPU = torch.device("cpu")

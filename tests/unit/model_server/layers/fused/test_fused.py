@@ -1,4 +1,4 @@
-"""The chains of element-wise work in plain torch: what every other implementation is held to."""
+"""The fused element-wise operators in plain torch: what every other implementation is tested against."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 
 from model_server.errors import StartupError
 from model_server.layers.activation import clamped_swiglu, gated
-from model_server.layers.fused.cpp import NativeFused
-from model_server.layers.fused.fused import HeadLayout, TorchFused, fused_for
+from model_server.layers.fused.choice import fused_for
+from model_server.layers.fused.cpp import CppFused
+from model_server.layers.fused.fused import HeadLayout
+from model_server.layers.fused.torch import TorchFused
 from model_server.layers.norm import LayerNorm, RmsNorm
 from model_server.layers.rotary import Rope, Rotary, rotate_
 
@@ -21,13 +23,13 @@ LAYOUT = HeadLayout(num_heads=3, num_kv_heads=2, head_dim=8, rotary_dim=4)
 
 @pytest.mark.parametrize("here", [False, True])
 def test_who_is_chosen(here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model_server.layers.fused.fused.kernels_usable", lambda device: False)
-    monkeypatch.setattr("model_server.layers.fused.fused.native_usable", lambda device, dtype: here)
-    assert isinstance(fused_for(CPU, torch.float32), NativeFused if here else TorchFused)
+    monkeypatch.setattr("model_server.layers.fused.choice.availability.usable", lambda device: False)
+    monkeypatch.setattr("model_server.layers.fused.choice.library.usable", lambda device, dtype: here)
+    assert isinstance(fused_for(CPU, torch.float32), CppFused if here else TorchFused)
 
 
 def test_no_kernel_computes_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model_server.layers.fused.fused.kernels_usable", lambda device: True)
+    monkeypatch.setattr("model_server.layers.fused.choice.availability.usable", lambda device: True)
     assert isinstance(fused_for(CPU, torch.float64), TorchFused)
 
 

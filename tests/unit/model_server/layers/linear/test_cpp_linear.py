@@ -1,4 +1,4 @@
-"""Products and element-wise chains as a CPU is given them, against plain torch."""
+"""Products and fused element-wise operators as a CPU is given them, against plain torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from support.linears import make_linear
 
 from model_server.cpp.library import library
-from model_server.layers.fused.fused import HeadLayout, TorchFused, fused_for
+from model_server.layers.fused.choice import fused_for
+from model_server.layers.fused.fused import HeadLayout
+from model_server.layers.fused.torch import TorchFused
 from model_server.layers.rotary import Rotations
 
 CPU = torch.device("cpu")

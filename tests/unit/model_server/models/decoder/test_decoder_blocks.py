@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_server.layers.norm import AddNorm, LayerNorm, RmsNorm
 from model_server.memory.kv_cache import KvShape
-from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, join
+from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock, residual_norm
 
 SIZE = 8
 
@@ -29,7 +29,7 @@ class FakeAttention:
         return hidden * 2
 
 
-def mlp(hidden: Tensor) -> Tensor:
+def mlp(hidden: Tensor, step: Any) -> Tensor:
     return hidden.sin()
 
 
@@ -42,7 +42,7 @@ def sequential(x: Tensor, norms: list[AddNorm | None], multiplier: float, rows: 
     attention_norm, attention_post, mlp_norm, mlp_post = (n or (lambda t: t) for n in norms)
     attended = (attention_norm(x) * 2)[rows]
     x = x[rows] + attention_post(attended.abs().sqrt()) * multiplier
-    return x + mlp_post(mlp(mlp_norm(x))) * multiplier
+    return x + mlp_post(mlp(mlp_norm(x), None)) * multiplier
 
 
 def total(stream: tuple[Tensor, Tensor | None]) -> Tensor:
@@ -78,7 +78,7 @@ def test_what_the_mlp_gives_is_left_to_the_next_norm() -> None:
     assert added is not None
     follower = norm(2)
     wanted = follower(hidden + added)
-    assert torch.equal(join(follower, hidden, added)[1], wanted)
+    assert torch.equal(residual_norm(follower, hidden, added)[1], wanted)
 
 
 @pytest.mark.parametrize("pending", [False, True])
@@ -88,7 +88,7 @@ def test_parallel(own_norm: bool, pending: bool) -> None:
     block = ParallelBlock(FakeAttention(), mlp, reduce, first, second)
     hidden, added = torch.randn(3, SIZE), torch.randn(3, SIZE) if pending else None
     x = hidden if added is None else hidden + added
-    wanted = x + (first(x) * 2).abs().sqrt() + mlp((second or first)(x))
+    wanted = x + (first(x) * 2).abs().sqrt() + mlp((second or first)(x), None)
     rows = torch.tensor([1])
     torch.testing.assert_close(total(block(hidden, None if added is None else added.clone(), None)), wanted)  # type: ignore[arg-type]
     torch.testing.assert_close(total(block(hidden, added, None, rows)), wanted[rows])  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def test_post_norm(with_norms: bool) -> None:
     hidden, rows = torch.randn(3, SIZE), torch.tensor([1, 1])
     one, two = (n or (lambda t: t) for n in norms)
     x = one(hidden + (hidden * 2).abs().sqrt())
-    wanted = two(x + mlp(x))
+    wanted = two(x + mlp(x, None))
     torch.testing.assert_close(total(block(hidden, None, None)), wanted)  # type: ignore[arg-type]
     torch.testing.assert_close(total(block(hidden, None, None, rows)), wanted[rows])  # type: ignore[arg-type]
 
@@ -109,7 +109,7 @@ def test_post_norm(with_norms: bool) -> None:
 def test_join_without_a_norm() -> None:
     hidden, added = torch.randn(2, SIZE), torch.randn(2, SIZE)
     wanted = hidden + added
-    stream, normed = join(None, hidden, added)
+    stream, normed = residual_norm(None, hidden, added)
     assert stream is normed
     assert torch.equal(stream, wanted)
-    assert join(None, hidden, None) == (hidden, hidden)
+    assert residual_norm(None, hidden, None) == (hidden, hidden)

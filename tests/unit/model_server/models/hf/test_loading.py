@@ -143,7 +143,7 @@ def test_packed_gate_and_up_are_cut_alike(transposed: bool) -> None:
     stored["model.layers.0.mlp.down_proj.weight"] = down.t() if transposed else down
     model = spec(names=dataclasses.replace(spec().names, up=("mlp.gate_up_proj",)), transposed=transposed)
     x = torch.randn(3, 8)
-    parts = [load_mlp(Loader(DictReader(stored), CPU, Rank(r, 2)), model, 0)(x) for r in range(2)]
+    parts = [load_mlp(Loader(DictReader(stored), CPU, Rank(r, 2)), model, 0)(x, None) for r in range(2)]  # type: ignore[arg-type]
     wanted = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
     torch.testing.assert_close(parts[0] + parts[1], wanted)
 
@@ -180,7 +180,7 @@ class OtherMlpPlan:
 
     def load(self, loader: Loader, spec: Spec, index: int) -> Any:
         self.asked.append(index)
-        return lambda hidden: hidden * 2
+        return lambda hidden, step: hidden * 2
 
 
 def test_plans_replace_attention_and_single_mlps() -> None:
