@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from router.scheduling.cache.radix import RadixNode
+from router.scheduling.cache.keys import ContentRange
+from router.scheduling.cache.radix import RadixNode
 
 
 @dataclass(slots=True)
@@ -38,6 +38,7 @@ class Allocation:
     # The node that it holds; its path covers the first `num_in_trie` blocks. None: not to be shared, or freed.
     trie_node: RadixNode | None = field(default=None, repr=False, compare=False)
     num_in_trie: int = field(default=0, repr=False, compare=False)
+    content: Sequence[ContentRange] = field(default=(), repr=False, compare=False)
     # Private blocks among those first ones: another request had shared the same tokens before.
     duplicates: list[int] = field(default_factory=list, repr=False, compare=False)
 
@@ -90,14 +91,24 @@ class BlockAllocator(Protocol):
         """Changes whenever something happened that could let a failed `allocate` succeed."""
         ...
 
-    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None) -> Allocation | None:
-        """Blocks for `num_tokens` positions, or None. `prompt_ids` is None for a request that must not be shared."""
+    def allocate(
+        self,
+        num_tokens: int,
+        prompt_ids: Sequence[int] | None,
+        namespace: str = "",
+        content: Sequence[ContentRange] = (),
+    ) -> Allocation | None:
+        """Blocks for `num_tokens` positions, or None. `prompt_ids` is None for a request that must not be shared.
+
+        Only requests of one namespace share blocks: the KV of a prompt differs from one adapter to the next. content:
+        where the prompt's ids are placeholders; it holds for the `token_ids` of `commit` and `free` too.
+        """
         ...
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
         """`num_blocks` more for a running request, appended to its table; its positions then fill whole blocks.
 
-        Returns the new blocks, or None, with nothing changed, if there are not so many.
+        Returns the new blocks, or None, with nothing changed, if there are fewer.
         """
         ...
 
@@ -131,7 +142,7 @@ class BlockStack:
         return self._num_untouched + len(self._returned)
 
     def take(self, num_blocks: int) -> list[int]:
-        """The last `num_blocks`, in stack order. There must be so many."""
+        """The last `num_blocks`, in stack order. There must be as many."""
         assert 0 <= num_blocks <= len(self)
         cut = len(self._returned) - num_blocks
         if cut >= 0:
@@ -170,12 +181,18 @@ class FreeList:
     def num_usable(self) -> int:
         return self._num_usable
 
-    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None = None) -> Allocation | None:
+    def allocate(
+        self,
+        num_tokens: int,
+        prompt_ids: Sequence[int] | None = None,
+        namespace: str = "",
+        content: Sequence[ContentRange] = (),
+    ) -> Allocation | None:
         blocks = self._take(self._num_blocks(num_tokens))
         return None if blocks is None else Allocation(blocks, num_tokens, self._block_size)
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
-        """As the protocol says; a ValueError for a table that would grow beyond the window."""
+        """Raises ValueError for a table that would grow beyond the window."""
         length = len(allocation.blocks) + num_blocks
         if length > self._num_blocks(length * self._block_size):
             raise ValueError(f"a table of {length} blocks is longer than the window of {self._window_size} tokens")

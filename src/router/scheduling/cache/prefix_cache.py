@@ -1,4 +1,4 @@
-"""KV blocks shared between requests whose tokens begin alike.
+"""KV blocks shared between requests of one namespace whose tokens begin alike.
 
 | block                                         | state                                                          |
 |-----------------------------------------------|----------------------------------------------------------------|
@@ -9,7 +9,7 @@
 
 Blocks enter the trie only through `commit` and `free`, with tokens whose KV has been written; an allocation that is
 dropped before that leaves no trace. A block in the trie is never written with other values: it holds full blocks only,
-and a request writes behind its prefix (or the last token of its prompt once more, with the same values).
+and a request writes after its prefix (or the last token of its prompt once more, with the same values).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.scheduling.cache.blocks import Allocation, BlockStack
+from router.scheduling.cache.keys import ContentRange, cache_keys
 from router.scheduling.cache.radix import RadixTrie
 
 
@@ -43,14 +44,20 @@ class PrefixCache:
         """Blocks with known KV that nobody holds; they are counted in `num_free` too."""
         return self._trie.num_evictable
 
-    def allocate(self, num_tokens: int, prompt_ids: Sequence[int] | None = None) -> Allocation | None:
-        """See `BlockAllocator.allocate`. Without success nothing is evicted."""
+    def allocate(
+        self,
+        num_tokens: int,
+        prompt_ids: Sequence[int] | None = None,
+        namespace: str = "",
+        content: Sequence[ContentRange] = (),
+    ) -> Allocation | None:
+        """Without success nothing is evicted."""
         size = self._block_size
         needed = -(-num_tokens // size)
         if prompt_ids is None:
             private = self._take(needed)
             return None if private is None else Allocation(private, num_tokens, size)
-        node, shared = self._trie.find(_as_list(prompt_ids), num_tokens // size)
+        node, shared = self._trie.find(cache_keys(prompt_ids, content), num_tokens // size, namespace)
         self._trie.hold(node)  # before anything is evicted
         private = self._take(needed - len(shared))
         if private is None:
@@ -58,17 +65,17 @@ class PrefixCache:
             return None
         num_shared = len(shared)
         shared += private
-        return Allocation(shared, num_tokens, size, num_shared * size, node, num_shared)
+        return Allocation(shared, num_tokens, size, num_shared * size, node, num_shared, content)
 
     def extend(self, allocation: Allocation, num_blocks: int) -> list[int] | None:
-        """See `BlockAllocator.extend`. What the request itself shares is held, so it is not evicted."""
+        """What the request itself shares is held, so it is not evicted."""
         taken = self._take(num_blocks)
         if taken is not None:
             allocation.append(taken)
         return taken
 
     def commit(self, allocation: Allocation, token_ids: Sequence[int]) -> None:
-        """See `BlockAllocator.commit`. A partly filled last block and tokens beyond the table are not shared.
+        """A partly filled last block and tokens beyond the table are not shared.
 
         A ValueError if `token_ids` are not those that the request has shared before.
         """
@@ -76,7 +83,7 @@ class PrefixCache:
         num_full = min(len(token_ids) // self._block_size, len(allocation.blocks))
         if start is None or num_full <= depth:
             return
-        tokens = _as_list(token_ids)
+        tokens = cache_keys(token_ids, allocation.content)
         size = self._block_size
         if depth and tokens[(depth - 1) * size : depth * size] != start.key[-size:]:
             raise ValueError("these are not the tokens that the request has shared before")
@@ -90,7 +97,6 @@ class PrefixCache:
             allocation.trie_node = node
 
     def free(self, allocation: Allocation, token_ids: Sequence[int] = ()) -> None:
-        """See `BlockAllocator.free`."""
         self.version += 1
         self.commit(allocation, token_ids)
         if allocation.trie_node is not None:
@@ -107,7 +113,3 @@ class PrefixCache:
         if missing > 0:
             self._free.give_back(self._trie.evict(missing))
         return self._free.take(num_blocks)
-
-
-def _as_list(tokens: Sequence[int]) -> list[int]:
-    return tokens if isinstance(tokens, list) else list(tokens)

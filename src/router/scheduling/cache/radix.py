@@ -1,7 +1,8 @@
-"""Radix trie from token ids to KV blocks.
+"""Radix tries from tokens to KV blocks: one for each namespace, all of one pool and one order of eviction.
 
-An edge carries whole blocks: a node's key has `block_size` token ids for each of its blocks. Children are found by the
-ids of their first block (the id itself when blocks hold one token), so no two different blocks can be confused.
+An edge carries whole blocks: a node's key has `block_size` numbers for each of its blocks, one per token (`keys.py`).
+Children are found by the keys of their first block (the number itself when blocks hold one token), so no two different
+blocks can be confused.
 
 | term      | meaning                                                                                           |
 |-----------|---------------------------------------------------------------------------------------------------|
@@ -17,12 +18,12 @@ from heapq import heappop, heappush, heapreplace
 from itertools import compress, count
 from operator import ne
 
-# Keys are compared in pieces of so many ids: fast because lists are compared in C, and a mismatch costs one piece.
+# Keys are compared in pieces of this length: fast because lists are compared in C, and a mismatch costs one piece.
 _PIECE = 512
 
 
 class RadixNode:
-    """A run of blocks below `parent`. The root has no parent, no blocks, and is never counted, held or evicted."""
+    """A run of blocks below `parent`. A root has no parent, no blocks, and is never counted, held or evicted."""
 
     __slots__ = ("blocks", "children", "is_queued", "key", "last_access", "num_protectors", "parent")
 
@@ -40,7 +41,7 @@ class RadixTrie:
     """Blocks whose KV is known. Which blocks exist besides, and who writes them, is the caller's business."""
 
     def __init__(self, block_size: int) -> None:
-        self.root = RadixNode([], [], None, 0)
+        self.roots: dict[str, RadixNode] = {}  # kept for good: one small object per namespace
         self.num_blocks = 0
         self.num_evictable = 0  # blocks in unprotected nodes
         self._block_size = block_size
@@ -51,7 +52,16 @@ class RadixTrie:
         self._queue: list[tuple[int, int, RadixNode]] = []
         self._serial = count()
 
-    def find(self, tokens: list[int], max_blocks: int | None = None) -> tuple[RadixNode, list[int]]:
+    def root_of(self, namespace: str) -> RadixNode:
+        """Where the paths of a namespace begin. What is known in one namespace is found in no other."""
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = RadixNode([], [], None, 0)
+        return root
+
+    def find(
+        self, tokens: list[int], max_blocks: int | None = None, namespace: str = ""
+    ) -> tuple[RadixNode, list[int]]:
         """The longest known prefix of `tokens`, in whole blocks and at most `max_blocks`: its last node, its blocks.
 
         A node that agrees in part only is split, so that a hold of the answer protects no more than the prefix.
@@ -61,7 +71,7 @@ class RadixTrie:
             limit = min(limit, max_blocks)
         self._time += 1
         blocks: list[int] = []
-        node, _ = self._descend(self.root, tokens, 0, limit, blocks)
+        node, _ = self._descend(self.root_of(namespace), tokens, 0, limit, blocks)
         return node, blocks
 
     def insert(
@@ -70,10 +80,11 @@ class RadixTrie:
         """Make `blocks` known for the first `len(blocks) * block_size` of `tokens`.
 
         Returns the node where they end and how many of the blocks were known already; for these the known ones stay.
-        `start` is a node that the caller holds and whose path covers the first `depth` blocks; default: the root.
+        `start` is a node that the caller holds and whose path covers the first `depth` blocks; None: the
+        root of the namespace "".
         """
         self._time += 1
-        held = self.root if start is None else start
+        held = self.root_of("") if start is None else start
         node, present = self._descend(held, tokens, depth, len(blocks), None)
         if present == len(blocks):
             return node, present
@@ -194,7 +205,7 @@ class RadixTrie:
 
 
 def _common_length(key: list[int], tokens: list[int], start: int, end: int) -> int:
-    """How many ids `key` and `tokens[start:end]` have in common at their beginning."""
+    """How many numbers `key` and `tokens[start:end]` have in common at their beginning."""
     length = min(len(key), end - start)
     for piece in range(0, length, _PIECE):
         stop = min(piece + _PIECE, length)

@@ -212,7 +212,7 @@ class RequestQueue:
         self, entry: Entry, allocator: BlockAllocator, scan: _Scan, prefill_budget: int, spare_blocks: int
     ) -> bool:
         token_ids = entry.token_ids if self._may_share(entry.request) else None
-        allocation = allocator.allocate(self._num_reserved(entry), token_ids)
+        allocation = allocator.allocate(self._num_reserved(entry), token_ids, entry.request.adapter_id or "")
         scan.has_blocks = False
         if allocation is None:
             return False

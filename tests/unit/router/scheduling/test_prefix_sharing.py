@@ -1,4 +1,4 @@
-"""The scheduler and the prefix cache: what is shared, from when on, and what never is (scheduler.md 6.5 and 6.8)."""
+"""The scheduler and the prefix cache: what is shared, from when on, and what never is."""
 
 from __future__ import annotations
 
@@ -74,6 +74,14 @@ async def test_p3_prompt_logprobs_bypass_the_cache():
         h.submit("b", 40, 5, decoder_input_details=True)
         await h.finish()
         assert cache_lens(h)["b"] == 0
+
+
+async def test_adapters_share_nothing_with_each_other_nor_with_the_base_model():
+    async with running_scheduler(shard(), **BIG) as h:
+        for name, adapter in (("a", None), ("b", "red"), ("c", "blue"), ("d", "red"), ("e", None)):
+            h.submit(name, 40, 5, adapter_id=adapter)
+            await h.finish()
+        assert cache_lens(h) == {"a": 0, "b": 0, "c": 0, "d": 39, "e": 39}
 
 
 async def test_p4_shared_blocks_are_counted_once():

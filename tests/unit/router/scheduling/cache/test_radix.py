@@ -50,7 +50,7 @@ def test_find_stops_at_the_limit():
     trie = _trie([0, 1, 2, 3])
     node, blocks = trie.find([0, 1, 2, 3], 2)
     assert blocks == node.blocks == [0, 1]
-    assert trie.find([0, 1, 2, 3], 0) == (trie.root, [])
+    assert trie.find([0, 1, 2, 3], 0) == (trie.root_of(""), [])
 
 
 def test_the_least_recently_used_leaf_goes_first():
@@ -66,13 +66,13 @@ def test_the_least_recently_used_leaf_goes_first():
     assert _found(trie, [0, 1, 2, 3, 4]) == [0, 1]
     assert trie.evict(10) == [1, 2, 3, 0, 1]
     assert trie.num_blocks == trie.num_evictable == 0
-    assert not trie.root.children
+    assert not trie.root_of("").children
 
 
 def test_exactly_the_only_entry_is_found():
     trie = _trie([0, 1, 2])
     node, blocks = trie.find([0, 1, 2])
-    assert node is not trie.root
+    assert node is not trie.root_of("")
     assert blocks == [0, 1, 2]
 
 
@@ -200,3 +200,22 @@ def test_the_eviction_queue_does_not_grow_with_use():
             trie.release(node)
     assert len(trie._queue) == 3
     assert trie.evict(3) == [0, 1, 3]
+
+
+def test_namespaces_know_nothing_of_each_other():
+    trie = RadixTrie(1)
+    trie.insert([0, 1, 2], [1, 2, 3])
+    there, blocks = trie.find([0, 1, 2], namespace="x")
+    assert there is trie.root_of("x") and blocks == []
+    trie.insert([0, 1, 5], [4, 5, 6], there)
+    assert _found(trie, [0, 1, 2]) == [1, 2, 3]
+    assert trie.find([0, 1, 2], namespace="x")[1] == [4, 5]
+    assert trie.num_blocks == trie.num_evictable == 6
+
+
+def test_the_least_recently_used_leaf_of_any_namespace_goes_first():
+    trie = RadixTrie(1)
+    for block, namespace in enumerate(("a", "b", "c")):
+        trie.insert([0], [block], trie.root_of(namespace))
+    trie.find([0], namespace="a")
+    assert trie.evict(3) == [1, 2, 0]
