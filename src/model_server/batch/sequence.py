@@ -11,12 +11,12 @@ import numpy.typing as npt
 from torch import Tensor
 
 from model_server.batch.results import FinishReason, GeneratedText
+from model_server.batch.stopping import StoppingState
 from model_server.errors import RequestError
 from model_server.runner.runner import RequestState
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.plan import SamplingRow
 from model_server.text.detokenizer import Detokenizer
-from model_server.text.stopping import StoppingState
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
+from model_server.batch.stopping import StoppingState
 from model_server.errors import RequestError
 from model_server.sampling.grammar import Grammars
 from model_server.sampling.sampler import Sampler
 from model_server.text.detokenizer import Detokenizer
-from model_server.text.stopping import StoppingState
 from model_server.text.tokenizer import Tokenizer
 
 

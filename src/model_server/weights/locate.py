@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from model_server.errors import StartupError
-from model_server.weights.download.hub import snapshot
+from model_server.weights.hub_cache import snapshot
 from wire.model_files import read_object
 
 EMBEDDED = "demo"

@@ -13,7 +13,7 @@ from router.api.errors import openai_event_body, public_error
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import stream_headers, summed_headers
-from router.api.http.json_out import JsonResponse
+from router.api.json_out import JsonResponse
 from router.api.openapi.answers import SUMMED_HEADERS
 from router.api.routes import Routes
 from router.errors import ValidationError

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from router.api.http.json_out import JsonResponse, dumps
+from router.api.json_out import JsonResponse, dumps
 from router.errors import (
     GenerationError,
     IncompleteError,

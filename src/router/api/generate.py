@@ -14,7 +14,7 @@ from router.api.errors import public_error, tgi_event_body
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import json_headers, stream_headers
-from router.api.http.json_out import JsonResponse
+from router.api.json_out import JsonResponse
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
 from router.events import Finished, Prefilled, Token, TokenGenerated

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from router import metrics
 from router.api.app_state import AppState, state_of
 from router.api.errors import UnknownModelError
-from router.api.http.json_out import JsonResponse
+from router.api.json_out import JsonResponse
 from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.errors import UnhealthyError

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from router.api.app_state import AppState, state_of
 from router.api.chat import first_request
-from router.api.http.json_out import JsonResponse
+from router.api.json_out import JsonResponse
 from router.api.openapi.answers import READS_ONLY
 from router.api.routes import Routes
 from router.errors import ValidationError

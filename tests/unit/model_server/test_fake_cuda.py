@@ -20,6 +20,7 @@ from model_server.attention.torch_varlen import TorchVarlenBackend
 from model_server.batch.batch import Batch
 from model_server.batch.extension import BlockExtension
 from model_server.batch.sequence import NewRequest, Sequence
+from model_server.batch.stopping import StoppingState
 from model_server.distributed.group import ProcessGroup
 from model_server.distributed.placement import Placement
 from model_server.engine.calls import DecodeCall, Session
@@ -36,7 +37,6 @@ from model_server.quantization.forms import Plain
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
-from model_server.text.stopping import StoppingState
 from wire.extensions import Extension
 
 pytestmark = pytest.mark.skipif(

@@ -19,21 +19,13 @@ from model_server.errors import StartupError
 from model_server.weights.conversion.tokenizer import ensure_tokenizer, has_tokenizer, nothing_found
 from model_server.weights.conversion.weights import PICKLE_INDEX, convert, has_pickled_weights, is_pickled_weights
 from model_server.weights.download import disk
-from model_server.weights.download.hub import (
-    Hub,
-    HuggingFaceHub,
-    Repository,
-    cache,
-    discard,
-    is_complete,
-    record_commit,
-    snapshot_of,
-)
-from model_server.weights.download.hub_errors import NotAnId, Refused, Unreachable
+from model_server.weights.download.hub import Hub, HuggingFaceHub, Repository
 from model_server.weights.download.parallel import in_parallel
 from model_server.weights.download.progress import DownloadProgress, size
 from model_server.weights.download.selection import is_adapter, side_files, weights
 from model_server.weights.header import read_header
+from model_server.weights.hub_cache import cache, discard, is_complete, record_commit, snapshot_of
+from model_server.weights.hub_errors import NotAnId, Refused, Unreachable
 from model_server.weights.locate import ADAPTER_CONFIG, INDEX, has_safetensors, is_local, resolve, weight_files
 from wire import tokenizer_file
 from wire.model_files import read_object

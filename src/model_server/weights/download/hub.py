@@ -1,4 +1,4 @@
-"""The hub and its local cache: with `transfer` and `hub_errors` the only files that speak to huggingface_hub.
+"""The hub: with `transfer`, `hub_cache` and `hub_errors` the only files that speak to huggingface_hub.
 
 The library resolves names, reads metadata, and lays out the cache. Only the bytes of a file are fetched by `transfer`:
 the library's own download drops what it has when it is interrupted, and does not compare checksums.
@@ -6,23 +6,20 @@ the library's own download drops what it has when it is interrupted, and does no
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import os
 import re
 import threading
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from model_server.errors import StartupError
-from model_server.weights.download.hub_errors import Unreachable, translated
 from model_server.weights.download.transfer import Meter, Transfer
+from model_server.weights.hub_cache import entry, is_commit
+from model_server.weights.hub_errors import Unreachable, translated
 
 _ETAG = re.compile(r"[\w.+=@-]{1,200}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 # What the hub itself serves over HTTP; for more there is only Xet, which is the library's business.
 _MAX_HTTP_BYTES = 50_000_000_000
 
@@ -80,7 +77,7 @@ class HuggingFaceHub:
                 model_id, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
             )
         sizes = {file.rfilename: file.size for file in info.siblings or ()}
-        if info.sha is None or not _COMMIT.fullmatch(info.sha):
+        if info.sha is None or not is_commit(info.sha):
             raise StartupError(f"--model-id {model_id}: {constants.ENDPOINT} names no commit; is HF_ENDPOINT a hub?")
         return Repository(commit=info.sha, sizes=sizes)
 
@@ -151,79 +148,3 @@ def _told(meter: Meter) -> type:
             return None
 
     return Told
-
-
-def cache() -> Path:
-    """The folder of the hub cache: HF_HUB_CACHE, HUGGINGFACE_HUB_CACHE, or `hub` in HF_HOME."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
-
-
-def entry(model_id: str) -> Path:
-    """The folder of a model in the hub cache, which may not exist."""
-    return cache() / f"models--{model_id.replace('/', '--')}"
-
-
-def snapshot_of(model_id: str, commit: str) -> Path:
-    return entry(model_id) / "snapshots" / commit
-
-
-def discard(model_id: str, path: Path) -> None:
-    """Removes a file of a snapshot with the blob behind it, so that it is fetched again."""
-    if path.is_symlink():
-        # One step only: the library may have made the blob a link into a store that other models share.
-        blob = Path(os.path.normpath(path.parent / path.readlink()))
-        if blob.parent == Path(os.path.normpath(entry(model_id) / "blobs")):
-            blob.unlink(missing_ok=True)
-    path.unlink(missing_ok=True)
-
-
-def is_commit(revision: str | None) -> bool:
-    """Whether `revision` can never mean anything else."""
-    return revision is not None and _COMMIT.fullmatch(revision) is not None
-
-
-def is_complete(model_id: str, revision: str | None) -> bool:
-    """Whether `revision` is a commit all of which has been fetched: the hub need not be asked what it means."""
-    return revision is not None and is_commit(revision) and _mark(model_id, revision).is_file()
-
-
-def _mark(model_id: str, commit: str) -> Path:
-    return entry(model_id) / "complete" / commit
-
-
-def record_commit(model_id: str, revision: str | None, commit: str) -> None:
-    """Let the branch or tag mean this commit from now on. Done last: what it meant before is served until then.
-
-    A commit given by its own name is marked as complete.
-    """
-    name = revision or "main"
-    if name == commit:
-        with contextlib.suppress(OSError):  # of a cache that can only be read the hub is asked again
-            _mark(model_id, commit).parent.mkdir(parents=True, exist_ok=True)
-            _mark(model_id, commit).touch()
-        return
-    path = entry(model_id) / "refs" / name
-    if path.is_file() and path.read_text() == commit:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not by the process' number: containers that share a cache have the same ones.
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    draft.write_text(commit)
-    os.replace(draft, path)
-
-
-def snapshot(model_id: str, revision: str | None) -> Path | None:
-    """The cached snapshot of `model_id` at `revision` (default: main); None if its config is not cached.
-
-    Raises StartupError if `model_id` cannot be a hub id.
-    """
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        with translated(model_id, revision):
-            found = try_to_load_from_cache(model_id, "config.json", revision=revision)
-    except Unreachable:
-        return None
-    return Path(found).parent if isinstance(found, str) else None

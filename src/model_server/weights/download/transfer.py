@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from model_server.weights.download.hub_errors import Unreachable
+from model_server.weights.hub_errors import Unreachable
 
 _READ_BYTES = 2**20
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-")

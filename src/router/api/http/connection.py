@@ -12,7 +12,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from router.api.errors import error_body
-from router.api.http.json_out import dumps
+from router.api.json_out import dumps
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 256

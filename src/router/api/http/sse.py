@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.api.http.disconnect import left
 from router.api.http.fast_path import SEND_BODY
-from router.api.http.json_out import dumps
+from router.api.json_out import dumps
 
 logger = logging.getLogger(__name__)
 

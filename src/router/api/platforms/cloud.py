@@ -11,7 +11,7 @@ from router.api import chat, completions, generate
 from router.api.app_state import AppState, state_of
 from router.api.errors import BodyError
 from router.api.http.body import read_one_of
-from router.api.http.json_out import JsonResponse
+from router.api.json_out import JsonResponse
 from router.api.platforms.batch import BatchItem, item_of, texts_of
 from router.api.routes import Routes
 from router.errors import ValidationError

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from router.api.app_state import AppState, state_of
 from router.api.errors import BodyError
 from router.api.generate import request_of
-from router.api.http.json_out import JsonResponse
+from router.api.json_out import JsonResponse
 from router.api.platforms.batch import BatchItem, item_of, texts_of
 from router.api.routes import Routes
 from router.config import TGI_VERSION

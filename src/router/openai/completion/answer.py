@@ -1,6 +1,6 @@
 """From the events of a generation to OpenAI's completion answers: choices, chunks, usage, logprobs.
 
-Dictionaries with the key order of TGI; `router.api.http.json_out` writes them.
+Dictionaries with the key order of TGI; `router.api.json_out` writes them.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ import torch
 
 from model_server.errors import StartupError
 from model_server.weights.download.download import download
-from model_server.weights.download.hub import HuggingFaceHub, Repository, snapshot_of
-from model_server.weights.download.hub_errors import Unreachable
+from model_server.weights.download.hub import HuggingFaceHub, Repository
 from model_server.weights.download.transfer import Meter
+from model_server.weights.hub_cache import snapshot_of
+from model_server.weights.hub_errors import Unreachable
 from model_server.weights.locate import weight_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -16,8 +16,9 @@ from support.hub_server import Fault, HubServer, Repository, etag, wait_until
 
 from model_server.errors import StartupError
 from model_server.weights.download.download import TRIES, download
-from model_server.weights.download.hub import HuggingFaceHub, entry
+from model_server.weights.download.hub import HuggingFaceHub
 from model_server.weights.download.progress import DownloadProgress
+from model_server.weights.hub_cache import entry
 from model_server.weights.locate import resolve
 
 ID = "org/name"

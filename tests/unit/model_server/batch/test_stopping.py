@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from support.effort import examples
 
 from model_server.batch.results import FinishReason
+from model_server.batch.stopping import StoppingState
 from model_server.sampling.parameters import StoppingParameters
-from model_server.text.stopping import StoppingState
 
 EOS = frozenset({2, 9})
 LENGTH, EOS_TOKEN, STOP = FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE
