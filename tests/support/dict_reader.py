@@ -30,6 +30,7 @@ class DictReader:
         return tuple(self.tensors[name].shape)
 
     def stored(self, name: str) -> str:
+        self.shape(name)
         return "F32" if self.tensors[name].is_floating_point() else "I32"
 
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:

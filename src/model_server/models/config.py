@@ -38,14 +38,6 @@ class ModelConfig:
         value = self._fields.get("dtype") or self._fields.get("torch_dtype")
         return value if isinstance(value, str) else None
 
-    @property
-    def quantization(self) -> str | None:
-        """The quantization method of the checkpoint, None if it is not quantized."""
-        block = self._fields.get("quantization_config") or self._fields.get("compression_config")
-        if not isinstance(block, Mapping):
-            return None
-        return str(block.get("quant_method", "unknown"))
-
     def has(self, name: str) -> bool:
         """Whether the file mentions `name`, be it as null."""
         return name in self._fields

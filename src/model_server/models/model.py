@@ -8,6 +8,7 @@ from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.models.spec import Spec
+from model_server.quantization.scheme import check_served, quantization_of
 from model_server.weights.checkpoint import Checkpoint
 
 
@@ -24,8 +25,10 @@ def describe(checkpoint: Checkpoint, *, rope_factor: float | None = None) -> Mod
     """What `checkpoint` holds. rope_factor: positions are divided by it, whatever scaling the config names; None: as
     the config says.
 
-    Raises StartupError for a config that cannot be used, and for a rope factor that the model has no use for.
+    Raises StartupError for a config that cannot be used, for quantized weights, and for a rope factor that the model
+    has no use for.
     """
+    check_served(quantization_of(checkpoint.fields))
     config = ModelConfig(checkpoint.fields)
     try:
         spec = spec_of(config)

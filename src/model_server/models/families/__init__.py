@@ -68,8 +68,6 @@ def spec_of(config: ModelConfig) -> Spec:
         raise UnknownFamilyError(
             f"Unsupported model type {config.model_type}; this version serves {', '.join(sorted(FAMILIES))}"
         )
-    if config.quantization is not None:
-        raise StartupError(f"the checkpoint is quantized ({config.quantization}), which this version does not serve")
     spec = family(config)
     if any(rope is not None and rope.kind == "dynamic" for rope in spec.ropes):
         raise UnknownFamilyError(f"the native {config.model_type} has no rope scaling of the kind dynamic")

@@ -48,8 +48,6 @@ def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
 
     fields, directory = model.config, model.checkpoint.directory
     model_type = fields.model_type
-    if fields.quantization is not None:
-        raise StartupError(f"the checkpoint is quantized ({fields.quantization}), which this version does not serve")
     if model_type not in CONFIG_MAPPING:
         if not isinstance(fields.get("auto_map"), dict):
             raise StartupError(f"Unsupported model type {model_type}: neither Tercet nor transformers knows it")

@@ -135,7 +135,6 @@ def test_deepseek_v3_as_published() -> None:
         ({"model_type": "qwen3_moe", "mlp_only_layers": "all"}, "`mlp_only_layers` must be a list of layer numbers"),
         ({"model_type": "dbrx", "d_model": 8, "n_heads": 2, "n_layers": 1, "ffn_config": 3}, "must be an object"),
         ({"model_type": "llama4_text"}, "rope scaling 'yarn' is not served with `use_qk_norm`"),
-        ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, r"is quantized \(mxfp4\)"),
     ],
 )
 def test_unusable_configs(fields: dict[str, Any], message: str) -> None:

@@ -100,12 +100,6 @@ def test_unknown_type_names_the_served_ones() -> None:
     assert str(caught.value) == f"Unsupported model type mamba; this version serves {', '.join(sorted(FAMILIES))}"
 
 
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_quantized_checkpoints_are_refused(key: str) -> None:
-    with pytest.raises(StartupError, match=r"the checkpoint is quantized \(gptq\), which this version does not serve"):
-        spec(**{key: {"quant_method": "gptq", "bits": 4}})
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"hidden_size": None}, "`hidden_size` must be a positive integer, got None"),
     ({"hidden_size": -64}, "`hidden_size` must be a positive integer, got -64"),
