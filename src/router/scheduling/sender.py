@@ -22,7 +22,7 @@ from router.scheduling.pipeline import Call, Pipeline
 from router.scheduling.queue.admission import Admission
 from router.scheduling.queue.request_queue import NextBatch
 from router.scheduling.step_metrics import StepMetrics
-from router.shards.interface import PROBE_ID, NewBatch, NewRequest, Shards, UnsendableError
+from router.shards.interface import PROBE_ID, DecodeCall, NewBatch, NewRequest, PrefillCall, Shards, UnsendableError
 
 
 class Sender:
@@ -122,10 +122,10 @@ class Sender:
         running = batch.into
         chunk_tokens = self._admission.chunk_tokens(self._batches.last_end_at)
         if running is None:
-            reply = self._shards.prefill(new, chunk_tokens=chunk_tokens)
+            reply = self._shards.prefill(PrefillCall(new, chunk_tokens=chunk_tokens))
             ids: tuple[int, ...] = (batch.batch_id,)
         else:
-            reply = self._shards.prefill(new, running.batch_id, running.growth, chunk_tokens)
+            reply = self._shards.prefill(PrefillCall(new, running.batch_id, running.growth, chunk_tokens))
             ids = (running.batch_id, batch.batch_id)
             running.step_sent()
         self._metrics.sent("prefill")
@@ -150,7 +150,7 @@ class Sender:
         self._metrics.current_batch(batch.size, batch.max_tokens)
         self._metrics.sent("decode")
         chunk_tokens = self._admission.chunk_tokens(self._batches.last_end_at) if batch.prefilling else None
-        reply = self._shards.decode(ids, batch.growth, chunk_tokens)
+        reply = self._shards.decode(DecodeCall(ids, batch.growth, chunk_tokens))
         batch.step_sent()
         self._pipeline.append(Call("decode", reply, batch, ids))
 

@@ -13,10 +13,12 @@ from router.shards.interface import (
     PROBE_ID,
     CachedBatch,
     Columns,
+    DecodeCall,
     Ended,
     Growth,
     NewBatch,
     NewRequest,
+    PrefillCall,
     Row,
     StepReply,
     Timings,
@@ -41,8 +43,23 @@ _NS = 1e-9
 # Outward.
 
 
-def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
+def prefill_to(call: PrefillCall, extensions: frozenset[Extension]) -> pb.PrefillRequest:
     """Fields of an extension are set only if the shards announced it. Raises `UnsendableError`."""
+    request = pb.PrefillRequest(
+        batch=batch_to(call.batch, extensions), growth=_growth_to(call.growth), chunk_tokens=call.chunk_tokens
+    )
+    if call.cached_id is not None:
+        request.cached_batch.id = call.cached_id
+    return request
+
+
+def decode_to(call: DecodeCall) -> pb.DecodeRequest:
+    """Of a batch the id alone: shards look at nothing else."""
+    batches = [pb.CachedBatch(id=batch_id) for batch_id in call.batch_ids]
+    return pb.DecodeRequest(batches=batches, growth=_growth_to(call.growth), chunk_tokens=call.chunk_tokens)
+
+
+def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
     requests: list[pb.Request] = []
     reasons: dict[int, Exception] = {}
     for request in batch.requests:
@@ -61,11 +78,11 @@ def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
     )
 
 
-def growth_to(growth: Sequence[Growth]) -> list[pb.BlockGrowth]:
+def _growth_to(growth: Sequence[Growth]) -> list[pb.BlockGrowth]:
     return [pb.BlockGrowth(request_id=g.request_id, blocks=g.blocks) for g in growth]
 
 
-def probe_batch() -> pb.Batch:
+def probe_to() -> pb.PrefillRequest:
     """The one-token generation that TGI's health check runs in the reserved block 0."""
     request = pb.Request(
         id=PROBE_ID,
@@ -77,7 +94,7 @@ def probe_batch() -> pb.Batch:
         blocks=[0],
         slots=[0],
     )
-    return pb.Batch(id=PROBE_ID, requests=[request], size=1, max_tokens=2, max_blocks=1)
+    return pb.PrefillRequest(batch=pb.Batch(id=PROBE_ID, requests=[request], size=1, max_tokens=2, max_blocks=1))
 
 
 def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request:

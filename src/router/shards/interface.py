@@ -1,4 +1,4 @@
-"""What the scheduler says to the shards and what it hears from them, in the router's own words.
+"""What the scheduler sends to the shards and what they answer, in the router's own types.
 
 Knows neither gRPC nor protobuf, so that the scheduler (and its tests) need neither. `pool.ShardPool` is the real
 implementation of `Shards`.
@@ -79,6 +79,32 @@ class NewBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillCall:
+    """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins.
+
+    growth: for requests of the running batch. chunk_tokens: the most that the step after this one computes of prompts;
+    None: what the warm-up allows.
+    """
+
+    batch: NewBatch
+    cached_id: int | None = None
+    growth: Sequence[Growth] = ()
+    chunk_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCall:
+    """One step of the named batches, which become one batch under the first id. Runs the next chunk of prompts.
+
+    growth, chunk_tokens: as in `PrefillCall`.
+    """
+
+    batch_ids: Sequence[int]
+    growth: Sequence[Growth] = ()
+    chunk_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CachedBatch:
     """What the shards keep after a call: which requests go on, in batch order."""
 
@@ -149,33 +175,15 @@ class Shards(Protocol):
     hold the answer of all ranks or a `ShardError`. Cancelling a future cancels no work on a device.
     """
 
-    def prefill(
-        self,
-        batch: NewBatch,
-        cached_id: int | None = None,
-        growth: Sequence[Growth] = (),
-        chunk_tokens: int | None = None,
-    ) -> asyncio.Future[StepReply]:
-        """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins.
-
-        chunk_tokens: the most that the step after this one computes of prompts; None: what the warm-up allows.
-
-        Raises `UnsendableError`, with nothing sent, if some of the requests cannot be put on the wire.
-        """
+    def prefill(self, call: PrefillCall) -> asyncio.Future[StepReply]:
+        """Raises `UnsendableError`, with nothing sent, if some of the requests cannot be put on the wire."""
         ...
 
     def probe(self) -> asyncio.Future[StepReply]:
         """A generation of one token in the reserved block 0, under the batch id `PROBE_ID`."""
         ...
 
-    def decode(
-        self, batch_ids: Sequence[int], growth: Sequence[Growth] = (), chunk_tokens: int | None = None
-    ) -> asyncio.Future[StepReply]:
-        """One step of the named batches, which become one batch under the first id. Runs the next chunk of prompts.
-
-        chunk_tokens: see `prefill`.
-        """
-        ...
+    def decode(self, call: DecodeCall) -> asyncio.Future[StepReply]: ...
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:
         """Keep only `request_ids`; None if none of them is left."""

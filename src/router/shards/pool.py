@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from router.limits import ShardInfo
 from router.shards import convert, warm_up
 from router.shards.client import Client, Rpc, ShardClient
-from router.shards.interface import CachedBatch, Growth, NewBatch, ShardError, StepReply
+from router.shards.interface import CachedBatch, DecodeCall, PrefillCall, ShardError, StepReply
 from router.shards.warm_up import Capacity, WarmUpPlan
 from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 T = TypeVar("T")
 
-# For calls outside the order. The numbered ones wait their turn behind steps of any length, so they have no deadline of
+# For calls outside the order. The numbered ones wait their turn after steps of any length, so they have no deadline of
 # their own: the scheduler watches for the oldest of them.
 _HEALTH_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 60.0
@@ -25,8 +25,8 @@ _START_TIMEOUT_S = 60.0
 class ShardPool:
     """The ranks of one model; implements `router.shards.interface.Shards`.
 
-    Calls that run the model or change a batch are numbered in the order in which these methods are called. Stock shards
-    ignore the numbers; for them the caller waits for each answer before it sends the next call.
+    Calls that run the model or change a batch are numbered in the order in which these methods are called. Upstream TGI
+    shards ignore the numbers; for them the caller waits for each answer before it sends the next call.
     """
 
     def __init__(self, clients: Sequence[Client]) -> None:
@@ -75,32 +75,14 @@ class ShardPool:
 
     # Numbered calls, sent at once.
 
-    def prefill(
-        self,
-        batch: NewBatch,
-        cached_id: int | None = None,
-        growth: Sequence[Growth] = (),
-        chunk_tokens: int | None = None,
-    ) -> asyncio.Future[StepReply]:
-        request = pb.PrefillRequest(
-            batch=convert.batch_to(batch, self._extensions),
-            growth=convert.growth_to(growth),
-            chunk_tokens=chunk_tokens,
-        )
-        if cached_id is not None:
-            request.cached_batch.id = cached_id
-        return self._prefill(request)
+    def prefill(self, call: PrefillCall) -> asyncio.Future[StepReply]:
+        return self._step("Prefill", convert.prefill_to(call, self._extensions))
 
     def probe(self) -> asyncio.Future[StepReply]:
-        return self._prefill(pb.PrefillRequest(batch=convert.probe_batch()))
+        return self._step("Prefill", convert.probe_to())
 
-    def decode(
-        self, batch_ids: Sequence[int], growth: Sequence[Growth] = (), chunk_tokens: int | None = None
-    ) -> asyncio.Future[StepReply]:
-        # Shards look at nothing but the ids.
-        batches = [pb.CachedBatch(id=batch_id) for batch_id in batch_ids]
-        request = pb.DecodeRequest(batches=batches, growth=convert.growth_to(growth), chunk_tokens=chunk_tokens)
-        return _soon(_step("Decode", self._send("Decode", request)))
+    def decode(self, call: DecodeCall) -> asyncio.Future[StepReply]:
+        return self._step("Decode", convert.decode_to(call))
 
     def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> asyncio.Future[CachedBatch | None]:
         request = pb.FilterBatchRequest(batch_id=batch_id, request_ids=request_ids)
@@ -111,8 +93,8 @@ class ShardPool:
 
     # Fan-out.
 
-    def _prefill(self, request: pb.PrefillRequest) -> asyncio.Future[StepReply]:
-        return _soon(_step("Prefill", self._send("Prefill", request)))
+    def _step(self, rpc: Rpc, request: pb.PrefillRequest | pb.DecodeRequest) -> asyncio.Future[StepReply]:
+        return _soon(_step(rpc, self._send(rpc, request)))
 
     def _send(self, rpc: Rpc, request: Any) -> list[Awaitable[Any]]:
         """Number the call and put it on its way to every rank."""

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from router.shards.client import Rpc, ShardClient
-from router.shards.interface import CachedBatch, Growth, NewBatch, Shards, StepReply
+from router.shards.interface import CachedBatch, DecodeCall, PrefillCall, Shards, StepReply
 from wire.tracing import Tracing, current, end, inside
 
 if TYPE_CHECKING:
@@ -74,34 +74,27 @@ class TracedShards:
         # Batch id → request id → the request's `infer`; kept as the answers say.
         self._members: dict[int, dict[int, Span]] = {}
 
-    def prefill(
-        self,
-        batch: NewBatch,
-        cached_id: int | None = None,
-        growth: Sequence[Growth] = (),
-        chunk_tokens: int | None = None,
-    ) -> asyncio.Future[StepReply]:
+    def prefill(self, call: PrefillCall) -> asyncio.Future[StepReply]:
         members = {
-            one.request_id: one.request.trace.batched() for one in batch.requests if one.request.trace is not None
+            one.request_id: one.request.trace.batched() for one in call.batch.requests if one.request.trace is not None
         }
-        if cached_id is not None:
-            members = self._members.pop(cached_id, {}) | members
-        first_id = batch.batch_id if cached_id is None else cached_id
+        first_id = call.batch.batch_id
+        if call.cached_id is not None:
+            first_id = call.cached_id
+            members = self._members.pop(first_id, {}) | members
         with _Step(self._tracing, "prefill", members.values()) as step:
-            answer = self._shards.prefill(batch, cached_id, growth, chunk_tokens)
+            answer = self._shards.prefill(call)
         self._members[first_id] = dict(members)
         return self._watched(step, answer, first_id, members)
 
-    def decode(
-        self, batch_ids: Sequence[int], growth: Sequence[Growth] = (), chunk_tokens: int | None = None
-    ) -> asyncio.Future[StepReply]:
+    def decode(self, call: DecodeCall) -> asyncio.Future[StepReply]:
         members: dict[int, Span] = {}
-        for batch_id in batch_ids:
+        for batch_id in call.batch_ids:
             members |= self._members.pop(batch_id, {})
         with _Step(self._tracing, "decode", members.values()) as step:
-            answer = self._shards.decode(batch_ids, growth, chunk_tokens)
-        self._members[batch_ids[0]] = dict(members)
-        return self._watched(step, answer, batch_ids[0], members)
+            answer = self._shards.decode(call)
+        self._members[call.batch_ids[0]] = dict(members)
+        return self._watched(step, answer, call.batch_ids[0], members)
 
     def probe(self) -> asyncio.Future[StepReply]:
         with _Step(self._tracing, "probe", ()) as step:

@@ -15,7 +15,7 @@ from support.scheduler_harness import collect, tokens_of
 
 from router.events import Failed
 from router.scheduling.loop import Scheduler
-from router.shards.interface import NewBatch, NewRequest, ShardError
+from router.shards.interface import DecodeCall, NewBatch, NewRequest, PrefillCall, ShardError
 from router.shards.pool import ShardPool
 from router.shards.warm_up import WarmUpPlan
 
@@ -61,7 +61,11 @@ async def test_calls_are_numbered_as_they_are_made_and_merged(prefix):
     shards = [FakeShard(rank=r, world_size=2) for r in range(2)]
     async with serve(*shards, prefix=prefix) as path:
         pool = await started(path)
-        answers = [pool.prefill(new_batch(0, "a", "b", "c")), pool.decode([0]), pool.decode([0])]
+        answers = [
+            pool.prefill(PrefillCall(new_batch(0, "a", "b", "c"))),
+            pool.decode(DecodeCall([0])),
+            pool.decode(DecodeCall([0])),
+        ]
         prefilled, first, _ = [await answer for answer in answers]
         assert sorted(i for columns in prefilled.columns for i in columns.request_ids) == [0, 1, 2]
         assert len(first.columns) == 2
@@ -79,7 +83,7 @@ async def test_a_filter_that_leaves_nobody_says_so(prefix):
     shard = FakeShard()
     async with serve(shard, prefix=prefix) as path:
         pool = await started(path)
-        await pool.prefill(new_batch(0, "a", max_new_tokens=1))
+        await pool.prefill(PrefillCall(new_batch(0, "a", max_new_tokens=1)))
         assert await pool.filter_batch(0, [0]) is None
         await pool.close()
 
@@ -89,7 +93,7 @@ async def test_errors_carry_what_the_shard_said(prefix):
     async with serve(shard, prefix=prefix) as path:
         pool = await started(path)
         with pytest.raises(ShardError, match="Batch ID 7 not found in cache") as caught:
-            await pool.decode([7])
+            await pool.decode(DecodeCall([7]))
         assert not caught.value.fatal
         shard.failure = lambda rpc, request: ShardFailure("gone", code=grpc.StatusCode.UNAVAILABLE)
         with pytest.raises(ShardError, match="the model server cannot be reached") as caught:
@@ -117,7 +121,7 @@ async def test_answers_above_four_mebibytes_pass(prefix):
             return response
 
         shard.edit = blow_up
-        reply = await pool.prefill(new_batch(0, "a"))
+        reply = await pool.prefill(PrefillCall(new_batch(0, "a")))
         assert len(reply.rows[0].error) == 6_000_000
         await pool.close()
 

@@ -86,7 +86,7 @@ def test_switched_off_is_sent_as_one_not_as_nothing():
 
 
 def test_the_probe_is_tgis():
-    batch = convert.probe_batch()
+    batch = convert.probe_to().batch
     (request,) = batch.requests
     assert (batch.id, request.id, batch.size, batch.max_tokens, batch.max_blocks) == (2**64 - 1, 2**64 - 1, 1, 2, 1)
     assert (request.inputs, request.truncate, request.add_special_tokens) == ("liveness", 1, False)

@@ -18,7 +18,7 @@ from support.scheduler_harness import collect
 from router.generation_trace import GenerationTrace
 from router.scheduling.loop import Scheduler
 from router.shards.client import ShardClient
-from router.shards.interface import CachedBatch, NewBatch, NewRequest, ShardError, StepReply
+from router.shards.interface import CachedBatch, DecodeCall, NewBatch, NewRequest, PrefillCall, ShardError, StepReply
 from router.shards.pool import ShardPool
 from router.shards.traced import TracedClient, TracedShards
 from router.shards.warm_up import WarmUpPlan
@@ -84,10 +84,10 @@ async def test_a_batch_of_one_belongs_to_its_request(pool, recorded):
     traced = TracedShards(pool, recorded.tracing)
     request, trace = traced_request(recorded, "a", 2)
     batch = NewBatch(1, [NewRequest(0, request, [1, 2], [1, 2])], max_tokens=2, max_blocks=2)
-    await traced.prefill(batch)
+    await traced.prefill(PrefillCall(batch))
     assert [linked_of(span) for span in recorded.named("batch")] == [{id_of(trace.batched())}]
     assert parent_of(recorded.one("batch")) == id_of(trace.batched())
-    await traced.decode([1])
+    await traced.decode(DecodeCall([1]))
     assert traced._members == {}, "the shards have said that nothing is left"
 
 
@@ -105,9 +105,9 @@ async def test_what_joins_while_a_step_runs_is_kept(recorded):
     traced = TracedShards(Shards(), recorded.tracing)
     for batch_id, name in ((1, "a"), (2, "b")):
         request, _ = traced_request(recorded, name)
-        traced.prefill(NewBatch(batch_id, [NewRequest(batch_id, request)], max_tokens=2, max_blocks=2))
-    traced.decode([1])
-    traced.decode([1, 2])
+        traced.prefill(PrefillCall(NewBatch(batch_id, [NewRequest(batch_id, request)], max_tokens=2, max_blocks=2)))
+    traced.decode(DecodeCall([1]))
+    traced.decode(DecodeCall([1, 2]))
     answers[2].set_result(StepReply(batch=None))  # of the first decode: the only request has ended
     await asyncio.sleep(0)
     assert set(traced._members[1]) == {2}
@@ -119,7 +119,7 @@ async def test_what_joins_while_a_step_runs_is_kept(recorded):
 async def test_a_failure_shows_in_all_spans_of_the_step(pool, shards, recorded):
     traced = TracedShards(pool, recorded.tracing)
     with pytest.raises(ShardError):
-        await traced.decode([77])
+        await traced.decode(DecodeCall([77]))
     for name in ("batch", "decode"):
         assert recorded.one(name).status.description == "ShardError"
     assert traced._members == {}
