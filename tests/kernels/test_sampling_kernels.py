@@ -1,4 +1,4 @@
-"""Sampling kernels in Triton's interpreter against the rules of `sampling.drawing` and `sampling.filters`."""
+"""Sampling kernels in Triton's interpreter against the rules of `sampling.categorical` and `sampling.filters`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ pytest.importorskip("triton")
 
 from model_server.kernels.sampling import sampling
 from model_server.kernels.sampling.sampling import SampledRows
-from model_server.sampling.drawing import draw, weight_bits, weights
+from model_server.sampling.categorical import sample_columns, uniforms, weight_bits, weights
 from model_server.sampling.filters import Filters, filter_whole, shifted
 from model_server.sampling.parameters import SamplingParameters
-from model_server.sampling.randomness import uniforms
 
 CPU = torch.device("cpu")
 
@@ -75,7 +74,7 @@ def expected(logits: Tensor, parameters: SamplingParameters, count: int = 0) -> 
     row = logits[None]
     values = filter_whole(row, filters, bits).values if parameters.filters else shifted(row, filters.temperature)[0]
     number = uniforms(np.array([parameters.seed], np.uint64), np.array([count], np.uint64))
-    column, total = draw(weights(values, bits), torch.from_numpy(number)[:, None])
+    column, total = sample_columns(weights(values, bits), torch.from_numpy(number)[:, None])
     logprob = values[0, int(column)].double() - (total.double().log() - bits * math.log(2.0))
     return int(column), float(logprob)
 

@@ -59,7 +59,7 @@ def _device_guard() -> Iterator[None]:
 @contextlib.contextmanager
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     """Inside, tensors on `CUDA` are fake; what only a driver has (pinned memory, events) is replaced."""
-    from model_server.batch import staging
+    from model_server.memory import transfer as staging
 
     monkeypatch.setattr(staging, "_pinned", _FakePinned)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)

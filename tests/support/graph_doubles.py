@@ -10,8 +10,8 @@ from support.fake_model import FakeRunner
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
-from model_server.batch.staging import Staging
 from model_server.memory.kv_cache import KvCache
+from model_server.memory.transfer import Staging
 from model_server.runner.runner import ModelInputs, RunnerTraits
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
-from model_server.batch.staging import Staging
 from model_server.batch.tables import BlockTables, positions_of
+from model_server.memory.transfer import Staging
 from model_server.runner.runner import ModelInputs, RequestState
 
 Indices = npt.NDArray[np.int64]

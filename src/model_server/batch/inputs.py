@@ -14,8 +14,8 @@ from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
-from model_server.batch.staging import Staging
 from model_server.batch.tables import BlockTables
+from model_server.memory.transfer import Staging
 from model_server.runner.runner import ModelInputs
 
 

@@ -15,7 +15,7 @@ from model_server.batch.stopping import StoppingState
 from model_server.errors import RequestError
 from model_server.runner.runner import RequestState
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.sampling.plan import SamplingRow
+from model_server.sampling.row import SamplingRow
 from model_server.text.detokenizer import Detokenizer
 
 

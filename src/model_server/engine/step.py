@@ -12,15 +12,14 @@ from model_server.batch.decode_state import DecodeState, NewestTokens
 from model_server.batch.extension import Failure, extend, rows_without_slots
 from model_server.batch.inputs import StepInputs, ragged_inputs
 from model_server.batch.sequence import Sequence
-from model_server.batch.staging import Staging
 from model_server.engine.calls import Session, StepCall
 from model_server.engine.profile import NoProfiler, StepProfiler
 from model_server.engine.running import Running, SubmittedStep
 from model_server.memory.kv_cache import KvCache
+from model_server.memory.transfer import Staging, upload
 from model_server.runner.runner import ModelInputs, Runner
 from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import Sampler
-from model_server.sampling.upload import upload
 
 
 class Stepper:

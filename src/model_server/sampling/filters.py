@@ -1,8 +1,8 @@
-"""Temperature, top-k, top-p, min-p, typical-p: from logits to the scores that are drawn from.
+"""Temperature, top-k, top-p, min-p, typical-p: from logits to the scores that are sampled from.
 
 Formulas as TGI's `utils/logits_process.py` (which takes them from transformers), written as thresholds so that no
 row needs more than its sorted values. `n` rows, `width` columns in the order of token ids. Every operation stays
-inside its row, and sums are of integers (see `drawing`), so a row's result does not depend on its neighbours.
+inside its row, and sums are of integers (see `categorical`), so a row's result does not depend on its neighbours.
 Scores have the row's maximum subtracted before the division by the temperature: the same distribution, which cannot
 overflow.
 """
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.sampling.drawing import weights
+from model_server.memory.transfer import upload
+from model_server.sampling.categorical import weights
 from model_server.sampling.parameters import SamplingParameters
-from model_server.sampling.upload import upload
 
 # Top-k up to this many comes from a partial selection; beyond it, and without top-k, rows are sorted whole.
 LARGEST_SELECTION = 1024
@@ -31,7 +31,7 @@ _SELECTION_BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The steps of one group of sampled rows; None: no row of the group has the step. All [n, 1]."""
+    """The filters of one group of sampled rows; None: no row of the group has that filter. All [n, 1]."""
 
     temperature: Tensor | None  # float32
     top_k: Tensor | None  # int64; the vocabulary's size where off
@@ -47,9 +47,9 @@ class Filters:
             return upload(torch.tensor(values, dtype=dtype)[:, None], device)
 
         temperature = [row.temperature for row in rows]
-        top_k = [min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]
-        dropped = [1.0 - row.top_p if row.top_p < 1.0 else -1.0 for row in rows]
-        min_p = [math.log(row.min_p) if row.min_p > 0.0 else -math.inf for row in rows]
+        top_k = [row.largest_rank(vocab_size) for row in rows]
+        dropped = [row.dropped_mass for row in rows]
+        min_p = [row.log_min_p for row in rows]
         typical_p = [min(row.typical_p, 1.0) for row in rows]
         return cls(
             temperature=column(temperature, torch.float32) if any(t != 1.0 for t in temperature) else None,
@@ -62,7 +62,7 @@ class Filters:
         )
 
     def take(self, index: Tensor) -> Filters:
-        """The same steps for some of the rows."""
+        """The same filters for some of the rows."""
 
         def some(column: Tensor | None) -> Tensor | None:
             return None if column is None else column[index]
@@ -79,9 +79,9 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Rows ready to be drawn from. `columns` None: column and token id are the same."""
+    """Rows ready to be sampled from. `columns` None: column and token id are the same."""
 
-    values: Tensor  # [n, width] float32; the row's maximum is 0, -inf is never drawn
+    values: Tensor  # [n, width] float32; the row's maximum is 0, -inf is never sampled
     columns: Tensor | None  # [n, width] int64, ascending token ids
     failed: Tensor  # [n] bool: no number or no candidate among the logits; the other fields mean nothing then
 
@@ -101,7 +101,7 @@ def unusable(peak: Tensor) -> Tensor:
 
 
 def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
-    """All steps over whole rows: exact for every input, without waiting for the device."""
+    """All filters over whole rows: exact for every input, without waiting for the device."""
     values, peak = shifted(logits, filters.temperature)
     if filters.top_k is not None or filters.dropped is not None:
         if filters.widest <= LARGEST_SELECTION:
@@ -116,7 +116,7 @@ def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
             total = weights(values, bits).sum(1, keepdim=True)
             lowest, num_ties = _nucleus(ordered, total, filters.dropped, bits)
             _keep_nucleus(values, lowest, num_ties)
-    _later_steps(values, filters, bits)
+    _later_filters(values, filters, bits)
     return Scores(values, None, unusable(peak))
 
 
@@ -156,7 +156,7 @@ def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores
     enough = (bound > floor).squeeze(1) | failed
     if ordered.shape[1] == logits.shape[1]:
         enough = torch.ones_like(enough)
-    _later_steps(values, filters, bits)
+    _later_filters(values, filters, bits)
     return Scores(values, columns, failed), enough
 
 
@@ -216,7 +216,7 @@ def _keep_nucleus(values: Tensor, lowest: Tensor, num_ties: Tensor) -> None:
     values.masked_fill_((values < lowest) | beyond, -math.inf)
 
 
-def _later_steps(values: Tensor, filters: Filters, bits: int) -> None:
+def _later_filters(values: Tensor, filters: Filters, bits: int) -> None:
     if filters.min_p is not None:
         values.masked_fill_(values < filters.min_p, -math.inf)
     if filters.typical_p is not None:

@@ -1,7 +1,7 @@
 """Requests whose text must match a JSON schema or a regular expression.
 
 llguidance keeps one automaton per request. Before a token is chosen, the automaton names the tokens that may follow
-and all others are masked; the drawn token then moves the automaton on, on the host. The mask of a step can therefore
+and all others are masked; the sampled token then moves the automaton on, on the host. The mask of a step can therefore
 only be made when the token before is known there.
 """
 
@@ -19,8 +19,8 @@ from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from model_server.errors import RequestError
+from model_server.memory.transfer import upload
 from model_server.sampling.parameters import Grammar
-from model_server.sampling.upload import upload
 from model_server.text.tokenizer import Tokenizer
 from wire.grammar import compile_grammar
 
@@ -49,7 +49,7 @@ class GrammarState:
         num_words: int,
     ) -> None:
         """`eos_token_ids`: empty where the model has none, `made_up_eos` is then the token that stands in for one and
-        must never be drawn; `num_words`: the width of a mask."""
+        must never be sampled; `num_words`: the width of a mask."""
         self.matcher = matcher
         self.made_up_eos = made_up_eos
         self.executor = executor
@@ -64,7 +64,7 @@ class GrammarState:
         return f"the grammar failed: {_reason(self.matcher)}" if self.matcher.is_error() else None
 
     def advance(self, token_id: int) -> None:
-        """Take the drawn token. Raises RequestError if the automaton cannot go on."""
+        """Take the sampled token. Raises RequestError if the automaton cannot go on."""
         if not self.matcher.consume_token(token_id):
             raise RequestError(f"the grammar failed: {_reason(self.matcher)}")
         if self.matcher.is_stopped():

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from model_server.memory.transfer import upload
 from model_server.sampling.parameters import SamplingParameters
-from model_server.sampling.upload import upload
+from model_server.sampling.row import SamplingRow
 
 
-class Row(Protocol):
-    """What is read of a `plan.SamplingRow`."""
-
-    parameters: SamplingParameters
-    num_generated: int
-    top_n_tokens: int
-
-
-def fits(row: Row) -> bool:
+def fits(row: SamplingRow) -> bool:
     """The kernels know neither typical-p nor top tokens. A row's path follows from what it asks for alone."""
     return row.parameters.typical_p >= 1.0 and row.top_n_tokens == 0
 
@@ -32,9 +23,9 @@ class KernelRows:
     __slots__ = ("_bits", "_taken")
 
     def __init__(
-        self, rows: Sequence[Row], numbers: Sequence[int], vocab_size: int, bits: int, device: torch.device
+        self, rows: Sequence[SamplingRow], numbers: Sequence[int], vocab_size: int, bits: int, device: torch.device
     ) -> None:
-        """`numbers`: which rows of the batch these are; bits: `drawing.weight_bits`. Needs `kernels.present.usable`."""
+        """`numbers`: which rows of the batch these are; bits: `categorical.weight_bits`. Needs kernels."""
         from model_server.kernels.sampling.sampling import SampledRows
 
         order = sorted(range(len(rows)), key=lambda place: _kind(rows[place].parameters))
@@ -50,9 +41,9 @@ class KernelRows:
             seeds=column([p.seed - ((p.seed >> 63) << 64) for p in given], torch.int64),
             counts=column([rows[place].num_generated for place in order], torch.int64),
             temperature=column([p.temperature for p in given], torch.float32),
-            top_k=column([min(p.top_k, vocab_size) if p.top_k > 0 else vocab_size for p in given], torch.int32),
-            dropped=column([1.0 - p.top_p if p.top_p < 1.0 else -1.0 for p in given], torch.float64),
-            min_p=column([math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in given], torch.float32),
+            top_k=column([p.largest_rank(vocab_size) for p in given], torch.int32),
+            dropped=column([p.dropped_mass for p in given], torch.float64),
+            min_p=column([p.log_min_p for p in given], torch.float32),
             num_greedy=kinds.count(0),
             num_unfiltered=kinds.count(1),
         )
@@ -65,5 +56,5 @@ class KernelRows:
 
 
 def _kind(parameters: SamplingParameters) -> int:
-    """0: greedy, 1: drawn from the whole row, 2: filtered."""
+    """0: greedy, 1: sampled from the whole row, 2: filtered."""
     return 2 if parameters.filters else int(parameters.samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ class Grammar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParameters:
-    """How the next token is chosen. The defaults switch every step off: plain argmax.
+    """How the next token is chosen. The defaults switch everything off: plain argmax.
 
     `frequency_penalty` is TGI's (relative to the length, prompt included); `presence_penalty` and
     `absolute_frequency_penalty` are OpenAI's (generated tokens only). `logit_bias` holds (token id, bias) pairs.
@@ -39,17 +40,31 @@ class SamplingParameters:
 
     @property
     def samples(self) -> bool:
-        """Drawn rather than argmax: TGI's rule (`utils/tokens.py`), with min_p as one more reason."""
+        """Sampled rather than argmax: TGI's rule (`utils/tokens.py`), with min_p as one more reason."""
         return self.do_sample or self.temperature != 1.0 or self.filters
 
     @property
     def filters(self) -> bool:
-        """Some step removes candidates before the draw."""
+        """Some filter removes candidates before one is sampled."""
         return self.top_k != 0 or self.top_p < 1.0 or self.typical_p < 1.0 or self.min_p > 0.0
+
+    def largest_rank(self, vocab_size: int) -> int:
+        """How many of the most likely tokens top-k keeps; `vocab_size` where it is off."""
+        return min(self.top_k, vocab_size) if self.top_k > 0 else vocab_size
+
+    @property
+    def dropped_mass(self) -> float:
+        """The probability that top-p may remove; -1 where it is off."""
+        return 1.0 - self.top_p if self.top_p < 1.0 else -1.0
+
+    @property
+    def log_min_p(self) -> float:
+        """The lowest log probability relative to the largest that min-p keeps; -inf where it is off."""
+        return math.log(self.min_p) if self.min_p > 0.0 else -math.inf
 
     @property
     def penalises(self) -> bool:
-        """Some step looks at the tokens so far."""
+        """Some penalty looks at the tokens so far."""
         return (
             self.repetition_penalty != 1.0
             or self.frequency_penalty != 0.0

@@ -1,4 +1,4 @@
-"""Steps that look at a request's own tokens or biases: watermark, penalties, logit bias.
+"""Changes of logits before the temperature: watermark, penalties, logit bias.
 
 The tokens so far stay on the device, so that a step can be sampled before the ids of the step before it are known to
 the host. Only touched logits are read and written; rows that do not ask for a step are not touched at all.
@@ -7,14 +7,16 @@ the host. Only touched logits are read and written; rows that do not ask for a s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from model_server.memory.transfer import upload
 from model_server.sampling.parameters import SamplingParameters
-from model_server.sampling.upload import upload
+from model_server.sampling.row import SamplingRow
 
 _PADDING = -1
 # TGI `utils/watermark.py`.
@@ -110,14 +112,29 @@ class Penalties:
         return counts
 
 
+class Adjustment(Protocol):
+    """A change of some rows' logits that looks neither at their tokens nor at a grammar."""
+
+    def apply(self, logits: Tensor) -> None:
+        """In place, on float32 [num_rows, vocab]. Called once for each step, before its tokens are counted."""
+
+
+def adjustments_of(rows: Sequence[SamplingRow], device: torch.device) -> list[Adjustment]:
+    """Those that some of the rows of a batch ask for, in the order in which they are applied."""
+    adjustments: list[Adjustment] = []
+    if any(row.parameters.logit_bias for row in rows):
+        adjustments.append(LogitBias(rows, device))
+    return adjustments
+
+
 class LogitBias:
     """Adds each row's biases to its logits (OpenAI's `logit_bias`)."""
 
-    def __init__(self, rows: Sequence[int], parameters: Sequence[SamplingParameters], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[SamplingRow], device: torch.device) -> None:
         biases: dict[tuple[int, int], float] = {}
-        for row, asked in zip(rows, parameters, strict=True):
-            for token_id, bias in asked.logit_bias:
-                biases[row, token_id] = biases.get((row, token_id), 0.0) + bias
+        for number, row in enumerate(rows):
+            for token_id, bias in row.parameters.logit_bias:
+                biases[number, token_id] = biases.get((number, token_id), 0.0) + bias
         self._index = upload(torch.tensor(list(biases), dtype=torch.int64), device).T  # [2, num_biases]
         self._bias = upload(torch.tensor(list(biases.values()), dtype=torch.float32), device)
 

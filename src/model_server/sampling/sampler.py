@@ -4,15 +4,14 @@ Order of the steps, as TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`)
 OpenAI's penalties and biases, grammar masks (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice,
 log-softmax of what is left.
 
-Rows are sorted once per batch composition into groups that take the same path (`plan`); a group is computed for all its
-rows at once. A row's path follows from its own parameters alone. Where kernels can run, they take most rows
+Rows are sorted once per batch composition into groups that take the same path (`groups`); all rows of a group are
+computed at once. A row's path follows from its own parameters alone. Where kernels can run, they take most rows
 (`kernel_rows`), all kinds in the same few launches.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,15 +21,16 @@ from torch import Tensor
 from model_server.cpp import library
 from model_server.cpp.greedy import greedy
 from model_server.kernels.availability import usable
-from model_server.sampling.drawing import draw, weight_bits, weights
+from model_server.memory.transfer import download, upload
+from model_server.sampling.categorical import sample_columns, weight_bits, weights
 from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted, unusable
 from model_server.sampling.grammar import GrammarState
+from model_server.sampling.groups import Group, GroupKind, RowGroups
 from model_server.sampling.kernel_rows import KernelRows
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import Watermark
-from model_server.sampling.plan import Group, GroupKind, Plan, SamplingRow
+from model_server.sampling.row import SamplingRow
 from model_server.sampling.top_tokens import TopTokens
-from model_server.sampling.upload import download
 
 _BLOCK = 64
 # Logits worked on at once: on a CPU what stays in its cache, elsewhere what bounds the temporaries (8 bytes each).
@@ -80,7 +80,7 @@ class Sampled:
 
 @dataclass(slots=True)
 class _Choice:
-    """What a group chose; all [n], with the logits rows it stands for ."""
+    """What a group chose; all [n], with the logits rows it stands for."""
 
     index: Tensor | slice
     ids: Tensor  # int64
@@ -89,7 +89,7 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Step:
+class _Chosen:
     choices: list[_Choice] = field(default_factory=list)
     top: list[TopTokens] = field(default_factory=list)
 
@@ -103,7 +103,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._bits = weight_bits(vocab_size)
-        self._plan: Plan | None = None
+        self._groups: RowGroups | None = None
         self._watermark = Watermark(watermark_gamma, watermark_delta, device)
         # Where a look at a value costs nothing, few candidates are tried first and checked; elsewhere rows go whole.
         self._may_look = device.type == "cpu"
@@ -122,14 +122,31 @@ class Sampler:
         *,
         num_generated: int = 0,
         grammar: GrammarState | None = None,
+        end_ids: frozenset[int] = frozenset(),
     ) -> SamplingRow:
         """State of one request, to be kept as long as the request lives.
 
         `num_generated`: how many ids at the end of `prompt_ids` were generated before (a request computed again after
-        preemption). ValueError: an id outside the vocabulary where the ids matter, or no prompt at all.
+        preemption); `end_ids`: tokens that end a text. ValueError: an id outside the vocabulary where the ids matter,
+        or no prompt at all.
         """
-        return SamplingRow.new(
-            parameters, prompt_ids, max_new_tokens, top_n_tokens, num_generated, self._vocab_size, self._device, grammar
+        if not prompt_ids:
+            raise ValueError("sampling needs at least one prompt token")
+        outside = [token_id for token_id, _ in parameters.logit_bias if not 0 <= token_id < self._vocab_size]
+        if outside:
+            raise ValueError(f"logit_bias names token {outside[0]}, the vocabulary has {self._vocab_size}")
+        if parameters.penalises and (min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab_size):
+            raise ValueError(f"penalties need prompt ids inside the vocabulary of {self._vocab_size}")
+        return SamplingRow(
+            parameters,
+            num_prompt=len(prompt_ids) - num_generated,
+            max_new_tokens=max_new_tokens,
+            top_n_tokens=top_n_tokens,
+            num_generated=num_generated,
+            grammar=grammar,
+            end_ids=frozenset(one for one in end_ids if 0 <= one < self._vocab_size),
+            history=upload(torch.tensor(prompt_ids, dtype=torch.int64), self._device) if parameters.penalises else None,
+            last_ids=torch.tensor(prompt_ids[-1:]) if parameters.watermark else None,
         )
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
@@ -139,17 +156,17 @@ class Sampler:
         the device only for watermarked rows, whose last token is needed on the host. The grammar of a row must have
         taken every token before this one.
         """
-        plan = self._plan_for(rows)
-        self._adjust(logits, plan)
-        step = _Step()
-        uniforms = plan.next_uniforms()
-        for group in plan.groups:
+        groups = self._groups_for(rows)
+        self._adjust(logits, groups)
+        step = _Chosen()
+        uniforms = groups.next_uniforms()
+        for group in groups.groups:
             self._choose(logits[group.index], group, uniforms, len(rows), step)
-        if plan.kernel_rows is None:
+        if groups.kernel_rows is None:
             ids, packed = self._joined(len(rows), step.choices)
         else:
-            ids, packed = self._with_kernels(plan.kernel_rows, logits, step.choices)
-        plan.advance(ids)
+            ids, packed = self._with_kernels(groups.kernel_rows, logits, step.choices)
+        groups.advance(ids)
         return _on_its_way(ids, packed, step.top)
 
     def _compile_kernels(self) -> None:
@@ -157,41 +174,41 @@ class Sampler:
         kinds = (SamplingParameters(), SamplingParameters(do_sample=True), SamplingParameters(top_k=1))
         rows = [self.new_row(parameters, [0], 1) for parameters in kinds]
         self.sample(torch.zeros(len(rows), self._vocab_size, device=self._device), rows)
-        self._plan = None
+        self._groups = None
 
-    def _plan_for(self, rows: Sequence[SamplingRow]) -> Plan:
-        plan = self._plan
-        if plan is None or plan.full or len(plan.rows) != len(rows) or not all(map(operator.is_, plan.rows, rows)):
-            plan = Plan(rows, self._vocab_size, self._device, self._most_rows, kernels=self._kernels)
-            self._plan = plan
-        return plan
+    def _groups_for(self, rows: Sequence[SamplingRow]) -> RowGroups:
+        groups = self._groups
+        if groups is None or not groups.serve(rows):
+            groups = RowGroups(rows, self._vocab_size, self._device, self._most_rows, kernels=self._kernels)
+            self._groups = groups
+        return groups
 
-    def _adjust(self, logits: Tensor, plan: Plan) -> None:
+    def _adjust(self, logits: Tensor, groups: RowGroups) -> None:
         """Everything before the temperature, in place."""
-        for number in plan.watermarked:
-            self._watermark.apply(logits[number], plan.rows[number].last_id())
-        if plan.penalties is not None:
-            plan.penalties.apply(logits)
-        if plan.bias is not None:
-            plan.bias.apply(logits)
-        if plan.masks is not None:
-            plan.masks.apply(logits)
+        for number in groups.watermarked:
+            self._watermark.apply(logits[number], groups.rows[number].last_id())
+        if groups.penalties is not None:
+            groups.penalties.apply(logits)
+        for adjustment in groups.adjustments:
+            adjustment.apply(logits)
+        if groups.masks is not None:
+            groups.masks.apply(logits)
 
-    def _choose(self, logits: Tensor, group: Group, uniforms: Tensor | None, num_rows: int, step: _Step) -> None:
+    def _choose(self, logits: Tensor, group: Group, uniforms: Tensor | None, num_rows: int, step: _Chosen) -> None:
         if group.kind is GroupKind.GREEDY:
             self._choose_greedy(logits, group, step)
             return
         assert uniforms is not None and group.filters is not None
-        drawn = uniforms[group.draws]
+        own = uniforms[group.uniforms]
         if group.kind is GroupKind.UNFILTERED:
             values, peak = shifted(logits, group.filters.temperature)
-            self._choose_drawn(Scores(values, None, unusable(peak)), drawn, group, step)
+            self._choose_sampled(Scores(values, None, unusable(peak)), own, group, step)
         elif group.kind is GroupKind.WHOLE or not self._may_look:
-            self._choose_drawn(filter_whole(logits, group.filters, self._bits), drawn, group, step)
+            self._choose_sampled(filter_whole(logits, group.filters, self._bits), own, group, step)
         else:
             scores, enough = filter_selected(logits, group.filters, self._bits)
             if bool(enough.all()):
-                self._choose_drawn(scores, drawn, group, step)
+                self._choose_sampled(scores, own, group, step)
                 return
             # Some rows' candidates ran out: those rows go the whole way, in a choice of their own.
             for index, whole in ((enough.nonzero().squeeze(1), False), ((~enough).nonzero().squeeze(1), True)):
@@ -204,9 +221,9 @@ class Sampler:
                 else:
                     assert scores.columns is not None
                     chosen = Scores(scores.values[index], scores.columns[index], scores.failed[index])
-                self._choose_drawn(chosen, drawn[index], part, step)
+                self._choose_sampled(chosen, own[index], part, step)
 
-    def _choose_greedy(self, logits: Tensor, group: Group, step: _Step) -> None:
+    def _choose_greedy(self, logits: Tensor, group: Group, step: _Chosen) -> None:
         if library.usable(self._device, logits.dtype):
             ids, peak, total = greedy(logits)
         else:
@@ -233,8 +250,8 @@ class Sampler:
         place = inside.argmax(1, keepdim=True)
         return columns.gather(1, place), inside.gather(1, place)
 
-    def _choose_drawn(self, scores: Scores, uniforms: Tensor, group: Group, step: _Step) -> None:
-        column, total = draw(weights(scores.values, self._bits), uniforms)
+    def _choose_sampled(self, scores: Scores, uniforms: Tensor, group: Group, step: _Chosen) -> None:
+        column, total = sample_columns(weights(scores.values, self._bits), uniforms)
         log_total = (total.double().log() - self._bits * math.log(2.0)).float()
         logprobs = (scores.values.gather(1, column) - log_total).squeeze(1)
         ids = (column if scores.columns is None else scores.columns.gather(1, column)).squeeze(1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.sampling.upload import download, upload
+from model_server.memory.transfer import download, upload
 
 # Ties beyond the numbers asked for that are looked for at once; more of them are rare and cost a second look.
 _TIE_MARGIN = 16

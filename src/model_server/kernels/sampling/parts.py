@@ -1,6 +1,6 @@
 """What the sampling kernels share: weights, distances and their buckets, the random number, how a choice is written.
 
-The rules are those of `sampling.drawing`, `sampling.filters` and `sampling.randomness`, restated.
+The rules are those of `sampling.categorical` and `sampling.filters`, restated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokens from logits without sorting a vocabulary: argmax, draws, and top-k, top-p and min-p by searched thresholds.
 
-Results are those of `sampling.drawing` and `sampling.filters`, whose rules these kernels restate: weights are integers,
-so sums do not depend on how a row is split, and the random number is a function of (seed, tokens generated so far).
+Results are those of `sampling.categorical` and `sampling.filters`, whose rules these kernels restate: weights are
+integers, so sums do not depend on how a row is split, and the random number is a function of (seed, tokens generated).
 What may differ from plain torch is the exponential. On CUDA both call libdevice's `expf` and agree bit for bit; other
 implementations differ in the last place of some weights (relative 2^-23), which moves a drawn token only if the draw
 falls into that sliver between two tokens. Whatever the implementation, a draw depends on its row's logits, its seed and
@@ -57,7 +57,7 @@ class SampledRows:
 def sample(logits: Tensor, taken: SampledRows, bits: int, ids: Tensor, packed: Tensor) -> None:
     """Choose a token for each of `taken.rows`, and advance `taken.counts` of the drawn ones.
 
-    logits: [num_rows, vocab] float32 with adjacent columns, left as it is; bits: `drawing.weight_bits(vocab)`.
+    logits: [num_rows, vocab] float32 with adjacent columns, left as it is; bits: `categorical.weight_bits(vocab)`.
     Written at the rows taken: ids [num_rows] int64, packed [3, num_rows] float64 (id, logprob, 1.0 where the row
     failed). A row fails if a logit is NaN or +inf, or all are -inf: its id and logprob are 0.
     """

@@ -12,8 +12,8 @@ from support.graph_doubles import CapturableRunner, FakeEvent
 
 from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
-from model_server.batch.staging import Staging
 from model_server.engine.running import Running
+from model_server.memory.transfer import Staging
 from model_server.text.tokenizer import Tokenizer
 
 

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import examples
 
-from model_server.sampling.drawing import draw, weight_bits, weights
+from model_server.sampling.categorical import sample_columns, uniforms, weight_bits, weights
 from model_server.sampling.parameters import SamplingParameters
-from model_server.sampling.plan import SamplingRow
-from model_server.sampling.randomness import uniforms
+from model_server.sampling.row import SamplingRow
 from model_server.sampling.sampler import Sampler
 
 CPU = torch.device("cpu")
@@ -63,7 +62,7 @@ def test_draws_invert_the_cumulative_distribution(width: int) -> None:
     x -= x.amax(1, keepdim=True)
     numbers = rng.random(40)
     weight = weights(x, weight_bits(width))
-    ids, total = draw(weight, torch.from_numpy(numbers)[:, None])
+    ids, total = sample_columns(weight, torch.from_numpy(numbers)[:, None])
     for row in range(40):
         exact = [int(w) for w in weight[row]]
         assert int(total[row]) == sum(exact)
@@ -79,7 +78,7 @@ def test_draws_invert_the_cumulative_distribution(width: int) -> None:
 def test_the_ends_of_the_unit_interval_stay_inside(width: int) -> None:
     x = torch.full((2, width), -math.inf)
     x[:, 2] = x[:, 5] = 0.0
-    ids, _ = draw(weights(x, weight_bits(width)), torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    ids, _ = sample_columns(weights(x, weight_bits(width)), torch.tensor([[0.0], [1.0]], dtype=torch.float64))
     assert ids.flatten().tolist() == [2, 5]
 
 

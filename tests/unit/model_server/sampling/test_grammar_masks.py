@@ -26,7 +26,7 @@ import wire.demo_model
 from model_server.errors import RequestError
 from model_server.sampling.grammar import GrammarMasks, Grammars, GrammarState
 from model_server.sampling.parameters import Grammar, SamplingParameters
-from model_server.sampling.plan import SamplingRow
+from model_server.sampling.row import SamplingRow
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from model_server.sampling import sampler
-from model_server.sampling.drawing import draw, weights
+from model_server.sampling.categorical import sample_columns, uniforms, weights
 from model_server.sampling.filters import Filters, filter_whole
 from model_server.sampling.kernel_rows import fits
 from model_server.sampling.parameters import SamplingParameters
-from model_server.sampling.randomness import uniforms
 from model_server.sampling.sampler import HostSampled, Sampler
 
 CPU = torch.device("cpu")
@@ -45,7 +44,7 @@ def choose(logits: Tensor, taken: Any, bits: int, ids: Tensor, packed: Tensor) -
             number = uniforms(seed, taken.counts[place : place + 1].numpy().view(np.uint64))
             taken.counts[place] += 1
             values = filter_whole(given, filters, bits).values
-            column, total = draw(weights(values, bits), torch.from_numpy(number)[:, None])
+            column, total = sample_columns(weights(values, bits), torch.from_numpy(number)[:, None])
             token = int(column)
             logprob = float(values[0, token]) - math.log(max(int(total), 1) / 2**bits)
         ids[row] = 0 if failed else token

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.effort import examples
 
 from model_server.sampling import filters, sampler
-from model_server.sampling.drawing import weight_bits
+from model_server.sampling.categorical import weight_bits
 from model_server.sampling.filters import Filters, filter_selected, filter_whole
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from support.graph_doubles import FakeEvent, copying_staging
 
-from model_server.batch.staging import NUM_BUFFERS, Staging
+from model_server.memory.transfer import NUM_BUFFERS, Staging
 
 
 def arrays(seed: int) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Small host arrays to the device, all of a step in one copy that the host does not wait for."""
+"""Small values between the host and the device, without waiting for the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Event(Protocol):
 
 
 class Staging:
-    """Uploads through pinned buffers that are used again and again.
+    """Uploads through pinned buffers that are used again and again, all arrays of a call in one copy.
 
     A buffer is not written before the copy that reads it is over (its event says so). On a CPU there is nothing to
     copy: tensors share the arrays' memory (`shares_memory`). Not thread-safe: it belongs to the device thread.
@@ -40,7 +40,7 @@ class Staging:
         allocate: Callable[[int], Tensor] | None = None,
         new_event: Callable[[], Event] | None = None,
     ) -> None:
-        """allocate: makes a host buffer of so many bytes (uint8); new_event: see `Event`. Unset: for `device`."""
+        """`allocate`: makes a host buffer of that number of bytes (uint8). Both unset: what `device` needs."""
         self._device = device
         self.shares_memory = device.type == "cpu" and allocate is None
         self._allocate = allocate or _pinned
@@ -87,3 +87,18 @@ class Staging:
 
 def _pinned(num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """`tensor` on `device`. From pageable memory torch waits for all queued work; from pinned memory it need not."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def download(tensor: Tensor) -> Tensor:
+    """`tensor` on the host. From a GPU the copy is only queued: read it once an event recorded after it is over."""
+    if not tensor.is_cuda:
+        return tensor
+    on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return on_host.copy_(tensor, non_blocking=True)

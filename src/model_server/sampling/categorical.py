@@ -1,18 +1,36 @@
-"""Draws by inverse CDF in vocabulary order, with exact sums.
+"""Sampling by inverse CDF in vocabulary order, with exact sums and without a generator's state.
 
 Probabilities become integers (fixed point, about 2^44 for the most likely token): integer sums do not depend on the
-order of addition, so a row's draw is the same in any batch, on any device and however the sum is split, and a token of
-weight 0 (masked) can never be reached.
+order of addition, so a row's token is the same in any batch, on any device and however the sum is split, and a token of
+weight 0 (masked) can never be reached. The random number is a pure function of (seed, number of tokens generated so
+far): a request gets the same numbers alone or in any batch, on every rank, and after it was preempted and computed
+again.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-# Rows up to this width are summed in one go; wider ones block by block, then inside the block that holds the draw.
+# Rows up to this width are summed in one go; wider ones block by block, then inside the block of the sampled one.
 _FLAT_WIDTH = 2048
 _BLOCK = 256
+# Constants of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+def uniforms(seeds: NDArray[np.uint64], num_generated: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """One number in [0, 1) per row, for `seeds` [n] and `num_generated` [n].
+
+    The value is output number `num_generated` of the SplitMix64 stream whose state starts at the mixed seed (mixed, so
+    that neighbouring seeds do not share a stream). The top 53 bits become the fraction.
+    """
+    state = _mix(seeds) + _GOLDEN * (num_generated + np.uint64(1))
+    return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def weight_bits(vocab_size: int) -> int:
@@ -25,8 +43,8 @@ def weights(scores: Tensor, bits: int) -> Tensor:
     return scores.exp().mul_(float(1 << bits)).to(torch.int64)
 
 
-def draw(weight: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns drawn and row totals, for `weight` [n, width] int64 and `uniforms` [n, 1] float64 in [0, 1).
+def sample_columns(weight: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns sampled and row totals, for `weight` [n, width] int64 and `uniforms` [n, 1] float64 in [0, 1).
 
     Returns ([n, 1] int64, [n, 1] int64). The column is the first whose inclusive cumulative weight exceeds
     u * total, hence one of positive weight. Rows without any weight give some column inside the row.
@@ -59,3 +77,9 @@ def _target(uniforms: Tensor, total: Tensor) -> Tensor:
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
     return (cumulative <= target).sum(1, keepdim=True).clamp_(max=cumulative.shape[1] - 1)
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))

@@ -1,11 +1,12 @@
 """Rows of one batch composition, sorted into groups that take the same path.
 
-A plan is built when the composition changes and serves every step until the next change.
+The groups are made when the composition changes and serve every step until the next change.
 """
 
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,95 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.sampling.drawing import weight_bits
+from model_server.memory.transfer import upload
+from model_server.sampling.categorical import uniforms, weight_bits
 from model_server.sampling.filters import LARGEST_SELECTION, Filters
-from model_server.sampling.grammar import GrammarMasks, GrammarState
+from model_server.sampling.grammar import GrammarMasks
 from model_server.sampling.kernel_rows import KernelRows, fits
 from model_server.sampling.parameters import SamplingParameters
-from model_server.sampling.penalties import LogitBias, Penalties
-from model_server.sampling.randomness import uniforms
-from model_server.sampling.upload import upload
+from model_server.sampling.penalties import Penalties, adjustments_of
+from model_server.sampling.row import SamplingRow
 
 # Room for this many new tokens is made whenever the histories of a batch are laid out.
 _GROWTH = 256
 # Steps whose random numbers are made at once.
 _STEPS_AHEAD = 16
-
-
-class SamplingRow:
-    """One request's sampling state. Lives as long as the request, through every change of its batch."""
-
-    __slots__ = (
-        "grammar",
-        "history",
-        "last_ids",
-        "last_index",
-        "max_new_tokens",
-        "num_generated",
-        "num_prompt",
-        "parameters",
-        "top_n_tokens",
-    )
-
-    def __init__(
-        self,
-        parameters: SamplingParameters,
-        max_new_tokens: int,
-        top_n_tokens: int,
-        num_prompt: int,
-        num_generated: int,
-        grammar: GrammarState | None,
-    ) -> None:
-        self.parameters = parameters
-        self.max_new_tokens = max_new_tokens
-        self.top_n_tokens = top_n_tokens
-        self.num_prompt = num_prompt
-        self.num_generated = num_generated
-        self.grammar = grammar
-        # Ids so far, on the device, at least num_prompt + num_generated of them; only for rows with penalties.
-        self.history: Tensor | None = None
-        # Where the last id is; only for watermarked rows.
-        self.last_ids: Tensor | None = None
-        self.last_index = 0
-
-    @classmethod
-    def new(
-        cls,
-        parameters: SamplingParameters,
-        prompt_ids: Sequence[int],
-        max_new_tokens: int,
-        top_n_tokens: int,
-        num_generated: int,
-        vocab_size: int,
-        device: torch.device,
-        grammar: GrammarState | None = None,
-    ) -> SamplingRow:
-        """ValueError: an id outside the vocabulary where the ids matter, or no prompt at all."""
-        if not prompt_ids:
-            raise ValueError("sampling needs at least one prompt token")
-        outside = [token_id for token_id, _ in parameters.logit_bias if not 0 <= token_id < vocab_size]
-        if outside:
-            raise ValueError(f"logit_bias names token {outside[0]}, the vocabulary has {vocab_size}")
-        row = cls(parameters, max_new_tokens, top_n_tokens, len(prompt_ids) - num_generated, num_generated, grammar)
-        if parameters.penalises:
-            if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
-                raise ValueError(f"penalties need prompt ids inside the vocabulary of {vocab_size}")
-            row.history = upload(torch.tensor(prompt_ids, dtype=torch.int64), device)
-        if parameters.watermark:
-            row.last_ids = torch.tensor(prompt_ids[-1:])
-        return row
-
-    @property
-    def why_failed(self) -> str:
-        """What to say when no token could be chosen."""
-        if self.grammar is None:
-            return "the model's scores for this request are not numbers"
-        return self.grammar.error or "no token fits the grammar, or the model's scores for it are not numbers"
-
-    def last_id(self) -> int:
-        """The newest token; waits for it if the device has yet to choose it."""
-        assert self.last_ids is not None
-        return int(self.last_ids[self.last_index])
 
 
 class GroupKind(enum.Enum):
@@ -120,7 +45,7 @@ class Group:
 
     kind: GroupKind
     index: Tensor | slice  # [n] int64: its rows of the batch
-    draws: Tensor | slice  # [n] int64: its entries of the step's uniforms
+    uniforms: Tensor | slice  # [n] int64: its entries of the step's uniforms
     filters: Filters | None  # None: greedy
     top: tuple[tuple[int, int, int], ...]  # (row of the group, row of the batch, top_n)
 
@@ -135,8 +60,8 @@ class Group:
         return replace(self, index=index[local], filters=filters, top=top)
 
 
-class Plan:
-    """How to sample the given rows, as long as they are the batch."""
+class RowGroups:
+    """The rows of a batch in groups, and what their steps need, as long as they are the batch."""
 
     def __init__(
         self,
@@ -147,7 +72,7 @@ class Plan:
         *,
         kernels: bool = False,
     ) -> None:
-        """`most_rows`: how many whole rows are worked on at once. kernels: they take the rows that they can."""
+        """`most_rows`: how many whole rows are worked on at once. `kernels`: they take the rows that they can."""
         self.rows = tuple(rows)
         self._device = device
         parameters = [row.parameters for row in rows]
@@ -157,35 +82,35 @@ class Plan:
         )
         left = sorted(set(range(len(rows))).difference(taken))
         kinds = {number: _kind(parameters[number]) for number in left}
-        drawn = [number for number, kind in kinds.items() if kind is not GroupKind.GREEDY]
+        sampled = [number for number, kind in kinds.items() if kind is not GroupKind.GREEDY]
         self.groups = []
         for kind in dict.fromkeys(kinds.values()):
             numbers = [number for number, of in kinds.items() if of is kind]
             # Selecting candidates reads each row once, all else works on whole rows.
             most = len(numbers) if kind is GroupKind.TOP_K and device.type == "cpu" else most_rows
             for start in range(0, len(numbers), most):
-                self.groups.append(self._group(kind, numbers[start : start + most], drawn, vocab_size))
-        self._seeds = np.array([parameters[number].seed for number in drawn], dtype=np.uint64)
-        self._num_generated = np.array([rows[number].num_generated for number in drawn], dtype=np.uint64)
-        # Random numbers of the coming steps, [steps, num_drawn, 1] float64 on the device: one upload for many.
+                self.groups.append(self._group(kind, numbers[start : start + most], sampled, vocab_size))
+        self._seeds = np.array([parameters[number].seed for number in sampled], dtype=np.uint64)
+        self._num_generated = np.array([rows[number].num_generated for number in sampled], dtype=np.uint64)
+        # Random numbers of the coming steps, [steps, num_sampled, 1] float64 on the device: one upload for many.
         self._uniforms = torch.zeros(0)
         self._next_step = 0
 
         self.watermarked = [number for number, row in enumerate(parameters) if row.watermark]
-        biased = [number for number, row in enumerate(parameters) if row.logit_bias]
-        self.bias = LogitBias(biased, [parameters[n] for n in biased], device) if biased else None
+        self.adjustments = adjustments_of(self.rows, device)
         masked = [number for number, row in enumerate(rows) if row.grammar is not None]
         states = [row.grammar for row in rows if row.grammar is not None]
         self.masks = GrammarMasks(self._index(masked), states, device) if states else None
         self.penalties = self._penalties([n for n, row in enumerate(parameters) if row.penalises], vocab_size)
 
-    @property
-    def full(self) -> bool:
-        """A new plan is needed although the rows are the same."""
-        return self.penalties is not None and self.penalties.full
+    def serve(self, rows: Sequence[SamplingRow]) -> bool:
+        """Whether these are the groups of just these rows, with room for another token."""
+        if self.penalties is not None and self.penalties.full:
+            return False
+        return len(self.rows) == len(rows) and all(map(operator.is_, self.rows, rows))
 
     def next_uniforms(self) -> Tensor | None:
-        """This step's random numbers [num_drawn, 1] float64 on the device; None if nothing is drawn."""
+        """This step's random numbers [num_sampled, 1] float64 on the device; None if nothing is sampled."""
         if not len(self._seeds):
             return None
         if self._next_step == len(self._uniforms):
@@ -207,14 +132,14 @@ class Plan:
             self.rows[number].last_ids = ids
             self.rows[number].last_index = number
 
-    def _group(self, kind: GroupKind, numbers: list[int], drawn: list[int], vocab_size: int) -> Group:
+    def _group(self, kind: GroupKind, numbers: list[int], sampled: list[int], vocab_size: int) -> Group:
         members = set(numbers)
-        draws = [place for place, number in enumerate(drawn) if number in members]
+        places = [place for place, number in enumerate(sampled) if number in members]
         parameters = [self.rows[number].parameters for number in numbers]
         return Group(
             kind=kind,
             index=self._index(numbers),
-            draws=self._index(draws),
+            uniforms=self._index(places),
             filters=None if kind is GroupKind.GREEDY else Filters.of(parameters, vocab_size, self._device),
             top=tuple(
                 (place, number, self.rows[number].top_n_tokens)
