@@ -171,6 +171,7 @@ class LauncherConfig:
         None, panel=_NOT_YET, help="Type of KV cache elements."
     )
     weights_cache_override: Path | None = option(None, panel=_NOT_YET, help="A flat directory of weight files.")
+    max_image_fetch_size: int | None = option(None, panel=_NOT_YET, help="Largest image in bytes that is fetched.")
     ngrok: bool = option(False, panel=_NOT_YET, help="A tunnel to the internet.")
     ngrok_authtoken: str | None = option(None, panel=_NOT_YET, help="Token of the tunnel.")
     ngrok_edge: str | None = option(None, panel=_NOT_YET, help="Edge of the tunnel.")
@@ -260,10 +261,16 @@ def _check_served(config: LauncherConfig) -> None:
         ("--kv-cache-dtype", config.kv_cache_dtype is not None, "leave it out, the cache then has the model's type"),
         ("--rope-scaling dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind of config.json"),
         ("--weights-cache-override", not _is_the_model(config), "give the directory as `--model-id`"),
+        ("--max-image-fetch-size", _limits_images(config), "leave it out, requests with images are refused"),
         ("--ngrok", config.ngrok, "put a tunnel of your choice in front of `--port`"),
     ):
         if is_set:
             raise ArgumentValidation(f"`{flag}` is not served yet: {remedy}")
+
+
+def _limits_images(config: LauncherConfig) -> bool:
+    """TGI's default limits nothing that is served."""
+    return config.max_image_fetch_size not in (None, 1 << 30)
 
 
 def _is_the_model(config: LauncherConfig) -> bool:

@@ -18,6 +18,8 @@ from wire.tracing import check as check_tracing
 TGI_VERSION = "3.3.7"
 """The TGI level that we are compatible with; connectors gate features on it."""
 
+_TGI_IMAGE_FETCH_SIZE = 1 << 30
+"""TGI's default: who gives it asks for nothing."""
 _U32 = 2**32 - 1
 """Largest value of the options that are u32 in TGI."""
 _LIMITS = "Limits of a request"
@@ -47,9 +49,6 @@ class RouterConfig:
     max_client_batch_size: int = option(4, panel=_LIMITS, help="Largest number of prompts or choices in a request.")
     payload_limit: int = option(2_000_000, panel=_LIMITS, help="Largest request body in bytes.")
     max_stop_sequence_bytes: int = option(4096, panel=_LIMITS, help="Bytes of all `stop` texts of a request together.")
-    max_image_fetch_size: int = option(
-        1_073_741_824, panel=_LIMITS, help="Largest image in bytes that is fetched for a multimodal model."
-    )
     max_request_seconds: float | None = option(
         None,
         panel=_LIMITS,
@@ -148,6 +147,9 @@ class RouterConfig:
     usage_stats: Literal["on", "no-stack", "off"] = option(
         "on", panel=_UNSERVED, help="Nothing is ever sent, whatever the value."
     )
+    max_image_fetch_size: int = option(
+        _TGI_IMAGE_FETCH_SIZE, panel=_UNSERVED, help="Not served: requests with images are refused."
+    )
     ngrok: bool = option(False, panel=_UNSERVED, help="Not served.")
     ngrok_authtoken: str | None = option(None, panel=_UNSERVED, help="Not served.")
     ngrok_edge: str | None = option(None, panel=_UNSERVED, help="Not served.")
@@ -185,6 +187,8 @@ def check(config: RouterConfig) -> None:
         check_tracing(config.otlp_endpoint)
     except TracingError as error:
         raise ArgumentValidation(str(error)) from None
+    if config.max_image_fetch_size != _TGI_IMAGE_FETCH_SIZE:
+        raise ArgumentValidation("images are not served; remove `--max-image-fetch-size` (MAX_IMAGE_FETCH_SIZE)")
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise ArgumentValidation("ngrok tunnels are not served; remove `--ngrok*`")
     for flag, route in (

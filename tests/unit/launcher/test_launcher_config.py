@@ -48,6 +48,7 @@ def test_defaults_of_tgi() -> None:
         ({"speculate": 2}, ["--speculate", "not served yet"]),
         ({"lora_adapters": "a"}, ["--lora-adapters", "not served yet"]),
         ({"kv_cache_dtype": "fp8_e5m2"}, ["--kv-cache-dtype", "not served yet"]),
+        ({"max_image_fetch_size": 5}, ["--max-image-fetch-size", "not served yet", "images"]),
         ({"ngrok": True}, ["--ngrok", "not served yet"]),
         ({"rope_scaling": "dynamic"}, ["--rope-scaling dynamic", "not served yet", "`linear`"]),
         ({"rope_factor": 0.0}, ["--rope-factor", "> 0"]),

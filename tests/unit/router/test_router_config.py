@@ -71,6 +71,7 @@ def test_a_port_out_of_range() -> None:
         ({"max_input_tokens": 10, "max_total_tokens": 10}, "--max-input-tokens"),
         ({"max_batch_total_tokens": 4095}, "--max-batch-prefill-tokens"),
         ({"max_batch_total_tokens": 5000, "max_total_tokens": 5001}, "--max-total-tokens"),
+        ({"max_image_fetch_size": 5_000_000}, "images are not served; remove `--max-image-fetch-size`"),
         ({"ngrok": True}, "ngrok"),
         ({"ngrok_edge": "x"}, "ngrok"),
         ({"tokenizer_config_path": "/nowhere/x.json"}, "--tokenizer-config-path"),
