@@ -264,6 +264,7 @@ class NullShard:
     def _info(self, request: pb.InfoRequest) -> pb.InfoResponse:
         return pb.InfoResponse(
             dtype="torch.float32", device_type="cpu", attention_impl="paged", block_size=BLOCK_SIZE,
+            pipeline_depth=2,
             use_prefix_caching=True, extensions=Extension,
         )  # fmt: skip
 

@@ -39,6 +39,7 @@ class ShardInfo:
     use_prefix_caching: bool
     attention_impl: str
     block_size: int
+    pipeline_depth: int  # Decodes of one batch that may be in flight
     extensions: frozenset[Extension]
 
     @property

@@ -142,7 +142,7 @@ STOCK = {
 }
 
 OURS = {
-    "InfoResponse": {"extensions": (100, "string", "rep")},
+    "InfoResponse": {"extensions": (100, "string", "rep"), "pipeline_depth": (101, "uint32", "opt")},
     "WarmupRequest": {"extensions": (100, "string", "rep"), "sequence": (101, "uint64", "opt")},
     "ClearCacheRequest": {"sequence": (100, "uint64", "opt")},
     "FilterBatchRequest": {"sequence": (100, "uint64", "opt")},

@@ -56,6 +56,7 @@ def make_info(**changes: Any) -> ShardInfo:
         "use_prefix_caching": False,
         "attention_impl": "paged",
         "block_size": 1,
+        "pipeline_depth": 2,
         "extensions": OURS,
     }
     return ShardInfo(**(values | changes))

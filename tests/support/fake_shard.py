@@ -58,6 +58,7 @@ class FakeShard:
     block_size: int = 1
     padded: bool = False
     speculate: int = 0
+    pipeline_depth: int = 2
     chunking: bool = False
     prefix_caching: bool = False
     max_prefill_tokens: int | None = None  # what the warm-up said, unless set
@@ -197,6 +198,7 @@ class FakeShard:
             use_prefix_caching=self.prefix_caching,
             attention_impl="paged",
             block_size=self.block_size,
+            pipeline_depth=self.pipeline_depth if self.ours else None,
             extensions=(*EXTENSIONS, *(CHUNKING_EXTENSIONS if self.chunking else ())) if self.ours else (),
         )
 

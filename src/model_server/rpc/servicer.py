@@ -28,6 +28,9 @@ from wire.v3 import generate_pb2_grpc as pb_grpc
 
 T = TypeVar("T")
 
+# One Decode runs while the next one waits in the queue of the device thread, so that the device never waits.
+_PIPELINE_DEPTH = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFacts:
@@ -70,6 +73,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             use_prefix_caching=self._facts.prefix_caching,
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
+            pipeline_depth=_PIPELINE_DEPTH,
             extensions=[e for e in Extension if e is not Extension.GROW or self._facts.grows],
         )
 

@@ -46,6 +46,7 @@ class Sender:
         self._shards = shards
         self._run_ahead = info.runs_ahead
         self._chunking = info.chunks
+        self._pipeline_depth = info.pipeline_depth
         self._batches = batches
         self._admission = admission
         self._grower = grower
@@ -97,7 +98,7 @@ class Sender:
         return True
 
     def _max_decodes(self, running: RunningBatch) -> int:
-        return 2 if self._run_ahead and not running.prefilling else 1
+        return 1 if running.prefilling else self._pipeline_depth
 
     def _admit(self, running: RunningBatch | None) -> bool:
         """Prefill the heads of the queue that fit."""

@@ -172,6 +172,7 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         use_prefix_caching=all(m.use_prefix_caching for m in messages),
         attention_impl=first.attention_impl,
         block_size=max(first.block_size, 1),
+        pipeline_depth=max(min(m.pipeline_depth for m in messages), 1),
         extensions=frozenset.intersection(*(Extension.known(m.extensions) for m in messages)),
     )
 

@@ -58,6 +58,7 @@ INFO = ShardInfo(
     use_prefix_caching=False,
     attention_impl="paged",
     block_size=16,
+    pipeline_depth=2,
     extensions=frozenset(
         {Extension.RUN_AHEAD, Extension.STOP_ANYWHERE, Extension.OPENAI_PENALTIES, Extension.LOGIT_BIAS}
     ),

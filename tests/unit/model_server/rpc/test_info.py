@@ -31,6 +31,7 @@ async def info(known: ShardFacts) -> pb.InfoResponse:
 async def test_a_paged_runner_offers_everything() -> None:
     answer = await info(facts())
     assert list(answer.extensions) == list(Extension)
+    assert answer.pipeline_depth == 2
     assert answer.support_chunking and answer.use_prefix_caching
 
 

@@ -54,18 +54,20 @@ def _small_reservations():
     padded=st.sampled_from([False, False, True]),
     chunking=st.booleans(),
     prefix_caching=st.booleans(),
+    pipeline_depth=st.sampled_from([2, 2, 1, 3]),
     chunk=st.sampled_from([4, 9, 100]),
     scripts=scripts,
     limits=limits,
     actions=st.lists(st.one_of(arrivals, others), max_size=40),
 )
 def test_everything_is_free_again_and_everybody_hears_the_end(
-    ours, world_size, block_size, padded, chunking, prefix_caching, chunk, scripts, limits, actions
+    ours, world_size, block_size, padded, chunking, prefix_caching, pipeline_depth, chunk, scripts, limits, actions
 ):
     shards = [
         FakeShard(
             ours=ours, rank=rank, world_size=world_size, block_size=block_size, padded=padded, scripts=dict(scripts),
             chunking=chunking, prefix_caching=prefix_caching, max_prefill_tokens=chunk,
+            pipeline_depth=pipeline_depth,
         )
         for rank in range(world_size)
     ]  # fmt: skip

@@ -23,6 +23,17 @@ async def test_two_decodes_are_kept_in_flight():
         assert h.trace == ["P(a)", "D(a)", "D(a)", "D(a)"]
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_as_many_decodes_are_kept_in_flight_as_the_shards_say(depth: int):
+    shard = FakeShard(pipeline_depth=depth)
+    async with running_scheduler(shard) as h:
+        h.submit("a", 3, 10)
+        for _ in range(4):
+            await h.step(1)
+            assert shard.num_waiting == depth
+        assert h.trace == ["P(a)", "D(a)", "D(a)", "D(a)"]
+
+
 async def test_a_request_that_ends_by_itself_is_never_filtered_and_costs_one_empty_decode():
     shard = FakeShard(scripts={"a": Script(eos_after=3)})
     async with running_scheduler(shard) as h:

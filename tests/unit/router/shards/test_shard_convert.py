@@ -127,11 +127,14 @@ def test_rows_of_all_ranks_and_the_slowest_timings():
 
 
 def test_info_is_what_all_ranks_share():
-    ours = pb.InfoResponse(block_size=16, dtype="torch.float16", extensions=["run_ahead", "columns"], window_size=8)
+    ours = pb.InfoResponse(
+        block_size=16, dtype="torch.float16", extensions=["run_ahead", "columns"], window_size=8, pipeline_depth=3
+    )
     other = pb.InfoResponse(block_size=16, dtype="torch.float16", extensions=["columns"], window_size=8)
     info = convert.info_from([ours, other])
     assert info.extensions == {"columns"}
     assert (info.block_size, info.window_size) == (16, 8)
+    assert (info.pipeline_depth, convert.info_from([ours]).pipeline_depth) == (1, 3)
     with pytest.raises(ValueError, match="disagree"):
         convert.info_from([ours, pb.InfoResponse(block_size=1, dtype="torch.float16", window_size=8)])
 
