@@ -18,7 +18,7 @@ _MANY = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 
 
 def option_tables(config_type: type, mark: Callable[[Option], str]) -> str:
-    """One table, or one below the heading of each panel. `mark` is put behind an option's meaning."""
+    """One table, or one below the heading of each panel. `mark` is put after an option's meaning."""
     parts = []
     for panel, options in groupby(options_of(config_type), key=lambda opt: opt.panel):
         rows = [_row(opt, mark(opt)) for opt in options]

@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def _forget_container_name() -> None:
-    """Docker and Kubernetes set HOSTNAME to the container's name, which is no wish about where to listen."""
+    """Docker and Kubernetes set HOSTNAME to the container's name, which does not say where to listen."""
     try:
         ipaddress.ip_address(os.environ.get("HOSTNAME", ""))
     except ValueError:

@@ -126,7 +126,7 @@ class LauncherConfig:
     hostname: str = option("0.0.0.0", panel=_HTTP, help="Address to listen on.")
     port: int = option(3000, short="p", panel=_HTTP, maximum=_PORT, help="Port to listen on; 0 chooses a free one.")
     aip_http_port: int | None = option(
-        None, panel=_HTTP, maximum=_PORT, help="Vertex AI's word for `--port`, which it overrides."
+        None, panel=_HTTP, maximum=_PORT, help="Vertex AI's name for `--port`, which it overrides."
     )
     prometheus_port: int | None = option(
         None, panel=_HTTP, maximum=_PORT, help="A second port for /metrics alone; opened only if given, 0 for none."

@@ -25,7 +25,7 @@ from wire.log import log_setup, progress_bars
 
 logger = logging.getLogger("text_generation_launcher")
 
-_LAST_WORDS_S = 2.0
+_FLUSH_TIMEOUT_S = 2.0
 
 
 def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
@@ -33,22 +33,22 @@ def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
     claim_standard_descriptors()
     stdout, stderr = Output(1, json_lines=config.json_output), Output(2)
     log_setup.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
-    status, last_words = 1, ""
+    status, final_text = 1, ""
     try:
         with Signals() as signals:
             status = _Launch(config, signals, environ).run()
     except LauncherError as error:
         if config.json_output:
             logger.error("%s", error.report())
-        last_words = error.report() + "\n"
+        final_text = error.report() + "\n"
     except Exception:
         logger.exception("The launcher itself failed")
-        last_words = "Error: the launcher itself failed, see the log\n"
+        final_text = "Error: the launcher itself failed, see the log\n"
     finally:
         logging.shutdown()
-        stdout.finish(_LAST_WORDS_S)
-        stderr.write(last_words)  # Behind the log, also where both go to one file.
-        stderr.finish(_LAST_WORDS_S)
+        stdout.finish(_FLUSH_TIMEOUT_S)
+        stderr.write(final_text)  # After the log, also where both go to one file.
+        stderr.finish(_FLUSH_TIMEOUT_S)
     return status
 
 
@@ -143,7 +143,7 @@ class _Launch:
             master_port = preflight.rendezvous_port(config, num_shard)
             ends = Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)
             plan = make_plan(config, machine, info, ends)
-            _tell_reasons(plan)
+            _log_reasons(plan)
             shards = [commands.shard(plan, rank, self._environ) for rank in range(plan.num_shard)]
             router = commands.router(plan, self._environ)
             return supervisor.serve(shards, router, on_started=lambda: self._announce(plan))
@@ -162,10 +162,10 @@ class _Launch:
         try:
             status = supervisor.download(commands.download(self._config, model_id, environ))
         except DownloadError as error:
-            # The step's own last word says it all, if it is about the model.
-            said = str(error).rpartition(f"--model-id {model_id}: ")[2]
+            # The step's own message is enough where it is about the model.
+            message = str(error).rpartition(f"--model-id {model_id}: ")[2]
             hint = "" if "/" in model_id else f"; there is no directory {model_id} either"
-            raise DownloadError(f"{model_id}: {said}{hint}") from error
+            raise DownloadError(f"{model_id}: {message}{hint}") from error
         if status is None:
             logger.info("Successfully downloaded weights for %s", model_id)
         return status
@@ -191,8 +191,8 @@ def redacted(config: LauncherConfig) -> str:
     return "Options: " + ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
 
 
-def _tell_reasons(plan: LaunchPlan) -> None:
-    """What was resolved and by which rule, before the first shard is started."""
+def _log_reasons(plan: LaunchPlan) -> None:
+    """Logs what was resolved and by which rule, before the first shard is started."""
     for note in plan.notes:
         logger.warning("%s", note)
     if plan.num_shard > 1:

@@ -108,7 +108,7 @@ class RouterConfig:
     )
 
     kserve_api: bool = option(False, panel=_HTTP, help="Serve KServe's v2 routes below /v2 too.")
-    aip_http_port: int | None = option(None, panel=_HTTP, help="Vertex AI's word for the port; wins.", maximum=65535)
+    aip_http_port: int | None = option(None, panel=_HTTP, help="Vertex AI's name for the port; wins.", maximum=65535)
     aip_predict_route: str | None = option(None, panel=_HTTP, help="A second path for /vertex, set by Vertex AI.")
     aip_health_route: str | None = option(None, panel=_HTTP, help="A second path for /health, set by Vertex AI.")
 

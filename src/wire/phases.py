@@ -5,7 +5,7 @@
 | shard   | starting, checkpoint, importing, process group, loading, binding, serving; then warm-up, ready          |
 | router  | starting, importing, tokenizer, warm-up, binding, ready                                                 |
 
-`starting` is the launcher's own word for a process that has not said anything yet.
+`starting` is the launcher's own name for a process that has not logged a phase yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenTelemetry behind a small interface, for the router and the model server. Imported at no cost: the packages (extra
+"""A small interface to OpenTelemetry, for the router and the model server. Imported at no cost: the packages (extra
 `trace`) are loaded by `Tracing.to_collector` only. A process that does not trace has no `Tracing` at all.
 
 Spans are exported in batches by a thread of the SDK; a collector that is slow, down or absent costs spans, never time.

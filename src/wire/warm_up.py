@@ -1,6 +1,6 @@
-"""What a shard answers to a Warmup for which its memory does not suffice: the words that the error begins with."""
+"""What a shard answers to a Warmup for which its memory does not suffice: how the error begins."""
 
 from __future__ import annotations
 
 NOT_ENOUGH_MEMORY = "Not enough memory to handle"
-"""TGI's words. A router that hears them may ask for less."""
+"""TGI's text. A router that reads it may ask for less."""

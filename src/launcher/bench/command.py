@@ -55,11 +55,11 @@ def run_bench(config: BenchConfig) -> int:
         status = 1
     else:
         status = 0
-    failed = _tell(title, cells, written)
+    failed = _report(title, cells, written)
     return status or failed
 
 
-def _tell(title: str, cells: list[Cell], written: list[Path]) -> int:
+def _report(title: str, cells: list[Cell], written: list[Path]) -> int:
     """Whatever has been measured, and where it is; 1 if requests failed in it."""
     if not cells:
         return 0

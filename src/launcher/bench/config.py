@@ -24,7 +24,7 @@ class BenchConfig:
     api_key: str | None = option(None, env="API_KEY", help="Bearer token of the server")
     concurrency: list[int] = option(
         [1, 8, 32], env=None, separator=",", minimum=1, maximum=10_000,
-        help="Closed loop: so many clients, each sends its next request when its last one has ended",
+        help="Closed loop: number of clients, each of which sends its next request when its last one has ended",
     )  # fmt: skip
     rate: list[float] = option(
         [], env=None, separator=",", minimum=0.001,
@@ -40,7 +40,7 @@ class BenchConfig:
     repeats: int = option(1, env=None, minimum=1, help="Measure each cell so often and report its median")
     temperature: float | None = option(None, env=None, minimum=0.0, help="Unset: greedy")
     ignore_eos: bool = option(
-        True, env=None, help="Ask the server to go on behind the end-of-sequence token, so that every output is as long"
+        True, env=None, help="Ask the server to go on after the end-of-sequence token, so that every output is as long"
     )
     tokenizer: Path | None = option(
         None, env=None,

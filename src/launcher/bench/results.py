@@ -24,7 +24,7 @@ class RequestTimes:
 class Cell:
     """One measured cell; latencies in seconds, NaN where nothing was answered. `repeats`: output tokens/s of each.
 
-    tpot: seconds per output token behind the first, of whole requests; inter-token gaps mislead where a server sends
+    tpot: seconds per output token after the first, of whole requests; inter-token gaps mislead where a server sends
     several tokens at once.
     """
 

@@ -1,4 +1,4 @@
-"""Whether a model can be fetched at all: the cache folder, the room on its disk, a network. Fetches nothing."""
+"""Whether a model can be fetched at all: the cache folder, the space on its disk, a network. Fetches nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.processes.signals import Signals
 logger = logging.getLogger("text_generation_launcher")
 
 _FULL_BYTES = 64 << 20
-"""Less room than for the smallest models that anybody serves."""
+"""Less than the smallest models that anybody serves need."""
 _NEARLY_FULL_BYTES = 2 << 30
 _NAME_SERVICE_PATIENCE_S = 15.0
 """A container may be up before its name service is."""

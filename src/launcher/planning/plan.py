@@ -61,7 +61,7 @@ class LaunchPlan:
         asked, measured = self.asked, "what fits (measured at warm-up)"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
-            ("architecture", self.info.summary() if self.info else "told by the shard"),
+            ("architecture", self.info.summary() if self.info else "decided by the shard"),
             ("shards", f"{self.num_shard} on {'GPU' if self.on_gpu else 'CPU'}"),
             ("devices", self.hardware.devices(self.num_shard)),
             ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
@@ -142,7 +142,7 @@ def _notes(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, n
 
 
 def check_model(model_id: str, info: ModelInfo | None) -> None:
-    """What no shard could serve, said before one is started. Raises ArgumentValidation."""
+    """Refuses what no shard could serve, before one is started. Raises ArgumentValidation."""
     if info is not None and info.quantize is not None:
         raise ArgumentValidation(
             f"`--model-id` {model_id} is quantized ({info.quantize} in its config.json), which is not served yet; "

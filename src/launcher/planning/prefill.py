@@ -64,7 +64,7 @@ def _estimate(info: ModelInfo | None, gpu: Gpu | None, num_shard: int) -> tuple[
 def _memory_cap(
     config: LauncherConfig, info: ModelInfo, gpu: Gpu, num_shard: int
 ) -> tuple[int | None, tuple[str, ...]]:
-    """How many tokens' activations fit beside the weights, if that can be told; and what to warn about."""
+    """How many tokens' activations fit beside the weights, if that is known; and what to warn about."""
     sizes = _memory_use(info)
     if not gpu.memory_mib or info.quantize is not None or sizes is None:
         return None, ()

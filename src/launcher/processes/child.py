@@ -1,4 +1,4 @@
-"""One child process: its own group on a leash, its readiness, its end. Also the guard that outlives the launcher.
+"""One child process: its own group under a parent-death watchdog, its readiness, its end. Also the guard that outlives the launcher.
 
 | Who goes        | What ends its children                                                                    |
 |-----------------|-------------------------------------------------------------------------------------------|
@@ -28,7 +28,7 @@ from wire import phases, stack_dump
 logger = logging.getLogger("text_generation_launcher")
 
 HEALTH_METHOD = "/generate.v3.TextGenerationService/Health"
-_LEASH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_watchdog.py")))
+_WATCHDOG = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_watchdog.py")))
 _PROBE_TIMEOUT_S = 5.0
 _OUTPUT_AFTER_EXIT_S = 2.0
 _HINTS = {
@@ -63,24 +63,24 @@ class Exit:
 
 
 class Guard:
-    """The process that kills what the launcher leaves behind. Without it (`None` inside) only the leashes hold."""
+    """The process that kills what a killed launcher leaves. Without it (`None` inside) only the watchdogs do."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
-                [*_LEASH, "guard"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                [*_WATCHDOG, "guard"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True, cwd="/",
             )  # fmt: skip
 
     def watch(self, group: int) -> None:
-        self._tell(f"watch {group}")
+        self._send(f"watch {group}")
 
     def forget(self, group: int) -> None:
-        self._tell(f"forget {group}")
+        self._send(f"forget {group}")
 
     def remove_at_end(self, directory: str) -> None:
-        self._tell(f"remove {directory}")
+        self._send(f"remove {directory}")
 
     def close(self) -> None:
         """Ends the guard, and with it every group that was not forgotten."""
@@ -90,7 +90,7 @@ class Guard:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=2.0)
 
-    def _tell(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(text.encode() + b"\n")
@@ -110,7 +110,7 @@ class Child:
         self._guard = guard
         self._probe = _probe_for(command)
         self._process = subprocess.Popen(
-            [*_LEASH, "exec", str(os.getpid()), *command.argv],
+            [*_WATCHDOG, "exec", str(os.getpid()), *command.argv],
             env={**command.env, phases.VARIABLE: "1"}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             umask=0o077 if command.private_files else -1,
@@ -165,7 +165,7 @@ class Child:
 
     @property
     def state(self) -> str:
-        """The kernel's word for what it does: `S (sleeping)`, `T (stopped)`; empty if it is gone."""
+        """What the kernel says that it does: `S (sleeping)`, `T (stopped)`; empty if it is gone."""
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
                 if line.startswith("State:"):

@@ -1,4 +1,4 @@
-"""Which child failed first, and what is told of it."""
+"""Which child failed first, and how its failure is reported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A text stream that never blocks its writers: standard output for a process that must not stop because its reader did.
 
-A thread writes to the descriptor. When it falls behind by more than the buffer, whole writes are dropped and counted;
+A thread writes to the descriptor. When it is late by more than the buffer, whole writes are dropped and counted;
 when the descriptor is closed, everything is dropped.
 """
 
@@ -32,7 +32,7 @@ class Output(io.TextIOBase):
     """Writes to `descriptor`, which stays the caller's."""
 
     def __init__(self, descriptor: int, *, buffer_bytes: int = _BUFFER_BYTES, json_lines: bool = False) -> None:
-        """`json_lines`: what is said of dropped writes is JSON, as all that is written."""
+        """`json_lines`: the record of dropped writes is JSON, as all others are."""
         super().__init__()
         self._json_lines = json_lines
         self._descriptor = descriptor

@@ -11,7 +11,7 @@ from typing import Self
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ECHO_S = 0.3
-"""The same signal again so soon is the same wish: `timeout`, for one, signals a process and then its whole group."""
+"""The same signal within this time is the same request: `timeout`, for one, signals a process and then its whole group."""
 
 
 class Signals:
@@ -29,7 +29,7 @@ class Signals:
     def __enter__(self) -> Self:
         self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
-            # nohup's wish stands: a hang-up that is ignored at start stays ignored.
+            # As nohup asks: a hang-up that is ignored at start stays ignored.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._on_stop)
         # The handler does nothing: with it, the death of a child writes to the pipe and ends a wait.

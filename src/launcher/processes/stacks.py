@@ -13,7 +13,7 @@ logger = logging.getLogger("text_generation_launcher")
 
 _LIMIT_S = 5.0
 _QUIET_S = 0.2
-"""An answer is complete when nothing more of it has come for so long: it is written in one go."""
+"""An answer is complete when nothing more of it has come for this time: it is written in one go."""
 _POLL_S = 0.02
 
 

@@ -159,7 +159,7 @@ class Supervisor:
                 self._pause(_STARTING_POLL_S)
 
     def _end_late_start(self, missing: Sequence[Child]) -> NoReturn:
-        """Raises for the one that is farthest behind, when everybody's stacks have been shown."""
+        """Raises for the one that has come the least far, after the stacks of all have been logged."""
         warming = [child for child in self._shards if child.logs.progress.phase == phases.WARM_UP]
         # A router that waits for the warm-up is not the one that is late.
         late = warming or list(missing)
@@ -169,7 +169,7 @@ class Supervisor:
         since = "the start, the download not counted" if self._download_s else "the start"
         raise error(
             f"{last.title} was not ready {self._timeouts.startup_s:g} s after {since} (`--startup-timeout`); "
-            f"phase: {last.logs.progress}; its last word: {last.logs.last_message or 'none'}"
+            f"phase: {last.logs.progress}; its last message: {last.logs.last_message or 'none'}"
         )
 
     def _show_stacks(self, children: Sequence[Child]) -> None:

@@ -20,7 +20,7 @@ _LEVELS = TO_PYTHON | {
 }  # fmt: skip
 _SPAN_FILTER = re.compile(r"\[[^\]]*\]")
 _TARGET = re.compile(r"[A-Za-z_][\w.:-]*")
-# TGI's words for our packages.
+# TGI's names for our packages.
 _TARGETS = {
     "text_generation_router": ("router",),
     "text_generation_server": ("model_server",),

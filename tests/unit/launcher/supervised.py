@@ -85,7 +85,7 @@ class Launch:
         self.story.at(text, kill)
 
     def hurry_at(self, text: str, seconds: float) -> None:
-        """From then on everything must be ready in so many seconds: a time-out that no slow machine can bring on."""
+        """From then on everything must be ready in this many seconds: a time-out that no slow machine can bring on."""
 
         def hurry() -> None:
             supervisor = self.supervisor

@@ -192,7 +192,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
         assert not folder.exists()
 
 
-def test_without_its_guard_the_leash_still_holds(tmp_path: Path) -> None:
+def test_without_its_guard_the_watchdog_still_kills(tmp_path: Path) -> None:
     with doomed_launcher(tmp_path / "none") as (process, child, grandchild, guard):
         os.kill(guard, signal.SIGKILL)
         process.send_signal(signal.SIGKILL)
@@ -202,9 +202,9 @@ def test_without_its_guard_the_leash_still_holds(tmp_path: Path) -> None:
             os.kill(grandchild, signal.SIGKILL)
 
 
-def test_the_leash_notices_a_parent_that_died_first() -> None:
+def test_the_watchdog_notices_a_parent_that_died_first() -> None:
     from launcher.processes import child as module
 
-    leash = [*module._LEASH, "exec", "1", sys.executable, "-c", "print('ran')"]
-    answer = subprocess.run(leash, capture_output=True, text=True, check=False)
+    watchdog = [*module._WATCHDOG, "exec", "1", sys.executable, "-c", "print('ran')"]
+    answer = subprocess.run(watchdog, capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stdout) == (1, "")
