@@ -19,7 +19,7 @@ TOKENIZER, WARM_UP, READY = "tokenizer", "warm-up", "ready"
 FIELD = "phase"
 LOGGER = "wire.phases"
 VARIABLE = "TERCET_PHASES"
-"""Set to 1 by a launcher for its children: they tell their phases whatever the level of their log."""
+"""Set to 1 by a launcher in the environment of its children: they log their phases whatever the level of their log."""
 
 _logger = logging.getLogger(LOGGER)
 

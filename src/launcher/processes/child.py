@@ -1,4 +1,4 @@
-"""One child process: its own group under a parent-death watchdog, its readiness, its end. Also the guard that outlives the launcher.
+"""One child process: its own group, watched over by a parent-death watchdog; its readiness; its end. And the guard.
 
 | Who goes        | What ends its children                                                                    |
 |-----------------|-------------------------------------------------------------------------------------------|

@@ -11,7 +11,7 @@ from typing import Self
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ECHO_S = 0.3
-"""The same signal within this time is the same request: `timeout`, for one, signals a process and then its whole group."""
+"""The same signal within this time is the same request: `timeout` signals a process and then its whole group."""
 
 
 class Signals:
