@@ -72,6 +72,9 @@ class FakeShard:
     # Set to change answers, e.g. to make ranks disagree.
     edit: Callable[[str, Any], Any] = lambda rpc, response: response
 
+    # The first words of prompts by request id, for those that come as token ids.
+    prompts: dict[int, str] = field(default_factory=dict)
+
     trace: list[str] = field(default_factory=list)
     received: list[tuple[str, Any]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -332,7 +335,8 @@ class FakeShard:
         return []  # ended normally
 
     def _new_row(self, request: pb.Request) -> FakeRow:
-        name = request.inputs.split(maxsplit=1)[0]
+        # Where ids are sent, the text is not.
+        name = request.inputs.split(maxsplit=1)[0] if request.inputs else self.prompts[request.id]
         row = FakeRow(request, name, self.scripts.get(name, Script()), self.block_size)
         self._names[request.id] = name
         if request.id == PROBE_ID or self.padded:

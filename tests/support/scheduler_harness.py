@@ -39,6 +39,8 @@ class Harness:
     def submit(self, name: str, input_length: int = 1, max_new_tokens: int = 1, **changes: Any) -> Entry:
         entry = self.scheduler.submit(make_request(name, input_length, max_new_tokens, **changes))
         self.entries[name] = entry
+        for shard in self.shards:
+            shard.prompts[entry.request_id] = name
         return entry
 
     async def step(self, count: int = 1) -> None:

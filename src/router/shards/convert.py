@@ -101,8 +101,6 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
     request = new.request
     message = pb.Request(
         id=new.request_id,
-        inputs=request.inputs,
-        input_chunks=pb.Input(chunks=[pb.InputChunk(text=request.inputs)]),
         truncate=request.truncate,
         add_special_tokens=request.add_special_tokens,
         parameters=_sampling_to(request.sampling, extensions),
@@ -117,8 +115,11 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
         message.chunk_len = new.chunk_len
     if request.adapter_id is not None:
         message.adapter_id = request.adapter_id
-    if Extension.TOKEN_IDS in extensions:
+    if Extension.TOKEN_IDS in extensions and request.input_ids:
         message.input_ids.extend(request.input_ids)
+    else:  # upstream TGI shards read `input_chunks`, older ones `inputs`
+        message.inputs = request.inputs
+        message.input_chunks.chunks.add(text=request.inputs)
     if new.resume_ids:
         message.resume_ids.extend(new.resume_ids)
     return message

@@ -20,7 +20,7 @@ def ids(count: int, first: int = 0) -> tuple[int, ...]:
 
 def cache_lens(h) -> dict[str, int]:
     prefills = [m for rpc, m in h.shard.received if rpc == "Prefill"]
-    return {r.inputs.split()[0]: r.cache_len for m in prefills for r in m.batch.requests}
+    return {h.shard.prompts[r.id]: r.cache_len for m in prefills for r in m.batch.requests}
 
 
 def check_all_is_free_or_cached(h) -> None:

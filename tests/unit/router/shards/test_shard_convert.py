@@ -10,6 +10,7 @@ from support.factories import OURS, make_request
 from router.request import SamplingParameters, StoppingParameters
 from router.shards import convert, warm_up
 from router.shards.interface import NewBatch, NewRequest
+from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
 SAMPLING = SamplingParameters(
@@ -78,6 +79,17 @@ def test_our_shards_see_the_extensions_in_use():
     assert (p.presence_penalty, p.absolute_frequency_penalty, p.min_p) == (0.5, 0.25, 0.125)
     assert [(b.token_id, b.bias) for b in p.logit_bias] == [(5, -100.0), (6, 1.5)]
     assert message.stopping_parameters.stop_anywhere
+
+
+@pytest.mark.parametrize("ids", [(1, 2, 3), ()])
+def test_a_prompt_travels_as_its_token_ids_or_as_its_text(ids):
+    """A shard that takes ids tokenises the text where there is none."""
+    message = to_wire(frozenset({Extension.TOKEN_IDS}), input_ids=ids)
+    assert tuple(message.input_ids) == ids
+    assert (message.inputs, message.HasField("input_chunks")) == (("", False) if ids else ("hello x x", True))
+    message = to_wire(input_ids=ids)
+    assert (list(message.input_ids), message.inputs) == ([], "hello x x")
+    assert [chunk.text for chunk in message.input_chunks.chunks] == ["hello x x"]
 
 
 def test_switched_off_is_sent_as_one_not_as_nothing():
