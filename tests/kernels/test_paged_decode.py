@@ -29,14 +29,14 @@ def decode(scene: Scene, layer: AttentionLayer, **options: Any) -> Tensor:
     """What the kernel makes of a scene of single queries; the output was NaN before."""
     scales = {name: options.pop(name) for name in ("key_scale", "value_scale") if name in options}
     rows = scene.cache.rows[0]
-    form = paged_decode.decode_form(
+    config = paged_decode.decode_config(
         layer, value_in_key=scene.shape.value_in_key, cache_dtype=rows.dtype, device=rows.device, **options
     )
     metadata = scene.metadata
-    plan = paged_decode.plan_rows(form, layer, metadata.kv_lengths, metadata.cu_seqlens_q, len(scene.batch))
+    plan = paged_decode.plan_rows(config, layer, metadata.kv_lengths, metadata.cu_seqlens_q, len(scene.batch))
     out = scene.query.new_full((len(scene.query), layer.num_heads * layer.value_dim), math.nan)
     keys, values = scene.cache.keys[0], scene.cache.values[0]
-    paged_decode.paged_decode(scene.query, keys, values, metadata.block_tables, plan, layer, form, out=out, **scales)
+    paged_decode.paged_decode(scene.query, keys, values, metadata.block_tables, plan, layer, config, out=out, **scales)
     assert not plan.arrivals.any(), "a layer must leave the counters as it found them"
     return out
 

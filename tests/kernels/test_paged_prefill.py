@@ -17,7 +17,7 @@ from model_server.attention.triton_paged import TritonBackend, refuses
 from model_server.kernels.attention import decode as paged_decode
 from model_server.kernels.attention import prefill as paged_prefill
 from model_server.kernels.attention.parts import Tiles
-from model_server.kernels.attention.prefill import PrefillForm, tile_list
+from model_server.kernels.attention.prefill import PrefillConfig, tile_list
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Small enough that short prompts have tiles of all kinds: outside, on the diagonal, at the window's beginning, open.
@@ -34,23 +34,23 @@ def few_processors(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Non
 def prefill(scene: Scene, layer: AttentionLayer, tiles: Tiles | None = None, **scales: float) -> Tensor:
     """What the kernel makes of a scene; the output was NaN before."""
     rows, metadata = scene.cache.rows[0], scene.metadata
-    form = paged_prefill.prefill_form(
+    config = paged_prefill.prefill_config(
         layer, value_in_key=scene.shape.value_in_key, cache_dtype=rows.dtype, device=rows.device
     )
     if tiles is not None:
-        form = PrefillForm(form.widths, tiles)
+        config = PrefillConfig(config.widths, tiles)
     listed = tile_list(
         metadata.query_lengths_host,
         metadata.kv_lengths_host,
         layer.num_heads // layer.num_kv_heads,
-        form.tiles.rows,
+        config.tiles.rows,
         window=layer.window,
         chunk=layer.chunk,
     )
     out = scene.query.new_full((len(scene.query), layer.num_heads * layer.value_dim), math.nan)
     keys, values = scene.cache.keys[0], scene.cache.values[0]
     return paged_prefill.paged_prefill(
-        scene.query, keys, values, metadata.block_tables, listed.to(rows.device), layer, form, out=out, **scales
+        scene.query, keys, values, metadata.block_tables, listed.to(rows.device), layer, config, out=out, **scales
     )
 
 

@@ -43,7 +43,7 @@ def test_family_equals_transformers(cases: Cases, key: Key) -> None:
 
 @pytest.mark.parametrize("key", marked(CASES))
 def test_family_equals_transformers_with_the_attention_of_a_cpu(cases: Cases, key: Key) -> None:
-    """Where a compiler is: by the native operators."""
+    """Where a compiler is: by the C++ operators."""
     case = cases[key]
     runner = load_path(case.path, backend=AttentionChoice(None, CPU).for_layers())
     for steps in (STEPS, CHUNKS):

@@ -137,7 +137,7 @@ def _best(device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLa
 
 
 def _report(name: str, device: torch.device, shortfalls: Sequence[str]) -> None:
-    """On a GPU everything but the first choice is worth a warning; a CPU has its native operators or has not."""
+    """On a GPU everything but the first choice is worth a warning; a CPU has its C++ operators or has not."""
     if not shortfalls or device.type == "cpu":
         return
     slow = ", which is slow" if name == "reference" else ""
@@ -173,15 +173,15 @@ def _torch_varlen(device: torch.device, dtype: torch.dtype) -> Offer:
 
 
 def _native(device: torch.device, dtype: torch.dtype) -> Offer:
-    """What the native operators do not know they hand to the reference themselves: nothing is refused."""
+    """What the C++ operators do not know they hand to the reference themselves: nothing is refused."""
     if device.type != "cpu":
         raise AbsentError(f"it computes on a CPU, not on {device.type}")
     if importlib.util.find_spec("model_server.attention.cpp") is None:
-        raise AbsentError("this build has no native operators")
+        raise AbsentError("this build has no C++ operators")
     module: Any = importlib.import_module("model_server.attention.cpp")
     if not module.available(device):
-        raise AbsentError("the native operators could not be built here")
-    return Offer(module.NativeBackend(), lambda layer: None)
+        raise AbsentError("the C++ operators could not be built here")
+    return Offer(module.CppBackend(), lambda layer: None)
 
 
 _OFFERS: dict[str, Callable[[torch.device, torch.dtype], Offer]] = {

@@ -1,4 +1,4 @@
-"""Attention by the native operators: the paged cache is read in place, all sequences and heads in one call.
+"""Attention by the C++ operators: the paged cache is read in place, all sequences and heads in one call.
 
 What they do not know (Falcon's bfloat16 arithmetic of ALiBi) the reference computes, layer by layer.
 """
@@ -14,31 +14,31 @@ from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend, ReferenceStep
 from model_server.cpp.library import TYPES, prepared, usable
-from model_server.cpp.structs import AttentionShapeForm, PagingForm
+from model_server.cpp.structs import AttentionShapeStruct, PagingStruct
 from model_server.memory.kv_cache import KvCache, KvShape
 
 
-class NativeBackend:
-    """For CPUs; see `native.library.usable`."""
+class CppBackend:
+    """For what `cpp.library.usable` serves."""
 
     name = "native"
     tgi_name = "paged"
     capturable = False  # it runs on CPUs
     block_size = 16
 
-    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> NativeStep:
-        return NativeStep(metadata, cache)
+    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> CppStep:
+        return CppStep(metadata, cache)
 
 
-class NativeStep:
+class CppStep:
     """One forward."""
 
     def __init__(self, metadata: AttentionMetadata, cache: KvCache) -> None:
         self._metadata = metadata
         self._cache = cache
-        self.paging = paging_form(metadata, cache)
+        self.paging = paging_struct(metadata, cache)
         self._address = ctypes.byref(self.paging)
-        self._native = prepared()
+        self._operators = prepared()
         self._reference: ReferenceStep | None = None
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -52,9 +52,9 @@ class NativeStep:
         if query.stride(2) != 1 or query.stride(1) != layer.head_dim:
             query = query.contiguous()
         out = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
-        self._native.native_attend(
+        self._operators.cpp_attend(
             TYPES[query.dtype],
-            shape_form(layer, shape),
+            shape_struct(layer, shape),
             self._address,
             rows.data_ptr(),
             query.data_ptr(),
@@ -65,18 +65,18 @@ class NativeStep:
 
 
 def available(device: torch.device) -> bool:
-    """Whether `NativeBackend` can serve on this device."""
+    """Whether `CppBackend` can serve on this device."""
     return usable(device, torch.float32)
 
 
 def serves(layer: AttentionLayer, shape: KvShape) -> bool:
-    """Whether the native operators know all of what the layer asks for."""
+    """Whether the C++ operators know all of what the layer asks for."""
     return (layer.alibi is None or layer.alibi.bfloat16_scale is None) and shape.key_dim % 2 == 0
 
 
-def shape_form(layer: AttentionLayer, shape: KvShape) -> AttentionShapeForm:
-    """The layer's constants for the native operators; its tensors must outlive the form."""
-    return AttentionShapeForm(
+def shape_struct(layer: AttentionLayer, shape: KvShape) -> AttentionShapeStruct:
+    """The layer's constants for the C++ operators; its tensors must outlive the struct."""
+    return AttentionShapeStruct(
         heads=layer.num_heads,
         kv_heads=layer.num_kv_heads,
         key_dim=layer.head_dim,
@@ -92,11 +92,11 @@ def shape_form(layer: AttentionLayer, shape: KvShape) -> AttentionShapeForm:
     )
 
 
-def paging_form(metadata: AttentionMetadata, cache: KvCache) -> PagingForm:
-    """Where the keys of the step lie; the metadata must outlive the form."""
+def paging_struct(metadata: AttentionMetadata, cache: KvCache) -> PagingStruct:
+    """Where the keys of the step lie; the metadata must outlive the struct."""
     tables = metadata.block_tables
     assert tables.is_contiguous() and tables.dtype == torch.int32
-    return PagingForm(
+    return PagingStruct(
         tables=tables.data_ptr(),
         lengths=metadata.kv_lengths.data_ptr(),
         starts=metadata.cu_seqlens_q.data_ptr(),

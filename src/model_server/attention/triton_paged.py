@@ -15,16 +15,16 @@ from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
-from model_server.kernels.attention.decode import DecodeForm, decode_form, paged_decode, plan_rows
+from model_server.kernels.attention.decode import DecodeConfig, decode_config, paged_decode, plan_rows
 from model_server.kernels.attention.decode_plan import DecodePlan
-from model_server.kernels.attention.prefill import PrefillForm, paged_prefill, prefill_form, tile_list
+from model_server.kernels.attention.prefill import PrefillConfig, paged_prefill, prefill_config, tile_list
 from model_server.memory.kv_cache import KvCache
 
 # What a program can hold of a head, in registers and shared memory.
 MAX_DIM = 256
 MAX_LATENT_DIM, MAX_LATENT_VALUE_DIM = 640, 512
 
-_Forms = tuple[DecodeForm, PrefillForm]
+_Configs = tuple[DecodeConfig, PrefillConfig]
 
 
 def refuses(layer: AttentionLayer) -> str | None:
@@ -52,13 +52,13 @@ class TritonBackend:
 
     def __init__(self, *, batch_invariant: bool = False) -> None:
         self._batch_invariant = batch_invariant
-        self._forms: dict[tuple[int, int, int, int, bool, torch.dtype, torch.device], _Forms] = {}
+        self._configs: dict[tuple[int, int, int, int, bool, torch.dtype, torch.device], _Configs] = {}
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> TritonStep:
         """See `AttentionBackend`. Launches nothing yet."""
         return TritonStep(self, metadata, cache)
 
-    def forms(self, layer: AttentionLayer, cache: KvCache) -> _Forms:
+    def configs(self, layer: AttentionLayer, cache: KvCache) -> _Configs:
         """How layers of this shape are computed."""
         rows = cache.rows[layer.index]
         value_in_key = cache.shapes[layer.index].value_in_key
@@ -71,17 +71,17 @@ class TritonBackend:
             rows.dtype,
             rows.device,
         )
-        found = self._forms.get(key)
+        found = self._configs.get(key)
         if found is None:
-            decode = decode_form(
+            decode = decode_config(
                 layer,
                 value_in_key=value_in_key,
                 cache_dtype=rows.dtype,
                 device=rows.device,
                 batch_invariant=self._batch_invariant,
             )
-            prefill = prefill_form(layer, value_in_key=value_in_key, cache_dtype=rows.dtype, device=rows.device)
-            found = self._forms[key] = (decode, prefill)
+            prefill = prefill_config(layer, value_in_key=value_in_key, cache_dtype=rows.dtype, device=rows.device)
+            found = self._configs[key] = (decode, prefill)
         return found
 
 
@@ -94,13 +94,13 @@ class TritonStep:
         self._cache = cache
         lengths = metadata.query_lengths_host
         self._num_single = len(lengths) if metadata.is_decode else lengths.count(1)
-        self._plans: dict[tuple[DecodeForm, int, int | None, int | None], DecodePlan] = {}
+        self._plans: dict[tuple[DecodeConfig, int, int | None, int | None], DecodePlan] = {}
         self._tiles: dict[tuple[int, int, int | None, int | None], Tensor] = {}
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `AttentionStep`. The step's own keys and values are read from the cache, where they are already."""
         metadata, cache = self._metadata, self._cache
-        decode, prefill = self._backend.forms(layer, cache)
+        decode, prefill = self._backend.configs(layer, cache)
         keys, values = cache.keys[layer.index], cache.values[layer.index]
         tables = metadata.block_tables
         if query.stride(-1) != 1:
@@ -112,18 +112,18 @@ class TritonStep:
             paged_prefill(query, keys, values, tables, self._tile_list(layer, prefill), layer, prefill, out=out)
         return out
 
-    def _plan(self, layer: AttentionLayer, form: DecodeForm) -> DecodePlan:
-        key = (form, layer.num_kv_heads, layer.window, layer.chunk)
+    def _plan(self, layer: AttentionLayer, config: DecodeConfig) -> DecodePlan:
+        key = (config, layer.num_kv_heads, layer.window, layer.chunk)
         found = self._plans.get(key)
         if found is None:
             metadata = self._metadata
-            found = plan_rows(form, layer, metadata.kv_lengths, metadata.cu_seqlens_q, self._num_single)
+            found = plan_rows(config, layer, metadata.kv_lengths, metadata.cu_seqlens_q, self._num_single)
             self._plans[key] = found
         return found
 
-    def _tile_list(self, layer: AttentionLayer, form: PrefillForm) -> Tensor:
+    def _tile_list(self, layer: AttentionLayer, config: PrefillConfig) -> Tensor:
         group = layer.num_heads // layer.num_kv_heads
-        key = (group, form.tiles.rows, layer.window, layer.chunk)
+        key = (group, config.tiles.rows, layer.window, layer.chunk)
         found = self._tiles.get(key)
         if found is None:
             metadata = self._metadata
@@ -131,7 +131,7 @@ class TritonStep:
                 metadata.query_lengths_host,
                 metadata.kv_lengths_host,
                 group,
-                form.tiles.rows,
+                config.tiles.rows,
                 window=layer.window,
                 chunk=layer.chunk,
                 skip_single=True,

@@ -11,7 +11,7 @@ def main() -> int:
     try:
         sys.stdout.write(f"{compiled()}\n")
     except CompileError as error:
-        sys.stderr.write(f"No native operators: {error}\n")
+        sys.stderr.write(f"No C++ operators: {error}\n")
         return 1
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_server.cpp.library import brief, prepared
+from model_server.cpp.library import prepared, without_gil_release
 
 # Logits that are gone through in some ten microseconds.
 FEW = 2**18
@@ -21,8 +21,8 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     count, width = logits.shape
     ids = torch.empty(count, 1, dtype=torch.int64)
     peaks, totals = torch.empty(2, count, 1, dtype=torch.float32)
-    native = brief() if logits.numel() <= FEW else prepared()
-    native.native_greedy(
+    operators = without_gil_release() if logits.numel() <= FEW else prepared()
+    operators.cpp_greedy(
         logits.data_ptr(), count, width, logits.stride(0), ids.data_ptr(), peaks.data_ptr(), totals.data_ptr()
     )
     return ids, peaks, totals

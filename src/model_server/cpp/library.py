@@ -26,24 +26,24 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 def library() -> ctypes.CDLL | None:
     """The operators, or None where they cannot be had; the log says why, once."""
     if os.environ.get(SWITCH) == "0":
-        logger.info("Native operators are switched off (%s=0): torch's are used", SWITCH)
+        logger.info("C++ operators are switched off (%s=0): torch's are used", SWITCH)
         return None
     try:
         loaded = _declared(ctypes.CDLL(str(compiled())))
     except (CompileError, OSError) as error:
-        logger.warning("No native operators, torch's are used: %s", error)
+        logger.warning("No C++ operators, torch's are used: %s", error)
         return None
     entries = entry_points()
     if entries is None:
-        logger.warning("torch's OpenMP runtime was not found: native operators run on one thread")
+        logger.warning("torch's OpenMP runtime was not found: C++ operators run on one thread")
     else:
-        loaded.native_init(*entries)
-    logger.info("Native operators: products, norms and attention on this CPU, panels of %d", loaded.native_panel())
+        loaded.cpp_init(*entries)
+    logger.info("C++ operators: products, norms and attention on this CPU, panels of %d", loaded.cpp_panel())
     return loaded
 
 
 @cache
-def brief() -> ctypes.CDLL:
+def without_gil_release() -> ctypes.CDLL:
     """The same operators for calls of some microseconds: they keep the interpreter's lock. Only after `usable`.
 
     Whoever gives the lock up may get it back only after whatever another thread does next, which takes longer than
@@ -56,12 +56,12 @@ def _declared(loaded: D) -> D:
     for name, arguments in FUNCTIONS.items():
         function = getattr(loaded, name)
         function.argtypes = arguments
-        function.restype = ctypes.c_long if name == "native_panel" else None
+        function.restype = ctypes.c_long if name == "cpp_panel" else None
     return loaded
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the native operators serve this device and type."""
+    """Whether the C++ operators serve this device and type."""
     return device.type == "cpu" and dtype in TYPES and library() is not None
 
 

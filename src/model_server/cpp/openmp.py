@@ -1,4 +1,4 @@
-"""The OpenMP runtime that torch brought along: its entry points for the native operators, and what its threads cost."""
+"""The OpenMP runtime that torch brought along: its entry points for the C++ operators, and what its threads cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOFT = 1
 
 
 def entry_points() -> list[ctypes.c_void_p] | None:
-    """What `native_init` takes (team.hpp), or None where the runtime is not found."""
+    """What `cpp_init` takes (team.hpp), or None where the runtime is not found."""
     runtime = _runtime()
     return None if runtime is None else [ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in _FUNCTIONS]
 

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import POINTER, c_float, c_long, c_void_p
 
 
-class AttentionShapeForm(ctypes.Structure):
+class AttentionShapeStruct(ctypes.Structure):
     """`AttentionShape` of attention.hpp. 0 or null: the layer has no such thing."""
 
     _fields_ = [
@@ -25,7 +25,7 @@ class AttentionShapeForm(ctypes.Structure):
     ]
 
 
-class PagingForm(ctypes.Structure):
+class PagingStruct(ctypes.Structure):
     """`Paging` of attention.hpp."""
 
     _fields_ = [
@@ -38,7 +38,7 @@ class PagingForm(ctypes.Structure):
     ]
 
 
-class HeadLayoutForm(ctypes.Structure):
+class HeadLayoutStruct(ctypes.Structure):
     """`HeadLayout` of rows.hpp."""
 
     _fields_ = [
@@ -52,8 +52,8 @@ class HeadLayoutForm(ctypes.Structure):
     ]
 
 
-class LayerForm(ctypes.Structure):
-    """`LayerForm` of stack.hpp."""
+class StackLayerStruct(ctypes.Structure):
+    """`StackLayerStruct` of stack.hpp."""
 
     _fields_ = [
         ("attention_norm", c_void_p),
@@ -69,12 +69,12 @@ class LayerForm(ctypes.Structure):
         ("qk_norm", c_void_p),
         ("rope", c_long),
         ("rotary", c_long),
-        ("attention", AttentionShapeForm),
+        ("attention", AttentionShapeStruct),
     ]
 
 
-class StackForm(ctypes.Structure):
-    """`StackForm` of stack.hpp."""
+class StackConfigStruct(ctypes.Structure):
+    """`StackConfigStruct` of stack.hpp."""
 
     _fields_ = [
         ("num_layers", c_long),
@@ -82,12 +82,12 @@ class StackForm(ctypes.Structure):
         ("intermediate", c_long),
         ("eps", c_float),
         ("qk_eps", c_float),
-        ("layers", POINTER(LayerForm)),
+        ("layers", POINTER(StackLayerStruct)),
     ]
 
 
-class StepForm(ctypes.Structure):
-    """`StepForm` of stack.hpp."""
+class StackStepStruct(ctypes.Structure):
+    """`StackStepStruct` of stack.hpp."""
 
     _fields_ = [
         ("tokens", c_long),
@@ -98,16 +98,16 @@ class StepForm(ctypes.Structure):
         ("kept", c_void_p),
         ("caches", POINTER(c_void_p)),
         ("out", c_void_p),
-        ("paging", PagingForm),
+        ("paging", PagingStruct),
     ]
 
 
-# Arguments of every function of native.cpp; none but `native_panel` gives something back.
+# Arguments of every function of operators.cpp; none but `cpp_panel` gives something back.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
-    "native_init": (c_void_p,) * 4,
-    "native_panel": (),
-    "native_pack": (c_long, c_void_p, c_void_p, c_long, c_long),
-    "native_linear": (
+    "cpp_init": (c_void_p,) * 4,
+    "cpp_panel": (),
+    "cpp_pack": (c_long, c_void_p, c_void_p, c_long, c_long),
+    "cpp_linear": (
         c_long,
         c_void_p,
         c_void_p,
@@ -119,27 +119,27 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_void_p,
         c_long,
     ),
-    "native_rms_norm": (c_long, c_void_p, c_void_p, c_void_p, c_long, c_float, c_void_p, c_long, c_long),
-    "native_silu_gated": (c_long, c_void_p, c_void_p, c_long, c_long),
-    "native_rotate_write": (
+    "cpp_rms_norm": (c_long, c_void_p, c_void_p, c_void_p, c_long, c_float, c_void_p, c_long, c_long),
+    "cpp_silu_gated": (c_long, c_void_p, c_void_p, c_long, c_long),
+    "cpp_rotate_write": (
         c_long,
         c_void_p,
-        POINTER(HeadLayoutForm),
+        POINTER(HeadLayoutStruct),
         c_void_p,
         c_void_p,
         c_long,
         c_void_p,
         c_long,
     ),
-    "native_attend": (
+    "cpp_attend": (
         c_long,
-        POINTER(AttentionShapeForm),
-        POINTER(PagingForm),
+        POINTER(AttentionShapeStruct),
+        POINTER(PagingStruct),
         c_void_p,
         c_void_p,
         c_long,
         c_void_p,
     ),
-    "native_stack": (c_long, POINTER(StackForm), POINTER(StepForm)),
-    "native_greedy": (c_void_p, c_long, c_long, c_long, c_void_p, c_void_p, c_void_p),
+    "cpp_stack": (c_long, POINTER(StackConfigStruct), POINTER(StackStepStruct)),
+    "cpp_greedy": (c_void_p, c_long, c_long, c_long, c_void_p, c_void_p, c_void_p),
 }

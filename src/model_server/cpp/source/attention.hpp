@@ -158,7 +158,7 @@ void attend_span(const AttentionShape& shape, const Paging& paging, const T* cac
 }
 
 // Join the parts of `spans` spans, in their order, to the result of one head. Of span s: values + s * stride and
-// parts[s * part_stride]; factors: room for `spans` numbers.
+// parts[s * part_stride]; factors: space for `spans` numbers.
 template <class Out>
 void join(const AttentionShape& shape, long head, const float* values, const Partial* parts, long spans, long stride,
           long part_stride, float* factors, Out* out) {

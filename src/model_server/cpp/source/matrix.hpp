@@ -100,7 +100,7 @@ void tile_of(long height, const Input<T>* a, long stride, const T* const* panels
     if constexpr (R > 1) tile_of<T, P, R - 1>(height, a, stride, panels, inputs, out, fetch);
 }
 
-// Call `sink(row, sums[2 * P])` for all rows of `a`, in tiles of nearly equal height: a single panel leaves room for
+// Call `sink(row, sums[2 * P])` for all rows of `a`, in tiles of nearly equal height: a single panel leaves space for
 // twice as many rows. `ahead`: how many numbers behind these panels those lie that come next, or 0; each tile asks for a
 // part of them. Four panels are for a single row: it has no other sums that could be added to while one is on its way.
 template <class T, int P, class Sink>

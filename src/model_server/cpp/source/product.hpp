@@ -7,7 +7,7 @@
 #include "team.hpp"
 
 // A thread's own memory, kept from call to call; what was in it is lost when it grows.
-struct Room {
+struct Scratch {
     std::unique_ptr<char[]> bytes;
     size_t capacity = 0;
     template <class T> static T* take(char*& at, long count) {
@@ -33,8 +33,8 @@ template <class T, class X> const Input<T>* rows_as_input(const X* x, long& stri
     if constexpr (std::is_same_v<X, Input<T>>) {
         return x;
     } else {
-        static thread_local Room room;
-        auto* out = reinterpret_cast<Input<T>*>(room.of(rows * inputs * sizeof(Input<T>)));
+        static thread_local Scratch scratch;
+        auto* out = reinterpret_cast<Input<T>*>(scratch.of(rows * inputs * sizeof(Input<T>)));
         for (long r = 0; r < rows; r++) convert(x + r * stride, out + r * inputs, inputs);
         stride = inputs;
         return out;

@@ -50,18 +50,18 @@ template <class T> struct PromptTile {
     Partial* parts;
     long width;  // of `sums`: value_dim filled up to whole panels
 
-    PromptTile(const AttentionShape& shape, Room& room, long rows) : shape(shape) {
+    PromptTile(const AttentionShape& shape, Scratch& scratch, long rows) : shape(shape) {
         width = (shape.value_dim + PANEL - 1) / PANEL * PANEL;
         size_t size = sizeof(T) * (BLOCK_KEYS * (shape.key_dim + width) + rows * shape.key_dim + TILE_ROWS * BLOCK_KEYS) +
                       sizeof(float) * (TILE_ROWS * BLOCK_KEYS + rows * width) + sizeof(Partial) * rows + 8 * 64;
-        char* at = room.of(size);
-        keys = Room::take<T>(at, BLOCK_KEYS * shape.key_dim);
-        values = Room::take<T>(at, BLOCK_KEYS * width);
-        queries = Room::take<T>(at, rows * shape.key_dim);
-        weights = Room::take<T>(at, TILE_ROWS * BLOCK_KEYS);
-        scores = Room::take<float>(at, TILE_ROWS * BLOCK_KEYS);
-        sums = Room::take<float>(at, rows * width);
-        parts = Room::take<Partial>(at, rows);
+        char* at = scratch.of(size);
+        keys = Scratch::take<T>(at, BLOCK_KEYS * shape.key_dim);
+        values = Scratch::take<T>(at, BLOCK_KEYS * width);
+        queries = Scratch::take<T>(at, rows * shape.key_dim);
+        weights = Scratch::take<T>(at, TILE_ROWS * BLOCK_KEYS);
+        scores = Scratch::take<float>(at, TILE_ROWS * BLOCK_KEYS);
+        sums = Scratch::take<float>(at, rows * width);
+        parts = Scratch::take<Partial>(at, rows);
     }
 
     // Rows [row, row + count): scores of the block's keys [0, used), the first of which is key `first`, softmax, weighted
@@ -136,11 +136,11 @@ template <class T> struct PromptTile {
 // the whole step, `query_stride` and heads * value_dim apart.
 template <class T, class Out>
 void attend_prompt(const AttentionShape& shape, const Paging& paging, const T* cache, long sequence, long start,
-                   long count, long kv_head, const T* query, long query_stride, Out* out, Room& room) {
+                   long count, long kv_head, const T* query, long query_stride, Out* out, Scratch& scratch) {
     long group = shape.group(), rows = count * group, dim = shape.key_dim;
     long token = paging.starts[sequence] + start;
     long position = paging.lengths[sequence] - (paging.starts[sequence + 1] - paging.starts[sequence]) + start;
-    PromptTile<Input<T>> tile(shape, room, rows);
+    PromptTile<Input<T>> tile(shape, scratch, rows);
     for (long i = 0; i < count; i++)
         convert(query + (token + i) * query_stride + kv_head * group * dim, tile.queries + i * group * dim, group * dim);
     std::memset(tile.sums, 0, rows * tile.width * sizeof(float));

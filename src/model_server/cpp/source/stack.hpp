@@ -8,7 +8,7 @@
 #include "rows.hpp"
 #include "step.hpp"
 
-struct LayerForm {
+struct StackLayer {
     const float *attention_norm, *mlp_norm;
     const void *qkv, *qkv_bias, *output, *output_bias, *up, *up_bias, *down, *down_bias;
     const float* qk_norm;  // [num_heads + num_kv_heads, head_dim], or null
@@ -16,13 +16,13 @@ struct LayerForm {
     AttentionShape attention;
 };
 
-struct StackForm {
+struct StackConfig {
     long num_layers, hidden, intermediate;
     float eps, qk_eps;
-    const LayerForm* layers;
+    const StackLayer* layers;
 };
 
-struct StepForm {
+struct StackStep {
     long tokens, num_kept;
     void* hidden;             // [tokens, hidden]; overwritten
     const float* const* rotations;  // each [tokens, rotary], cos and sin side by side
@@ -34,8 +34,8 @@ struct StepForm {
 };
 
 template <class T> class Stack {
-    const StackForm& form;
-    const StepForm& step;
+    const StackConfig& config;
+    const StackStep& step;
     T* qkv;
     Input<T> *normed, *attended, *inner, *gathered;  // what products read
     float* values;
@@ -54,11 +54,11 @@ template <class T> class Stack {
     }
 
   public:
-    Stack(const StackForm& form, const StepForm& step, Room& room)
-        : form(form), step(step), counters(form.num_layers * COUNTERS) {
+    Stack(const StackConfig& config, const StackStep& step, Scratch& scratch)
+        : config(config), step(step), counters(config.num_layers * COUNTERS) {
         long qkv_width = 0, attended_width = 0, shared_values = 0, shared_parts = 0;
-        for (long i = 0; i < form.num_layers; i++) {
-            const auto& shape = form.layers[i].attention;
+        for (long i = 0; i < config.num_layers; i++) {
+            const auto& shape = config.layers[i].attention;
             long width = (shape.heads + shape.kv_heads) * shape.key_dim + shape.kv_heads * shape.value_dim;
             qkv_width = width > qkv_width ? width : qkv_width;
             attended_width = shape.heads * shape.value_dim > attended_width ? shape.heads * shape.value_dim : attended_width;
@@ -71,41 +71,41 @@ template <class T> class Stack {
         }
         long n = std::max(step.tokens, step.num_kept);
         size_t size = sizeof(T) * n * qkv_width +
-                      sizeof(Input<T>) * n * (form.hidden + 2 * attended_width + form.intermediate) +
+                      sizeof(Input<T>) * n * (config.hidden + 2 * attended_width + config.intermediate) +
                       sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 8 * 64;
-        char* at = room.of(size);
-        normed = Room::take<Input<T>>(at, n * form.hidden);
-        qkv = Room::take<T>(at, n * qkv_width);
-        attended = Room::take<Input<T>>(at, n * attended_width);
-        inner = Room::take<Input<T>>(at, n * form.intermediate);
-        gathered = Room::take<Input<T>>(at, n * attended_width);
-        values = Room::take<float>(at, shared_values);
-        parts = Room::take<Partial>(at, shared_parts);
+        char* at = scratch.of(size);
+        normed = Scratch::take<Input<T>>(at, n * config.hidden);
+        qkv = Scratch::take<T>(at, n * qkv_width);
+        attended = Scratch::take<Input<T>>(at, n * attended_width);
+        inner = Scratch::take<Input<T>>(at, n * config.intermediate);
+        gathered = Scratch::take<Input<T>>(at, n * attended_width);
+        values = Scratch::take<float>(at, shared_values);
+        parts = Scratch::take<Partial>(at, shared_parts);
     }
 
     void run(Team team) {
         T* hidden = static_cast<T*>(step.hidden);
         long rows = step.tokens;
-        for (long i = 0; i < form.num_layers; i++) {
-            const LayerForm& layer = form.layers[i];
+        for (long i = 0; i < config.num_layers; i++) {
+            const StackLayer& layer = config.layers[i];
             attention(layer, i, hidden, team);
             const Input<T>* values_of_rows = attended;
-            if (step.kept && i == form.num_layers - 1) {
+            if (step.kept && i == config.num_layers - 1) {
                 keep(layer, hidden, team);
                 rows = step.num_kept;
                 hidden = static_cast<T*>(step.out);
                 values_of_rows = gathered;
             }
             long width = layer.attention.heads * layer.attention.value_dim;
-            auto output = matrix(layer.output, layer.output_bias, form.hidden, width);
+            auto output = matrix(layer.output, layer.output_bias, config.hidden, width);
             product<T, T>(output, values_of_rows, width, rows, hidden, hidden, team, counters[i * COUNTERS + 2]);
             team.barrier();
             norm(hidden, layer.mlp_norm, rows, team);
-            auto up = matrix(layer.up, layer.up_bias, 2 * form.intermediate, form.hidden);
-            gated_product<T>(up, normed, form.hidden, rows, inner, team, counters[i * COUNTERS + 3]);
+            auto up = matrix(layer.up, layer.up_bias, 2 * config.intermediate, config.hidden);
+            gated_product<T>(up, normed, config.hidden, rows, inner, team, counters[i * COUNTERS + 3]);
             team.barrier();
-            auto down = matrix(layer.down, layer.down_bias, form.hidden, form.intermediate);
-            product<T, T>(down, inner, form.intermediate, rows, hidden, hidden, team, counters[i * COUNTERS + 4]);
+            auto down = matrix(layer.down, layer.down_bias, config.hidden, config.intermediate);
+            product<T, T>(down, inner, config.intermediate, rows, hidden, hidden, team, counters[i * COUNTERS + 4]);
             team.barrier();
         }
     }
@@ -114,21 +114,21 @@ template <class T> class Stack {
     void norm(const T* x, const float* weight, long rows, Team team) {
         long first, last;
         team.share(rows, first, last);
-        for (long r = first; r < last; r++) rms_norm(x + r * form.hidden, weight, form.eps, normed + r * form.hidden, form.hidden);
+        for (long r = first; r < last; r++) rms_norm(x + r * config.hidden, weight, config.eps, normed + r * config.hidden, config.hidden);
         team.barrier();
     }
 
-    void attention(const LayerForm& layer, long index, const T* hidden, Team team) {
+    void attention(const StackLayer& layer, long index, const T* hidden, Team team) {
         const AttentionShape& shape = layer.attention;
         long query_width = shape.heads * shape.key_dim;
         long qkv_width = query_width + shape.row_width, first, last;
         norm(hidden, layer.attention_norm, step.tokens, team);
-        product<T, T>(matrix(layer.qkv, layer.qkv_bias, qkv_width, form.hidden), normed, form.hidden, step.tokens, qkv,
+        product<T, T>(matrix(layer.qkv, layer.qkv_bias, qkv_width, config.hidden), normed, config.hidden, step.tokens, qkv,
                       nullptr, team, counters[index * COUNTERS]);
         team.barrier();
         T* cache = static_cast<T*>(step.caches[index]);
         HeadLayout layout = {shape.heads + shape.kv_heads, shape.key_dim, layer.rotary, query_width,
-                             qkv_width, layer.qk_norm, form.qk_eps};
+                             qkv_width, layer.qk_norm, config.qk_eps};
         const float* turns = layer.rope < 0 ? nullptr : step.rotations[layer.rope];
         team.share(step.tokens, first, last);
         for (long r = first; r < last; r++)
@@ -145,11 +145,11 @@ template <class T> class Stack {
     }
 
     // What nobody wants leaves after the last attention.
-    void keep(const LayerForm& layer, const T* hidden, Team team) {
+    void keep(const StackLayer& layer, const T* hidden, Team team) {
         long width = layer.attention.heads * layer.attention.value_dim, first, last;
         team.share(step.num_kept, first, last);
         for (long r = first; r < last; r++) {
-            std::memcpy(static_cast<T*>(step.out) + r * form.hidden, hidden + step.kept[r] * form.hidden, form.hidden * sizeof(T));
+            std::memcpy(static_cast<T*>(step.out) + r * config.hidden, hidden + step.kept[r] * config.hidden, config.hidden * sizeof(T));
             std::memcpy(gathered + r * width, attended + step.kept[r] * width, width * sizeof(Input<T>));
         }
         team.barrier();

@@ -59,25 +59,25 @@ template <class T, class Out> struct AttentionStep {
     Partial* parts;  // shared_parts
 
     void run(std::atomic<long>& next) const {
-        static thread_local Room room;
+        static thread_local Scratch scratch;
         long runs = long(schedule.runs.size()) * shape.kv_heads, spans = long(schedule.spans.size()) * shape.kv_heads;
         for (long i; (i = next.fetch_add(1, std::memory_order_relaxed)) < runs + spans;) {
             if (i < runs) {
                 // The last runs of a prompt see the most keys: they begin first.
                 const auto& piece = schedule.runs[schedule.runs.size() - 1 - i / shape.kv_heads];
                 attend_prompt(shape, paging, cache, piece.sequence, piece.start, piece.count, i % shape.kv_heads, query,
-                              query_stride, out, room);
+                              query_stride, out, scratch);
             } else {
-                span((i - runs) / shape.kv_heads, (i - runs) % shape.kv_heads, room);
+                span((i - runs) / shape.kv_heads, (i - runs) % shape.kv_heads, scratch);
             }
         }
     }
 
-    void span(long index, long kv_head, Room& room) const {
+    void span(long index, long kv_head, Scratch& scratch) const {
         const auto& piece = schedule.spans[index];
         bool alone = schedule.begins[piece.sequence + 1] - schedule.begins[piece.sequence] == 1;
         long group = shape.group(), row = paging.starts[piece.sequence], position = paging.lengths[piece.sequence] - 1;
-        float* own = reinterpret_cast<float*>(room.of(MOST_HEADS * shape.value_dim * sizeof(float)));
+        float* own = reinterpret_cast<float*>(scratch.of(MOST_HEADS * shape.value_dim * sizeof(float)));
         for (long head = kv_head * group; head < (kv_head + 1) * group; head += MOST_HEADS) {
             long rest = (kv_head + 1) * group - head, count = rest < MOST_HEADS ? rest : MOST_HEADS;
             Partial own_parts[MOST_HEADS];

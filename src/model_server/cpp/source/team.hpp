@@ -1,4 +1,4 @@
-// Threads of the OpenMP runtime that torch already uses: its entry points are handed in (`native_init`), so that no
+// Threads of the OpenMP runtime that torch already uses: its entry points are handed in (`cpp_init`), so that no
 // second runtime, with a second set of threads, is ever loaded.
 #pragma once
 #include <sched.h>

@@ -219,7 +219,7 @@ def decode_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeForm:
+class DecodeConfig:
     """How layers of one shape are decoded: everything about a launch that does not depend on the batch.
 
     parts: programs that share the query heads of a KV head; unroll: partial results that a merge reads at once.
@@ -232,7 +232,7 @@ class DecodeForm:
     rule: SplitRule
 
 
-def decode_form(
+def decode_config(
     layer: AttentionLayer,
     *,
     value_in_key: bool,
@@ -240,29 +240,29 @@ def decode_form(
     device: torch.device,
     num_splits: int | None = None,
     batch_invariant: bool = False,
-) -> DecodeForm:
+) -> DecodeConfig:
     """num_splits: items per row (fewer where it has not as many tiles of keys); None: what keeps the device busy, for
     which rows are cut by how many keys the whole batch has. batch_invariant: rows are cut by their own length alone,
     so that a row's result has the same bits in any batch, at some cost in speed.
     """
     widths = widths_of(layer, value_in_key)
-    form = _form(widths, layer, cache_dtype.itemsize, shared_memory(device), NO_SPLITS)
+    config = _config(widths, layer, cache_dtype.itemsize, shared_memory(device), NO_SPLITS)
     if num_splits is not None:
         rule = SplitRule(target_items=None, min_keys=1, max_splits=num_splits)
     elif batch_invariant:
         rule = SplitRule(target_items=None, min_keys=INVARIANT_MIN_KEYS, max_splits=INVARIANT_SPLITS)
     else:
-        target = max(1, PROGRAMS_PER_PROCESSOR * num_processors(device) // (layer.num_kv_heads * form.parts))
+        target = max(1, PROGRAMS_PER_PROCESSOR * num_processors(device) // (layer.num_kv_heads * config.parts))
         rule = SplitRule(target_items=target, min_keys=MIN_KEYS, max_splits=target)
-    return replace(form, rule=rule)
+    return replace(config, rule=rule)
 
 
-def _form(widths: Widths, layer: AttentionLayer, cache_itemsize: int, memory: int, rule: SplitRule) -> DecodeForm:
+def _config(widths: Widths, layer: AttentionLayer, cache_itemsize: int, memory: int, rule: SplitRule) -> DecodeConfig:
     group = layer.num_heads // layer.num_kv_heads
     tiles = decode_tiles(widths, group, cache_itemsize, memory)
     per_thread = tiles.rows * widths.value_tile // (32 * tiles.num_warps)
     unroll = 4 if per_thread <= 16 else 2 if per_thread <= 32 else 1
-    return DecodeForm(widths, tiles, triton.cdiv(group, tiles.rows), unroll, rule)
+    return DecodeConfig(widths, tiles, triton.cdiv(group, tiles.rows), unroll, rule)
 
 
 def decode_tiles(widths: Widths, group: int, cache_itemsize: int, memory: int) -> Tiles:
@@ -284,16 +284,16 @@ def decode_tiles(widths: Widths, group: int, cache_itemsize: int, memory: int) -
 
 
 def plan_rows(
-    form: DecodeForm, layer: AttentionLayer, kv_lengths: Tensor, cu_seqlens_q: Tensor, num_rows: int
+    config: DecodeConfig, layer: AttentionLayer, kv_lengths: Tensor, cu_seqlens_q: Tensor, num_rows: int
 ) -> DecodePlan:
-    """The plan of a step for all layers of this form and reach. See `plan_decode`."""
+    """The plan of a step for all layers of this config and reach. See `plan_decode`."""
     return plan_decode(
         kv_lengths,
         cu_seqlens_q,
         num_rows=num_rows,
-        tiles_per_row=layer.num_kv_heads * form.parts,
-        rule=form.rule,
-        unit=form.tiles.keys,
+        tiles_per_row=layer.num_kv_heads * config.parts,
+        rule=config.rule,
+        unit=config.tiles.keys,
         window=layer.window,
         chunk=layer.chunk,
     )
@@ -306,7 +306,7 @@ def paged_decode(
     block_tables: Tensor,
     plan: DecodePlan,
     layer: AttentionLayer,
-    form: DecodeForm,
+    config: DecodeConfig,
     *,
     out: Tensor,
     key_scale: float = 1.0,
@@ -322,12 +322,12 @@ def paged_decode(
     """
     arguments = layer_arguments(layer, key_scale)
     num_items = plan.items.shape[0]
-    splits = form.rule.max_splits > 1
+    splits = config.rule.max_splits > 1
     size = (num_items if splits else 0) * layer.num_heads
     partials = torch.empty(size, layer.value_dim, dtype=torch.float32, device=query.device)
     stats = torch.empty(size, 2, dtype=torch.float32, device=query.device)
-    tiles = form.tiles
-    decode_kernel[(num_items * layer.num_kv_heads * form.parts,)](
+    tiles = config.tiles
+    decode_kernel[(num_items * layer.num_kv_heads * config.parts,)](
         query,
         keys,
         values,
@@ -349,16 +349,18 @@ def paged_decode(
         keys.stride(2),
         values.stride(2),
         block_tables.stride(0),
-        **_constants(layer, arguments, form, keys.shape[1]),
+        **_constants(layer, arguments, config, keys.shape[1]),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
     return out
 
 
-def _constants(layer: AttentionLayer, arguments: LayerArguments, form: DecodeForm, page: int) -> dict[str, int | bool]:
-    shared = shared_constants(layer, arguments, form.widths, form.tiles, page)
-    return shared | {"PARTS": form.parts, "UNROLL": form.unroll, "WIDTH": ITEM_WIDTH}
+def _constants(
+    layer: AttentionLayer, arguments: LayerArguments, config: DecodeConfig, page: int
+) -> dict[str, int | bool]:
+    shared = shared_constants(layer, arguments, config.widths, config.tiles, page)
+    return shared | {"PARTS": config.parts, "UNROLL": config.unroll, "WIDTH": ITEM_WIDTH}
 
 
 def variants() -> list[Variant]:
@@ -367,8 +369,8 @@ def variants() -> list[Variant]:
     def constants(example: Example, memory: int) -> tuple[dict[str, int | bool], Tiles]:
         layer = example.layer
         widths = widths_of(layer, example.value_in_key)
-        form = _form(widths, layer, example.cache_itemsize, memory, NO_SPLITS)
-        return _constants(layer, layer_arguments(layer, 1.0), form, 16), form.tiles
+        config = _config(widths, layer, example.cache_itemsize, memory, NO_SPLITS)
+        return _constants(layer, layer_arguments(layer, 1.0), config, 16), config.tiles
 
     return example_variants(
         decode_kernel,

@@ -331,13 +331,13 @@ def example_variants(
     """
     found = []
     for example in examples():
-        forms = {
+        configs = {
             target: constants(example, SHARED_MEMORY[divmod(target, 10)])
             for target in (80, 90, 100)
             # There is no e4m3 before 8.9.
             if target > 80 or example.cache_type != "fp8e4nv"
         }
-        distinct = [form for i, form in enumerate(forms.values()) if form not in list(forms.values())[:i]]
+        distinct = [config for i, config in enumerate(configs.values()) if config not in list(configs.values())[:i]]
         query, cache = "*" + example.query_type, "*" + example.cache_type
         signature = {**types, **dict.fromkeys(("query", "output"), query), **dict.fromkeys(("keys", "values"), cache)}
         optional: dict[str, Any] = {}
@@ -347,8 +347,8 @@ def example_variants(
             else:
                 signature[name] = "*fp32"
         pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-        for form in distinct:
-            values, tiles = form
+        for config in distinct:
+            values, tiles = config
             found.append(
                 Variant(
                     name=example.name,
@@ -358,7 +358,7 @@ def example_variants(
                     divisible=pointers + strides,
                     num_warps=tiles.num_warps,
                     num_stages=tiles.num_stages,
-                    excluded=frozenset(t for t in (80, 90, 100) if forms.get(t) != form),
+                    excluded=frozenset(t for t in (80, 90, 100) if configs.get(t) != config),
                 )
             )
     return found

@@ -230,19 +230,19 @@ def prefill_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillForm:
+class PrefillConfig:
     """How layers of one shape are prefilled: everything about a launch that does not depend on the batch."""
 
     widths: Widths
     tiles: Tiles
 
 
-def prefill_form(
+def prefill_config(
     layer: AttentionLayer, *, value_in_key: bool, cache_dtype: torch.dtype, device: torch.device
-) -> PrefillForm:
-    """The form for a layer on `device`."""
+) -> PrefillConfig:
+    """The config for a layer on `device`."""
     widths = widths_of(layer, value_in_key)
-    return PrefillForm(widths, prefill_tiles(widths, cache_dtype.itemsize, shared_memory(device)))
+    return PrefillConfig(widths, prefill_tiles(widths, cache_dtype.itemsize, shared_memory(device)))
 
 
 def prefill_tiles(widths: Widths, cache_itemsize: int, memory: int) -> Tiles:
@@ -307,7 +307,7 @@ def paged_prefill(
     block_tables: Tensor,
     tiles: Tensor,
     layer: AttentionLayer,
-    form: PrefillForm,
+    config: PrefillConfig,
     *,
     out: Tensor,
     key_scale: float = 1.0,
@@ -341,15 +341,17 @@ def paged_prefill(
         keys.stride(2),
         values.stride(2),
         block_tables.stride(0),
-        **_constants(layer, arguments, form, keys.shape[1]),
-        num_warps=form.tiles.num_warps,
-        num_stages=form.tiles.num_stages,
+        **_constants(layer, arguments, config, keys.shape[1]),
+        num_warps=config.tiles.num_warps,
+        num_stages=config.tiles.num_stages,
     )
     return out
 
 
-def _constants(layer: AttentionLayer, arguments: LayerArguments, form: PrefillForm, page: int) -> dict[str, int | bool]:
-    shared = shared_constants(layer, arguments, form.widths, form.tiles, page)
+def _constants(
+    layer: AttentionLayer, arguments: LayerArguments, config: PrefillConfig, page: int
+) -> dict[str, int | bool]:
+    shared = shared_constants(layer, arguments, config.widths, config.tiles, page)
     return shared | {"REACH": arguments.reach_kind, "WIDTH": TILE_WIDTH}
 
 
@@ -359,8 +361,8 @@ def variants() -> list[Variant]:
     def constants(example: Example, memory: int) -> tuple[dict[str, int | bool], Tiles]:
         layer = example.layer
         widths = widths_of(layer, example.value_in_key)
-        form = PrefillForm(widths, prefill_tiles(widths, example.cache_itemsize, memory))
-        return _constants(layer, layer_arguments(layer, 1.0), form, 16), form.tiles
+        config = PrefillConfig(widths, prefill_tiles(widths, example.cache_itemsize, memory))
+        return _constants(layer, layer_arguments(layer, 1.0), config, 16), config.tiles
 
     return example_variants(
         prefill_kernel,

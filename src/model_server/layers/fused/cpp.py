@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_server.cpp.library import TYPES, brief, prepared
-from model_server.cpp.structs import HeadLayoutForm
+from model_server.cpp.library import TYPES, prepared, without_gil_release
+from model_server.cpp.structs import HeadLayoutStruct
 from model_server.layers.activation import Activation
 from model_server.layers.fused.fused import HeadLayout
 from model_server.layers.fused.torch import TorchFused, norm_heads
@@ -45,7 +45,7 @@ class CppFused(TorchFused):
         known = qk_norm if isinstance(qk_norm, CppRmsNorm) and qk_norm.weight.dim() == 2 else None
         if qk_norm is not None and known is None:
             norm_heads(qkv, layout, qk_norm)
-        form = HeadLayoutForm(
+        struct = HeadLayoutStruct(
             num_rotated=num_rotated,
             head_dim=dim,
             rotary=layout.rotary_dim,
@@ -54,10 +54,10 @@ class CppFused(TorchFused):
             norm=None if known is None else known.weight.data_ptr(),
             eps=0.0 if known is None else known.eps,
         )
-        prepared().native_rotate_write(
+        prepared().cpp_rotate_write(
             TYPES[qkv.dtype],
             qkv.data_ptr(),
-            form,
+            struct,
             None if rotations is None else rotations.gathered.data_ptr(),
             rows.data_ptr(),
             rows.shape[1],
@@ -69,13 +69,13 @@ class CppFused(TorchFused):
 class CppRmsNorm:
     """`layers.norm.RmsNorm`. weight: kept in float32, [n] or [heads, n]."""
 
-    __slots__ = ("_brief", "_function", "eps", "weight")
+    __slots__ = ("_function", "_holding_gil", "eps", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight.float().contiguous()
         self.eps = eps
-        self._function = prepared().native_rms_norm
-        self._brief = brief().native_rms_norm
+        self._function = prepared().cpp_rms_norm
+        self._holding_gil = without_gil_release().cpp_rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._run(x.contiguous(), None)
@@ -89,7 +89,7 @@ class CppRmsNorm:
         if x.shape[-1] % width or (onto is not None and (onto.shape != x.shape or onto.dtype != x.dtype)):
             raise RuntimeError(f"a norm of width {width} over {list(x.shape)} {x.dtype}")
         out = torch.empty_like(x)
-        function = self._brief if x.shape[0] <= FEW_ROWS else self._function
+        function = self._holding_gil if x.shape[0] <= FEW_ROWS else self._function
         function(
             TYPES[x.dtype],
             x.data_ptr(),
@@ -110,7 +110,7 @@ class CppSiluGated:
     __slots__ = ("_function",)
 
     def __init__(self) -> None:
-        self._function = prepared().native_silu_gated
+        self._function = prepared().cpp_silu_gated
 
     def __call__(self, gate_up: Tensor) -> Tensor:
         width = gate_up.shape[-1] // 2

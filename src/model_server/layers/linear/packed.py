@@ -21,14 +21,14 @@ class PackedLinear:
         self.outputs, self.inputs = weight.shape
         self._type = TYPES[weight.dtype]
         operators = prepared()
-        panel = operators.native_panel()
+        panel = operators.cpp_panel()
         self.panels = huge_pages.zeros((self.outputs + panel - 1) // panel * panel, self.inputs, dtype=weight.dtype)
         self.bias = bias
         self._address = self.panels.data_ptr()
         self._bias_address = None if bias is None else bias.data_ptr()
-        self._function = operators.native_linear
+        self._function = operators.cpp_linear
         source = weight.contiguous()
-        operators.native_pack(self._type, source.data_ptr(), self._address, self.outputs, self.inputs)
+        operators.cpp_pack(self._type, source.data_ptr(), self._address, self.outputs, self.inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, None)
@@ -66,4 +66,4 @@ class PackedLinear:
 def whole_panels(size: int) -> bool:
     """Whether `size` outputs fill their panels."""
     operators = library()
-    return operators is not None and size % operators.native_panel() == 0
+    return operators is not None and size % operators.cpp_panel() == 0

@@ -1,4 +1,4 @@
-"""All blocks of a decoder in one native call, where every one of them is of Llama's kind.
+"""All blocks of a decoder in one call of a C++ operator, where every one of them is of Llama's kind.
 
 What that means is said in `cpp_stack`; whatever else a model has, it goes block by block as on any device. Both ways
 use the same packed matrices and the same norms, so that nothing is kept twice.
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model_server.attention.cpp import NativeStep, serves, shape_form
+from model_server.attention.cpp import CppStep, serves, shape_struct
 from model_server.cpp.library import TYPES, prepared
-from model_server.cpp.structs import LayerForm, StackForm, StepForm
+from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackStepStruct
 from model_server.layers.fused.cpp import CppRmsNorm, CppSiluGated
 from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
@@ -30,29 +30,29 @@ class CppStack:
     def __init__(self, layers: Sequence[_Layer]) -> None:
         self._layers = layers  # keeps what the addresses below point to
         first = layers[0]
-        self._forms = (LayerForm * len(layers))(*[layer.form() for layer in layers])
-        self._form = StackForm(
+        self._structs = (StackLayerStruct * len(layers))(*[layer.struct() for layer in layers])
+        self._config = StackConfigStruct(
             num_layers=len(layers),
             hidden=first.output.outputs,
             intermediate=first.down.inputs,
             eps=first.mlp_norm.eps,
             qk_eps=next((layer.qk_norm.eps for layer in layers if layer.qk_norm is not None), 0.0),
-            layers=self._forms,
+            layers=self._structs,
         )
         self._caches = (ctypes.c_void_p * len(layers))()
         self._cache: KvCache | None = None
 
     def __call__(self, hidden: Tensor, step: Step, kept_rows: Tensor | None) -> Tensor:
         """[num_tokens, hidden], which is overwritten, -> the same, or [num_rows, hidden] of `kept_rows` [num_rows]."""
-        assert isinstance(step.attention, NativeStep)
-        native = prepared()
+        assert isinstance(step.attention, CppStep)
+        operators = prepared()
         if step.cache is not self._cache:
             self._cache = step.cache
             self._caches[:] = [rows.data_ptr() for rows in step.cache.rows]
         gathered = [r.gathered for r in step.rotations]
         rotations = (ctypes.c_void_p * max(1, len(gathered)))(*[t.data_ptr() for t in gathered])
         out = hidden if kept_rows is None else hidden.new_empty(len(kept_rows), hidden.shape[1])
-        form = StepForm(
+        struct = StackStepStruct(
             tokens=hidden.shape[0],
             num_kept=out.shape[0],
             hidden=hidden.data_ptr(),
@@ -63,15 +63,13 @@ class CppStack:
             out=out.data_ptr(),
             paging=step.attention.paging,
         )
-        native.native_stack(TYPES[hidden.dtype], self._form, form)
+        operators.cpp_stack(TYPES[hidden.dtype], self._config, struct)
         return out
 
     def takes(self, step: Step, hidden: Tensor) -> bool:
-        """Whether it can run this step: with the native attention, over a cache of the activations' type."""
+        """Whether it can run this step: with attention in C++, over a cache of the activations' type."""
         return (
-            isinstance(step.attention, NativeStep)
-            and step.cache.rows[0].dtype == hidden.dtype
-            and hidden.is_contiguous()
+            isinstance(step.attention, CppStep) and step.cache.rows[0].dtype == hidden.dtype and hidden.is_contiguous()
         )
 
 
@@ -86,20 +84,20 @@ class _Layer:
     up: PackedLinear
     down: PackedLinear
 
-    def form(self) -> LayerForm:
-        form = LayerForm(
+    def struct(self) -> StackLayerStruct:
+        struct = StackLayerStruct(
             attention_norm=self.attention_norm.weight.data_ptr(),
             mlp_norm=self.mlp_norm.weight.data_ptr(),
             qk_norm=None if self.qk_norm is None else self.qk_norm.weight.data_ptr(),
             rope=-1 if self.attention.rope is None else self.attention.rope,
             rotary=self.attention.heads.rotary_dim,
-            attention=shape_form(self.attention.layer, self.attention.kv_shape),
+            attention=shape_struct(self.attention.layer, self.attention.kv_shape),
         )
         for name in ("qkv", "output", "up", "down"):
             matrix: PackedLinear = getattr(self, name)
-            setattr(form, name, matrix.panels.data_ptr())
-            setattr(form, f"{name}_bias", None if matrix.bias is None else matrix.bias.data_ptr())
-        return form
+            setattr(struct, name, matrix.panels.data_ptr())
+            setattr(struct, f"{name}_bias", None if matrix.bias is None else matrix.bias.data_ptr())
+        return struct
 
 
 def cpp_stack(blocks: Sequence[Block], world_size: int) -> CppStack | None:

@@ -65,7 +65,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(choice._OFFERS, "native", absent("this build has no native operators"))
+    monkeypatch.setitem(choice._OFFERS, "native", absent("this build has no C++ operators"))
 
 
 @pytest.mark.usefixtures("without_native")

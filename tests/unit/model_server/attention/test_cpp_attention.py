@@ -63,7 +63,7 @@ def test_sizes(batch: list[tuple[int, int]], dtype: torch.dtype, dims: tuple[int
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_neighbours_and_threads_change_nothing(dtype: torch.dtype) -> None:
-    """Bit for bit, with the native operators; the reference pads rows to a common length."""
+    """Bit for bit, with the C++ operators; the reference pads rows to a common length."""
     scene = Scene(LONG["mixed"], 4, 2, 16, dtype)
     layer = scene.layer()
     together = scene.attend(layer, BACKEND)

@@ -1,4 +1,4 @@
-"""How the native operators come to be, and that the server does without."""
+"""How the C++ operators come to be, and that the server does without."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_linear_takes_rows_that_are_far_apart() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_product_depends_on_its_row_alone(dtype: torch.dtype) -> None:
-    """Bit for bit, with the native operators."""
+    """Bit for bit, with the C++ operators."""
     linear = make_linear(torch.randn(320, 576).to(dtype))
     x = torch.randn(40, 576).to(dtype)
     together = linear(x)

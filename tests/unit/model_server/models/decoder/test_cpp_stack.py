@@ -105,7 +105,7 @@ def test_threads_do_not_sleep_between_operators(tmp_path: Path) -> None:
     layers, steps = 40, 10
     runner = load(tmp_path, ("llama", "plain"), num_hidden_layers=layers)
     if runner._stack is None:
-        pytest.skip("no native operators on this machine")
+        pytest.skip("no C++ operators on this machine")
     batch = PagedBatch(runner, [torch.arange(1, 60)], 16)
     batch.step([59 - steps])
     with ThreadPoolExecutor(1) as pool:

@@ -33,17 +33,17 @@ template <class F> void with_type(long type, const F& run) {
 
 extern "C" {
 
-void native_init(void* parallel_pointer, void* number, void* size, void* most) {
+void cpp_init(void* parallel_pointer, void* number, void* size, void* most) {
     parallel_function = reinterpret_cast<ParallelFunction>(parallel_pointer);
     thread_number_function = reinterpret_cast<int (*)()>(number);
     team_size_function = reinterpret_cast<int (*)()>(size);
     most_threads_function = reinterpret_cast<int (*)()>(most);
 }
 
-long native_panel() { return PANEL; }
+long cpp_panel() { return PANEL; }
 
 // weight [outputs, inputs] -> out [outputs filled up to whole panels, inputs].
-void native_pack(long type, const void* weight, void* out, long outputs, long inputs) {
+void cpp_pack(long type, const void* weight, void* out, long outputs, long inputs) {
     with_type(type, [&](auto zero) {
         using T = decltype(zero);
         parallel([&](Team team) {
@@ -55,7 +55,7 @@ void native_pack(long type, const void* weight, void* out, long outputs, long in
 }
 
 // out [rows, outputs] = x @ matrix.T + bias; float32 whatever the type if `wide`.
-void native_linear(long type, const void* panels, const void* bias, long outputs, long inputs, const void* x, long stride,
+void cpp_linear(long type, const void* panels, const void* bias, long outputs, long inputs, const void* x, long stride,
                    long rows, void* out, long wide) {
     with_type(type, [&](auto zero) {
         using T = decltype(zero);
@@ -76,7 +76,7 @@ void native_linear(long type, const void* panels, const void* bias, long outputs
 }
 
 // out = norm(x) [rows, n], each row with weight row (r % heads); with `added`, x += added first.
-void native_rms_norm(long type, void* x, const void* added, const float* weight, long heads, float eps, void* out, long rows,
+void cpp_rms_norm(long type, void* x, const void* added, const float* weight, long heads, float eps, void* out, long rows,
                      long n) {
     with_type(type, [&](auto zero) {
         using T = decltype(zero);
@@ -89,7 +89,7 @@ void native_rms_norm(long type, void* x, const void* added, const float* weight,
 }
 
 // out [rows, n] = silu(gate_up[:, :n]) * gate_up[:, n:]
-void native_silu_gated(long type, const void* gate_up, void* out, long rows, long n) {
+void cpp_silu_gated(long type, const void* gate_up, void* out, long rows, long n) {
     with_type(type, [&](auto zero) {
         using T = decltype(zero);
         over_rows(rows, 4 * n, [&](long r) {
@@ -99,7 +99,7 @@ void native_silu_gated(long type, const void* gate_up, void* out, long rows, lon
     });
 }
 
-void native_rotate_write(long type, void* qkv, const HeadLayout* layout, const float* turns, void* cache, long row_width,
+void cpp_rotate_write(long type, void* qkv, const HeadLayout* layout, const float* turns, void* cache, long row_width,
                          const int64_t* slots, long rows) {
     with_type(type, [&](auto zero) {
         using T = decltype(zero);
@@ -111,7 +111,7 @@ void native_rotate_write(long type, void* qkv, const HeadLayout* layout, const f
 }
 
 // Attention of one layer; query and out: see AttentionStep.
-void native_attend(long type, const AttentionShape* shape, const Paging* paging, const void* cache, const void* query,
+void cpp_attend(long type, const AttentionShape* shape, const Paging* paging, const void* cache, const void* query,
                    long query_stride, void* out) {
     with_type(type, [&](auto zero) {
         using T = decltype(zero);
@@ -129,16 +129,16 @@ void native_attend(long type, const AttentionShape* shape, const Paging* paging,
     });
 }
 
-void native_stack(long type, const StackForm* form, const StepForm* step) {
-    static thread_local Room room;
+void cpp_stack(long type, const StackConfig* config, const StackStep* step) {
+    static thread_local Scratch scratch;
     with_type(type, [&](auto zero) {
-        Stack<decltype(zero)> stack(*form, *step, room);
+        Stack<decltype(zero)> stack(*config, *step, scratch);
         parallel([&](Team team) { stack.run(team); });
     });
 }
 
 // Of each row of float logits the lowest id of the largest, that logit, and the sum of e^(logit - largest).
-void native_greedy(const float* logits, long rows, long width, long stride, int64_t* ids, float* peaks, float* totals) {
+void cpp_greedy(const float* logits, long rows, long width, long stride, int64_t* ids, float* peaks, float* totals) {
     over_rows(rows, width, [&](long r) { greedy(logits + r * stride, width, ids[r], peaks[r], totals[r]); });
 }
 }
