@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 
 import pytest
 from support import effort
@@ -49,6 +50,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Several tests run at a time; small matrices gain nothing by threads, which wait for each other and spin."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _OURS:
@@ -58,3 +66,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 # Read once, when huggingface_hub or tokenizers is imported; children inherit both.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Some hundred processes are started: they find modules compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,11 +19,8 @@ HELD_OUT = check.prompts("held_out")
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[check.Demo]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a model gains nothing from a second one, and loses when the machine is busy
-    yield check.Demo(package.path())
-    torch.set_num_threads(threads)
+def demo() -> check.Demo:
+    return check.Demo(package.path())
 
 
 @pytest.mark.parametrize("prompt", DOCUMENTED, ids=lambda prompt: prompt.name[:50])

@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,6 @@ import jsonschema
 import pytest
 from support.answers import events_of, ok, refused
 from support.running_server import RunningServer, running_server
-from support.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.e2e
 
@@ -28,10 +28,9 @@ SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    model = tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
+def server(llama: Path) -> Iterator[RunningServer]:
     with running_server(
-        model, "--dtype", "float32", "--max-total-tokens", str(MAX_TOTAL), "--max-input-tokens", str(MAX_INPUT),
+        llama, "--dtype", "float32", "--max-total-tokens", str(MAX_TOTAL), "--max-input-tokens", str(MAX_INPUT),
         "--max-batch-prefill-tokens", str(MAX_TOTAL), "--max-batch-total-tokens", str(5 * MAX_TOTAL),
         "--max-concurrent-requests", str(MAX_CONCURRENT), "--enable-prefill-logprobs", "--payload-limit", "100000",
         "--api-key", KEY, environ={"KSERVE_API": "true"},

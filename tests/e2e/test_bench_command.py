@@ -9,19 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.running_server import RunningServer, free_port, running_server
+from support.running_server import RunningServer, free_port
 
-pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server("demo", "--dtype", "float32") as started:
-        yield started
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("demo server")]
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -28,6 +28,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from support.effort import examples
 from support.running_server import RunningServer, running_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -38,7 +39,7 @@ CAPACITY = 4 * TOTAL
 PLACES = 12
 ANSWER_LIMIT_S = 60.0
 """Longer means a hang."""
-SECONDS_PER_ROUTE = 3.0
+SECONDS_PER_ROUTE = examples(3, 20)
 CHECKS = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_headers_conformance,
     response_schema_conformance,
@@ -123,6 +124,7 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
         yield opened
 
 
+@pytest.mark.random
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
 def test_random_requests_of_our_own_document(server: RunningServer, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/api-doc/openapi.json")
@@ -148,7 +150,7 @@ def _fuzzed(operation: Any, mode: GenerationMode) -> set[int]:
     statuses: set[int] = set()
     wanted = {200} if mode is GenerationMode.POSITIVE else {400, 422}
     until = time.monotonic() + SECONDS_PER_ROUTE
-    few = 8 if operation.method == "post" else 2
+    few = examples(5, 20) if operation.method == "post" else 2
     left = [few]
 
     @hypothesis.seed(20)

@@ -12,10 +12,9 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from support.running_server import RunningServer, running_server
-from support.tiny_models import tiny_checkpoint
+from support.running_server import RunningServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("llama server")]
 
 SCHEMA = {
     "type": "object",
@@ -28,18 +27,9 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    model = tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
-    with running_server(
-        model, "--dtype", "float32", "--max-total-tokens", "512", "--max-input-tokens", "400"
-    ) as started:
-        yield started
-
-
 @pytest.fixture
-def client(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as opened:
+def client(llama_server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=llama_server.url, timeout=60) as opened:
         yield opened
 
 
@@ -73,10 +63,10 @@ def test_a_stream_is_the_same_text(client: httpx.Client) -> None:
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
-def test_openai_response_format(server: RunningServer) -> None:
+def test_openai_response_format(llama_server: RunningServer) -> None:
     messages: Any = [{"role": "user", "content": "Hello!"}]
     form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{llama_server.url}/v1", api_key="-", max_retries=0) as client:
         answer = client.chat.completions.create(
             model="tgi", messages=messages, max_tokens=200, response_format=form, n=2, seed=7
         )

@@ -99,8 +99,9 @@ def test_one_does_not_come(tmp_path: Path) -> None:
         assert "Stacks of shard 1 (importing for " in log and "in find_spec" in log
 
 
-def test_ranks_that_are_stopped_in_order_do_not_miss_each_other() -> None:
-    with served("--num-shard", "4") as (server, family):
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_ranks_that_are_stopped_in_order_do_not_miss_each_other(size: int) -> None:
+    with served("--num-shard", str(size)) as (server, family):
         running = streams(server, 1, 20)
         assert server.stop() == 0
         assert running[0].ended.wait(NOTICED_S) and running[0].is_complete

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.otlp_collector import Collector, Received, otlp_collector
 from support.running_server import RunningServer, running_server
-from support.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.e2e
 
@@ -61,10 +61,9 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[RunningServer]:
-    model = tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
+def server(llama: Path, collector: Collector) -> Iterator[RunningServer]:
     with running_server(
-        model, "--dtype", "float32", "--max-total-tokens", "256", "--max-batch-prefill-tokens", "512",
+        llama, "--dtype", "float32", "--max-total-tokens", "256", "--max-batch-prefill-tokens", "512",
         "--max-concurrent-requests", "3", "--json-output", "--otlp-endpoint", collector.endpoint,
         "--otlp-service-name", "test.service",
         environ={"LOG_LEVEL": "warn,router=info,text_generation_server=info"},
@@ -196,18 +195,25 @@ def test_a_scripted_load_counts(client: httpx.Client) -> None:
     assert grown("tgi_batch_next_size_sum") == num_generations
 
 
+def num_joined(client: httpx.Client) -> float:
+    now = series(client)
+    return sum(value(now, "tgi_batch_concat", reason=name) for name in ("backpressure", "wait_exceeded", "chunking"))
+
+
 def test_the_other_failures_count(client: httpx.Client) -> None:
     before = series(client)
     body = {"inputs": "a", "parameters": {"max_new_tokens": 200, "ignore_eos": True}}
-    with client.stream("POST", "/generate_stream", json=body) as answer:
-        next(answer.iter_raw())
-        # Two of these join it.
-        with ThreadPoolExecutor(8) as threads:
-            statuses = list(threads.map(lambda _: client.post("/generate", json=body).status_code, range(8)))
+    statuses: list[int] = []
+    deadline = time.monotonic() + 120
+    while num_joined(client) == 0 or 429 not in statuses:  # two may join the first, if they come before it ends
+        assert time.monotonic() < deadline, "nobody joins"
+        with client.stream("POST", "/generate_stream", json=body) as answer, ThreadPoolExecutor(8) as threads:
+            next(answer.iter_raw())
+            statuses += threads.map(lambda _: client.post("/generate", json=body).status_code, range(8))
     assert set(statuses) == {200, 429}
     with client.stream("POST", "/generate_stream", json=body) as answer:
         next(answer.iter_raw())  # and away
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while value(series(client), "tgi_request_failure", err="dropped") == value(
         before, "tgi_request_failure", err="dropped"
     ):
@@ -216,8 +222,6 @@ def test_the_other_failures_count(client: httpx.Client) -> None:
     after = series(client)
     overloaded = value(after, "tgi_request_failure", err="overloaded")
     assert overloaded - value(before, "tgi_request_failure", err="overloaded") == statuses.count(429)
-    reasons = ("backpressure", "wait_exceeded", "chunking")
-    assert sum(value(after, "tgi_batch_concat", reason=reason) for reason in reasons) > 0, "some joined"
     assert value(after, "tgi_batch_concat_duration_count", method="decode") > 0
 
 
@@ -234,7 +238,7 @@ def test_batches_of_several_are_linked_to_each(collector: Collector) -> None:
 
 
 def test_the_log_is_json_with_the_fields_of_tgi(server: RunningServer) -> None:
-    deadline = time.monotonic() + 30  # records go through the launcher
+    deadline = time.monotonic() + 120  # records go through the launcher
     while server.log().count('"message":"Success"') < sum(number for *_, number in SCRIPT) + 1:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.running_server import RunningServer, running_server
-from support.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.e2e
 
@@ -19,10 +19,9 @@ CACHE_TOKENS = 16 * 136
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    checkpoint = tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+def server(llama: Path) -> Iterator[RunningServer]:
     options = ("--dtype", "float32", "--max-batch-total-tokens", str(CACHE_TOKENS), "--max-total-tokens", "1200")
-    with running_server(checkpoint, *options, "--max-input-tokens", "64") as running:
+    with running_server(llama, *options, "--max-input-tokens", "64") as running:
         yield running
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 from support import documents
-from support.running_server import RunningServer, running_server
+from support.running_server import RunningServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("demo server")]
 
 DOCUMENTS = ("README.md", "docs/migrating-from-tgi.md", "docs/migrating-from-vllm.md")
 EXAMPLES = [
@@ -18,12 +17,6 @@ EXAMPLES = [
     for name in DOCUMENTS
     for index, (command, pattern) in enumerate(documents.examples(name))
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server("demo") as running:
-        yield running
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

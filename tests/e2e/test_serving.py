@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +14,6 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 from support.running_server import RunningServer, running_server
-from support.tiny_models import tiny_checkpoint
 
 pytestmark = pytest.mark.e2e
 
@@ -23,10 +23,9 @@ MAX_CONCURRENT = 12
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    model = tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
+def server(llama: Path) -> Iterator[RunningServer]:
     with running_server(
-        model, "--dtype", "float32", "--max-batch-total-tokens", str(CAPACITY), "--max-batch-prefill-tokens",
+        llama, "--dtype", "float32", "--max-batch-total-tokens", str(CAPACITY), "--max-batch-prefill-tokens",
         str(MAX_TOTAL), "--max-total-tokens", str(MAX_TOTAL), "--max-input-tokens", "500",
         "--max-concurrent-requests", str(MAX_CONCURRENT), "--enable-prefill-logprobs",
     ) as running:  # fmt: skip

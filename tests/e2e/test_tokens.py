@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +17,14 @@ from support.running_server import RunningServer, running_server
 from support.tiny_models import tiny_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("llama server")]
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Of one mechanism each; the parity tests hold all families to transformers, without a server.
+FAMILIES = [
+    pytest.param(family, num_shard, marks=() if family in often else pytest.mark.long)
+    for num_shard, often in ((1, ["llama"]), (2, ["llama", "qwen2"]))
+    for family in ("llama", "mistral", "qwen2", "qwen3")
+]
 PROMPTS = (
     "Hello",
     "The quick brown fox jumps over the lazy dog, again and again and again",
@@ -63,12 +69,6 @@ class Reference:
         assert gap <= NEAR_TIE * float(logits.abs().max()), f"token {at} of {prompt!r}: {got} instead of {want}"
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    return {family: tiny_checkpoint(family, root / family) for family in FAMILIES}
-
-
 def _tokens(client: httpx.Client, prompt: str, **parameters: Any) -> list[int]:
     body = {"inputs": prompt, "parameters": {"max_new_tokens": NEW_TOKENS, "details": True, **parameters}}
     response = client.post("/generate", json=body)
@@ -76,23 +76,35 @@ def _tokens(client: httpx.Client, prompt: str, **parameters: Any) -> list[int]:
     return [t["id"] for t in response.json()["details"]["tokens"]]
 
 
-@pytest.mark.parametrize("num_shard", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_transformers(checkpoints: dict[str, Path], family: str, num_shard: int) -> None:
-    reference = Reference.load(checkpoints[family])
-    options = ("--dtype", "float32", "--num-shard", str(num_shard))
+@pytest.fixture(scope="module")
+def two_shards(llama: Path) -> Iterator[RunningServer]:
+    with running_server(llama, "--dtype", "float32", "--num-shard", "2") as running:
+        yield running
+
+
+@contextlib.contextmanager
+def served(request: pytest.FixtureRequest, family: str, num_shard: int) -> Iterator[tuple[Path, RunningServer]]:
+    """A checkpoint and a server of it: llama's are shared."""
+    if family == "llama":
+        yield (
+            request.getfixturevalue("llama"),
+            request.getfixturevalue("two_shards" if num_shard == 2 else "llama_server"),
+        )
+        return
+    folder = tiny_checkpoint(family, request.getfixturevalue("tmp_path"))
+    with running_server(folder, "--dtype", "float32", "--num-shard", str(num_shard)) as server:
+        yield folder, server
+
+
+@pytest.mark.parametrize(("family", "num_shard"), FAMILIES)
+def test_greedy_tokens_equal_transformers(request: pytest.FixtureRequest, family: str, num_shard: int) -> None:
     with (
-        running_server(checkpoints[family], *options) as server,
+        served(request, family, num_shard) as (folder, server),
         httpx.Client(base_url=server.url, timeout=60) as client,
     ):
+        reference = Reference.load(folder)
         for prompt in PROMPTS:
             reference.assert_same(prompt, _tokens(client, prompt))
-
-
-@pytest.fixture(scope="module")
-def server(checkpoints: dict[str, Path]) -> Iterator[RunningServer]:
-    with running_server(checkpoints["llama"], "--dtype", "float32") as running:
-        yield running
 
 
 def _mixed_requests() -> list[dict[str, Any]]:
@@ -110,9 +122,9 @@ def _mixed_requests() -> list[dict[str, Any]]:
     return requests
 
 
-async def test_thirty_two_at_once_get_what_each_gets_alone(server: RunningServer) -> None:
+async def test_thirty_two_at_once_get_what_each_gets_alone(llama_server: RunningServer) -> None:
     requests = _mixed_requests()
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=llama_server.url, timeout=120) as client:
 
         async def ask(body: dict[str, Any]) -> list[int]:
             response = await client.post("/generate", json=body)
@@ -146,7 +158,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
-async def test_sixteen_kinds_in_one_batch_get_what_each_gets_alone(server: RunningServer) -> None:
+async def test_sixteen_kinds_in_one_batch_get_what_each_gets_alone(llama_server: RunningServer) -> None:
     words = ["one", "two", "three", "four", "five"]
     bodies = [
         {
@@ -155,7 +167,7 @@ async def test_sixteen_kinds_in_one_batch_get_what_each_gets_alone(server: Runni
         }
         for i, kind in enumerate(KINDS)
     ]
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=llama_server.url, timeout=120) as client:
 
         async def ask(body: dict[str, Any]) -> dict[str, Any]:
             response = await client.post("/generate", json=body)
@@ -188,15 +200,12 @@ def _assert_same(one: Any, other: Any, kind: Any) -> None:
 
 
 def test_one_seed_gives_the_same_tokens_at_any_number_of_shards(
-    server: RunningServer, checkpoints: dict[str, Path]
+    llama_server: RunningServer, two_shards: RunningServer
 ) -> None:
     sampling: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 50}
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=llama_server.url, timeout=60) as client:
         one = [_tokens(client, p, seed=i, **sampling) for i, p in enumerate(PROMPTS)]
         assert one == [_tokens(client, p, seed=i, **sampling) for i, p in enumerate(PROMPTS)]
         assert one != [_tokens(client, p, seed=i + 100, **sampling) for i, p in enumerate(PROMPTS)]
-    with (
-        running_server(checkpoints["llama"], "--dtype", "float32", "--num-shard", "2") as sharded,
-        httpx.Client(base_url=sharded.url, timeout=60) as client,
-    ):
+    with httpx.Client(base_url=two_shards.url, timeout=60) as client:
         assert one == [_tokens(client, p, seed=i, **sampling) for i, p in enumerate(PROMPTS)]

@@ -10,9 +10,9 @@ import httpx
 import openai
 import pytest
 from huggingface_hub import InferenceClient
-from support.running_server import RunningServer, running_server
+from support.running_server import RunningServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("demo server")]
 
 
 def tool(name: str, description: str, properties: dict[str, Any]) -> Any:
@@ -27,12 +27,6 @@ WEATHER = tool(
 TIMER = tool("set_timer", "Start a timer", {"minutes": {"type": "integer", "description": "Minutes"}})
 QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
 PARIS = {"location": "Paris", "unit": "celsius"}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with running_server("demo", "--dtype", "float32") as started:
-        yield started
 
 
 @pytest.fixture

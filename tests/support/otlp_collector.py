@@ -62,7 +62,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mi
         with self._lock:
             return list(self._spans)
 
-    def wait(self, found: Callable[[list[Received]], bool], timeout_s: float = 30.0) -> list[Received]:
+    def wait(self, found: Callable[[list[Received]], bool], timeout_s: float = 120.0) -> list[Received]:
         """All spans, once `found` says yes of them. Batches come with a delay."""
         deadline = time.monotonic() + timeout_s
         while not found(spans := self.spans()):
