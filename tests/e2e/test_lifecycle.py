@@ -183,7 +183,7 @@ if os.environ.get("RANK"):
     class Decode:
         def __get__(self, engine, kind):
             return endless_kernel if os.path.exists({flag!r}) else real.__get__(engine, kind)
-    real, Engine.launch_decode = Engine.launch_decode, Decode()
+    real, Engine.submit_decode = Engine.submit_decode, Decode()
 """
 
 

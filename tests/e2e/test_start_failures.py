@@ -27,12 +27,12 @@ import os
 if os.environ.get("RANK"):
     import torch
     from model_server.engine.engine import Engine
-    real = Engine.launch_prefill
-    def launch_prefill(self, *arguments, **options):
-        if self.max_prefill_tokens > 600:
+    real = Engine.submit_prefill
+    def submit_prefill(self, *arguments, **options):
+        if self.session.max_prefill_tokens > 600:
             raise {error}
         return real(self, *arguments, **options)
-    Engine.launch_prefill = launch_prefill
+    Engine.submit_prefill = submit_prefill
 """
 
 

@@ -238,7 +238,7 @@ def test_tgis_routers_bad_request_loses_the_running_batch(tokenizer: Tokenizer) 
         shard.decode(0, numbered=False)
 
 
-def test_a_stock_router_drives_chunks(tokenizer: Tokenizer) -> None:
+def test_tgis_router_drives_chunks(tokenizer: Tokenizer) -> None:
     """As TGI's does: the ended requests stay listed until they are filtered."""
     shard = EngineShard(tokenizer, budget=4, upstream=True)
     a, b = shard.request([1, 2], 3), shard.request(list(range(9)), 2, chunk_len=2)

@@ -128,7 +128,7 @@ def test_plain_rows_go_into_columns_for_a_router_that_knows_them() -> None:
     assert (response.forward_ns, response.decode_ns, response.total_ns, response.concat_ns) == (10, 20, 40, 5)
 
 
-def test_a_stock_router_gets_one_message_per_row() -> None:
+def test_tgis_router_gets_one_message_per_row() -> None:
     response = convert.prefill_response(_result(), columns=False)
     assert not response.HasField("columns")
     assert [g.request_id for g in response.generations] == [1, 2, 3, 4, 5]
