@@ -18,6 +18,7 @@ class Extension(StrEnum):
     LOGIT_BIAS = "logit_bias"
     TOKEN_IDS = "token_ids"  # prompts travel as the router's token ids
     GROW = "grow"  # a running request may get more KV blocks
+    WINDOWS = "windows"  # a row with several tokens may come in columns too
 
     @classmethod
     def known(cls, names: Collection[str]) -> frozenset[Extension]:

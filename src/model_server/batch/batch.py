@@ -14,7 +14,8 @@ class Batch:
 
     `ended` holds the ids of requests that ended but that the router has not filtered yet. Only TGI's own router gets to
     see them: TGI keeps a finished request in its batch until FilterBatch. `is_prefilling`: some sequence's first tokens
-    are not all in the cache or on their way.
+    are not all in the cache or on their way. `has_several`: some sequence got several tokens in its last step, which
+    its next forward computes.
     """
 
     def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
@@ -22,8 +23,14 @@ class Batch:
         self.sequences = sequences
         self.ended: list[int] = []
         self.is_prefilling = any(s.is_prefilling for s in sequences)
+        self.has_several = False
         self._listed: list[int] | None = None  # ids that the router knows
         self._order = [s.id for s in sequences]
+
+    @property
+    def is_uniform(self) -> bool:
+        """The next forward computes one token of each sequence, its newest."""
+        return not (self.is_prefilling or self.has_several)
 
     def plan_chunks(self, max_prefill_tokens: int, chunk_tokens: int | None = None) -> None:
         """Set how much of each unfinished prompt the forward after the one just launched computes.
@@ -32,7 +39,7 @@ class Batch:
         `chunk_tokens`, goes to the oldest first (TGI's shard gives it to the newest, which starves the older ones).
         Each advances by at least one token.
         """
-        self.is_prefilling = False
+        self.is_prefilling = self.has_several = False
         running = [s for s in self.sequences if not s.finished]
         budget = max_prefill_tokens - (len(running) - 1)
         if chunk_tokens is not None:
@@ -43,6 +50,13 @@ class Batch:
                 rest = sequence.prefill_length - sequence.cache_length
                 sequence.input_length = max(min(rest, budget), 1)
                 budget -= sequence.input_length
+
+    def note_several(self, rows: list[Sequence], counts: list[int]) -> None:
+        """A step of `rows` gave them this many tokens each."""
+        for sequence, count in zip(rows, counts, strict=True):
+            if count > 1:
+                sequence.add_sampled(count - 1)
+                self.has_several = True
 
     def drop_finished(self, keep_visible: bool) -> bool:
         """Leave out sequences that have ended; with `keep_visible` their ids stay listed until they are filtered.
@@ -76,6 +90,7 @@ class Batch:
         """Append another batch's requests; this batch's id stays."""
         self.sequences = self.sequences + other.sequences
         self.is_prefilling = self.is_prefilling or other.is_prefilling
+        self.has_several = self.has_several or other.has_several
         self.ended = self.ended + other.ended
         self._order = self._order + other._order
         self._listed = None
@@ -89,7 +104,7 @@ class Batch:
             id=self.id,
             request_ids=self._listed,
             max_tokens=block_size * sum([len(s.blocks) for s in self.sequences]),
-            current_tokens=sum(s.input_length for s in self.sequences) if self.is_prefilling else len(self.sequences),
+            current_tokens=len(self.sequences) if self.is_uniform else sum(s.input_length for s in self.sequences),
         )
 
     def _keep(self, sequences: list[Sequence]) -> bool:

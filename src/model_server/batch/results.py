@@ -29,6 +29,13 @@ class Tokens:
     texts: list[str]
     is_special: list[bool]
 
+    def append(self, later: Tokens) -> None:
+        """The tokens of `later` after these."""
+        self.ids += later.ids
+        self.logprobs += later.logprobs
+        self.texts += later.texts
+        self.is_special += later.is_special
+
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
@@ -50,6 +57,13 @@ class Generation:
     top_tokens: list[Tokens] = field(default_factory=list)
     generated_text: GeneratedText | None = None
     error: str | None = None
+
+    def append(self, later: Generation) -> None:
+        """What the same step produced for the same request after this."""
+        assert self.tokens is not None and later.tokens is not None
+        self.tokens.append(later.tokens)
+        self.top_tokens += later.top_tokens
+        self.generated_text = later.generated_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,12 @@ class Sequence:
         if self.cache_length >= self.prefill_length:
             self.num_sampled += 1
 
+    def add_sampled(self, num_tokens: int) -> None:
+        """The step just collected gave this many tokens more than the one that `advance` counted. They are not in the
+        cache yet: the next forward computes them too."""
+        self.num_sampled += num_tokens
+        self.input_length += num_tokens
+
     def extend_blocks(self, blocks: npt.NDArray[np.int64], block_size: int) -> None:
         """Append blocks, and all their slots."""
         self.blocks = np.concatenate([self.blocks, blocks.astype(np.int32)])

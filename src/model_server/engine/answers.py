@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 import torch
@@ -30,13 +31,15 @@ class Answers:
         Raises RequestError for a row that failed, without row errors.
         """
         generations = []
-        for index, sequence in enumerate(rows):
-            if sequence.finished:
-                continue  # it ended while this step was already on the device
-            owned = sequence.owned
-            generation = self._row(sequence, host, index)
-            if owned:
-                generations.append(generation)
+        first = 0
+        for row, sequence in enumerate(rows):
+            count = 1 if host.counts is None else host.counts[row]
+            if not sequence.finished:  # else it ended while this step was already on the device
+                owned = sequence.owned
+                generation = self._row(sequence, host, row, first, count)
+                if owned:
+                    generations.append(generation)
+            first += count
         return generations
 
     def failures(self, failures: Iterable[Failure]) -> list[Generation]:
@@ -50,21 +53,45 @@ class Answers:
             raise RequestError(reason)
         return Generation(request_id=request_id, error=reason)
 
-    def _row(self, sequence: Sequence, host: HostSampled, index: int) -> Generation:
-        if host.failed[index]:
+    def _row(self, sequence: Sequence, host: HostSampled, row: int, first: int, count: int) -> Generation:
+        """first, count: where the row's tokens are."""
+        if host.failed[row]:
             sequence.finished = True
             return self.error(sequence.id, sequence.row.why_failed)
+        known = len(sequence.ids)
         try:
-            return self._tokens(sequence, host, index)
+            if count == 1:
+                return self._token(sequence, host, first)
+            return self._tokens(sequence, host, first, count)
         except Exception as error:
             if self._alone:
                 sequence.finished = True
             else:
                 sequence.disown()
+                self._follow(sequence, host.ids[first + len(sequence.ids) - known : first + count])
             return self.error(sequence.id, f"{type(error).__name__}: {error}")
 
-    def _tokens(self, sequence: Sequence, host: HostSampled, index: int) -> Generation:
-        """Raises what making the text raises."""
+    def _tokens(self, sequence: Sequence, host: HostSampled, first: int, count: int) -> Generation:
+        """Its tokens as far as the request goes: what follows its end is dropped.
+
+        Raises what making the text raises.
+        """
+        generation = self._token(sequence, host, first)
+        for index in range(first + 1, first + count):
+            if generation.generated_text is not None:
+                break
+            generation.append(self._token(sequence, host, index))
+        return generation
+
+    def _follow(self, sequence: Sequence, rest: list[int]) -> None:
+        """Take the rest of a step's tokens without a word, as the other ranks do."""
+        with contextlib.suppress(RequestError):
+            for token_id in rest:
+                if sequence.finished:
+                    break
+                sequence.append(token_id)
+
+    def _token(self, sequence: Sequence, host: HostSampled, index: int) -> Generation:
         token_id = host.ids[index]
         text, ended = sequence.append(token_id)
         return Generation(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from model_server.batch.extension import BlockExtension
 from wire.extensions import Extension
@@ -10,7 +11,7 @@ from wire.extensions import Extension
 _UNBOUNDED = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Session:
     """What a router said at warm-up; it holds until the next warm-up. Before the first one: TGI's own router, and no
     bound on prompts.
@@ -21,21 +22,23 @@ class Session:
     extensions: frozenset[Extension] = frozenset()
     max_prefill_tokens: int = _UNBOUNDED
 
-    @property
+    @cached_property
     def upstream_router(self) -> bool:
         """TGI's own router: a request that ended stays listed in its batch until it is filtered, and an error in one
         row fails its whole step."""
         return not {Extension.RUN_AHEAD, Extension.ROW_ERRORS} <= self.extensions
 
-    @property
+    @cached_property
     def extends_blocks(self) -> bool:
         """Requests get their KV blocks as they need them, not all at their start."""
         return Extension.GROW in self.extensions
 
-    @property
-    def columns(self) -> bool:
-        """Rows with plain tokens are answered as packed arrays."""
-        return Extension.COLUMNS in self.extensions
+    @cached_property
+    def column_tokens(self) -> int:
+        """Rows with plain tokens are answered as packed arrays if they have at most this many."""
+        if Extension.COLUMNS not in self.extensions:
+            return 0
+        return _UNBOUNDED if Extension.WINDOWS in self.extensions else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

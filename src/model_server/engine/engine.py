@@ -281,6 +281,8 @@ class Engine:
                 running.in_flight = None
             with self._stepper.profiler.phase("text"):
                 generations = self._answers.step(step.rows, host) if host is not None else []
+            if host is not None and host.counts is not None:
+                running.batch.note_several(step.rows, host.counts)
         running.drop_finished(keep_visible=self.session.upstream_router)
         batch = running.batch
         if not batch.sequences:

@@ -71,12 +71,16 @@ class Running:
     @property
     def repeats_rows(self) -> bool:
         """The next decode step may have the rows of the last one: all have tokens left and slots for them."""
-        return self.decode.repeats(self.batch.sequences)
+        return self.batch.is_uniform and self.decode.repeats(self.batch.sequences)
 
     @property
     def needs_last_step(self) -> bool:
-        """No step of the batch can be submitted before the one before it has been collected."""
-        return self.batch.is_prefilling or any(s.row.grammar is not None for s in self.batch.sequences)
+        """No step of the batch can be submitted before the one before it has been collected: its rows follow from
+        tokens that the host must have seen."""
+        if not self.batch.is_uniform or any(s.row.grammar is not None for s in self.batch.sequences):
+            return True
+        step = self.in_flight
+        return step is not None and step.sampled is not None and step.sampled.several
 
     def filter(self, request_ids: Iterable[int], *, strict: bool) -> None:
         """As `Batch.filter`, and forget the state of those that left."""

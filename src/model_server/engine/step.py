@@ -56,11 +56,11 @@ class Stepper:
         if not rows:
             return failures
         batch = running.batch
-        if batch.is_prefilling:
+        if batch.is_uniform:
+            self._submit_decode(running, step, rows, cache)
+        else:
             self._submit_ragged(running, step, rows, cache)
             batch.plan_chunks(session.max_prefill_tokens, call.chunk_tokens)
-        else:
-            self._submit_decode(running, step, rows, cache)
         return failures
 
     def _extend_blocks(self, running: Running, call: StepCall, cache: KvCache, session: Session) -> list[Failure]:
@@ -84,7 +84,7 @@ class Stepper:
             sequence.advance()
 
     def _submit_ragged(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
-        """One forward of prompts, chunks and decode rows."""
+        """One forward of prompts, chunks and decode rows with one or several tokens."""
         assert not any(s.is_behind for s in rows), "submitted ahead of a step whose ids it needs"
         with self.profiler.phase("inputs"):
             inputs = ragged_inputs(rows, running.decode.tables, self._staging)

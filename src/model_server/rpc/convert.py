@@ -162,17 +162,17 @@ def cached_batch_to(batch: CachedBatch) -> pb.CachedBatch:
     )
 
 
-def prefill_response(result: StepResult, columns: bool) -> pb.PrefillResponse:
-    """columns: plain token rows go into packed arrays (only for a router that asked for it)."""
-    return _fill(pb.PrefillResponse(), result, columns)
+def prefill_response(result: StepResult, column_tokens: int) -> pb.PrefillResponse:
+    """column_tokens: rows with plain tokens go into packed arrays if they have at most this many; 0: no arrays."""
+    return _fill(pb.PrefillResponse(), result, column_tokens)
 
 
-def decode_response(result: StepResult, columns: bool) -> pb.DecodeResponse:
-    """See prefill_response."""
-    return _fill(pb.DecodeResponse(), result, columns)
+def decode_response(result: StepResult, column_tokens: int) -> pb.DecodeResponse:
+    """column_tokens: as in `prefill_response`."""
+    return _fill(pb.DecodeResponse(), result, column_tokens)
 
 
-def _fill(response: R, result: StepResult, columns: bool) -> R:
+def _fill(response: R, result: StepResult, column_tokens: int) -> R:
     response.forward_ns = result.forward_ns
     response.decode_ns = result.decode_ns
     response.total_ns = result.total_ns
@@ -180,35 +180,39 @@ def _fill(response: R, result: StepResult, columns: bool) -> R:
         response.concat_ns = result.concat_ns
     if result.batch is not None:
         response.batch.CopyFrom(cached_batch_to(result.batch))
-    if not columns:
+    if not column_tokens:
         response.generations.extend(_generation_to(g) for g in result.generations)
         return response
     response.phases_ns.extend(result.phases_ns)
-    plain = [g for g in result.generations if _is_plain(g)]
-    response.generations.extend(_generation_to(g) for g in result.generations if not _is_plain(g))
+    plain: list[tuple[int, Tokens]] = []
+    for generation in result.generations:
+        tokens = _plain_tokens(generation)
+        if tokens is not None and len(tokens.ids) <= column_tokens:
+            plain.append((generation.request_id, tokens))
+        else:
+            response.generations.append(_generation_to(generation))
     if plain:
         response.columns.CopyFrom(_columns_to(plain))
     return response
 
 
-def _is_plain(generation: Generation) -> bool:
-    return (
-        generation.error is None
-        and generation.generated_text is None
-        and generation.prefill_tokens is None
-        and not generation.top_tokens
-    )
+def _plain_tokens(generation: Generation) -> Tokens | None:
+    """The tokens of a row that has nothing else."""
+    has_more = generation.generated_text is not None or generation.prefill_tokens is not None or generation.top_tokens
+    return None if has_more else generation.tokens
 
 
-def _columns_to(generations: list[Generation]) -> pb.Columns:
-    tokens = [g.tokens for g in generations if g.tokens is not None]
-    return pb.Columns(
-        request_ids=[g.request_id for g in generations],
-        ids=[t.ids[0] for t in tokens],
-        logprobs=[t.logprobs[0] for t in tokens],
-        texts=[t.texts[0] for t in tokens],
-        is_special=[t.is_special[0] for t in tokens],
+def _columns_to(rows: list[tuple[int, Tokens]]) -> pb.Columns:
+    columns = pb.Columns(
+        request_ids=[request_id for request_id, _ in rows],
+        ids=[i for _, tokens in rows for i in tokens.ids],
+        logprobs=[logprob for _, tokens in rows for logprob in tokens.logprobs],
+        texts=[text for _, tokens in rows for text in tokens.texts],
+        is_special=[special for _, tokens in rows for special in tokens.is_special],
     )
+    if len(columns.ids) > len(rows):
+        columns.counts.extend(len(tokens.ids) for _, tokens in rows)
+    return columns
 
 
 def _generation_to(generation: Generation) -> pb.Generation:

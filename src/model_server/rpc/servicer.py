@@ -132,7 +132,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             return self._engine.submit_prefill(call, requests, prompts)
 
         result = await self._run(Job(submit), call.sequence)
-        return convert.prefill_response(result, self._engine.session.columns)
+        return convert.prefill_response(result, self._engine.session.column_tokens)
 
     @answering_errors
     async def Decode(self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext) -> pb.DecodeResponse:
@@ -143,7 +143,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             is_over=self._engine.is_over,
         )
         result = await self._run(job, call.sequence)
-        return convert.decode_response(result, self._engine.session.columns)
+        return convert.decode_response(result, self._engine.session.column_tokens)
 
     async def _run(self, job: Job[T], sequence: int | None) -> T:
         # Shielded: a router that gives up on a call must not cancel the work, other ranks run it too.

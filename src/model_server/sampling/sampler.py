@@ -40,12 +40,17 @@ _DEVICE_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class HostSampled:
-    """One step's tokens on the host; parallel lists. A failed row's id is 0, its logprob 0.0 and its top list empty."""
+    """One step's tokens on the host, and which rows failed. A failed row's id is 0, its logprob 0.0 and its top list
+    empty.
+
+    counts: how many tokens each row got, at least one, which the other lists hold in turn; None: one each.
+    """
 
     ids: list[int]
     logprobs: list[float]
     top: list[list[tuple[int, float]]]
-    failed: list[bool]
+    failed: list[bool]  # [num_rows]
+    counts: list[int] | None = None  # [num_rows]
 
 
 @dataclass(slots=True)
@@ -55,10 +60,11 @@ class Sampled:
     The copy to the host is queued at once, so `to_host` waits for this step alone and not for what was queued later.
     """
 
-    ids: Tensor  # [num_rows] int64
+    ids: Tensor  # [num_rows] int64; where a row got several, its last
     _packed: Tensor  # [3, num_rows] float64 on the host: ids, logprobs, failed
     _top: list[TopTokens]
     _copied: torch.cuda.Event | None
+    several: bool = False  # rows may have got several tokens: how many, `to_host` says
 
     def is_over(self) -> bool:
         """Whether `to_host` would not wait."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
 from router.events import FinishReason, Token
@@ -187,9 +188,10 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
     reply = StepReply()
     for message in messages:
         if message.HasField("columns"):
-            c = message.columns
-            columns = Columns(list(c.request_ids), list(c.ids), list(c.logprobs), list(c.texts), list(c.is_special))
-            reply.columns.append(columns)
+            if message.columns.counts:
+                reply.rows.extend(_rows_of_several(message.columns))
+            else:
+                reply.columns.append(_columns_from(message.columns))
         if message.generations:
             reply.rows.extend(_row_from(g) for g in message.generations)
     last = messages[-1]
@@ -200,6 +202,25 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
     phases_s = tuple([ns * _NS for ns in slowest.phases_ns])
     reply.timings = Timings(slowest.forward_ns * _NS, slowest.decode_ns * _NS, concat_s, phases_s)
     return reply
+
+
+def _columns_from(message: pb.Columns) -> Columns:
+    return Columns(
+        list(message.request_ids),
+        list(message.ids),
+        list(message.logprobs),
+        list(message.texts),
+        list(message.is_special),
+    )
+
+
+def _rows_of_several(columns: pb.Columns) -> Iterator[Row]:
+    """Columns whose rows have as many tokens as `counts` says."""
+    tokens = map(Token, columns.ids, columns.texts, columns.logprobs, columns.is_special)
+    for request_id, count in zip(columns.request_ids, columns.counts, strict=True):
+        row = Row(request_id)
+        row.tokens = tuple(itertools.islice(tokens, count))
+        yield row
 
 
 def _row_from(message: pb.Generation) -> Row:

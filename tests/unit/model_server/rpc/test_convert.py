@@ -115,7 +115,7 @@ def _result() -> StepResult:
 
 
 def test_plain_rows_go_into_columns_for_a_router_that_knows_them() -> None:
-    response = convert.decode_response(_result(), columns=True)
+    response = convert.decode_response(_result(), column_tokens=1)
     assert list(response.columns.request_ids) == [1, 5]
     assert list(response.columns.ids) == [11, 15]
     assert list(response.columns.texts) == ["x", "ü"]
@@ -128,12 +128,24 @@ def test_plain_rows_go_into_columns_for_a_router_that_knows_them() -> None:
     assert (response.forward_ns, response.decode_ns, response.total_ns, response.concat_ns) == (10, 20, 40, 5)
 
 
+def test_rows_of_several_tokens_are_counted_for_a_router_that_can_read_that() -> None:
+    two = Tokens([21, 22], [-1.0, -2.0], ["a", "b"], [False, True])
+    result = StepResult([Generation(1, tokens=_token(11)), Generation(2, tokens=two)], None, 1, 1, 1)
+    columns = convert.decode_response(result, column_tokens=9).columns
+    assert list(columns.request_ids) == [1, 2] and list(columns.counts) == [1, 2]
+    assert list(columns.ids) == [11, 21, 22] and list(columns.logprobs) == [-0.5, -1.0, -2.0]
+    assert list(columns.texts) == ["x", "a", "b"] and list(columns.is_special) == [False, False, True]
+    older = convert.decode_response(result, column_tokens=1)
+    assert list(older.columns.request_ids) == [1] and not older.columns.counts
+    assert [(g.request_id, list(g.tokens.ids)) for g in older.generations] == [(2, [21, 22])]
+
+
 def test_tgis_router_gets_one_message_per_row() -> None:
-    response = convert.prefill_response(_result(), columns=False)
+    response = convert.prefill_response(_result(), column_tokens=0)
     assert not response.HasField("columns")
     assert [g.request_id for g in response.generations] == [1, 2, 3, 4, 5]
 
 
 def test_a_result_without_a_batch_says_so() -> None:
-    response = convert.decode_response(StepResult([], None, 1, 1, 1), columns=True)
+    response = convert.decode_response(StepResult([], None, 1, 1, 1), column_tokens=1)
     assert not response.HasField("batch") and not response.HasField("columns") and not response.HasField("concat_ns")

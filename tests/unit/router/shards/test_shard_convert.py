@@ -106,6 +106,19 @@ def test_the_probe_is_tgis():
     assert request.stopping_parameters.max_new_tokens == 1
 
 
+def test_columns_with_several_tokens_a_row():
+    columns = pb.Columns(
+        request_ids=[4, 6], ids=[5, 7, 8], logprobs=[-1, -2, -3], texts=["a", "b", "c"],
+        is_special=[False, True, False], counts=[1, 2],
+    )  # fmt: skip
+    reply = convert.step_from([pb.DecodeResponse(columns=columns)])
+    assert not reply.columns
+    assert [(r.request_id, [(t.id, t.text, t.logprob, t.special) for t in r.tokens]) for r in reply.rows] == [
+        (4, [(5, "a", -1.0, False)]),
+        (6, [(7, "b", -2.0, True), (8, "c", -3.0, False)]),
+    ]
+
+
 def test_rows_of_all_ranks_and_the_slowest_timings():
     fast = pb.DecodeResponse(total_ns=1, forward_ns=10**9, columns=pb.Columns(request_ids=[0], ids=[5], logprobs=[-1],
         texts=["t"], is_special=[True]))  # fmt: skip
