@@ -21,6 +21,7 @@ from model_server.attention.choice import AttentionChoice
 from model_server.attention.metadata import AttentionMetadata
 from model_server.device import settle, tune
 from model_server.distributed.group import ProcessGroup, connect
+from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
@@ -135,7 +136,7 @@ def main() -> None:
     if args.cpu_time:
         torch.set_num_threads(threads := 1)
     with group() as alone, torch.inference_mode():
-        placement = Placement(device, dtype, alone)
+        placement = Placement(device, dtype, Ranks.of(alone))
         choice = AttentionChoice(args.attention, device, dtype)
         runner = load_runner(describe(examine(folder)), placement, choice)
         settle(device)

@@ -74,9 +74,7 @@ def runner_of(name: str, vocab_size: int) -> Runner:
 
 def start(runner: Runner, tokenizer: Tokenizer, rows: int, steps: int, sampling: SamplingParameters) -> Engine:
     """An engine with a batch 0 of `rows` requests, prefilled."""
-    options = EngineOptions(
-        device=CPU, rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=False, chunking=True
-    )
+    options = EngineOptions(device=CPU, block_size=BLOCK, prompt_logprobs_allowed=False, chunking=True)
     engine = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
     engine.begin(Session(extensions=frozenset(Extension)))
     tokens = PROMPT_TOKENS + steps

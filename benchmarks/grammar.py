@@ -27,6 +27,7 @@ import torch
 from model_server.attention.choice import AttentionChoice
 from model_server.device import enter, tune
 from model_server.distributed.group import connect
+from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
@@ -95,9 +96,11 @@ def load(model_dir: Path) -> Engine:
     tune(CPU, 1, checkpoint.file_bytes)
     torch.set_num_threads(1)
     group = connect(0, 1, CPU, address="localhost", port=0)
-    runner = load_runner(describe(checkpoint), Placement(CPU, torch.float32, group), AttentionChoice(None, CPU))
+    runner = load_runner(
+        describe(checkpoint), Placement(CPU, torch.float32, Ranks.of(group)), AttentionChoice(None, CPU)
+    )
     block_size = runner.traits.block_size
-    options = EngineOptions(device=CPU, rank=0, world_size=1, block_size=block_size, prompt_logprobs_allowed=False)
+    options = EngineOptions(device=CPU, block_size=block_size, prompt_logprobs_allowed=False)
     engine = Engine(runner, Tokenizer.load(model_dir), Sampler(runner.vocab_size, CPU), options)
     engine.begin(Session(extensions=frozenset(Extension)))
     blocks = 1 + BATCH * -(-(len(PROMPT) + STEPS + 1) // block_size)

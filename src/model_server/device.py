@@ -31,17 +31,18 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def resolve_device(rank: int, world_size: int) -> torch.device:
-    """The CUDA device of this rank if there is one (CUDA_VISIBLE_DEVICES="" hides them all), else the CPU.
+def resolve_device(local_rank: int, num_ranks: int) -> torch.device:
+    """The CUDA device of one of this node's `num_ranks` ranks, or the CPU if there is none (CUDA_VISIBLE_DEVICES=""
+    hides them all).
 
     Raises StartupError if there are GPUs, but fewer than shards.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    if world_size > count:
-        raise StartupError(f"{world_size} shards need as many GPUs, {count} visible; lower --num-shard")
-    device = torch.device("cuda", rank % count)
+    if num_ranks > count:
+        raise StartupError(f"{num_ranks} shards need as many GPUs, {count} visible; lower --num-shard")
+    device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
 
@@ -88,14 +89,14 @@ def has_native_bfloat16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
-def tune(device: torch.device, world_size: int, weight_file_bytes: int) -> int:
+def tune(device: torch.device, num_ranks: int, weight_file_bytes: int) -> int:
     """Set up threads and memory of this process for `device`; call it once, before the first product.
 
     On a GPU nothing changes. On a CPU:
 
-    Threads: this rank's share of the CPUs, unless OMP_NUM_THREADS says otherwise. A small model leaves one CPU to the
-    router: its operators are so short that a thread which waits for a busy core costs more than it brings (measured on
-    two busy cores: each parallel operator then takes a scheduler slice, 4 ms).
+    Threads: the CPUs divided by `num_ranks`, the ranks of this node, unless OMP_NUM_THREADS says otherwise. A small
+    model leaves one CPU to the router: its operators are so short that a thread which waits for a busy core costs more
+    than it brings (measured on two busy cores: each parallel operator then takes a scheduler slice, 4 ms).
     Memory: until `settle`, large blocks go back to the system as soon as they are freed.
     Returns the number of threads.
     """
@@ -105,7 +106,7 @@ def tune(device: torch.device, world_size: int, weight_file_bytes: int) -> int:
         cpus = available_cpus()
         if weight_file_bytes < SMALL_MODEL_BYTES:
             cpus -= 1
-        torch.set_num_threads(max(1, cpus // world_size))
+        torch.set_num_threads(max(1, cpus // num_ranks))
     _set_malloc({_M_MMAP_THRESHOLD: LOADING_MMAP_THRESHOLD})
     return torch.get_num_threads()
 

@@ -12,6 +12,7 @@ from model_server.attention.choice import AttentionChoice
 from model_server.config import ServeConfig
 from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
 from model_server.distributed.group import ProcessGroup, connect
+from model_server.distributed.layout import Axis, Layout, Ranks
 from model_server.distributed.placement import Placement
 from model_server.engine.device_thread import DeviceThread
 from model_server.engine.engine import Engine, EngineOptions
@@ -42,44 +43,44 @@ STOP_LIMIT_S = 5.0
 
 def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
-    rank, world_size = config.place
+    layout = Layout.of(*config.place)
+    rank = layout.world.rank
     graphs = graph_sizes(config.cuda_graphs, config.max_batch_size)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
     model = describe(checkpoint, rope_factor=config.linear_rope_factor)
-    device = resolve_device(rank, world_size)
+    device = resolve_device(layout.local.rank, layout.local.size)
     dtype = resolve_dtype(config.dtype, device, checkpoint.file_bytes, needs_bfloat16=checkpoint.needs_bfloat16)
-    num_threads = tune(device, world_size, checkpoint.file_bytes)
+    num_threads = tune(device, layout.local.size, checkpoint.file_bytes)
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     attention = AttentionChoice(config.attention, device, dtype)
-    group = _connect(config, device)
+    ranks = Ranks.of(_connect(config, layout.world, device))
     runner: Runner | None = None
     orderly = False
     phases.enter(phases.LOADING)
     try:
-        runner = _load(config, model, Placement(device, dtype, group), attention, graphs)
-        engine = _engine(config, runner, tokenizer, device, group)
-        facts, plan = announce(config, runner, device, dtype), _memory_plan(config, engine, dtype)
+        runner = _load(config, model, Placement(device, dtype, ranks), attention, graphs)
+        engine = _engine(config, runner, tokenizer, device, layout)
+        facts, plan = announce(config, runner, device, dtype, layout), _memory_plan(config, engine, dtype)
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
-        orderly = uvloop.run(_serve(engine, group, facts, plan, path, tracing, profiler))
+        orderly = uvloop.run(_serve(engine, ranks.world, facts, plan, path, tracing, profiler))
     finally:
-        leave(runner, group, orderly=orderly)
+        leave(runner, ranks.world, orderly=orderly)
         if tracing is not None:
             tracing.close()
 
 
-def _connect(config: ServeConfig, device: torch.device) -> ProcessGroup:
+def _connect(config: ServeConfig, world: Axis, device: torch.device) -> ProcessGroup:
     """Meet the other ranks. Raises StartupError."""
-    rank, world_size = config.place
     phases.enter(phases.PROCESS_GROUP)
-    if world_size > 1:
-        logger.info("Meeting the other %d ranks at %s:%d", world_size - 1, config.master_addr, config.master_port)
+    if world.size > 1:
+        logger.info("Meeting the other %d ranks at %s:%d", world.size - 1, config.master_addr, config.master_port)
     return connect(
-        rank,
-        world_size,
+        world.rank,
+        world.size,
         device,
         address=config.master_addr,
         port=config.master_port,
@@ -96,23 +97,20 @@ def _load(
         model, placement, attention, trust_remote_code=config.trust_remote_code, progress=LoadProgress()
     )
     settle(placement.device)
-    if placement.group.rank == 0:
+    if placement.ranks.world.rank == 0:
         attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
     if placement.device.type == "cuda":
         return with_graphs(runner, graphs, CudaRecorder(placement.device))
     return runner
 
 
-def _engine(
-    config: ServeConfig, runner: Runner, tokenizer: Tokenizer, device: torch.device, group: ProcessGroup
-) -> Engine:
+def _engine(config: ServeConfig, runner: Runner, tokenizer: Tokenizer, device: torch.device, layout: Layout) -> Engine:
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
     options = EngineOptions(
         device=device,
-        rank=group.rank,
-        world_size=group.size,
+        layout=layout,
         block_size=runner.traits.block_size,
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not runner.traits.keeps_state,
@@ -120,9 +118,11 @@ def _engine(
     return Engine(runner, tokenizer, sampler, options)
 
 
-def announce(config: ServeConfig, runner: Runner, device: torch.device, dtype: torch.dtype) -> ShardFacts:
+def announce(
+    config: ServeConfig, runner: Runner, device: torch.device, dtype: torch.dtype, layout: Layout
+) -> ShardFacts:
     """What Info tells the router."""
-    traits, (_, world_size) = runner.traits, config.place
+    traits = runner.traits
     return ShardFacts(
         dtype=str(dtype),
         device_type=device.type,
@@ -132,7 +132,7 @@ def announce(config: ServeConfig, runner: Runner, device: torch.device, dtype: t
         chunking=config.prefill_chunking and not traits.keeps_state,
         prefix_caching=config.prefix_caching and not traits.keeps_state,
         grows=not traits.keeps_state,
-        urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(world_size)),
+        urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),
     )
 
 
@@ -170,7 +170,7 @@ def _profiler(config: ServeConfig, rank: int, device: torch.device) -> StepProfi
 
 async def _serve(
     engine: Engine,
-    group: ProcessGroup,
+    world: ProcessGroup,
     facts: ShardFacts,
     plan: MemoryPlan,
     path: Path,
@@ -181,7 +181,7 @@ async def _serve(
 
     def warm(asked: WarmupRequest) -> Capacity:
         phases.enter(phases.WARM_UP)
-        capacity = warm_up(engine, group, plan, asked)
+        capacity = warm_up(engine, world, plan, asked)
         if profiler is not None:
             engine.profile(profiler)
         phases.enter(phases.READY)
@@ -195,11 +195,11 @@ async def _serve(
             server.request_stop(LostPeerError(message))
 
     def ends_shard(error: BaseException) -> bool:
-        return is_fatal(error) or (group.size > 1 and parts_ranks(error))
+        return is_fatal(error) or (world.size > 1 and parts_ranks(error))
 
     device = DeviceThread(enter=lambda: enter(engine.options.device), on_fatal=on_fatal, is_fatal=ends_shard)
     server = ShardServer(Servicer(engine, device, facts, warm), path, tracing)
-    group.on_lost(on_lost)
+    world.on_lost(on_lost)
     device.start()
     try:
         await server.serve()
@@ -208,14 +208,14 @@ async def _serve(
     return ended
 
 
-def leave(runner: Runner | None, group: ProcessGroup, *, orderly: bool) -> None:
+def leave(runner: Runner | None, world: ProcessGroup, *, orderly: bool) -> None:
     """Leave the ranks. Recordings go first: before it ends, NCCL's communicator waits for every graph that holds one of
     its collectives to be gone (`commDestroySync`)."""
     try:
-        if orderly and group.size > 1 and isinstance(runner, GraphedRunner):
+        if orderly and world.size > 1 and isinstance(runner, GraphedRunner):
             runner.release()
     finally:
-        group.close(orderly=orderly)
+        world.close(orderly=orderly)
 
 
 def parts_ranks(error: BaseException) -> bool:

@@ -22,6 +22,7 @@ from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup, connect
+from model_server.distributed.layout import Layout
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
@@ -46,7 +47,7 @@ def make_engine(checkpoint: Path, group: ProcessGroup, budget: int) -> Engine:
     """An engine whose cache is full of NaN, with growth agreed."""
     runner = load(checkpoint, group=group)
     options = EngineOptions(
-        device=CPU, rank=group.rank, world_size=group.size, block_size=BLOCK, prompt_logprobs_allowed=True,
+        device=CPU, layout=Layout.of(group.rank, group.size), block_size=BLOCK, prompt_logprobs_allowed=True,
         chunking=True,
     )  # fmt: skip
     engine = Engine(runner, Tokenizer.load(checkpoint), Sampler(runner.vocab_size, CPU), options)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.config import ModelConfig
 from model_server.models.hf import choice, loading
@@ -82,7 +83,7 @@ def load(path: Path, group: ProcessGroup | None = None, *, trust_remote_code: bo
     checkpoint = examine(path)
     model = Model(checkpoint=checkpoint, config=ModelConfig(checkpoint.fields), spec=None)
     found = loading.find_classes(model, trust_remote_code=trust_remote_code)
-    placement = Placement(CPU, torch.float32, group or ProcessGroup())
+    placement = Placement(CPU, torch.float32, Ranks.of(group or ProcessGroup()))
     with torch.inference_mode():
         return choice.load_runner(found, placement, FixedAttention(ReferenceBackend()))
 

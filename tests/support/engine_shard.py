@@ -15,6 +15,7 @@ from support.fake_model import FakeRunner, FakeStateRunner, greedy
 from model_server.batch.extension import BlockExtension
 from model_server.batch.results import Generation, StepResult
 from model_server.batch.sequence import NewRequest
+from model_server.distributed.layout import Layout
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Collect, Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
@@ -48,7 +49,7 @@ class EngineShard:
     ) -> None:
         self.runner = runner or FakeRunner(vocab_size=tokenizer.vocab_size)
         options = EngineOptions(
-            device=CPU, rank=rank, world_size=world_size, block_size=BLOCK, prompt_logprobs_allowed=True,
+            device=CPU, layout=Layout.of(rank, world_size), block_size=BLOCK, prompt_logprobs_allowed=True,
             chunking=budget is not None,
         )  # fmt: skip
         self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, CPU), options)

@@ -13,6 +13,7 @@ from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.load import load_runner
 from model_server.models.model import describe
@@ -50,7 +51,7 @@ def load(
     """The model in `path` on the CPU. backend: None: the reference."""
     return load_runner(
         describe(examine(path), rope_factor=rope_factor),
-        Placement(CPU, dtype, group or ProcessGroup()),
+        Placement(CPU, dtype, Ranks.of(group or ProcessGroup())),
         FixedAttention(backend or ReferenceBackend()),
         trust_remote_code=trust_remote_code,
     )

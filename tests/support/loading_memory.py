@@ -139,6 +139,7 @@ def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
     from model_server.attention.choice import AttentionChoice
     from model_server.device import resolve_dtype, tune
     from model_server.distributed.group import ProcessGroup
+    from model_server.distributed.layout import Ranks
     from model_server.distributed.placement import Placement
     from model_server.layers.linear.onednn import weight_packer
     from model_server.models.load import load_runner
@@ -156,7 +157,7 @@ def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
     sys.stdout.flush()
     sys.stdin.readline()
     started = time.perf_counter()
-    placement = Placement(device, number_type, group)
+    placement = Placement(device, number_type, Ranks.of(group))
     runner = load_runner(describe(examine(folder)), placement, AttentionChoice(None, device, number_type))
     report = {"share": runner.traits.weight_bytes, "seconds": time.perf_counter() - started}
     sys.stdout.write(json.dumps(report) + "\n")

@@ -34,7 +34,7 @@ Chooser = Callable[[int], SamplingParameters]
 def make_engine(runner: Runner, device: torch.device, tokenizer: Tokenizer | None = None) -> Engine:
     """One rank, with a router that knows our extensions; without a cache yet."""
     options = EngineOptions(
-        device=device, rank=0, world_size=1, block_size=runner.traits.block_size, prompt_logprobs_allowed=False,
+        device=device, block_size=runner.traits.block_size, prompt_logprobs_allowed=False,
         chunking=True,
     )  # fmt: skip
     sampler = Sampler(runner.vocab_size, device)

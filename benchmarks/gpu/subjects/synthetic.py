@@ -22,6 +22,7 @@ from benchmarks.gpu.subjects.shapes import Shape
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
@@ -97,7 +98,7 @@ def make_decoder(
     backend = attention or AttentionChoice(None, device, dtype).for_layers()
     reader = RandomReader(shape, device, dtype, seed)
     with torch.inference_mode():
-        return build(shape.spec, reader, Placement(device, dtype, group or ProcessGroup()), backend)
+        return build(shape.spec, reader, Placement(device, dtype, Ranks.of(group or ProcessGroup())), backend)
 
 
 def make_transformers(shape: Shape, device: torch.device, dtype: torch.dtype, *, seed: int = 0, **options: Any) -> Any:

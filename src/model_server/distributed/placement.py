@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 import torch
 
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """group: the ranks among which every layer's weights are divided.
-
-    dtype: of weights, activations and KV cache.
-    """
+    """dtype: of weights, activations and KV cache. ranks: unset: this one alone."""
 
     device: torch.device
     dtype: torch.dtype
-    group: ProcessGroup = field(default_factory=ProcessGroup)
+    ranks: Ranks = field(default_factory=lambda: Ranks.of(ProcessGroup()))

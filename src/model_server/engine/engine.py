@@ -15,7 +15,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -24,6 +24,7 @@ from model_server.batch.batch import Batch
 from model_server.batch.extension import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
+from model_server.distributed.layout import Layout
 from model_server.engine.admission import Admission, CacheLayout, with_blocks
 from model_server.engine.answers import Answers
 from model_server.engine.calls import DecodeCall, PrefillCall, Session, StepCall
@@ -47,8 +48,7 @@ class EngineOptions:
     """What does not change while the shard lives. chunking: a prompt may be computed in several steps."""
 
     device: torch.device
-    rank: int
-    world_size: int
+    layout: Layout = field(default_factory=Layout)
     block_size: int
     prompt_logprobs_allowed: bool
     chunking: bool = False
@@ -86,7 +86,7 @@ class Engine:
         """A router has said how it will talk to this shard."""
         self.session = session
         self._answers = Answers(
-            self.tokenizer, alone=self.options.world_size == 1, row_errors=not session.upstream_router
+            self.tokenizer, alone=self.options.layout.world.size == 1, row_errors=not session.upstream_router
         )
 
     def set_cache(self, cache: KvCache | None) -> None:
@@ -134,7 +134,7 @@ class Engine:
 
     @property
     def _runs_ahead(self) -> bool:
-        return self.options.device.type != "cpu" and self.options.world_size == 1
+        return self.options.device.type != "cpu" and self.options.layout.world.size == 1
 
     def submit_prefill(self, call: PrefillCall, requests: list[NewRequest], prompts: list[list[int]]) -> Collect:
         """Start a new batch: all its prompts (or their first chunks) in one forward, and one token for each.
@@ -233,7 +233,7 @@ class Engine:
         sequences, refused = [], []
         numbered = with_blocks(requests, prompts, self.options.block_size)
         for request, prompt in zip(numbered, prompts, strict=True):
-            owned = request.id % self.options.world_size == self.options.rank
+            owned = self.options.layout.owns(request.id)
             try:
                 sequences.append(self._admission.sequence(request, prompt, layout, owned=owned))
             except (RequestError, ValueError) as error:
@@ -311,7 +311,7 @@ class Engine:
             # The error's frames hold the step's tensors for as long as somebody reports it.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
-            kind = OutOfMemoryError if self.options.world_size == 1 else FatalError
+            kind = OutOfMemoryError if self.options.layout.world.size == 1 else FatalError
             raise kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size") from error
         except BaseException:
             if running is not None:

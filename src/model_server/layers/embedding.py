@@ -1,8 +1,9 @@
-"""The ends of a decoder: token embedding and output head, sharded over the vocabulary (model_server.md 4)."""
+"""Token embedding and output head, both divided among the ranks over the vocabulary."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +47,7 @@ class Embedding:
         return self._group.all_reduce(F.embedding(local, self._weight))
 
 
-class Stem:
+class InputEmbedding:
     """From token ids and positions to what the first block reads: scaled embedding, learned positions, norm, widening.
 
     position_table: row p + position_offset is added for position p. projection: where embeddings are narrower.
@@ -76,13 +77,19 @@ class Stem:
         """How many positions the learned table has; None: there is none."""
         return None if self._positions is None else len(self._positions) - self._offset
 
-    def __call__(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """ids, positions: [n] int64 -> [n, hidden]."""
+    def __call__(self, ids: Tensor, positions: Tensor, spans: Sequence[tuple[int, Tensor]] = ()) -> Tensor:
+        """ids, positions: [n] int64 -> [n, hidden].
+
+        spans: (first row, [m, hidden]) in the place of looked-up rows, already scaled and as wide as the blocks;
+        positions and norm apply to them as well. The ids there count for nothing, but must be in the vocabulary.
+        """
         hidden = self._embedding(ids)
         if self._multiplier is not None:
             hidden.mul_(self._multiplier)
         if self._projection is not None:
             hidden = self._projection(hidden)
+        for first, rows in spans:
+            hidden[first : first + len(rows)] = rows
         if self._positions is not None:
             hidden = hidden + F.embedding(positions + self._offset if self._offset else positions, self._positions)
         return hidden if self._norm is None else self._norm(hidden)

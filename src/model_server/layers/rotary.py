@@ -31,6 +31,18 @@ class Rope:
     max_positions: int
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """How many pairs of a head follow the first row of positions [3, n], the second, the third (`mrope_section`);
+        empty: all follow the first. Raises StartupError if that is not three counts, or not of all pairs."""
+        value = self.parameters.get("mrope_section")
+        if value is None:
+            return ()
+        is_counts = isinstance(value, list) and len(value) == 3 and all(type(n) is int and n >= 0 for n in value)
+        if not is_counts or sum(value) != self.dim // 2:
+            raise StartupError(f"config.json: `mrope_section` must be three counts of {self.dim // 2} pairs in all")
+        return tuple(value)
+
     def number(self, name: str, default: float | None = None) -> float:
         """Parameter `name`; raises StartupError if it is absent without a default, or not a positive number."""
         value = self.parameters.get(name)
@@ -43,7 +55,7 @@ class Rope:
 
 
 def inverse_frequencies(rope: Rope) -> tuple[Tensor, float]:
-    """Angles per position [dim / 2] float32, and the factor on cos and sin. Formulas: model_server.md 6.6.
+    """Angles per position [dim / 2] float32, and the factor on cos and sin.
 
     Raises StartupError for a kind that is not served.
     """
@@ -190,6 +202,10 @@ class Rotary:
         frequencies, self._scale = inverse_frequencies(rope)
         self._frequencies = frequencies.to(device)
         self._beyond = beyond_original_length(rope)
+        sections = rope.sections
+        self._axes: Tensor | None = None  # [dim / 2]: the row of positions [3, n] that each pair follows
+        if sections:
+            self._axes = torch.arange(3).repeat_interleave(torch.tensor(sections)).to(device)
         self._table = self._rotations(min(rope.max_positions, INITIAL_POSITIONS))
 
     def reserve(self, max_positions: int) -> None:
@@ -201,10 +217,19 @@ class Rotary:
             self._table = self._rotations(max_positions)
 
     def rotations(self, positions: Tensor, max_length: int) -> Rotations:
-        """Rotations of `positions` [n] int64, all below `max_length`."""
+        """Rotations of `positions` int64, all below `max_length`: [n], or [3, n], one row for each of `Rope.sections`.
+
+        For [3, n] the table is that of the step: a row for each token, put together from three rows.
+        """
         if max_length > self._table.shape[0]:
             self.reserve(max(max_length, 2 * self._table.shape[0]))
-        return Rotations(self._table, positions)
+        if positions.dim() == 1:
+            return Rotations(self._table, positions)
+        if self._axes is None:
+            return Rotations(self._table, positions[0])
+        pairs = torch.arange(len(self._axes), device=positions.device)
+        table = self._table[positions[self._axes].T, pairs]
+        return Rotations(table, torch.arange(len(table), device=positions.device))
 
     def _rotations(self, num_positions: int) -> Tensor:
         positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)

@@ -34,14 +34,23 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """One flattened forward. `logit_rows` picks the token rows whose logits are wanted, in order; None means all.
-    `states` holds one entry for each sequence; only a runner that keeps states asks for them."""
+    """One flattened forward.
+
+    positions: [num_tokens], or [3, num_tokens] for rotations in sections (time, height and width of an image).
+    logit_rows: the token rows whose logits are wanted, in order; None: all.
+    states: one for each sequence; only a runner that keeps states asks for them.
+    embeddings: (first row, [n, hidden]) that take the place of what the ids there would give, without overlaps.
+    hidden: [num_tokens, hidden], what the layers before this rank's have given, which may be overwritten; None where
+    this rank has the first layer.
+    """
 
     input_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
+    positions: Tensor  # int64
     attention: AttentionMetadata
     logit_rows: Tensor | None  # [num_rows] int64
     states: tuple[RequestState, ...] = ()
+    embeddings: tuple[tuple[int, Tensor], ...] = ()
+    hidden: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

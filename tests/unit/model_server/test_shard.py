@@ -17,6 +17,7 @@ from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import AttentionChoice, Offer
 from model_server.config import ServeConfig
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Layout
 from model_server.distributed.placement import Placement
 from model_server.errors import RequestError
 from model_server.memory.kv_cache import KvCache
@@ -78,11 +79,11 @@ def test_info_tells_the_backend_that_serves_the_layers(monkeypatch: pytest.Monke
     type_checkpoint("olmo", tmp_path)
     runner = load_runner(describe(examine(tmp_path)), Placement(CPU, torch.float32), AttentionChoice(None, CPU))
     assert runner.traits.attention is not None and runner.traits.attention.name == "reference"
-    facts = announce(ServeConfig(model_id="m"), runner, CPU, torch.float32)
+    facts = announce(ServeConfig(model_id="m"), runner, CPU, torch.float32, Layout())
     assert (facts.attention_impl, facts.block_size, facts.prefix_caching) == ("paged", 16, True)
 
 
 def test_info_of_a_model_that_keeps_states() -> None:
-    facts = announce(ServeConfig(model_id="m"), FakeStateRunner(), CPU, torch.float32)
+    facts = announce(ServeConfig(model_id="m"), FakeStateRunner(), CPU, torch.float32, Layout())
     assert (facts.attention_impl, facts.block_size) == ("paged", 16)
     assert not (facts.chunking or facts.prefix_caching or facts.grows)

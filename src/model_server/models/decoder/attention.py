@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm, WideRmsNorm
 from model_server.layers.temperature import QueryTemperature
 from model_server.memory.kv_cache import KvShape
+from model_server.models.decoder.attention_layers import attention_layer
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.spec import Spec
@@ -60,7 +62,7 @@ def head_ranges(spec: Spec, group: ProcessGroup) -> tuple[Range, Range]:
     """Query heads and KV heads [start, stop) of this rank.
 
     Fewer KV heads than ranks: each is kept by several ranks, rank r holding head r * num_kv_heads // size. TGI refuses
-    all but one KV head there (model_server.md 4); its words are kept for what cannot be divided at all.
+    all but one KV head there; its words are kept for what cannot be divided at all.
     """
     size, rank = group.size, group.rank
     for name, count in (("num_heads", spec.num_heads), ("num_key_value_heads", spec.num_kv_heads)):
@@ -77,19 +79,14 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
     """This rank's heads of layer `index`. Raises StartupError."""
     names, dim = spec.names, spec.head_dim
     prefix = f"{names.layers}.{index}."
-    queries, keys = head_ranges(spec, loader.group)
+    queries, keys = head_ranges(spec, loader.tensor_group)
     rope = spec.ropes[index]
     order = HeadOrder(dim, rope.dim) if rope is not None and not spec.rope_pairs_adjacent else None
-    layer = AttentionLayer(
-        index=index,
+    layer = dataclasses.replace(
+        attention_layer(spec, index),
+        index=index - loader.first_layer,
         num_heads=queries[1] - queries[0],
         num_kv_heads=keys[1] - keys[0],
-        head_dim=dim,
-        value_dim=dim,
-        scale=spec.scale / (index + 1) if spec.scale_by_inverse_layer else spec.scale,
-        window=spec.windows[index],
-        chunk=spec.chunks[index] if spec.chunks else None,
-        softcap=spec.softcap,
         alibi=None if spec.alibi is None else loader.alibi(spec.alibi[slice(*queries)], spec.alibi_bfloat16_scale),
         sinks=_sinks(loader, spec, prefix, queries),
     )
@@ -197,7 +194,7 @@ def qk_norm(
     if wide:
         if spec.norm != "rms" or spec.norm_offset:
             raise StartupError(f"weight {names[0]}.weight: a norm over all heads is served as a plain RMS norm only")
-        return WideRmsNorm(per_head("weight"), queries[1] - queries[0], spec.norm_eps, loader.group)
+        return WideRmsNorm(per_head("weight"), queries[1] - queries[0], spec.norm_eps, loader.tensor_group)
     return loader.norm_of(per_head("weight"), per_head("bias") if loader.has(names[0] + ".bias") else None)
 
 

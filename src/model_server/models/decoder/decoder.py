@@ -1,6 +1,6 @@
 """The one native decoder: blocks of attention and MLP around a residual stream, over a flattened batch.
 
-Built by `models.build` from a Spec and a checkpoint; knows neither names of tensors nor families. Plain objects that
+Built by `build` from a Spec and a checkpoint; knows neither names of tensors nor families. Plain objects that
 hold tensors instead of `nn.Module`: on a CPU at batch 1 the interpreter's share of a step is what there is to save.
 """
 
@@ -9,32 +9,30 @@ from __future__ import annotations
 from torch import Tensor
 
 from model_server.attention.backend import AttentionBackend
-from model_server.layers.embedding import Head, Stem
-from model_server.layers.linear.linear import Linear
-from model_server.layers.norm import AddNorm
+from model_server.layers.embedding import InputEmbedding
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
-from model_server.models.decoder.blocks import Block, residual_norm
+from model_server.models.decoder.blocks import Block, Stream, residual_norm
 from model_server.models.decoder.cpp_stack import CppStack
 from model_server.models.decoder.parts import Step
+from model_server.models.decoder.vocabulary import Output
 from model_server.runner.runner import ModelInputs, RunnerTraits
 
 
 class Decoder:
-    """A loaded model on this rank, a `runner.Runner`. The caller enters `torch.inference_mode`.
+    """The layers of one stage on this rank, a `runner.Runner`. The caller enters `torch.inference_mode`.
 
-    norm, projection: between the last block and the head, where the family has them. stack: all blocks in one, which is
-    preferred to them in the steps that it takes.
+    embedding: None where other ranks have the first layer: hidden states come instead of ids. output: None where other
+    ranks have the last layer: hidden states go out instead of logits. stack: all blocks in one, which is preferred to
+    them in the steps that it takes.
     """
 
     def __init__(
         self,
         *,
-        stem: Stem,
+        embedding: InputEmbedding | None,
         blocks: list[Block],
-        norm: AddNorm | None,
-        projection: Linear | None,
-        head: Head,
+        output: Output | None,
         rotaries: tuple[Rotary, ...],
         attention: AttentionBackend,
         vocab_size: int,
@@ -42,11 +40,9 @@ class Decoder:
         weight_bytes: int,
         stack: CppStack | None = None,
     ) -> None:
-        self._stem = stem
+        self._embedding = embedding
         self._blocks = blocks
-        self._norm = norm
-        self._projection = projection
-        self._head = head
+        self._output = output
         self._rotaries = rotaries
         self._attention = attention
         self._kv_shapes = tuple(block.attention.kv_shape for block in blocks)
@@ -58,7 +54,7 @@ class Decoder:
             attention=attention,
             # Parts that ask the device say so themselves.
             capturable=attention.capturable and all(getattr(part, "capturable", True) for part in parts),
-            position_rows=stem.position_rows,
+            position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
         )
 
@@ -80,24 +76,35 @@ class Decoder:
             rotary.reserve(max_positions)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """Tokens whose logits nobody wants leave after the last layer's attention."""
-        metadata = inputs.attention
-        positions = inputs.positions
+        """Tokens whose logits nobody wants leave after the last layer's attention.
+
+        Without an output [num_tokens, hidden]: the whole residual stream, for the ranks with the next layer.
+        """
+        metadata, positions = inputs.attention, inputs.positions
         step = Step(
-            positions=positions,
+            positions=positions if positions.dim() == 1 else positions[0],
             rotations=tuple(r.rotations(positions, metadata.max_kv_length) for r in self._rotaries),
             slots=metadata.slots,
             cache=cache,
             attention=self._attention.begin(metadata, cache),
         )
-        hidden, added = self._stem(inputs.input_ids, positions), None
+        hidden, added = self._through_blocks(self._first(inputs, step), step, inputs.logit_rows)
+        if self._output is not None:
+            return self._output(hidden, added)
+        return residual_norm(None, hidden, added)[0]
+
+    def _first(self, inputs: ModelInputs, step: Step) -> Tensor:
+        """What the first of the blocks reads, [num_tokens, hidden]."""
+        if self._embedding is not None:
+            return self._embedding(inputs.input_ids, step.positions, inputs.embeddings)
+        assert inputs.hidden is not None, "the ranks with the layers before have computed it"
+        return inputs.hidden
+
+    def _through_blocks(self, hidden: Tensor, step: Step, logit_rows: Tensor | None) -> Stream:
+        kept_rows = None if self._output is None else logit_rows
         if self._stack is not None and self._stack.takes(step, hidden):
-            hidden = self._stack(hidden, step, inputs.logit_rows)
-        else:
-            for block in self._blocks[:-1]:
-                hidden, added = block(hidden, added, step)
-            hidden, added = self._blocks[-1](hidden, added, step, inputs.logit_rows)
-        _, hidden = residual_norm(self._norm, hidden, added)
-        if self._projection is not None:
-            hidden = self._projection(hidden)
-        return self._head(hidden)
+            return self._stack(hidden, step, kept_rows), None
+        added = None
+        for block in self._blocks[:-1]:
+            hidden, added = block(hidden, added, step)
+        return self._blocks[-1](hidden, added, step, kept_rows)

@@ -35,12 +35,13 @@ class Loader:
 
     reader: WeightReader
     device: torch.device
-    group: ProcessGroup
+    tensor_group: ProcessGroup
     norm_kind: NormKind = "rms"
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     norm_affine: bool = True  # False: layer norms without tensors
     fused: Fused = field(default_factory=TorchFused)
+    first_layer: int = 0  # of this rank: its cache holds the layers from there on
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
     linears: LinearFactory = field(init=False)
@@ -51,12 +52,12 @@ class Loader:
 
     def share(self, size: int) -> Range:
         """This rank's part of a dimension that must divide evenly."""
-        count = self.group.size
+        count = self.tensor_group.size
         if size % count != 0:
             # TGI's words, spelling included.
             raise StartupError(f"The choosen size {size} is not compatible with sharding on {count} shards")
         share = size // count
-        return self.group.rank * share, (self.group.rank + 1) * share
+        return self.tensor_group.rank * share, (self.tensor_group.rank + 1) * share
 
     def rope_index(self, rope: Rope | None) -> int | None:
         """Where `Step.rotations` will hold the rotations of `rope`."""
@@ -119,7 +120,7 @@ class Loader:
         """This rank's columns of a matrix. Summed over the ranks, its bias must count once: rank 0 has it."""
         part = Part(name, ((0, num_rows),), num_rows)
         form = self.matrix(MatrixSlice(parts=(part,), columns=columns, transposed=transposed))
-        with_bias = self.group.rank == 0 and self.has(name + ".bias")
+        with_bias = self.tensor_group.rank == 0 and self.has(name + ".bias")
         return self.linears.make(form, self.rows(name + ".bias", [(0, num_rows)]) if with_bias else None)
 
     def norm(self, name: str, size: int) -> AddNorm:

@@ -7,6 +7,7 @@ latent width and what the cache holds: latent and rotated part, once per token a
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm
 from model_server.layers.rotary import rotate_
 from model_server.memory.kv_cache import KvShape
+from model_server.models.decoder.attention_layers import attention_layer
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.spec import Spec
@@ -48,13 +50,13 @@ class Mla:
     def load(self, loader: Loader, spec: Spec, index: int) -> LatentAttention:
         """The heads are divided among the ranks, the latents are the same on all."""
         prefix = f"{spec.names.layers}.{index}.self_attn."
-        size = loader.group.size
+        rank, size = loader.tensor_group.rank, loader.tensor_group.size
         if spec.num_heads % size != 0:
             raise StartupError(
                 f"`num_heads` must be divisible by `num_shards` (got `num_heads`: {spec.num_heads} "
                 f"and `num_shards`: {size}"
             )
-        heads = (loader.group.rank * spec.num_heads // size, (loader.group.rank + 1) * spec.num_heads // size)
+        heads = (rank * spec.num_heads // size, (rank + 1) * spec.num_heads // size)
         num_heads = heads[1] - heads[0]
         order = None if spec.rope_pairs_adjacent else HeadOrder(self.rotated_dim, self.rotated_dim)
         up_key, up_value = self._up(loader, prefix, spec.num_heads, heads)
@@ -82,13 +84,8 @@ class Mla:
                 ),
             ),
             rope=rope,
-            layer=AttentionLayer(
-                index=index,
-                num_heads=num_heads,
-                num_kv_heads=1,
-                head_dim=self.latent_rank + self.rotated_dim,
-                value_dim=self.latent_rank,
-                scale=spec.scale,
+            layer=dataclasses.replace(
+                attention_layer(spec, index), index=index - loader.first_layer, num_heads=num_heads
             ),
         )
 

@@ -182,7 +182,9 @@ class StackedExperts:
         if loader.has(up_name + "_bias"):
             bias = loader.rows(up_name + "_bias", [(expert, expert + 1)], 2 * size)[0]
             up_bias = torch.cat([bias[a:b] for a, b in halves])
-        if loader.has(down_name + "_bias") and loader.group.rank == 0:  # summed over the ranks it must count once
+        if (
+            loader.has(down_name + "_bias") and loader.tensor_group.rank == 0
+        ):  # summed over the ranks it must count once
             down_bias = loader.rows(down_name + "_bias", [(expert, expert + 1)], hidden_size)[0]
         if self.interleaved:
             gate_first = torch.arange(2 * (stop - start), device=loader.device).view(-1, 2).t().flatten()

@@ -34,7 +34,7 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice) -
     reason = _needs_state(hf)
     model = None
     if reason is None:
-        check_sharding(hf, placement.group.size)
+        check_sharding(hf, placement.ranks.tensor.size)
         register()
         try:
             model = _load(hf, placement, ATTENTION_NAME)
@@ -44,7 +44,7 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice) -
         else:
             _report("transformers", hf, error, started, "")
             return runner
-    if placement.group.size > 1:
+    if placement.ranks.tensor.size > 1:
         raise StartupError(
             f"{hf.model_type} needs a state for each request ({reason}), which cannot be divided among shards: "
             "use --num-shard 1"
@@ -119,7 +119,7 @@ def _paged(
         failure = str(error)
     except Exception as error:
         failure = f"it does not run over the paged cache: {one_line(error)}"
-    if not placement.group.all_reduce_min(0 if failure else 1) or runner is None:
+    if not placement.ranks.world.all_reduce_min(0 if failure else 1) or runner is None:
         if runner is not None:
             runner.give_back()
         raise UnsuitableError(failure or "it fails the self-check on another rank")

@@ -107,8 +107,8 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
         "use_safetensors": True,
         "output_loading_info": True,
     }
-    if placement.group.size > 1:
-        options |= _sharding(placement.group.size)
+    if placement.ranks.tensor.size > 1:
+        options |= _sharding(placement.ranks.tensor.size)
     elif placement.device.type != "cpu":
         options["device_map"] = {"": placement.device}
     with warnings.catch_warnings():

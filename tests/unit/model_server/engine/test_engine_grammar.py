@@ -43,7 +43,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def engine(tokenizer: Tokenizer) -> Iterator[Engine]:
     with torch.inference_mode():
         runner = FakeRunner(vocab_size=tokenizer.vocab_size)
-        options = EngineOptions(device=CPU, rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=False)
+        options = EngineOptions(device=CPU, block_size=BLOCK, prompt_logprobs_allowed=False)
         made = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
         made.begin(Session(extensions=frozenset(Extension)))
         made.set_cache(KvCache(runner.kv_shapes, 64, BLOCK, torch.float32, CPU))

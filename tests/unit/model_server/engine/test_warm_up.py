@@ -41,7 +41,7 @@ def _engine(
     tokenizer: Tokenizer, runner: FakeRunner | FakeStateRunner | GraphedRunner, *, chunking: bool = False
 ) -> Engine:
     options = EngineOptions(
-        device=torch.device("cpu"), rank=0, world_size=1, block_size=BLOCK, prompt_logprobs_allowed=True,
+        device=torch.device("cpu"), block_size=BLOCK, prompt_logprobs_allowed=True,
         chunking=chunking,
     )  # fmt: skip
     return Engine(runner, tokenizer, Sampler(runner.vocab_size, options.device), options)

@@ -11,7 +11,7 @@ from torch import Tensor
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 from model_server.layers.activation import ACTIVATIONS, activation, gated
-from model_server.layers.embedding import Embedding, Head, Stem, vocab_range
+from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
 from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
 
 
@@ -160,14 +160,14 @@ def test_head_multiplies_then_bends() -> None:
     torch.testing.assert_close(head(hidden), 2 * torch.tanh((hidden @ weight.T + bias) * 0.5 / 2))
 
 
-def test_stem() -> None:
+def test_embedding() -> None:
     table, positions, widening = torch.randn(10, 2), torch.randn(9, 4), torch.randn(4, 2)
     ids, at = torch.tensor([3, 0, 3]), torch.tensor([0, 1, 6])
     norm = RmsNorm(torch.randn(4), 1e-6)
-    stem = Stem(
+    embedding = InputEmbedding(
         Embedding(table, 0, ProcessGroup()), multiplier=torch.tensor(3.0), projection=make_linear(widening),
         position_table=positions, position_offset=2, norm=norm,
     )  # fmt: skip
     wanted = norm(3 * table[ids] @ widening.T + positions[at + 2])
-    torch.testing.assert_close(stem(ids, at), wanted)
-    assert torch.equal(Stem(Embedding(table, 0, ProcessGroup()))(ids, at), table[ids])
+    torch.testing.assert_close(embedding(ids, at), wanted)
+    assert torch.equal(InputEmbedding(Embedding(table, 0, ProcessGroup()))(ids, at), table[ids])

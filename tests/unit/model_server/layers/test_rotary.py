@@ -144,3 +144,25 @@ def test_the_real_table_is_the_complex_one() -> None:
     assert rotations.real_table.data_ptr() == rotations.table.data_ptr()
     pairs = torch.view_as_complex(rotations.real_table[[5, 9]].view(2, 1, 4, 2))
     assert torch.equal(pairs, rotations.gathered)
+
+
+def test_sections_follow_positions_of_their_own() -> None:
+    """Pairs 0 and 1 by the first row, pair 2 by the second, 3 to 5 by the third."""
+    rope = Rope("default", 10000.0, 12, 64, {"mrope_section": [2, 1, 3]})
+    rotary, plain = Rotary(rope, CPU), Rotary(Rope("default", 10000.0, 12, 64), CPU)
+    rows = torch.tensor([[0, 4, 9], [0, 5, 3], [0, 6, 7]])
+    found = rotary.rotations(rows, 10)
+    whole = [plain.rotations(row, 10).gathered[:, 0] for row in rows]
+    expected = torch.cat([whole[0][:, :2], whole[1][:, 2:3], whole[2][:, 3:]], dim=1)
+    assert torch.equal(found.gathered[:, 0], expected)
+    assert torch.equal(found.table[found.positions], expected)
+    same = rows[0].expand(3, 3)
+    assert torch.equal(rotary.rotations(same, 10).gathered, plain.rotations(rows[0], 10).gathered)
+    assert torch.equal(rotary.rotations(rows[0], 10).gathered, plain.rotations(rows[0], 10).gathered)
+    assert torch.equal(plain.rotations(rows, 10).gathered, plain.rotations(rows[0], 10).gathered)
+
+
+@pytest.mark.parametrize("sections", [[2, 4], [2, 2, 3], [7, -1, 0], "2 1 3", [2.0, 1, 3]])
+def test_sections_must_be_three_counts_of_all_pairs(sections: object) -> None:
+    with pytest.raises(StartupError, match="`mrope_section` must be three counts of 6 pairs"):
+        Rotary(Rope("default", 10000.0, 12, 64, {"mrope_section": sections}), CPU)

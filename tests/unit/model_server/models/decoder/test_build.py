@@ -17,6 +17,7 @@ from torch import Tensor
 
 from model_server.attention.reference import ReferenceBackend
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
@@ -87,7 +88,9 @@ def spec(**fields: Any) -> Spec:
 
 
 def assemble(reader: RandomReader, group: ProcessGroup, model: Spec | None = None, **options: Any) -> Decoder:
-    return build(model or reader._spec, reader, Placement(CPU, torch.float32, group), ReferenceBackend(), **options)
+    return build(
+        model or reader._spec, reader, Placement(CPU, torch.float32, Ranks.of(group)), ReferenceBackend(), **options
+    )
 
 
 @pytest.mark.parametrize(

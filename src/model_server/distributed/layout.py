@@ -1,0 +1,81 @@
+"""Where one rank stands among those that serve a model, by dimension, and the groups that it meets in each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model_server.distributed.group import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A rank's place in one dimension. 0 <= rank < size."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """World ranks count through the ranks of a stage first, then through the stages; consecutive ones fill a node.
+
+    tensor: among the ranks that divide the weights of the same layers. stage: of the pipeline, whose stages hold
+    consecutive layers. node: of the machines, each with as many ranks.
+    """
+
+    tensor: Axis = Axis()
+    stage: Axis = Axis()
+    node: Axis = Axis()
+
+    @classmethod
+    def of(cls, rank: int, world_size: int, *, num_stages: int = 1, num_nodes: int = 1) -> Layout:
+        """The place of world rank `rank`. `world_size` is a multiple of `num_stages` and of `num_nodes`."""
+        per_stage, per_node = world_size // num_stages, world_size // num_nodes
+        return cls(
+            tensor=Axis(rank % per_stage, per_stage),
+            stage=Axis(rank // per_stage, num_stages),
+            node=Axis(rank // per_node, num_nodes),
+        )
+
+    @property
+    def world(self) -> Axis:
+        """Among all ranks."""
+        return Axis(self.stage.rank * self.tensor.size + self.tensor.rank, self.stage.size * self.tensor.size)
+
+    @property
+    def local(self) -> Axis:
+        """Among the ranks of this node: which of its devices and CPUs are this rank's."""
+        per_node = self.world.size // self.node.size
+        return Axis(self.world.rank % per_node, per_node)
+
+    @property
+    def has_last_stage(self) -> bool:
+        """Whether this rank computes logits, samples and answers."""
+        return self.stage.rank == self.stage.size - 1
+
+    def layers(self, num_layers: int) -> range:
+        """The layers of this rank's stage."""
+        rank, size = self.stage.rank, self.stage.size
+        return range(rank * num_layers // size, (rank + 1) * num_layers // size)
+
+    def owns(self, request_id: int) -> bool:
+        """Whether this rank makes the text of a request and answers for it: the ranks of the last stage take turns."""
+        return self.has_last_stage and request_id % self.tensor.size == self.tensor.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The groups of one rank.
+
+    world: all ranks of the model, for agreement and for noticing that one is lost. tensor: those that divide the
+    weights of the same layers, for sums and gathers of tensors.
+    """
+
+    layout: Layout
+    world: ProcessGroup
+    tensor: ProcessGroup
+
+    @classmethod
+    def of(cls, world: ProcessGroup) -> Ranks:
+        """One stage on one node: all ranks divide the weights."""
+        return cls(Layout.of(world.rank, world.size), world, world)

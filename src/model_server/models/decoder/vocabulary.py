@@ -1,0 +1,117 @@
+"""From token ids to the decoder's first hidden states, and from its last ones to logits: read from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
+from model_server.layers.linear.linear import Linear
+from model_server.layers.norm import AddNorm
+from model_server.models.decoder.blocks import residual_norm
+from model_server.models.decoder.loader import Loader
+from model_server.models.spec import Spec
+from model_server.quantization.forms import Form, Plain
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import Range
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """From the residual stream after the last layer to logits. norm, projection: where the family has them."""
+
+    norm: AddNorm | None
+    projection: Linear | None
+    head: Head
+
+    def __call__(self, hidden: Tensor, added: Tensor | None) -> Tensor:
+        """[n, hidden], and what is still to be added to it -> [n, vocab] float32."""
+        _, hidden = residual_norm(self.norm, hidden, added)
+        if self.projection is not None:
+            hidden = self.projection(hidden)
+        return self.head(hidden)
+
+
+def load_vocabulary(
+    loader: Loader, spec: Spec, *, has_input: bool, has_output: bool
+) -> tuple[InputEmbedding | None, Output | None]:
+    """What this rank has of both. A tied head shares the embedding's memory where both hold the same rows."""
+    group, names = loader.tensor_group, spec.names
+    own, shared = (0, spec.vocab_size), vocab_range(spec.vocab_size, group)
+    sharded = group.size > 1 and spec.vocab_size % group.size == 0
+    head_rows = shared if sharded else own
+    embedding = names.embedding
+    if spec.tied_head and not loader.has(embedding + ".weight") and loader.has(names.head + ".weight"):
+        embedding = names.head  # of two names for one tensor some checkpoints kept the other
+    table = _matrix(loader, spec, embedding, shared) if has_input else None
+    start = None if table is None else _input(loader, spec, table)
+    if not has_output:
+        return start, None
+    if not spec.tied_head and loader.has(names.head + ".weight"):
+        form = _matrix(loader, spec, names.head, head_rows)
+    elif table is not None and head_rows == shared:
+        form = table
+    else:
+        form = _matrix(loader, spec, embedding, head_rows)
+    return start, _output(loader, spec, form, head_rows, sharded=sharded)
+
+
+def _matrix(loader: Loader, spec: Spec, name: str, rows: Range) -> Form:
+    width = _embedding_width(spec)
+    return loader.matrix(MatrixSlice(parts=(Part(name, (rows,), None),), columns=(0, width), num_columns=width))
+
+
+def _embedding_width(spec: Spec) -> int:
+    return spec.hidden_size if spec.embedding_size is None else spec.embedding_size
+
+
+def _input(loader: Loader, spec: Spec, rows: Form) -> InputEmbedding:
+    names = spec.names
+    start, _ = vocab_range(spec.vocab_size, loader.tensor_group)
+    embedding = Embedding(rows.dequantize(loader.reader.dtype), start, loader.tensor_group)
+    projection = multiplier = None
+    table = None
+    if names.positions is not None:
+        table = loader.whole(names.positions + ".weight")
+        if spec.max_positions is not None and len(table) < spec.max_positions + spec.position_offset:
+            raise StartupError(
+                f"weight {names.positions}.weight has {len(table)} rows; the config asks for "
+                f"{spec.max_positions + spec.position_offset}"
+            )
+    if names.embedding_projection is not None and loader.has(names.embedding_projection + ".weight"):
+        part = Part(names.embedding_projection, ((0, spec.hidden_size),), None)
+        projection = loader.column_linear([part], _embedding_width(spec))
+    if spec.embedding_multiplier != 1.0:
+        # Of the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
+        multiplier = torch.tensor(spec.embedding_multiplier, dtype=embedding.dtype, device=loader.device)
+    return InputEmbedding(
+        embedding,
+        multiplier=multiplier,
+        projection=projection,
+        position_table=table,
+        position_offset=spec.position_offset,
+        norm=None if names.embedding_norm is None else loader.norm(names.embedding_norm, spec.hidden_size),
+    )
+
+
+def _output(loader: Loader, spec: Spec, form: Form, rows: Range, *, sharded: bool) -> Output:
+    names, projection = spec.names, None
+    if spec.normalized_head:
+        form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))
+    bias = loader.rows(names.head + ".bias", [rows]) if loader.has(names.head + ".bias") else None
+    norm = None if names.norm is None else loader.norm(names.norm, spec.hidden_size)
+    if names.output_projection is not None and loader.has(names.output_projection + ".weight"):
+        part = Part(names.output_projection, ((0, _embedding_width(spec)),), None)
+        projection = loader.column_linear([part], spec.hidden_size)
+    head = Head(
+        loader.linears.make(form, bias),
+        loader.tensor_group,
+        sharded=sharded,
+        multiplier=spec.logits_multiplier,
+        softcap=spec.logits_softcap,
+    )
+    return Output(norm, projection, head)

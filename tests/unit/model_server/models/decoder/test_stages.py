@@ -1,0 +1,62 @@
+"""A decoder cut into stages: what one hands to the next is enough, to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from parity.protocol import CPU, STEPS, PagedBatch, prompts
+from support.loading import FixedAttention
+from support.tiny_models import tiny_checkpoint
+
+from model_server.attention.choice import AttentionChoice
+from model_server.attention.reference import ReferenceBackend
+from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Axis, Layout, Ranks
+from model_server.distributed.placement import Placement
+from model_server.models.load import load_runner
+from model_server.models.model import Model, describe
+from model_server.runner.runner import Runner
+from model_server.weights.checkpoint import examine
+
+# Blocks of every kind: sequential, with post norms, parallel, latent attention, experts, learned positions, tied heads.
+FAMILIES = ["llama", "gemma2", "cohere", "deepseek_v2", "mixtral", "gpt2", "granite"]
+
+
+def stage_of(model: Model, rank: int, count: int, attention: AttentionChoice) -> Runner:
+    ranks = Ranks(Layout(stage=Axis(rank, count)), ProcessGroup(), ProcessGroup())
+    return load_runner(model, Placement(CPU, torch.float32, ranks), attention)
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["reference", "best"])
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_two_stages_give_the_whole_models_logits(model_type: str, native: bool, tmp_path: Path) -> None:
+    model = describe(examine(tiny_checkpoint(model_type, tmp_path, with_tokenizer=False)))
+    attention = AttentionChoice(None, CPU) if native else FixedAttention(ReferenceBackend())
+    whole, first, second = (
+        stage_of(model, 0, 1, attention), stage_of(model, 0, 2, attention), stage_of(model, 1, 2, attention)
+    )  # fmt: skip
+    assert first.kv_shapes + second.kv_shapes == whole.kv_shapes and first.kv_shapes and second.kv_shapes
+    sequences = prompts(whole.vocab_size)
+    batches = [PagedBatch(runner, sequences, 4) for runner in (whole, first, second)]
+    for counts in STEPS:
+        rows = torch.tensor([sum(counts) - 1])
+        ours, front, back = (batch.inputs(counts, rows) for batch in batches)
+        with torch.inference_mode():
+            expected = whole.forward(ours, batches[0].cache)
+            hidden = first.forward(front, batches[1].cache)
+            logits = second.forward(dataclasses.replace(back, hidden=hidden), batches[2].cache)
+        assert hidden.shape[0] == sum(counts)
+        assert torch.equal(logits, expected)
+        for batch in batches:
+            batch.done = [done + count for done, count in zip(batch.done, counts, strict=True)]
+
+
+def test_a_stage_holds_no_more_than_its_own(tmp_path: Path) -> None:
+    model = describe(examine(tiny_checkpoint("llama", tmp_path, with_tokenizer=False)))
+    attention = FixedAttention(ReferenceBackend())
+    parts = [stage_of(model, rank, 2, attention).traits.weight_bytes for rank in range(2)]
+    whole = stage_of(model, 0, 1, attention).traits.weight_bytes
+    assert None not in parts and sum(size for size in parts if size) == whole
