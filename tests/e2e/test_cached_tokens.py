@@ -15,9 +15,10 @@ from support.tiny_models import VOCAB_SIZE, tiny_checkpoint
 
 from router.events import Finished, TokenGenerated
 from router.request import SamplingParameters, StoppingParameters, ValidRequest
-from router.scheduling import growth, request_queue
+from router.scheduling import growth
 from router.scheduling.entry import Entry
 from router.scheduling.loop import Scheduler
+from router.scheduling.queue import request_queue
 from router.shards.pool import ShardPool
 from router.shards.warm_up import WarmUpPlan
 
