@@ -11,7 +11,7 @@ from wire.v3 import generate_pb2 as pb
 
 @dataclass(frozen=True)
 class Script:
-    """How a request behaves: ends by itself after so many tokens, or fails at that token."""
+    """How a request behaves: ends by itself after `eos_after` tokens, or fails at token `error_at`."""
 
     eos_after: int | None = None
     error_at: int | None = None
@@ -77,7 +77,7 @@ class FakeRow:
 
 
 def next_chunks(rows: list[FakeRow], most: int, most_of_prompts: int) -> list[int | None]:
-    """For each row the length of its next chunk, None if its prompt is through (scheduler.md 3.9); first rows first."""
+    """For each row the length of its next chunk, None if its prompt is through; first rows first."""
     left = min(most - (len(rows) - 1), most_of_prompts)
     chunks: list[int | None] = []
     for row in rows:

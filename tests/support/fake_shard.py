@@ -6,8 +6,8 @@ order. `fake_shard_server` shows two ways to reach it.
 Prompts are words; with `chunking` the arithmetic of chunks, block growth and resumption are followed too. Every slot
 remembers its token.
 
-`ours=False` behaves like a stock TGI shard: no extensions, arrival order, one message per row, and requests that have
-ended stay in their batch until they are filtered away. Breaches of the protocol are collected in `violations`.
+`ours=False` behaves like an upstream TGI shard: no extensions, arrival order, one message per row, and requests that
+have ended stay in their batch until they are filtered away. Breaches of the protocol are collected in `violations`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class FakeShard:
         return answer
 
     def step(self, count: int = 1) -> None:
-        """Let so many more calls be executed."""
+        """Let `count` more calls be executed."""
         self.permits = (self.permits or 0) + count
         self._pump()
 
@@ -376,7 +376,7 @@ class FakeShard:
         response.batch.CopyFrom(self._cached(batch_id))
 
     def _next_chunks(self, rows: list[FakeRow], request: pb.PrefillRequest | pb.DecodeRequest) -> list[int | None]:
-        """The oldest prompt first; a stock shard's is the last."""
+        """The oldest prompt first; an upstream TGI shard's is the last."""
         most = self.max_prefill_tokens or 2**31
         if not self.ours:
             return next_chunks(rows[::-1], most, most)[::-1]

@@ -44,7 +44,7 @@ class Harness:
         return entry
 
     async def step(self, count: int = 1) -> None:
-        """Let the shards execute so many calls, one after the other, and the scheduler react to each."""
+        """Let the shards execute `count` calls, one after the other, and the scheduler react to each."""
         await settle()
         for _ in range(count):
             for shard in self.shards:

@@ -95,7 +95,7 @@ class Answers:
         if reply.batch is not None and any(
             row.error is not None and row.request_id in reply.batch.request_ids for row, _ in rows
         ):
-            batch.mark_dirty()  # only one of several ranks knew of the failure: all keep the row until they are told
+            batch.mark_dirty()  # only one of several ranks knew of the failure: all keep the row until a FilterBatch
         readers = dict(entries) if batch.growing else entries  # some may be preempted before they get their tokens
         return Delivery(call, reply, rows, readers)
 
@@ -117,7 +117,7 @@ class Answers:
         if cached is None:
             self._batches.end(batch)
         elif not batch.entries or not self._run_ahead:
-            # Our shards drop what ends by themselves; an upstream TGI shard keeps it until told.
+            # Our shards drop what ends by themselves; an upstream TGI shard keeps it until a FilterBatch.
             batch.compare_size()
 
     def _settle_failure(self, call: Call, error: ShardError) -> None:

@@ -88,7 +88,7 @@ class RunningBatch:
         self.growth = []
 
     def filter_sent(self) -> None:
-        """The shards are told which requests are still wanted."""
+        """A FilterBatch names the requests that are still wanted."""
         self.dirty = False
 
     # Members.
@@ -134,7 +134,7 @@ class RunningBatch:
             of_batch.pop(entry.request_id, None)
 
     def discard(self, entry: Entry) -> None:
-        """The router no longer wants this request: the shards must be told."""
+        """The router no longer wants this request, which the shards still have: a FilterBatch must follow."""
         self.remove(entry)
         self.growth = [g for g in self.growth if g.request_id != entry.request_id]
         self.mark_dirty()
@@ -154,7 +154,7 @@ class RunningBatch:
         return [entry for request_id, entry in self.entries.items() if request_id not in kept]
 
     def compare_size(self) -> None:
-        """Whether the shards hold rows that nobody wants follows from the size that they said."""
+        """If the shards keep more rows than are wanted, a FilterBatch must follow."""
         self.dirty = self.size != len(self.entries)
 
     def end(self, *, failed: bool = False) -> list[Entry]:

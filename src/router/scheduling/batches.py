@@ -165,7 +165,7 @@ class Batches:
         self._pipeline.abandon()
 
     def _drop(self, entry: Entry) -> None:
-        """Nobody hears of this request's end."""
+        """A request ends whose caller has left."""
         entry.drop()
         self._metrics.request_failed("dropped")
 

@@ -54,7 +54,7 @@ def first_tokens(reply: StepReply, prefilling: Mapping[int, Entry]) -> list[Entr
 
 
 def server_error(message: str) -> GenerationError:
-    """What a caller hears of a shard's failure, in TGI's words."""
+    """The error that a caller gets for a shard's failure, worded as TGI words it."""
     return GenerationError(f"Server error: {message}")
 
 

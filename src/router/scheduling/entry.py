@@ -147,7 +147,7 @@ class Entry:
         self.request_id = request_id
 
     def admit(self, allocation: Allocation, *, chunk_len: int | None = None) -> None:
-        """It gets blocks for its next Prefill. chunk_len: of how many missing tokens; None for all."""
+        """It gets blocks for its next Prefill, which computes `chunk_len` of its missing tokens; None: all."""
         self.allocation, self.chunk_len = allocation, chunk_len
 
     def started(self, at: float) -> None:
@@ -174,7 +174,7 @@ class Entry:
         self.num_preemptions += 1
 
     def drop(self) -> None:
-        """Its end is settled, and nobody hears of it."""
+        """Its end is settled and not delivered: its caller has left."""
         self.done = True
 
     @property

@@ -1,4 +1,4 @@
-"""The one task that talks to the shards: sends what may be sent, waits for the oldest answer, settles it, delivers.
+"""The one task that drives the shards: sends what may be sent, waits for the oldest answer, settles it, delivers.
 
 Request metrics counted by the scheduler: `tgi_request_failure` with err="generation" and err="dropped". `generation`
 counts the rest.
@@ -56,7 +56,8 @@ class Scheduler:
     ) -> None:
         """max_step_s: with work in flight, no answer for that long means that the shards are stuck for good.
 
-        max_request_s: a request that has not ended after that time is failed. max_unread_bytes: see `Entry`.
+        max_request_s: a request that has not ended after that time is failed. max_unread_bytes: of the tokens
+        of one request; with more, its reader is too slow and the request is ended.
         """
         self.failure: Exception | None = None
         self.allocator = _allocator(info, limits)
@@ -95,7 +96,7 @@ class Scheduler:
         """Queue a request. Never blocks.
 
         Raises `UnhealthyError` if the loop has ended or is ending, and `ValidationError` for a request that could never
-        run: it would block the queue for good. Validation refuses such requests earlier, see `can_ever_fit`.
+        run: it would block the queue for good. Validation refuses such requests earlier, by `can_ever_fit`.
         """
         if self._ended or self._draining:
             raise UnhealthyError
@@ -152,7 +153,7 @@ class Scheduler:
         return self._batches.num_running
 
     async def run(self) -> None:
-        """Serve until closed, drained or failed. Does not raise for failures: see `failure`."""
+        """Serve until closed, drained or failed. A failure is not raised but kept in `failure`."""
         self._task = asyncio.get_running_loop().create_task(self._serve())
         try:
             await self._task
@@ -171,7 +172,7 @@ class Scheduler:
             self._give_up(None)
 
     def _too_late(self, entry: Entry) -> RouterError:
-        """What a request hears whose time is over: try again if it was never begun."""
+        """The error for a request whose time is over: its client may try again if it was never begun."""
         if entry.started_at is None:
             return OverloadedError(max(1, math.ceil(self.estimated_wait_s)))
         return GenerationError(f"not finished after {self._max_request_s:g} s")
@@ -182,7 +183,7 @@ class Scheduler:
             self._wakeup.clear()
             try:
                 self._sender.send_calls()
-            finally:  # who has ended is in no batch any more: this is the last that it hears
+            finally:  # who has ended is in no batch any more: this is the last that it gets
                 if delivery is not None:
                     self._answers.deliver(delivery)
                     delivery = None

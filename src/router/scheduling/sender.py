@@ -182,7 +182,7 @@ class Sender:
 
 
 def _new_batch(found: NextBatch) -> NewBatch:
-    """What the shards are told of the requests that the queue gave out."""
+    """The requests that the queue gave out, as the shards get them."""
     requests = [_new_request(entry) for entry in found.entries]
     return NewBatch(found.batch_id, requests, found.max_tokens, found.max_blocks)
 

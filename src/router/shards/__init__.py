@@ -1,1 +1,1 @@
-"""The gRPC door of the router; the only place that knows the wire format."""
+"""The router's gRPC client; the only package of the router that knows the wire format."""

@@ -63,7 +63,7 @@ class ShardClient:
 
 
 class _Answer:
-    """Awaits a gRPC call and speaks of failure as `ShardError`. Not a coroutine, so it may be left unawaited."""
+    """Awaits a gRPC call; a failure is raised as `ShardError`. Not a coroutine, so it may be left unawaited."""
 
     __slots__ = ("_call", "_rpc")
 
@@ -77,6 +77,6 @@ class _Answer:
         except grpc.aio.AioRpcError as error:
             code = error.code()
             detail = error.details() or code.name
-            # gRPC's own words about a connection name sockets, which are no client's business.
+            # gRPC's own message about a connection names sockets, which clients must not see.
             message = _PUBLIC.get(code, detail)
             raise ShardError(message, fatal=code in _PUBLIC, detail=f"{self._rpc}: {detail}") from error

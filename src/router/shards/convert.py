@@ -106,7 +106,7 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
         add_special_tokens=request.add_special_tokens,
         parameters=_sampling_to(request.sampling, extensions),
         stopping_parameters=_stopping_to(request.stopping, extensions),
-        prefill_logprobs=request.decoder_input_details and not new.resume_ids,  # they were told before
+        prefill_logprobs=request.decoder_input_details and not new.resume_ids,  # they were delivered before
         top_n_tokens=request.top_n_tokens,
         blocks=new.blocks,
         slots=new.slots,

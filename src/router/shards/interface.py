@@ -16,7 +16,7 @@ from router.request import ValidRequest
 
 
 class ShardError(Exception):
-    """A call failed on at least one rank. `str(error)` is what the shard said, fit for a client's eyes.
+    """A call failed on at least one rank. `str(error)` is the shard's message, which clients may see.
 
     fatal: the shard cannot be reached or its state is unknown, so no further call makes sense. Otherwise the shard
     lives on without the batches that the call named. detail: what the operator should read, with addresses.
@@ -155,7 +155,7 @@ class Timings:
     forward_s: float = 0.0
     decode_s: float = 0.0
     concat_s: float | None = None
-    phases_s: tuple[float, ...] = ()  # in the order of `wire.step_phases.PHASES`; empty from a stock shard
+    phases_s: tuple[float, ...] = ()  # in the order of `wire.step_phases.PHASES`; empty from an upstream TGI shard
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ _PIXEL_TYPE = "image/jpeg;base64"
 
 @dataclass(frozen=True, kw_only=True)
 class WarmUpPlan:
-    """What the router asks for; None where the user said nothing."""
+    """What the router asks for; None: the user did not set it."""
 
     max_input_tokens: int | None
     max_prefill_tokens: int

@@ -34,7 +34,7 @@ class Admission:
         return found
 
     def chunk_tokens(self, last_end_at: float) -> int | None:
-        """What the shards are told of the prompts in the step after a step with prompts; None: nothing."""
+        """The `chunk_tokens` that a step with prompts sends for the step after it."""
         if not self._chunking or budget.backlog_tokens(self._limits) is None:
             return None
         return budget.prompts_of_a_step(self._limits, backlog=self._is_backlog(last_end_at))

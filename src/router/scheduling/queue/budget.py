@@ -1,4 +1,4 @@
-"""When a running batch yields to a Prefill, and how much that Prefill may take. Pure arithmetic."""
+"""When newcomers may join a running batch, and how much their Prefill may take. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def while_running(limits: ServingLimits, num_running: int, used_tokens: int, wai
 
 
 def backlog_tokens(limits: ServingLimits) -> int | None:
-    """How many waiting tokens of prompts are a backlog; None: all steps have one budget, whoever waits."""
+    """How many waiting tokens of prompts are a backlog; None: all steps have one budget, however many wait."""
     if limits.default_prefill_tokens == limits.max_batch_prefill_tokens:
         return None
     return BACKLOG_STEPS * limits.default_prefill_tokens

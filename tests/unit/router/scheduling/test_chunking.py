@@ -1,4 +1,4 @@
-"""Prompts in chunks, mixed with the tokens of those that run: scheduler.md 5.3 and failures of a mixed step."""
+"""Prompts in chunks, mixed with the tokens of those that run, and failures of a mixed step."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_one_decode_is_in_flight_while_a_prompt_is_computed():
         assert h.shard.num_waiting == 2
 
 
-async def test_a_newcomer_joins_behind_the_decode_in_flight_and_nothing_follows_before_its_answer():
+async def test_a_newcomer_joins_after_the_decode_in_flight_and_nothing_follows_before_its_answer():
     async with running_scheduler(shard()) as h:
         h.submit("a", 3, 20)
         await h.step(2)
@@ -221,7 +221,7 @@ async def test_newcomers_of_a_batch_that_failed_before_they_joined_are_prefilled
         a = h.submit("a", 3, 20)
         await h.step(2)
         b, c = h.submit("b", 3, 3), h.submit("c", 3, 3)
-        await h.step(1)  # a Decode of a is in flight, and behind it the Prefill of b and c
+        await h.step(1)  # a Decode of a is in flight, and after it the Prefill of b and c
         d = h.submit("d", 3, 3)
         shards.failure = lambda rpc, request: ShardFailure("boom") if rpc == "Decode" else None
         await h.step(1)
@@ -249,7 +249,7 @@ async def test_newcomers_that_joined_a_batch_which_only_the_router_knows_failed_
         a = h.submit("a", 2, 9)
         await h.step(1)
         b = h.submit("b", 2, 5)
-        await h.step(1)  # its Prefill is on its way behind the Decode of which the ranks will disagree
+        await h.step(1)  # its Prefill is on its way after the Decode of which the ranks will disagree
         await h.finish()
         assert isinstance((await collect(a))[-1], Failed)
         assert tokens_of(await collect(b)) == [f"b{i}" for i in range(1, 6)]

@@ -1,4 +1,4 @@
-"""What fails, for whom, and that nothing is left behind."""
+"""What fails, for whom, and that nothing is still held."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_f1_a_failed_prefill_hurts_only_the_newcomers(ours):
         assert h.metrics.counts["tgi_request_failure{generation}"] == 1
 
 
-async def test_f1_trace_of_a_stock_shard():
+async def test_f1_trace_of_an_upstream_shard():
     shard = FakeShard(ours=False)
     async with running_scheduler(shard, waiting_served_ratio=0.0) as h:
         shard.failure = fail_once("Prefill", after=1)
@@ -128,7 +128,7 @@ async def test_a_failed_clear_is_survived():
         assert isinstance((await collect(b))[-1], Finished)
 
 
-async def test_f4_a_stock_shard_filters_who_left():
+async def test_f4_an_upstream_shard_filters_who_left():
     async with running_scheduler(FakeShard(ours=False)) as h:
         a = h.submit("a", 3, 9)
         h.submit("b", 3, 4)
@@ -139,7 +139,7 @@ async def test_f4_a_stock_shard_filters_who_left():
         assert h.metrics.counts["tgi_request_failure{dropped}"] == 1
 
 
-async def test_f5_a_stock_shard_clears_when_nobody_is_left():
+async def test_f5_an_upstream_shard_clears_when_nobody_is_left():
     async with running_scheduler(FakeShard(ours=False)) as h:
         a = h.submit("a", 3, 9)
         await h.step(2)

@@ -117,7 +117,7 @@ async def test_a_request_beyond_the_pool_is_refused_at_once():
         assert not h.scheduler.can_ever_fit(5, 12)
 
 
-async def test_stock_shards_reserve_everything():
+async def test_upstream_shards_reserve_everything():
     async with running_scheduler(shard(ours=False), max_batch_total_tokens=64) as h:
         h.submit("a", 5, 30)
         await h.step(1)

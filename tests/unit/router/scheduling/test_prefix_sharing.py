@@ -131,9 +131,9 @@ async def test_a_preempted_request_finds_what_it_had_computed(monkeypatch):
 
 
 @pytest.mark.parametrize(("length", "expected"), [(40, 39), (39, 38)])
-async def test_stock_shards_share_only_prompts_that_nobody_cut(length, expected):
-    stock = FakeShard(ours=False, chunking=True, prefix_caching=True, max_prefill_tokens=4096)
-    async with running_scheduler(stock, **BIG) as h:
+async def test_upstream_shards_share_only_prompts_that_nobody_cut(length, expected):
+    upstream = FakeShard(ours=False, chunking=True, prefix_caching=True, max_prefill_tokens=4096)
+    async with running_scheduler(upstream, **BIG) as h:
         for name, truncate in (("a", 100), ("b", 100), ("c", length)):
             h.submit(name, length, 2, truncate=truncate)
             await h.finish()

@@ -75,7 +75,7 @@ async def test_blocks_return_when_the_decode_in_flight_is_answered():
         assert allocator.num_free == 9
 
 
-async def test_a_newcomer_is_prefilled_behind_the_decodes_in_flight():
+async def test_a_newcomer_is_prefilled_after_the_decodes_in_flight():
     async with running_scheduler(FakeShard(), waiting_served_ratio=0.0) as h:
         h.submit("a", 3, 20)
         await h.step(2)

@@ -1,4 +1,4 @@
-"""TGI's names for what a step did, and the estimate behind Retry-After."""
+"""TGI's names for what a step did, and the estimate for Retry-After."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def to_wire(extensions=frozenset(), **changes) -> pb.Request:
     return batch.requests[0]
 
 
-def test_every_stock_field_of_a_request():
+def test_every_upstream_field_of_a_request():
     message = to_wire(
         sampling=SAMPLING,
         stopping=StoppingParameters(max_new_tokens=7, stop_sequences=("x", "y"), ignore_eos_token=True),
@@ -66,7 +66,7 @@ def test_every_stock_field_of_a_request():
     assert (s.max_new_tokens, list(s.stop_sequences), s.ignore_eos_token) == (7, ["x", "y"], True)
 
 
-def test_a_stock_shard_sees_no_extension():
+def test_an_upstream_shard_sees_no_extension():
     message = to_wire(sampling=SAMPLING, stopping=StoppingParameters(max_new_tokens=7, stop_sequences=("x",)))
     assert message.parameters.ListFields()[-1][0].number < 100
     assert message.stopping_parameters.ListFields()[-1][0].number < 100
