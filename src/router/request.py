@@ -26,6 +26,7 @@ class SamplingParameters:
     top_p: float = 1.0
     typical_p: float = 1.0
     min_p: float = 0.0
+    min_tokens: int = 0
     seed: int = 0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0  # TGI's: relative to the share of the token in the history
@@ -56,6 +57,7 @@ SAMPLING_EXTENSIONS: dict[str, Extension] = {
     "presence_penalty": Extension.OPENAI_PENALTIES,
     "min_p": Extension.OPENAI_PENALTIES,
     "logit_bias": Extension.LOGIT_BIAS,
+    "min_tokens": Extension.MIN_TOKENS,
 }
 """Parameters that go to shards only if those announced the extension; all others are in TGI's protocol."""
 

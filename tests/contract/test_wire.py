@@ -165,6 +165,7 @@ OURS = {
         "absolute_frequency_penalty": (101, "float", "opt"),
         "logit_bias": (102, "LogitBias", "rep"),
         "min_p": (103, "float", "opt"),
+        "min_tokens": (104, "uint32", "opt"),
     },
     "StoppingCriteriaParameters": {"stop_anywhere": (100, "bool", "opt")},
 }

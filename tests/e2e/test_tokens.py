@@ -155,10 +155,11 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"stop": ["o"], "do_sample": True, "seed": 7, "min_p": 0.05},
     {"decoder_input_details": True},
     {"truncate": 7, "ignore_eos": True},
+    {"min_tokens": 9, "stop": ["e"]},
 )
 
 
-async def test_sixteen_kinds_in_one_batch_get_what_each_gets_alone(llama_server: RunningServer) -> None:
+async def test_all_kinds_in_one_batch_get_what_each_gets_alone(llama_server: RunningServer) -> None:
     words = ["one", "two", "three", "four", "five"]
     bodies = [
         {

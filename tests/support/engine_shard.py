@@ -215,6 +215,11 @@ def mixed_kinds(tokenizer: Tokenizer) -> list[dict[str, Any]]:
         {"sampling": SamplingParameters(do_sample=True, temperature=9.0, top_p=0.9, seed=5), "stopping": stop},
         {"prefill_logprobs": True},
         {"sampling": SamplingParameters(watermark=True)},
+        {
+            "sampling": SamplingParameters(
+                min_tokens=5, logit_bias=tuple((one, 99.0) for one in tokenizer.eos_token_ids)
+            )
+        },
     ]
 
 

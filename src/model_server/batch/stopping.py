@@ -22,8 +22,10 @@ class StoppingState:
     start of a stop string of more than 200 characters, ours grows with the longest one.
     """
 
-    def __init__(self, parameters: StoppingParameters, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, parameters: StoppingParameters, eos_token_ids: frozenset[int], min_tokens: int = 0) -> None:
+        """`min_tokens`: stop text counts only if it ends after this many tokens."""
         self.num_tokens = 0
+        self._min_tokens = min_tokens
         self._max_new_tokens = parameters.max_new_tokens
         self._eos_token_ids = frozenset() if parameters.ignore_eos_token else eos_token_ids
         self._stops = tuple(stop for stop in dict.fromkeys(parameters.stop_sequences) if stop)
@@ -63,7 +65,10 @@ class StoppingState:
         found = self._find(num_seen) if self._anywhere else self._window.endswith(self._endings)
         if len(self._window) > self._limit:
             self._window = self._window[-self._kept :]
-        return found
+        if self.num_tokens > self._min_tokens:
+            return found
+        self._rest = ""
+        return False
 
     def _find(self, num_seen: int) -> bool:
         """Look for the match that ends first; only those that end in the new text can be new."""

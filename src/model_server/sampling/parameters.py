@@ -28,6 +28,7 @@ class SamplingParameters:
     top_p: float = 1.0
     typical_p: float = 1.0
     min_p: float = 0.0
+    min_tokens: int = 0
     do_sample: bool = False
     seed: int = 0
     repetition_penalty: float = 1.0

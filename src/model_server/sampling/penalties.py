@@ -1,4 +1,4 @@
-"""Changes of logits before the temperature: watermark, penalties, logit bias.
+"""Changes of logits before the temperature: watermark, penalties, logit bias, minimum length.
 
 The tokens so far stay on the device, so that a step can be sampled before the ids of the step before it are known to
 the host. Only touched logits are read and written; rows that do not ask for a step are not touched at all.
@@ -124,6 +124,8 @@ def adjustments_of(rows: Sequence[SamplingRow], device: torch.device) -> list[Ad
     adjustments: list[Adjustment] = []
     if any(row.parameters.logit_bias for row in rows):
         adjustments.append(LogitBias(rows, device))
+    if any(row.parameters.min_tokens for row in rows):
+        adjustments.append(MinTokens(rows, device))
     return adjustments
 
 
@@ -142,6 +144,27 @@ class LogitBias:
         """In place, on float32 [num_rows, vocab]."""
         rows, columns = self._index
         logits[rows, columns] += self._bias
+
+
+class MinTokens:
+    """Keeps answers from ending before they have `min_tokens` tokens (vLLM's). A grammar's text ends where it must."""
+
+    def __init__(self, rows: Sequence[SamplingRow], device: torch.device) -> None:
+        self._rows = [(number, row) for number, row in enumerate(rows) if row.grammar is None]
+        self._device = device
+        self._barred: list[tuple[int, int]] = []
+        self._index = torch.empty(2, 0, dtype=torch.int64, device=device)
+
+    def apply(self, logits: Tensor) -> None:
+        """In place, on float32 [num_rows, vocab]."""
+        short = [(number, row) for number, row in self._rows if row.num_generated < row.parameters.min_tokens]
+        barred = [(number, token_id) for number, row in short for token_id in row.end_ids]
+        if barred != self._barred:
+            self._barred = barred
+            self._index = upload(torch.tensor(barred, dtype=torch.int64).view(-1, 2), self._device).T
+        if barred:
+            rows, columns = self._index
+            logits[rows, columns] = -torch.inf
 
 
 class Watermark:

@@ -119,6 +119,14 @@ LogitBias = Annotated[
     | None,
     Field(description="Added to the logits of tokens, by id; ids must be in the vocabulary.", examples=[{"17": -5}]),
 ]
+MinTokens = Annotated[
+    UInt32 | None,
+    Field(
+        description="Neither an end-of-sequence token nor a stop text ends the answer before it has this many tokens; "
+        "the most tokens, and a grammar whose text is complete, still do. 0 is off.",
+        examples=[5],
+    ),
+]
 IgnoreEos = Annotated[bool, Field(description="Generate on after an end-of-sequence token.", examples=[True])]
 Choices = Annotated[
     Number | None, Field(description="Number of choices; they count as so many requests. Absent: 1.", examples=[1])
@@ -139,6 +147,7 @@ class CommonParameters(Body):
     min_p: MinP = None
     repetition_penalty: RepetitionPenalty = None
     seed: Seed = None
+    min_tokens: MinTokens = None
     ignore_eos: IgnoreEos = False
 
 
@@ -153,7 +162,6 @@ UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "response_format": (({"type": "text"},), _SCHEMA),
     "functions": (([],), "use `tools`"),
     "function_call": (("none",), "use `tool_choice`"),
-    "min_tokens": ((0,), "leave it out"),
     "stop_token_ids": (([],), "use `stop`"),
     "include_stop_str_in_output": ((False,), "the native routes keep stop texts"),
     "allowed_token_ids": (([],), "use `logit_bias` or a regular expression"),

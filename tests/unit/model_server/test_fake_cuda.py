@@ -77,7 +77,7 @@ def requests(sampler: Sampler, kinds: list[dict[str, Any]], first_id: int = 0) -
             id=number, text="", truncate=0, add_special_tokens=False, sampling=sampling, stopping=stopping,
             prefill_logprobs=prefill, top_n_tokens=top, blocks=blocks, slots=slots, cache_len=0, chunk_len=None,
         )  # fmt: skip
-        row = sampler.new_row(sampling, prompt, 100, top)
+        row = sampler.new_row(sampling, prompt, 100, top, end_ids=frozenset({2}))
         stop = StoppingState(stopping, frozenset())
         made.append(
             Sequence(request, prompt, row=row, stopping=stop, detokenizer=None, owned=True, prefill_logprobs=prefill)
@@ -91,7 +91,7 @@ KINDS: list[dict[str, Any]] = [
     {"do_sample": True, "top_k": 7, "seed": 1},
     {"do_sample": True, "top_p": 0.5, "seed": 1},
     {"do_sample": True, "typical_p": 0.5, "top_n_tokens": 2, "seed": 1},
-    {"repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "min_tokens": 2},
     {"presence_penalty": 0.3, "logit_bias": ((3, 1.0), (4, -1.0)), "top_n_tokens": 3},
     {"prefill_logprobs": True},
 ]

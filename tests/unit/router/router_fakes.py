@@ -60,7 +60,13 @@ INFO = ShardInfo(
     block_size=16,
     pipeline_depth=2,
     extensions=frozenset(
-        {Extension.RUN_AHEAD, Extension.STOP_ANYWHERE, Extension.OPENAI_PENALTIES, Extension.LOGIT_BIAS}
+        {
+            Extension.RUN_AHEAD,
+            Extension.STOP_ANYWHERE,
+            Extension.OPENAI_PENALTIES,
+            Extension.LOGIT_BIAS,
+            Extension.MIN_TOKENS,
+        }
     ),
 )
 CHAT_TEMPLATE = (

@@ -106,3 +106,19 @@ def test_anywhere_does_not_cut_what_the_final_text_does_not_show() -> None:
     assert state.check(1, "text") is None
     assert state.check(5, "<|end|>") is STOP
     assert state.cut("text") == "text"
+
+
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_stop_text_before_the_least_length_does_not_count(anywhere: bool) -> None:
+    parameters = StoppingParameters(max_new_tokens=9, stop_sequences=("ab",), stop_anywhere=anywhere)
+    state = StoppingState(parameters, EOS, min_tokens=3)
+    texts = ["ab", "xab", "a", "b"]
+    assert [state.check(1, text) for text in texts] == [None, None, None, STOP]
+    assert state.cut("abxabab") == "abxabab"
+
+
+def test_what_followed_stop_text_that_did_not_count_is_not_cut() -> None:
+    parameters = StoppingParameters(max_new_tokens=2, stop_sequences=("ab",), stop_anywhere=True)
+    state = StoppingState(parameters, EOS, min_tokens=2)
+    assert [state.check(1, text) for text in ("x", "abc")] == [None, LENGTH]
+    assert state.cut("xabc") == "xabc"

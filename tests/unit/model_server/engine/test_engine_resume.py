@@ -18,6 +18,7 @@ from model_server.text.tokenizer import Tokenizer
 NEW_TOKENS = 9
 KINDS = [
     "greedy", "seeded", "TGI's penalties", "OpenAI's penalties", "grammar", "stop text", "watermark",
+    "minimum length",
 ]  # fmt: skip
 
 

@@ -171,7 +171,8 @@ async def test_a_failure_inside_of_a_stream(make_router: MakeRouter) -> None:
 
 async def test_openai_parameters_reach_the_scheduler(router: Router) -> None:
     asked = body(
-        temperature=0.7, top_p=1, top_k=5, typical_p=0.5, min_p=0.1, frequency_penalty=0.5, presence_penalty=-0.5,
+        temperature=0.7, top_p=1, top_k=5, typical_p=0.5, min_p=0.1, min_tokens=2, frequency_penalty=0.5,
+        presence_penalty=-0.5,
         repetition_penalty=1.1, logit_bias={"5": -100, "6": 2.5}, seed=4, stop="x", max_tokens=3,
         max_completion_tokens=7, ignore_eos=True, user="me", store=False, metadata={}, parallel_tool_calls=True,
     )  # fmt: skip
@@ -179,7 +180,12 @@ async def test_openai_parameters_reach_the_scheduler(router: Router) -> None:
     request = router.scheduler.last
     sampling = request.sampling
     assert sampling.do_sample and sampling.temperature == 0.7 and sampling.top_p == 1.0 and sampling.top_k == 5
-    assert sampling.typical_p == 0.5 and sampling.min_p == 0.1 and sampling.repetition_penalty == 1.1
+    assert (
+        sampling.typical_p == 0.5
+        and sampling.min_p == 0.1
+        and sampling.min_tokens == 2
+        and sampling.repetition_penalty == 1.1
+    )
     assert sampling.absolute_frequency_penalty == 0.5 and sampling.frequency_penalty == 0
     assert sampling.presence_penalty == -0.5 and sampling.logit_bias == ((5, -100.0), (6, 2.5))
     assert request.stopping.max_new_tokens == 7 and request.stopping.ignore_eos_token
@@ -209,10 +215,10 @@ async def test_a_stock_shard_gets_tgis_frequency_penalty_and_no_other_extension(
     await router.post(PATH, body(frequency_penalty=0.5))
     assert router.scheduler.last.sampling.frequency_penalty == 0.5
     assert not router.scheduler.last.stopping.stop_anywhere
-    for fields in ({"presence_penalty": 0.5}, {"min_p": 0.1}, {"logit_bias": {"1": 1}}):
+    for fields in ({"presence_penalty": 0.5}, {"min_p": 0.1}, {"logit_bias": {"1": 1}}, {"min_tokens": 1}):
         answer = await router.post(PATH, body(**fields))
         assert answer.status_code == 422 and f"`{next(iter(fields))}`" in answer.json()["error"]
-    neutral = body(presence_penalty=0, min_p=0, logit_bias={}, frequency_penalty=0)
+    neutral = body(presence_penalty=0, min_p=0, min_tokens=0, logit_bias={}, frequency_penalty=0)
     assert (await router.post(PATH, neutral)).status_code == 200
 
 

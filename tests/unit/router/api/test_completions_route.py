@@ -284,7 +284,8 @@ async def test_best_of_answers_with_the_likeliest(make_router: MakeRouter) -> No
 
 async def test_parameters_reach_the_scheduler(router: Router) -> None:
     asked = body(
-        temperature=0.7, top_p=1, top_k=5, typical_p=0.5, min_p=0.1, frequency_penalty=0.5, presence_penalty=-0.5,
+        temperature=0.7, top_p=1, top_k=5, typical_p=0.5, min_p=0.1, min_tokens=2, frequency_penalty=0.5,
+        presence_penalty=-0.5,
         repetition_penalty=1.1, logit_bias={"5": -100, "6": 2.5}, seed=4, stop="x", max_tokens=3, ignore_eos=True,
         user="me",
     )  # fmt: skip
@@ -292,7 +293,12 @@ async def test_parameters_reach_the_scheduler(router: Router) -> None:
     request = router.scheduler.last
     sampling = request.sampling
     assert sampling.do_sample and sampling.temperature == 0.7 and sampling.top_p == 1.0 and sampling.top_k == 5
-    assert sampling.typical_p == 0.5 and sampling.min_p == 0.1 and sampling.repetition_penalty == 1.1
+    assert (
+        sampling.typical_p == 0.5
+        and sampling.min_p == 0.1
+        and sampling.min_tokens == 2
+        and sampling.repetition_penalty == 1.1
+    )
     assert sampling.absolute_frequency_penalty == 0.5 and sampling.frequency_penalty == 0 and sampling.seed == 4
     assert sampling.presence_penalty == -0.5 and sampling.logit_bias == ((5, -100.0), (6, 2.5))
     assert request.stopping.max_new_tokens == 3 and request.stopping.ignore_eos_token
@@ -367,12 +373,12 @@ async def test_a_million_ids_are_refused_in_time(make_router: MakeRouter) -> Non
 
 async def test_a_stock_shard_refuses_what_it_cannot_do(make_router: MakeRouter) -> None:
     router = make_router(info=replace(INFO, extensions=frozenset()))
-    for fields in ({"presence_penalty": 0.5}, {"min_p": 0.1}, {"logit_bias": {"1": 1}}):
+    for fields in ({"presence_penalty": 0.5}, {"min_p": 0.1}, {"logit_bias": {"1": 1}}, {"min_tokens": 1}):
         answer = await router.post(PATH, body(**fields))
         assert answer.status_code == 422 and f"`{next(iter(fields))}`" in answer.json()["error"]
     neutral = body(
         presence_penalty=0, frequency_penalty=0, top_p=1, n=1, logprobs=None, seed=None, suffix=None, best_of=None,
-        stop=None, stream_options=None, echo=None, logit_bias={}, temperature=0.7,
+        stop=None, stream_options=None, echo=None, logit_bias={}, min_tokens=0, temperature=0.7,
     )  # fmt: skip
     assert (await router.post(PATH, neutral)).status_code == 200
 

@@ -183,14 +183,19 @@ async def test_what_the_scheduler_gets(router: Router) -> None:
     parameters = {
         "temperature": 0.5, "top_k": 7, "top_p": 0.9, "typical_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.2,
         "frequency_penalty": -0.5, "seed": 2**64 - 1, "stop": ["a", "", "b"], "max_new_tokens": 9, "ignore_eos": True,
-        "watermark": True,
+        "watermark": True, "min_tokens": 4,
     }  # fmt: skip
     await router.post("/generate", {"inputs": "Hi", "parameters": parameters})
     request = router.scheduler.last
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.typical_p) == (0.5, 7, 0.9, 0.8)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.frequency_penalty) == (0.05, 1.2, -0.5)
-    assert sampling.watermark and sampling.seed == 2**64 - 1 and sampling.absolute_frequency_penalty == 0
+    assert (
+        sampling.min_tokens == 4
+        and sampling.watermark
+        and sampling.seed == 2**64 - 1
+        and sampling.absolute_frequency_penalty == 0
+    )
     assert request.stopping.stop_sequences == ("a", "b")
     assert request.stopping.max_new_tokens == 9
     assert request.stopping.ignore_eos_token and request.stopping.stop_anywhere

@@ -45,6 +45,7 @@ def sampling(source: random.Random) -> dict[str, Any]:
         "presence_penalty": PENALTY,
         "top_k": [1, 2**31 - 1],
         "seed": [0, 2**63, 2**64 - 1],
+        "min_tokens": [0, 1, 2**32 - 1],
         "ignore_eos": [True],
         "stop": [[source.choice(TEXTS) for _ in range(source.randrange(4))]],
     }
