@@ -23,8 +23,8 @@ from model_server.memory.kv_cache import KvCache
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
+from model_server.models.decoder.spec import Spec
 from model_server.models.families import spec_of
-from model_server.models.spec import Spec
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.graph_capture import CudaRecorder
 from model_server.runner.runner import ModelInputs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from model_server.models.decoder.moe import Moe
-from model_server.models.spec import Spec
+from model_server.models.decoder.spec import Spec
 
 # Rows of the largest batch that the throughput roofline assumes.
 MOST_ROWS = 512

@@ -17,9 +17,9 @@ from benchmarks.gpu.subjects.shapes import Shape, by_size
 from benchmarks.gpu.subjects.synthetic import engine_tokenizer, make_decoder
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
+from model_server.models.decoder.spec import Spec
 from model_server.models.load import load_runner
 from model_server.models.model import describe
-from model_server.models.spec import Spec
 from model_server.runner.runner import Runner
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Spec
 from model_server.models.families import spec_of
-from model_server.models.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

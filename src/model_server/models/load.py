@@ -16,8 +16,8 @@ from model_server.distributed.placement import Placement
 from model_server.models.decoder.attention_layers import attention_layers
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
+from model_server.models.decoder.spec import Spec
 from model_server.models.model import Model
-from model_server.models.spec import Spec
 from model_server.runner.runner import Runner
 from model_server.weights.reader import SafetensorsReader
 

@@ -6,8 +6,8 @@ import dataclasses
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Spec
 from model_server.models.families import UnknownFamilyError, spec_of
-from model_server.models.spec import Spec
 from model_server.quantization.scheme import check_served, quantization_of
 from model_server.weights.checkpoint import Checkpoint
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from model_server.attention.backend import Alibi, AttentionLayer
-from model_server.models.spec import Spec
+from model_server.models.decoder.spec import Spec
 
 
 def attention_layers(spec: Spec) -> tuple[AttentionLayer, ...]:

@@ -16,8 +16,8 @@ from model_server.models.decoder.cpp_stack import cpp_stack
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
+from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import load_vocabulary
-from model_server.models.spec import Spec
 from model_server.weights.reader import WeightReader
 
 

@@ -22,7 +22,7 @@ from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.attention_layers import attention_layer
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
-from model_server.models.spec import Spec
+from model_server.models.decoder.spec import Spec
 from model_server.weights.matrix import HeadOrder, MatrixSlice, Part
 from model_server.weights.reader import Range
 

@@ -10,7 +10,7 @@ from model_server.layers.activation import Activation, activation
 from model_server.layers.linear.linear import Linear
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
-from model_server.models.spec import Spec
+from model_server.models.decoder.spec import Spec
 from model_server.weights.matrix import Part
 
 

@@ -19,7 +19,7 @@ from model_server.layers.routing import Router, Routing
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.parts import Mlp, Step
-from model_server.models.spec import Spec
+from model_server.models.decoder.spec import Spec
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range
 

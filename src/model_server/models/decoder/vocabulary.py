@@ -14,7 +14,7 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import AddNorm
 from model_server.models.decoder.blocks import residual_norm
 from model_server.models.decoder.loader import Loader
-from model_server.models.spec import Spec
+from model_server.models.decoder.spec import Spec
 from model_server.quantization.forms import Form, Plain
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range

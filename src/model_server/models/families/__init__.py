@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, llama4, moe
-from model_server.models.spec import Spec
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "RefinedWeb": alibi.falcon,

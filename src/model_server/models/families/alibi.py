@@ -8,8 +8,8 @@ from typing import Any
 from model_server.errors import StartupError
 from model_server.layers.alibi import bloom_slopes, mpt_slopes
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base
-from model_server.models.spec import Names, Spec
 
 BLOOM = Names(
     base="transformer.",

@@ -8,7 +8,7 @@ from typing import Any
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.spec import Spec
+from model_server.models.decoder.spec import Spec
 
 
 def base(

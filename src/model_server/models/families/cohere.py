@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, layer_kinds, windows_of
-from model_server.models.spec import Names, Spec
 
 
 def cohere(config: ModelConfig) -> Spec:

@@ -11,9 +11,9 @@ from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.mla import Mla
 from model_server.models.decoder.moe import Moe, SeparateExperts
+from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import base
 from model_server.models.families.moe import top_k
-from model_server.models.spec import Spec
 
 
 def deepseek_v2(config: ModelConfig) -> Spec:

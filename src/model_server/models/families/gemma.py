@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, layer_kinds, rotary_dim, windows_of
-from model_server.models.spec import Names, Spec
 
 SANDWICH = Names(
     attention_post_norm="post_attention_layernorm",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, one_window
-from model_server.models.spec import Names, Spec
 
 # GPT-2's words for what others call otherwise.
 GPT2_FIELDS: dict[str, str | tuple[str, ...]] = {

@@ -8,8 +8,8 @@ from typing import Any
 from model_server.errors import StartupError
 from model_server.layers.alibi import bloom_slopes
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, layer_kinds, one_window, windows_of
-from model_server.models.spec import Names, Spec
 
 # What tells Baichuan 2, whose head is normalised, from Baichuan 1: its config has no other mark.
 BAICHUAN2_VOCAB = 125696

@@ -13,9 +13,9 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.attention import Attention, load_attention
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.moe import Moe, StackedExperts
+from model_server.models.decoder.spec import Names, Spec
 from model_server.models.families.base import base, layer_kinds
 from model_server.models.families.moe import indices, top_k
-from model_server.models.spec import Names, Spec
 
 NAMES = Names(up=("feed_forward.gate_proj", "feed_forward.up_proj"), down="feed_forward.down_proj")
 

@@ -14,7 +14,7 @@ from support.tiny_models import tiny_checkpoint
 from model_server.models import families
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.decoder import Decoder
-from model_server.models.spec import Spec
+from model_server.models.decoder.spec import Spec
 
 # An audit hook stays for the life of the process: this one notes what is opened below a folder, while there is one.
 _watched: dict[Path, Counter[str]] = {}

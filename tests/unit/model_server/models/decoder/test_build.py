@@ -24,8 +24,8 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.attention import head_ranges
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
+from model_server.models.decoder.spec import Spec
 from model_server.models.families import spec_of
-from model_server.models.spec import Spec
 from model_server.weights.reader import Range
 
 CPU = torch.device("cpu")

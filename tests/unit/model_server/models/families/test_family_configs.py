@@ -10,8 +10,8 @@ import pytest
 
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Spec
 from model_server.models.families import FAMILIES, UnknownFamilyError, spec_of
-from model_server.models.spec import Spec
 
 # transformers has no config class for these.
 OWN = ("RefinedWeb", "RefinedWebModel", "baichuan")

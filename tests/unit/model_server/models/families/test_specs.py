@@ -13,9 +13,9 @@ import torch
 from model_server.errors import StartupError
 from model_server.layers.rotary import inverse_frequencies
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Spec
 from model_server.models.families import FAMILIES, spec_of
 from model_server.models.model import with_linear_rope
-from model_server.models.spec import Spec
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

@@ -24,8 +24,8 @@ from model_server.models.decoder.build import build
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.parts import Step
+from model_server.models.decoder.spec import Spec
 from model_server.models.families import spec_of
-from model_server.models.spec import Spec
 from model_server.weights.matrix import Part
 
 CPU = torch.device("cpu")
