@@ -122,14 +122,14 @@ def variants() -> list[Variant]:
     """Hidden sizes of real models, heads of queries and keys, latents; a layer norm."""
     return [
         _variant("hidden 2048", "bf16", 2048),
-        _variant("hidden 4096 behind a sum", "bf16", 4096, add=True),
-        _variant("hidden 8192 behind a sum", "bf16", 8192, add=True),
-        _variant("hidden 16384 behind a sum", "fp16", 16384, add=True),
-        _variant("hidden 4096 behind a sum", "fp32", 4096, add=True),
+        _variant("hidden 4096 after a sum", "bf16", 4096, add=True),
+        _variant("hidden 8192 after a sum", "bf16", 8192, add=True),
+        _variant("hidden 16384 after a sum", "fp16", 16384, add=True),
+        _variant("hidden 4096 after a sum", "fp32", 4096, add=True),
         _variant("40 heads of 128", "bf16", 128, heads=40),
         _variant("10 heads of 80, a weight for each", "bf16", 80, heads=10, per_head=True),
         _variant("latent of 1536", "bf16", 1536),
-        _variant("layer norm of 4544 behind a sum", "bf16", 4544, add=True, center=True),
+        _variant("layer norm of 4544 after a sum", "bf16", 4544, add=True, center=True),
         _variant("layer norm of 80 per head", "fp16", 80, heads=10, per_head=True, center=True),
     ]
 

@@ -41,7 +41,7 @@ def rotate_write(
     capability 8.9 have no such rounding: Triton refuses to compile it there.
     slots: [n] int64, each once (or of a row that nobody reads).
     table: [num_positions, rotary_dim] float32, contiguous, cos and sin of every pair in turn; positions: [n] int64.
-    Without them nothing rotates; numbers of a head behind rotary_dim never do.
+    Without them nothing rotates; numbers of a head after rotary_dim never do.
     weight: float32 of an RMS norm of every query and key head before the rotation, [head_dim], or
     [num_heads + num_kv_heads, head_dim]; contiguous. None: no norm.
     Raises ValueError for other shapes or types.

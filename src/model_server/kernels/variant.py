@@ -1,4 +1,4 @@
-"""What a kernel is compiled for when no device is there: the forms that real models ask for."""
+"""What a kernel is compiled for when no device is there: the shapes of real models."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def decode_tiles(widths: Widths, group: int, cache_itemsize: int, memory: int) -
 def plan_rows(
     config: DecodeConfig, layer: AttentionLayer, kv_lengths: Tensor, cu_seqlens_q: Tensor, num_rows: int
 ) -> DecodePlan:
-    """The plan of a step for all layers of this config and reach. See `plan_decode`."""
+    """The plan of a step for all layers of this config and reach."""
     return plan_decode(
         kv_lengths,
         cu_seqlens_q,

@@ -72,7 +72,7 @@ def load_tile(rows, columns, present, DIM: tl.constexpr, TILE: tl.constexpr, MAS
 
 @triton.jit
 def first_seen(position, reach, REACH: tl.constexpr):
-    """The first key that a query at `position` sees (int32, any shape). See `AttentionLayer`.
+    """The first key that a query at `position` sees (int32, any shape).
 
     REACH is 0 for all, 1 for a window of `reach` keys, 2 for chunks of `reach` keys.
     """
@@ -327,7 +327,7 @@ def example_variants(
     """Variants of an attention kernel for all examples; several where the capabilities' shared memory wants that.
 
     types: of the arguments that are the same in all; strides: integers that are multiples of 16. constants: of an
-    example under so many bytes of shared memory.
+    example within a number of bytes of shared memory.
     """
     found = []
     for example in examples():

@@ -79,12 +79,12 @@ def _block(loader: Loader, spec: Spec, index: int) -> Block:
         return None if name is None else loader.norm(prefix + name, spec.hidden_size)
 
     attention_norm, attention_post_norm = norm(names.attention_norm), norm(names.attention_post_norm)
-    plan = spec.mlps[index] if spec.mlps else None
+    mlp_spec = spec.mlps[index] if spec.mlps else None
     attention = (
         load_attention(loader, spec, index) if spec.attention is None else spec.attention.load(loader, spec, index)
     )
     mlp_norm, mlp_post_norm = norm(names.mlp_norm), norm(names.mlp_post_norm)
-    mlp = load_mlp(loader, spec, index) if plan is None else plan.load(loader, spec, index)
+    mlp = load_mlp(loader, spec, index) if mlp_spec is None else mlp_spec.load(loader, spec, index)
     reduce = loader.tensor_group.all_reduce
     multiplier = spec.residual_multiplier
     if spec.block == "sequential":

@@ -1,6 +1,6 @@
 """All blocks of a decoder in one call of a C++ operator, where every one of them is of Llama's kind.
 
-What that means is said in `cpp_stack`; whatever else a model has, it goes block by block as on any device. Both ways
+`cpp_stack` says which blocks these are; all others run one by one as on any device. Both ways
 use the same packed matrices and the same norms, so that nothing is kept twice.
 """
 

@@ -32,7 +32,7 @@ _LATENT_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Sizes of latent attention, an `AttentionPlan`. query_rank: of the query's own latent; None: it has none.
+    """Sizes of latent attention, an `AttentionSpec`. query_rank: of the query's own latent; None: it has none.
 
     The rotation and its storage order are those of Spec, as is the scale.
     """

@@ -33,7 +33,7 @@ class ExpertStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moe:
-    """The experts of a layer, an `MlpPlan`. Names are relative to the layer.
+    """The experts of a layer, an `MlpSpec`. Names are relative to the layer.
 
     Gated MLPs of `intermediate_size`; `swiglu`: alpha and limit of GPT-OSS's activation, None: the model's.
     shared: an MLP that reads every token, of `shared_size`, weighted by the sigmoid of `shared_gate` where that is

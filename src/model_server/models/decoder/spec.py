@@ -1,7 +1,8 @@
 """What a decoder is made of, as data. A family is a function from its config to a Spec; one decoder interprets it.
 
 What the checkpoint itself tells is not repeated here: a bias, a norm of q and k or an own head is there if its tensor
-is. A family whose attention or MLP is of another kind altogether (latent attention, experts) gives plans to load them.
+is. A family whose attention or MLP is of another kind altogether (latent attention, experts) gives
+a description of its own that loads it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Names:
     head: str = "lm_head"
 
 
-class AttentionPlan(Protocol):
+class AttentionSpec(Protocol):
     """An attention of another kind than the fields of Spec describe."""
 
     def load(self, loader: Loader, spec: Spec, index: int) -> AttentionPart:
@@ -53,7 +54,7 @@ class AttentionPlan(Protocol):
         """What attention reads of the cache, over all ranks: number of KV heads, width of a key, width of a value."""
 
 
-class MlpPlan(Protocol):
+class MlpSpec(Protocol):
     """An MLP of another kind than the fields of Spec describe."""
 
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
@@ -109,8 +110,8 @@ class Spec:
     chunks: tuple[int | None, ...] = ()  # per layer: see `AttentionLayer`; empty: none
     alibi: tuple[float, ...] | None = None  # slope of every query head
     alibi_bfloat16_scale: float | None = None  # see `attention.backend.Alibi`
-    attention: AttentionPlan | None = None  # instead of the fields since num_heads
+    attention: AttentionSpec | None = None  # instead of the fields since num_heads
 
     activation: str
     gated: bool = True
-    mlps: tuple[MlpPlan | None, ...] = ()  # per layer; None, and everywhere if empty: the MLP of the fields above
+    mlps: tuple[MlpSpec | None, ...] = ()  # per layer; None, and everywhere if empty: the MLP of the fields above

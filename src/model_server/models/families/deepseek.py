@@ -33,8 +33,8 @@ def deepseek_v2(config: ModelConfig) -> Spec:
         scaling=config.number("routed_scaling_factor", 1.0),
         wide=True,
     )
-    plan = _experts(config, routing, size=1407, shared=2)
-    return _deepseek(config, plan, default_positions=2048, first_dense=0, adjacent=True)
+    mixture = _experts(config, routing, size=1407, shared=2)
+    return _deepseek(config, mixture, default_positions=2048, first_dense=0, adjacent=True)
 
 
 def deepseek_v3(config: ModelConfig) -> Spec:
@@ -53,9 +53,9 @@ def deepseek_v3(config: ModelConfig) -> Spec:
         scaling=config.number("routed_scaling_factor", 2.5),
         wide=True,
     )
-    plan = replace(_experts(config, routing, size=2048, shared=1), correction="mlp.gate.e_score_correction_bias")
+    mixture = replace(_experts(config, routing, size=2048, shared=1), correction="mlp.gate.e_score_correction_bias")
     adjacent = config.flag("rope_interleave", True)
-    return _deepseek(config, plan, default_positions=4096, first_dense=3, adjacent=adjacent)
+    return _deepseek(config, mixture, default_positions=4096, first_dense=3, adjacent=adjacent)
 
 
 def _expect(config: ModelConfig, name: str, served: object) -> None:
@@ -90,7 +90,7 @@ def _experts(config: ModelConfig, routing: Routing, *, size: int, shared: int) -
 
 def _deepseek(
     config: ModelConfig,
-    plan: Moe,
+    mixture: Moe,
     *,
     default_positions: int,
     first_dense: int,
@@ -118,7 +118,7 @@ def _deepseek(
         rope_pairs_adjacent=adjacent,
         scale=_scale(rope, mla.plain_dim + mla.rotated_dim),
         attention=mla,
-        mlps=tuple(None if i < dense else plan for i in range(num_layers)),
+        mlps=tuple(None if i < dense else mixture for i in range(num_layers)),
     )
 
 

@@ -22,7 +22,7 @@ NAMES = Names(up=("feed_forward.gate_proj", "feed_forward.up_proj"), down="feed_
 
 @dataclass(frozen=True, slots=True)
 class Llama4Attention:
-    """Grouped-query attention, an `AttentionPlan`.
+    """Grouped-query attention, an `AttentionSpec`.
 
     qk_norm: on layers that rotate, q and k have the mean square 1. temperature: on the queries of those that do not.
     """
@@ -92,7 +92,7 @@ def _rotates(config: ModelConfig, num_layers: int) -> list[bool]:
 def _layers(config: ModelConfig, num_layers: int) -> tuple[Moe | None, ...]:
     num_experts = config.count("num_local_experts", 16)
     size = config.count("intermediate_size")
-    plan = Moe(
+    mixture = Moe(
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 1), score="sigmoid", on_input=True),
         intermediate_size=size,
         router="feed_forward.router",
@@ -104,4 +104,4 @@ def _layers(config: ModelConfig, num_layers: int) -> tuple[Moe | None, ...]:
     sparse = indices(config, "moe_layers")
     if sparse is None:
         sparse = tuple(range(step - 1, num_layers, step))
-    return tuple(plan if i in sparse else None for i in range(num_layers))
+    return tuple(mixture if i in sparse else None for i in range(num_layers))

@@ -48,13 +48,13 @@ GPT_OSS_ROPE = {
 def mixtral(config: ModelConfig) -> Spec:
     """Mistral with the best two of eight experts, their weights made to sum to 1."""
     num_experts = config.count("num_local_experts", 8)
-    plan = Moe(
+    mixture = Moe(
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 2), norm=1.0),
         intermediate_size=config.count("intermediate_size"),
         router=ROUTER,
         store=EXPERTS,
     )
-    return _everywhere(plan, _mixtral_base(config))
+    return _everywhere(mixture, _mixtral_base(config))
 
 
 def phimoe(config: ModelConfig) -> Spec:
@@ -63,13 +63,13 @@ def phimoe(config: ModelConfig) -> Spec:
     jitter = 0.0 if config.get("router_jitter_noise") == 0 else config.number("router_jitter_noise", 0.01)
     if top_k(config, num_experts, 2) != 2:
         raise StartupError("config.json: `num_experts_per_tok` must be 2 for phimoe")
-    plan = Moe(
+    mixture = Moe(
         routing=Routing(num_experts=num_experts, top_k=2, score="sparse_mixer", jitter=jitter),
         intermediate_size=config.count("intermediate_size"),
         router=ROUTER,
         store=EXPERTS,
     )
-    return _everywhere(plan, _mixtral_base(config, norm="layer"))
+    return _everywhere(mixture, _mixtral_base(config, norm="layer"))
 
 
 def _mixtral_base(config: ModelConfig, **differences: Any) -> Spec:
@@ -88,7 +88,7 @@ def _mixtral_base(config: ModelConfig, **differences: Any) -> Spec:
 def granitemoe(config: ModelConfig) -> Spec:
     """Granite with experts in stacked matrices, their weights made to sum to 1."""
     num_experts = config.count("num_local_experts", 8)
-    plan = Moe(
+    mixture = Moe(
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 2), norm=1.0),
         intermediate_size=config.count("intermediate_size"),
         router="block_sparse_moe.router.layer",
@@ -96,7 +96,7 @@ def granitemoe(config: ModelConfig) -> Spec:
             "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight", rows_first=True
         ),
     )
-    return _everywhere(plan, granite(config))
+    return _everywhere(mixture, granite(config))
 
 
 def qwen2_moe(config: ModelConfig) -> Spec:
@@ -107,14 +107,14 @@ def qwen2_moe(config: ModelConfig) -> Spec:
         last = 0 if config.get("max_window_layers") == 0 else config.count("max_window_layers", 28)
         kinds = ["sliding_attention" if i % 2 == 0 and i < last else "full_attention" for i in range(num_layers)]
         windows = windows_of(layer_kinds(config, kinds), config.count("sliding_window", 4096))
-    plan = replace(
-        _qwen_plan(config, experts=60, chosen=4, size=1408),
+    mixture = replace(
+        _qwen_mixture(config, experts=60, chosen=4, size=1408),
         shared="mlp.shared_expert",
         shared_size=config.count("shared_expert_intermediate_size", 5632),
         shared_gate="mlp.shared_expert_gate",
     )
     plain = base(config, default_kv_heads=16, default_positions=32768, windows=windows)
-    return replace(plain, mlps=_qwen_layers(config, plan))
+    return replace(plain, mlps=_qwen_layers(config, mixture))
 
 
 def qwen3_moe(config: ModelConfig) -> Spec:
@@ -127,10 +127,10 @@ def qwen3_moe(config: ModelConfig) -> Spec:
         windows=windows or (None,) * config.count("num_hidden_layers"),
     )
     config = config.renamed({"num_experts": ("num_experts", "num_local_experts")})
-    return replace(plain, mlps=_qwen_layers(config, _qwen_plan(config, experts=128, chosen=8, size=768)))
+    return replace(plain, mlps=_qwen_layers(config, _qwen_mixture(config, experts=128, chosen=8, size=768)))
 
 
-def _qwen_plan(config: ModelConfig, *, experts: int, chosen: int, size: int) -> Moe:
+def _qwen_mixture(config: ModelConfig, *, experts: int, chosen: int, size: int) -> Moe:
     """The numbers are those of a silent file."""
     num_experts = config.count("num_experts", experts)
     norm = 1.0 if config.flag("norm_topk_prob", False) else None
@@ -142,12 +142,12 @@ def _qwen_plan(config: ModelConfig, *, experts: int, chosen: int, size: int) -> 
     )
 
 
-def _qwen_layers(config: ModelConfig, plan: Moe) -> tuple[Moe | None, ...]:
+def _qwen_layers(config: ModelConfig, mixture: Moe) -> tuple[Moe | None, ...]:
     """Every `decoder_sparse_step`-th layer has experts, unless `mlp_only_layers` names it."""
     step = config.count("decoder_sparse_step", 1)
     dense = indices(config, "mlp_only_layers") or ()
     return tuple(
-        plan if (i + 1) % step == 0 and i not in dense else None for i in range(config.count("num_hidden_layers"))
+        mixture if (i + 1) % step == 0 and i not in dense else None for i in range(config.count("num_hidden_layers"))
     )
 
 
@@ -158,7 +158,7 @@ def dbrx(config: ModelConfig) -> Spec:
     num_experts = ffn.count("moe_num_experts", 4)
     act = ffn.get("ffn_act_fn")
     size = ffn.count("ffn_hidden_size", 3584)
-    plan = Moe(
+    mixture = Moe(
         routing=Routing(
             num_experts=num_experts,
             top_k=top_k(ffn.renamed({"num_experts_per_tok": "moe_top_k"}), num_experts, 1),
@@ -181,14 +181,14 @@ def dbrx(config: ModelConfig) -> Spec:
         intermediate_size=size,
         qkv_clip=attention.optional_number("clip_qkv"),
     )
-    return _everywhere(plan, plain)
+    return _everywhere(mixture, plain)
 
 
 def gpt_oss(config: ModelConfig) -> Spec:
     """Sinks, windows on every second layer, biases everywhere, a bounded activation."""
     num_layers = config.count("num_hidden_layers")
     num_experts = config.renamed({"num_local_experts": "num_experts"}).count("num_local_experts", 128)
-    plan = Moe(
+    mixture = Moe(
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 4), norm=1.0),
         intermediate_size=config.count("intermediate_size"),
         router="mlp.router",
@@ -209,11 +209,11 @@ def gpt_oss(config: ModelConfig) -> Spec:
         names=Names(sinks="self_attn.sinks"),
         windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
     )
-    return _everywhere(plan, plain)
+    return _everywhere(mixture, plain)
 
 
-def _everywhere(plan: Moe, plain: Spec) -> Spec:
-    return replace(plain, mlps=(plan,) * plain.num_layers)
+def _everywhere(mixture: Moe, plain: Spec) -> Spec:
+    return replace(plain, mlps=(mixture,) * plain.num_layers)
 
 
 def _block(config: ModelConfig, name: str) -> ModelConfig:

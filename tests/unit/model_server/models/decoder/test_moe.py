@@ -113,7 +113,7 @@ DEEPSEEK: dict[str, Any] = {
 def test_deepseek_v3_as_published() -> None:
     spec = spec_of(ModelConfig(DEEPSEEK))
     assert isinstance(spec.attention, Mla)
-    assert [plan is None for plan in spec.mlps] == [True, True, True, False, False]
+    assert [mlp is None for mlp in spec.mlps] == [True, True, True, False, False]
     assert spec.scale == pytest.approx(192**-0.5 * (0.1 * torch.tensor(40.0).log().item() + 1) ** 2)
 
 

@@ -1,4 +1,4 @@
-"""What a rank reads of each packing, which norm a weight's shape means, and plans that replace a part."""
+"""What a rank reads of each packing, which norm a weight's shape means, and descriptions that replace a part."""
 
 from __future__ import annotations
 
@@ -167,12 +167,12 @@ class OtherAttention:
         return torch.zeros(len(hidden), self.kv_shape.value_dim)
 
 
-class OtherAttentionPlan:
+class OtherAttentionSpec:
     def load(self, loader: Loader, spec: Spec, index: int) -> OtherAttention:
         return OtherAttention(make_linear(torch.zeros(spec.hidden_size, 4)), KvShape(1, 6, 4))
 
 
-class OtherMlpPlan:
+class OtherMlpSpec:
     """Remembers which layers asked."""
 
     def __init__(self) -> None:
@@ -183,16 +183,16 @@ class OtherMlpPlan:
         return lambda hidden, step: hidden * 2
 
 
-def test_plans_replace_attention_and_single_mlps() -> None:
-    plan = OtherMlpPlan()
-    model = spec(attention=OtherAttentionPlan(), mlps=(None, plan))
+def test_descriptions_replace_attention_and_single_mlps() -> None:
+    mlp_spec = OtherMlpSpec()
+    model = spec(attention=OtherAttentionSpec(), mlps=(None, mlp_spec))
     prefix = "model.layers."
     stored = tensors(model) | {"model.embed_tokens.weight": torch.randn(16, 8), "model.norm.weight": torch.ones(8)}
     for index in range(2):
         for name in ("input_layernorm", "post_attention_layernorm"):
             stored[f"{prefix}{index}.{name}.weight"] = torch.ones(8)
     runner = build(model, DictReader(stored), Placement(CPU, torch.float32), ReferenceBackend())
-    assert plan.asked == [1]
+    assert mlp_spec.asked == [1]
     assert runner.kv_shapes == (KvShape(1, 6, 4),) * 2
 
 
