@@ -1,4 +1,4 @@
-"""The front doors of SageMaker, Vertex AI and KServe, `/chat_tokenize`, and the routes that are not served."""
+"""The routes of SageMaker (`/invocations`) and Vertex AI (`/vertex`)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,10 @@ from router.config import RouterConfig, check
 from router.errors import GenerationError, StartupError
 
 MakeRouter = Callable[..., Router]
+
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+
 RENDERED = "<|user|>Hello\n<|assistant|>"
-INFER = "/v2/models/m/versions/1/infer"
-
-
-async def test_chat_tokenize(router: Router) -> None:
-    text = "Zwölf 日本"
-    asked = {"messages": [{"role": "user", "content": text}], "model": "tgi", "temperature": 0.5}
-    answer = await router.post("/chat_tokenize", asked)
-    assert answer.status_code == 200
-    got = answer.json()
-    rendered = f"<|user|>{text}\n<|assistant|>"
-    assert list(got) == ["tokenize_response", "templated_text"] and got["templated_text"] == rendered
-    spans, raw = got["tokenize_response"], rendered.encode()
-    ids = await router.tokenizer.encode(rendered, add_special_tokens=False, truncate=None)
-    assert [span["id"] for span in spans] == ids, "the template has brought the special tokens"
-    assert all(span["text"] == raw[span["start"] : span["stop"]].decode() for span in spans)
-    assert spans[-1]["stop"] == len(raw)
-    assert "tgi_request_count 1" in (await router.get("/metrics")).text
-    assert router.scheduler.submitted == []
-
-
-async def test_chat_tokenize_refuses_what_chat_refuses(make_router: MakeRouter) -> None:
-    answer = await make_router(templates={}).post("/chat_tokenize", CHAT)
-    assert answer.status_code == 422
-    assert answer.json() == {"error": "Template error: template not found", "error_type": "template_error"}
-    assert (await make_router().post("/chat_tokenize", {"messages": []})).status_code == 422
 
 
 async def test_invocations_are_answered_by_the_route_of_their_shape(router: Router) -> None:
@@ -209,96 +186,6 @@ async def test_vertex_variables(make_router: MakeRouter) -> None:
             check(RouterConfig(aip_predict_route=route))
         with pytest.raises(StartupError, match="--aip-health-route"):
             check(RouterConfig(aip_health_route=route))
-
-
-def infer(*texts: bytes, **fields: Any) -> dict[str, Any]:
-    inputs = [
-        {"name": f"in{i}", "shape": [1, len(text)], "datatype": "BYTES", "data": list(text)}
-        for i, text in enumerate(texts)
-    ]
-    return {"id": "7", "inputs": inputs, "outputs": [{"name": f"out{i}"} for i in range(len(texts))]} | fields
-
-
-async def test_kserve(make_router: MakeRouter) -> None:
-    router = make_router(lambda request: says(f"ß{request.inputs}"), config=RouterConfig(kserve_api=True))
-    assert (await router.get("/v2")).json() == {
-        "name": "text-generation-inference",
-        "version": "3.3.7",
-        "extensions": ["health", "models", "metrics"],
-    }
-    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/some/model/versions/3/ready"):
-        assert (await router.get(path)).json() == {"live": True}
-    for name in ("m", "some/model"):
-        got = (await router.get(f"/v2/models/{name}/versions/3")).json()
-        assert got == {"name": name, "version": "3", "extensions": ["infer", "ready"]}
-    answer = await router.post(INFER, infer("é".encode(), b"b", parameters={"max_new_tokens": 3, "seed": 2}))
-    assert answer.status_code == 200, answer.text
-    data = [list("ßé".encode()), list("ßb".encode())]
-    assert answer.json() == {
-        "id": "7",
-        "outputs": [
-            {"name": f"out{i}", "shape": [1, len(one)], "datatype": "BYTES", "data": one} for i, one in enumerate(data)
-        ],
-    }
-    assert router.scheduler.last.stopping.max_new_tokens == 3 and not router.scheduler.last.sampling.do_sample
-    await router.post(INFER, infer(b"a"))
-    assert router.scheduler.last.sampling.do_sample, "without parameters, as /generate"
-    document = (await router.get("/api-doc/openapi.json")).json()
-    assert "/v2" in document["paths"] and "InferBody" in document["components"]["schemas"]
-    router.assert_idle()
-
-
-@pytest.mark.parametrize(
-    ("body", "error_type"),
-    [
-        (infer(b"a", outputs=[]), "length mismatch"),
-        (infer(b"\xff"), "utf8"),
-        (infer(b""), "validation"),
-        (infer(b"a") | {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": [256]}]}, "validation"),
-        (infer(b"a") | {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["a"]}]}, "validation"),
-        ({"id": "7"}, "validation"),
-        (infer(b"a", parameters={"temperature": 0.0}), "validation"),
-        (infer(*[b"a"] * 5), "batch size exceeded"),
-    ],
-)
-async def test_kserve_refusals(make_router: MakeRouter, body: Any, error_type: str) -> None:
-    router = make_router(config=RouterConfig(kserve_api=True))
-    answer = await router.post(INFER, body)
-    assert answer.status_code == 422 and answer.json()["error_type"] == error_type, answer.text
-    router.assert_idle()
-
-
-async def test_kserve_is_off_unless_asked_for_and_asks_for_the_key(make_router: MakeRouter) -> None:
-    router = make_router()
-    assert (await router.get("/v2")).status_code == 404 and (await router.post(INFER, infer(b"a"))).status_code == 404
-    router = make_router(config=RouterConfig(kserve_api=True, api_key="k"))
-    assert (await router.get("/v2")).status_code == 200
-    assert (await router.post(INFER, infer(b"a"))).status_code == 401
-    assert (await router.post(INFER, infer(b"a"), authorization="Bearer k")).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "instead"),
-    [
-        ("/v1/responses", "/v1/chat/completions"),
-        ("/v1/responses/abc", "/v1/chat/completions"),
-        ("/v1/embeddings", "/v1/completions"),
-        ("/v1/audio/speech", "/v1/chat/completions"),
-        ("/v1/images/generations", "/v1/chat/completions"),
-        *(
-            (f"/v1/{path}", "/v1/chat/completions")
-            for path in ("messages", "assistants", "threads/1/messages", "edits")
-        ),
-        *((f"/v1/{path}", "/v1/chat/completions") for path in ("files", "batches", "moderations")),
-        *((f"/v1/{path}", "/v1/completions") for path in ("engines", "engines/x/completions", "rerank")),
-        ("/v1/fine_tuning/jobs", "not served"),
-    ],
-)
-async def test_what_is_not_served_says_what_is(router: Router, path: str, instead: str) -> None:
-    for method in ("POST", "GET"):
-        answer = await router.request(method, path)
-        assert answer.status_code == 404 and answer.json()["error_type"] == "not_found"
-        assert instead in answer.json()["error"]
 
 
 async def test_a_stock_shard_serves_the_platforms_too(make_router: MakeRouter) -> None:

@@ -1,0 +1,112 @@
+"""Bodies: content type, size, JSON syntax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from router_fakes import Router
+
+from router.config import RouterConfig
+
+MakeRouter = Callable[..., Router]
+
+HUGE = "9" * 5000
+
+
+async def refused(router: Router, path: str, raw: bytes, *statuses: int) -> dict[str, str]:
+    answer = await router.post(path, raw=raw)
+    assert answer.status_code in statuses, (raw[:200], answer.status_code, answer.text)
+    body = answer.json()
+    assert list(body) == ["error", "error_type"] and all(isinstance(value, str) for value in body.values())
+    assert len(body["error"]) < 1000
+    assert router.scheduler.submitted == []
+    router.assert_idle()
+    return dict(body)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"", 400),
+        (b"{", 400),
+        (b'{"inputs":"x"', 400),
+        (b"{'inputs':'x'}", 400),
+        (b'{"inputs":"x",}', 400),
+        (b'{"inputs":"a\nb"}', 400),
+        (b'{"inputs":"\xff\xfe"}', 400),
+        (b'{"inputs":"\\ud800"}', 400),
+        (b'{"inputs":"\\udc00\\ud800"}', 400),
+        (b'{"inputs":"a\\udc80"}', 400),
+        (b'{"inputs":"\\uDfFf","parameters":{"stop":["\\udc80"]}}', 400),
+        # Its escaped quotes must not each be the beginning of another search to the end.
+        (b"[" + b"[]," * 130 + b'"' + b'\\"' * 500_000, 400),
+        (b"[" * 100_000, 400),
+        (b'{"a":' * 100_000, 400),
+        (b'{"inputs":' + b"[" * 130 + b"]" * 130 + b"}", 400),
+        (b'{"inputs":"x","parameters":{"grammar":' + b'{"a":' * 200 + b"1" + b"}" * 202, 400),
+        (b"null", 422),
+        (b"[]", 422),
+        (b'"x"', 422),
+        (b"{}", 422),
+        (b'{"inputs":null}', 422),
+        (b'{"inputs":["x"]}', 422),
+        (b'{"inputs":1}', 422),
+        (b'{"inputs":"x","parameters":[]}', 422),
+        (b'{"inputs":"x","inputs":"y"}', 422),
+        (b'{"inputs":"x","parameters":{"seed":1,"seed":2}}', 422),
+        (b'{"inputs":"x","unknown":' + HUGE.encode() + b"}", 422),
+    ],
+)
+async def test_broken_bodies(router: Router, raw: bytes, status: int) -> None:
+    for path in ("/generate", "/generate_stream", "/", "/tokenize"):
+        body = await refused(router, path, raw, status)
+        assert body["error_type"] == {400: "bad_request", 422: "validation"}[status]
+    await refused(router, "/v1/chat/completions", raw, 400, 422)
+    await refused(router, "/v1/completions", raw, 400, 422)
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"inputs":"a\\u0000b"}', b'\xef\xbb\xbf{"inputs":"x"}', b'{"inputs":"\\ud83d\\ude00"}']
+)
+async def test_odd_but_valid_bodies_are_served(router: Router, raw: bytes) -> None:
+    assert (await router.post("/generate", raw=raw)).status_code == 200
+
+
+async def test_a_megabyte_without_a_space(router: Router) -> None:
+    answer = await router.post("/generate", {"inputs": "x" * 1_000_000})
+    assert answer.status_code == 422 and "or more `inputs` tokens" in answer.json()["error"]
+    answer = await router.post("/generate", {"inputs": "x" * 1_000_000, "parameters": {"truncate": 7}})
+    assert answer.status_code == 200 and router.scheduler.last.input_length == 7
+
+
+async def test_content_types(router: Router) -> None:
+    raw = b'{"inputs":"x"}'
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"):
+        answer = await router.request("POST", "/generate", content=raw, headers={"content-type": content_type})
+        assert answer.status_code == 415 and answer.json()["error_type"] == "unsupported_media_type"
+    for content_type in (
+        "application/json",
+        "application/json; charset=utf-8",
+        "application/vnd.api+json",
+        "Application/JSON",
+    ):
+        answer = await router.request("POST", "/generate", content=raw, headers={"content-type": content_type})
+        assert answer.status_code == 200
+
+
+async def test_bodies_over_the_limit_with_and_without_a_length(make_router: MakeRouter) -> None:
+    router = make_router(config=RouterConfig(payload_limit=1000))
+
+    async def chunks() -> Any:
+        for _ in range(20):
+            yield b" " * 100
+
+    headers = {"content-type": "application/json"}
+    for content in (b" " * 1001, chunks()):
+        answer = await router.request("POST", "/generate", content=content, headers=headers)
+        assert answer.status_code == 413 and answer.json()["error_type"] == "payload_too_large"
+    fits = b'{"inputs":"x"}'
+    answer = await router.request("POST", "/generate", content=fits + b" " * (1000 - len(fits)), headers=headers)
+    assert answer.status_code == 200

@@ -1,0 +1,160 @@
+"""The rules of a request: their words, their order, their limits."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from router_fakes import LIMITS, Router
+from tokenizers import Tokenizer
+
+MakeRouter = Callable[..., Router]
+
+
+async def test_a_prompt_whose_bytes_cannot_fit_is_not_cut(
+    router: Router, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(map(len, tokenizer.get_vocab()))
+    fits, too_long = "x" * (2000 * longest), "x" * (2000 * longest + 1)
+    cut: list[int] = []
+    encode = router.tokenizer.encode
+
+    async def watched(text: str, **options: Any) -> list[int]:
+        cut.append(len(text))
+        return await encode(text, **options)
+
+    monkeypatch.setattr(router.tokenizer, "encode", watched)
+    chat_body = {"messages": [{"role": "user", "content": too_long}]}
+    for path, body in (
+        ("/generate", {"inputs": too_long, "parameters": {"max_new_tokens": 1}}),
+        ("/generate_stream", {"inputs": too_long, "parameters": {"max_new_tokens": 1}}),
+        ("/v1/completions", {"prompt": ["x", too_long], "max_tokens": 1}),
+        ("/v1/chat/completions", chat_body | {"max_tokens": 1}),
+    ):
+        answer = await router.post(path, body)
+        assert answer.status_code == 422 and answer.json()["error_type"] == "validation"
+        assert re.search("`inputs` must have less than 2000 tokens. Given: 200[1-9] or more$", answer.json()["error"])
+    assert all(length < 10 for length in cut)
+    answer = await router.post("/generate", {"inputs": too_long, "parameters": {"max_new_tokens": 100}})
+    words = "Given: 2001 or more `inputs` tokens and 100 `max_new_tokens`"
+    assert f"`inputs` tokens + `max_new_tokens` must be <= 2048. {words}" in answer.json()["error"]
+    answer = await router.post("/generate", {"inputs": fits})
+    assert answer.status_code == 422 and "or more" not in answer.json()["error"] and cut[-1] == len(fits)
+
+
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"best_of": 2}, "`best_of` > 1 requires sampling"),
+    ({"temperature": 0.0}, "`temperature` must be > 0"),
+    ({"temperature": -0.0}, "`temperature` must be > 0"),
+    ({"repetition_penalty": 0.0}, "`repetition_penalty` must be > 0"),
+    ({"frequency_penalty": 2.1}, "`frequency_penalty` must be in [-2, 2]"),
+    ({"top_p": 1.1}, "`top_p` must be in (0, 1]"),
+    ({"typical_p": 1.0}, "`typical_p` must be in (0, 1)"),
+    ({"top_k": 0}, "`top_k` must be > 0"),
+    ({"max_new_tokens": 0}, "`max_new_tokens` must be > 0"),
+    ({"stop": ["1", "2", "3", "4", "5"]}, "`stop` supports up to 4 stop sequences. Given: 5"),
+    ({"seed": 1, "best_of": 2, "do_sample": True}, "`seed` cannot be combined with `best_of` > 1"),
+    ({"top_n_tokens": 6}, "`top_n_tokens` must be >= 0 and <= 5. Given: 6"),
+    ({"inputs": ""}, "`inputs` cannot be empty"),
+    ({"truncate": 0}, "`truncate` must be in 1..=2000. Given: 0"),
+    (
+        {"max_new_tokens": 1025, "inputs": "ab " * 1500},
+        "`inputs` tokens + `max_new_tokens` must be <= 2048. Given: {n} `inputs` tokens and 1024 `max_new_tokens`",
+    ),
+    ({"inputs": "ab " * 1000, "max_new_tokens": 1}, "`inputs` must have less than 2000 tokens. Given: {n}"),
+    ({"adapter_id": "x/y"}, "`adapter_id` x/y is not known to this server"),
+    ({"grammar": {"type": "regex", "value": "x("}}, "grammar is not valid: unclosed group"),
+]
+
+
+def a_request(rules: dict[str, Any]) -> dict[str, Any]:
+    parameters = {name: value for name, value in rules.items() if name != "inputs"}
+    return {"inputs": rules.get("inputs", "Hi"), "parameters": parameters}
+
+
+async def test_each_rule_has_its_words(router: Router) -> None:
+    for rule, words in RULES:
+        asked = a_request(rule)
+        answer = await router.post("/generate", asked)
+        assert answer.status_code == 422, rule
+        length = len(await router.tokenizer.encode(asked["inputs"], add_special_tokens=True, truncate=None))
+        expected = words.replace("{n}", str(length))
+        assert answer.json() == {"error": f"Input validation error: {expected}", "error_type": "validation"}, rule
+    router.assert_idle()
+    assert router.scheduler.submitted == []
+
+
+async def test_the_first_rule_that_is_broken_answers(router: Router) -> None:
+    for (first, words), (second, _) in itertools.pairwise(RULES[1:10]):
+        answer = await router.post("/generate", a_request(second | first))
+        assert words in answer.json()["error"]
+    everything = {name: value for rule, _ in RULES[1:] for name, value in rule.items() if name not in ("best_of",)}
+    answer = await router.post("/generate", a_request(everything))
+    assert "`temperature`" in answer.json()["error"]
+
+
+async def test_the_limits_are_inclusive(make_router: MakeRouter) -> None:
+    router = make_router(limits=replace(LIMITS, max_input_tokens=10, max_total_tokens=16))
+    length = 5
+    text = "dog" * 20
+    while len(await router.tokenizer.encode(text, add_special_tokens=True, truncate=None)) > length:
+        text = text[:-1]
+    assert len(await router.tokenizer.encode(text, add_special_tokens=True, truncate=None)) == length
+
+    async def status(max_new_tokens: int | None) -> int:
+        answer = await router.post("/generate", {"inputs": text, "parameters": {"max_new_tokens": max_new_tokens}})
+        return answer.status_code
+
+    assert await status(11) == 200
+    assert router.scheduler.last.stopping.max_new_tokens == 11
+    assert await status(12) == 422
+    assert await status(None) == 200
+    assert router.scheduler.last.stopping.max_new_tokens == 11
+    router = make_router(limits=replace(LIMITS, max_input_tokens=length, max_total_tokens=16))
+    assert await status(1) == 200
+    router = make_router(limits=replace(LIMITS, max_input_tokens=length - 1, max_total_tokens=16))
+    assert await status(1) == 422
+
+
+async def test_long_generations_are_capped_exactly(make_router: MakeRouter) -> None:
+    router = make_router(limits=replace(LIMITS, max_input_tokens=1999, max_total_tokens=2000))
+    length = len(await router.tokenizer.encode("Hi", add_special_tokens=True, truncate=None))
+    for asked, granted in ((1500, 1500), (2000 - length, 2000 - length), (100_000, 2000 - length)):
+        await router.post("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": asked}})
+        assert router.scheduler.last.stopping.max_new_tokens == granted
+
+
+async def test_what_can_never_fit_is_refused_at_once(router: Router) -> None:
+    router.scheduler.fits = False
+    answer = await router.post("/generate", {"inputs": "Hi"})
+    assert answer.status_code == 422 and "cache" in answer.json()["error"]
+
+
+async def test_streams_refuse_best_of_and_prefill_details_before_a_permit(make_router: MakeRouter) -> None:
+    router = make_router(limits=replace(LIMITS, max_concurrent_requests=1))
+    assert router.inference.permit_pool.take(1)
+    for path, extra in (("/generate_stream", {}), ("/", {"stream": True})):
+        for parameters in ({"best_of": 2}, {"best_of": 0}, {"decoder_input_details": True}):
+            answer = await router.post(path, {"inputs": "Hi", "parameters": parameters} | extra)
+            assert answer.status_code == 422 and "streaming" in answer.json()["error"]
+    answer = await router.post("/generate", {"inputs": "Hi", "parameters": {"best_of": 3}})
+    assert answer.status_code == 422 and "<= 2. Given: 3" in answer.json()["error"]
+    answer = await router.post("/generate", {"inputs": "", "parameters": {"temperature": 0.0}})
+    assert answer.status_code == 429, "permits come before the rest of validation"
+
+
+async def test_best_of_can_be_turned_off(make_router: MakeRouter) -> None:
+    router = make_router(limits=replace(LIMITS, max_best_of=1))
+    answer = await router.post("/generate", {"inputs": "Hi", "parameters": {"best_of": 2, "do_sample": True}})
+    assert answer.status_code == 422 and "`best_of`" in answer.json()["error"]
+    assert (await router.post("/generate", {"inputs": "Hi", "parameters": {"best_of": 1}})).status_code == 200
+
+
+async def test_stop_texts_are_bounded_in_bytes(router: Router) -> None:
+    for texts, status in ((["é" * 2048], 200), (["é" * 2048, "x"], 422)):
+        answer = await router.post("/generate", {"inputs": "Hi", "parameters": {"stop": texts}})
+        assert answer.status_code == status
