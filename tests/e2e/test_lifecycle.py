@@ -46,7 +46,7 @@ def test_sigterm_lets_running_streams_finish() -> None:
             assert stream.is_complete, stream.events[-1]
             assert stream.indices == list(range(1, SHORT + 1)), "a token was lost or doubled"
         assert server.log().count(f"Ready on http://127.0.0.1:{server.port} after ") == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         assert port_is_free(server.port)
         assert not folder.exists()
 
@@ -55,19 +55,19 @@ def test_a_draining_server_refuses_new_requests_and_a_second_signal_ends_it() ->
     with served() as (server, family):
         running = streams(server, 2)
         server.process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + NOTICED_S
         while server.is_healthy():
             assert time.monotonic() < deadline, "still healthy while it drains"
             time.sleep(0.05)
         late = Stream(server, SHORT)
-        assert late.ended.wait(30)
+        assert late.ended.wait(NOTICED_S)
         assert late.status == 503 and not late.events
         assert server.health_status() == 503
         assert server.process.poll() is None and not running[0].ended.is_set()
         server.process.send_signal(signal.SIGTERM)
-        assert ended(server, 10.0) == 128 + signal.SIGTERM
-        assert all(stream.ended.wait(10) for stream in running)
-        assert family.left_after(2.0) == []
+        assert ended(server) == 128 + signal.SIGTERM
+        assert all(stream.ended.wait(NOTICED_S) for stream in running)
+        assert family.left() == []
 
 
 def test_the_deadline_ends_what_does_not_finish() -> None:
@@ -75,9 +75,9 @@ def test_the_deadline_ends_what_does_not_finish() -> None:
         running = streams(server, 2)
         server.process.send_signal(signal.SIGTERM)
         assert ended(server, 2 + NOTICED_S) == 0, server.log()
-        assert all(stream.ended.wait(10) for stream in running)
+        assert all(stream.ended.wait(NOTICED_S) for stream in running)
         assert not any(stream.is_complete for stream in running)
-        assert family.left_after(2.0) == []
+        assert family.left() == []
 
 
 def test_a_shard_killed_while_idle_ends_everything() -> None:
@@ -88,7 +88,7 @@ def test_a_shard_killed_while_idle_ends_everything() -> None:
             assert time.monotonic() - died < NOTICED_S, "healthy without a shard"
             time.sleep(0.02)
         assert ended(server) == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         assert (
             server.log()
             .rstrip()
@@ -116,7 +116,7 @@ def test_a_killed_shard_ends_everything() -> None:
             assert one.status in (None, 424, 429, 503), one.status
         assert any(one.status == 424 for one in unary)
         assert ended(server) == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         log = server.log()
         assert 'Error: ShardFailed("shard 0 was killed by signal 9 (SIGKILL)' in log
         assert "Shard 0 crashed" in log
@@ -128,7 +128,7 @@ def test_a_killed_router_ends_everything() -> None:
         family.router.send_signal(signal.SIGKILL)
         assert all(stream.ended.wait(NOTICED_S) for stream in running)
         assert ended(server) == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         assert 'Error: WebserverFailed("router was killed by signal 9 (SIGKILL)' in server.log()
 
 
@@ -137,10 +137,10 @@ def test_a_killed_launcher_leaves_no_orphans() -> None:
         folder = socket_folder(family)
         running = streams(server, 2)
         server.process.send_signal(signal.SIGKILL)
-        assert family.left_after(2.0) == []
-        assert all(stream.ended.wait(10) for stream in running)
+        assert family.left() == []
+        assert all(stream.ended.wait(NOTICED_S) for stream in running)
         assert port_is_free(server.port)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + NOTICED_S
         while folder.exists():
             assert time.monotonic() < deadline, "the socket folder is left"
             time.sleep(0.02)
@@ -152,7 +152,7 @@ def test_a_shard_that_is_stopped_is_killed_with_the_rest() -> None:
         family.shards[0].send_signal(signal.SIGSTOP)
         server.process.send_signal(signal.SIGTERM)
         assert ended(server, 3 + NOTICED_S) == 0, server.log()
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         records = [json.loads(line) for line in server.log().splitlines()]
         assert {"text_generation_launcher", "model_server.cli", "router.server.server"} <= {
             each["target"] for each in records
@@ -168,7 +168,7 @@ def test_a_shard_that_makes_no_progress_ends_everything() -> None:
             assert "error" in stream.events[-1]
         assert not server.is_healthy()
         assert ended(server) == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         log = server.log()
         assert "no step finished for 2 s" in log.splitlines()[-1]
         assert "No stacks of shard 0 (ready for " in log and "its state is T (stopped)" in log
@@ -194,7 +194,7 @@ def test_what_a_stuck_shard_is_doing_is_shown_before_it_is_killed(tmp_path: Path
         flag.touch()
         assert all(stream.ended.wait(NOTICED_S) for stream in running), "a stream hangs"
         assert ended(server) == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         log = server.log()
         assert "Stacks of shard 0 (ready for " in log and "in endless_kernel" in log
         assert "Error: WebserverFailed(" in log and "no step finished for 2 s" in log.splitlines()[-1]
@@ -235,11 +235,9 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 64)
     shutil.copy(demo_model.path() / "tokenizer.json", tmp_path)
-    began = time.monotonic()
     with running_server(tmp_path, wait=False) as server:
-        assert ended(server, 60) == 1
+        assert ended(server) == 1
         log = server.log()
-    assert time.monotonic() - began < 60
     last = log.rstrip().splitlines()[-1]
     assert last.startswith('Error: ShardCannotStart("shard 0 exited with status 1: '), log
     assert not psutil.pid_exists(server.process.pid)

@@ -61,7 +61,7 @@ def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
         family.shards[rank].send_signal(signal.SIGKILL)
         assert_failed(running)
         assert ended(server) == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         log = server.log()
         assert f'Error: ShardFailed("shard {rank} was killed by signal 9' in log
         survivors = [survivor for survivor in range(size) if survivor != rank]
@@ -82,7 +82,7 @@ def test_one_is_killed_while_they_start(text: str, count: int) -> None:
         [victim] = [p for p in family if "model_server" in p.cmdline() and p.environ().get("RANK") == "1"]
         victim.send_signal(signal.SIGKILL)
         assert ended(server) == 1
-        _, alive = psutil.wait_procs(family, timeout=2.0)
+        _, alive = psutil.wait_procs(family, timeout=20)
         assert not alive
         assert "shard 1 was killed by signal 9" in server.log().rstrip().splitlines()[-1], server.log()
 
@@ -105,7 +105,7 @@ def test_ranks_that_are_stopped_in_order_do_not_miss_each_other(size: int) -> No
         running = streams(server, 1, 20)
         assert server.stop() == 0
         assert running[0].ended.wait(NOTICED_S) and running[0].is_complete
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         assert " lost rank " not in server.log() and "ERROR" not in server.log(), server.log()
 
 
@@ -117,7 +117,7 @@ def test_one_makes_no_progress(rank: int) -> None:
         assert_failed(running)
         assert not server.is_healthy()
         assert ended(server) == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         assert "no step finished for 2 s" in server.log().splitlines()[-1]
 
 
@@ -138,6 +138,6 @@ def test_one_fails_in_a_step(tmp_path: Path, error: str, said: str) -> None:
         flag.touch()
         assert_failed(running)
         assert ended(server) == 1
-        assert family.left_after(2.0) == []
+        assert family.left() == []
         last = server.log().rstrip().splitlines()[-1]
         assert last.startswith('Error: ShardFailed("shard 1 exited with status 1: ') and said in last, server.log()

@@ -18,7 +18,7 @@ from support.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.e2e
 
-INTERRUPTED_S = 11.0 + 10.0
+INTERRUPTED_S = 11.0 + 60.0
 """10 s for a child that does not listen, 1 s, and slack for a machine that is busy."""
 
 # A shard whose device has memory for steps of up to 600 tokens.
@@ -41,7 +41,7 @@ def everybody(server: RunningServer) -> list[psutil.Process]:
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=2.0)
+    _, alive = psutil.wait_procs(processes, timeout=20)
     return not alive
 
 
@@ -136,7 +136,7 @@ def test_memory_that_is_short_at_the_warm_up_is_asked_for_less(tmp_path: Path, s
         connection.close()
         family = Family(server)
         assert server.stop() == 0
-        assert family.left_after(2.0) == []
+        assert family.left() == []
 
 
 def test_a_prefill_budget_of_the_users_is_never_lowered(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import httpx
 import psutil
 from support.running_server import RunningServer
 
-SETTLED_S = 20.0
+SETTLED_S = 60.0
 _PROMPTS = ("Once upon a time", "The quick brown fox", "zzz 123 ?!")
 _IDLE = ("tgi_batch_current_size", "tgi_queue_size", "tgi_kv_blocks_live")
 # gRPC and the thread pools start some threads late; a leak is one per request.

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 START_LIMIT_S = 120.0
-STOP_LIMIT_S = 30.0
+STOP_LIMIT_S = 60.0
 
 
 def free_port() -> int:
@@ -39,7 +39,7 @@ class RunningServer:
 
     def health_status(self) -> int | None:
         """What /health answers; None if there is no answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status

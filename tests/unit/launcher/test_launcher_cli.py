@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -23,9 +22,7 @@ def launcher(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_and_version() -> None:
-    began = time.monotonic()
     answer = launcher("--help")
-    assert time.monotonic() - began < 10
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "--max-batch-prefill-tokens" in answer.stdout and "--graceful-termination-timeout" in answer.stdout
     answer = launcher("-V")

@@ -18,7 +18,7 @@ from unit.launcher.fake_children import plain, router, shard, wait_until_gone
 from launcher.command import Command
 from launcher.processes.child import Child, Exit, Guard
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 SPAWN_A_GRANDCHILD = (
     "import subprocess, sys, time\n"
     "p = subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(600)'])\n"

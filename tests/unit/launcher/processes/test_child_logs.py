@@ -158,7 +158,7 @@ def test_output_never_blocks(json_lines: bool) -> None:
     reader.start()
     output.finish(10)
     os.close(write)
-    reader.join(10)
+    reader.join(60)
     lines = received[0].splitlines()
     assert 20 <= len(lines) < 100
     note = json.loads(lines[-1])["fields"]["message"] if json_lines else lines[-1].decode()

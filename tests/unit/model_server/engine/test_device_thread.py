@@ -13,7 +13,7 @@ import pytest
 from model_server.engine.device_thread import DeviceThread, Job, whole
 from model_server.errors import FatalError, RequestError
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -166,13 +166,11 @@ async def test_what_takes_too_long_is_refused_and_the_process_replaced(impatient
     assert before is not None
     os.kill(before.pid, signal.SIGSTOP)  # nothing takes longer
     impatient._compiler._timeout_s = 0.3
-    started = time.monotonic()
     with pytest.raises(ValidationError, match=r"takes more than 0\.3 s"):
         await impatient.check("regex", "slow")
     assert before.returncode is not None
     with pytest.raises(ValidationError, match=r"takes more than 0\.3 s"):
         await impatient.check("regex", "slow")  # remembered
-    assert time.monotonic() - started < 5
     assert impatient._compiler._process is None
     impatient._compiler._timeout_s = 60
     assert await impatient.check("regex", "b") == "b"

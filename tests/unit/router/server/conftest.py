@@ -27,7 +27,9 @@ def model(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 
 @pytest.fixture
 def config(model: Path, free_port: int) -> RouterConfig:
-    return RouterConfig(tokenizer_name=str(model), hostname="127.0.0.1", port=free_port, graceful_termination_timeout=5)
+    return RouterConfig(
+        tokenizer_name=str(model), hostname="127.0.0.1", port=free_port, graceful_termination_timeout=60
+    )
 
 
 @pytest.fixture

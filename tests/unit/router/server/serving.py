@@ -42,7 +42,7 @@ class EndingScheduler(FakeScheduler):
 
 
 async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 return await asyncio.open_connection("127.0.0.1", port)

@@ -57,7 +57,7 @@ async def test_the_metrics_port_is_opened_when_asked_for(
         await until(lambda: not serving_task.done())
         assert b" 200 " in await get(metrics_port, "/metrics")
         terminate()
-        assert await asyncio.wait_for(serving_task, 5) == 0
+        assert await asyncio.wait_for(serving_task, 30) == 0
 
 
 @pytest.mark.parametrize("which", ["port", "prometheus_port"])

@@ -20,6 +20,9 @@ from router.server.startup import Started
 from router.shards.interface import StalledError
 from wire.exit_status import STALLED
 
+ENDS_S = 30.0
+"""Half of what `config` allows requests in the drain."""
+
 
 async def test_a_signal_lets_running_requests_finish(config: RouterConfig, scheduler: EndingScheduler) -> None:
     serving_task = asyncio.ensure_future(serve(config))
@@ -36,7 +39,7 @@ async def test_a_signal_lets_running_requests_finish(config: RouterConfig, sched
         late_writer.close()
         scheduler.open[0].interrupt(says("end")[-1])
         assert b'"generated_text":"end"' in await reader.read()
-    assert await asyncio.wait_for(serving_task, 5) == 0
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 0
     assert scheduler.is_closed
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", config.port)
@@ -48,7 +51,7 @@ async def test_an_idle_server_ends_soon(config: RouterConfig, scheduler: EndingS
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
     terminate()
-    assert await asyncio.wait_for(serving_task, 4) == 0, "an idle connection does not keep it"
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 0, "an idle connection does not keep it"
     writer.close()
 
 
@@ -66,7 +69,7 @@ async def test_what_is_running_is_told_while_it_drains(
         await until(lambda: "1 requests are still running" in caplog.text)
         second.interrupt(says("end")[-1])
         await reader.read()
-    assert await asyncio.wait_for(serving_task, 5) == 0
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 0
 
 
 async def test_the_status_says_that_the_shards_are_stuck(config: RouterConfig, scheduler: EndingScheduler) -> None:
@@ -74,7 +77,7 @@ async def test_the_status_says_that_the_shards_are_stuck(config: RouterConfig, s
     await get(config.port, "/health")
     scheduler.failure = StalledError("no step finished for 2 s", detail="no step")
     scheduler.ended.set()
-    assert await asyncio.wait_for(serving_task, 5) == STALLED
+    assert await asyncio.wait_for(serving_task, ENDS_S) == STALLED
 
 
 async def test_requests_that_outlast_the_deadline_are_told(
@@ -87,7 +90,7 @@ async def test_requests_that_outlast_the_deadline_are_told(
     async with open_stream(config.port) as reader:
         terminate()
         assert b'"error_type":"healthcheck"' in await reader.read()
-    assert await asyncio.wait_for(serving_task, 5) == 0
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 0
 
 
 async def test_a_second_signal_ends_at_once(config: RouterConfig, scheduler: EndingScheduler) -> None:
@@ -97,7 +100,7 @@ async def test_a_second_signal_ends_at_once(config: RouterConfig, scheduler: End
         await drains(config.port)
         await asyncio.sleep(stop._REPEATED_SIGNAL_S + 0.1)
         terminate()
-    assert await asyncio.wait_for(serving_task, 2) == 0
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 0
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
@@ -114,7 +117,7 @@ async def test_a_signal_from_two_sides_is_one(
         await asyncio.sleep(0.1)
         scheduler.open[0].interrupt(says("end")[-1])
         assert b'"generated_text":"end"' in await reader.read()
-    assert await asyncio.wait_for(serving_task, 5) == 0
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 0
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ async def test_shards_that_fail_in_the_drain_make_it_a_failure(
         scheduler.failure = failure
         await scheduler.close()
         assert b'"error"' in await reader.read()
-    assert await asyncio.wait_for(serving_task, 5) == status
+    assert await asyncio.wait_for(serving_task, ENDS_S) == status
 
 
 async def test_the_process_fails_with_its_scheduler(config: RouterConfig, scheduler: EndingScheduler) -> None:
@@ -138,7 +141,7 @@ async def test_the_process_fails_with_its_scheduler(config: RouterConfig, schedu
     await get(config.port, "/health")
     scheduler.failure = RuntimeError("shard lost")
     scheduler.ended.set()
-    assert await asyncio.wait_for(serving_task, 5) == 1
+    assert await asyncio.wait_for(serving_task, ENDS_S) == 1
 
 
 async def test_a_signal_while_starting(config: RouterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +151,4 @@ async def test_a_signal_while_starting(config: RouterConfig, monkeypatch: pytest
         raise AssertionError
 
     monkeypatch.setattr(server, "connect_and_warm_up", connect)
-    assert await asyncio.wait_for(serve(config), 5) == 0
+    assert await asyncio.wait_for(serve(config), ENDS_S) == 0

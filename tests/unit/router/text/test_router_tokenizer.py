@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,13 +76,12 @@ async def test_workers_do_not_disturb_each_other(prompts: PromptTokenizer) -> No
 async def test_a_long_prompt_does_not_hold_up_the_loop(prompts: PromptTokenizer) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 10_000
     encoding = asyncio.ensure_future(prompts.encode(text, add_special_tokens=True, truncate=None))
-    began, longest = time.monotonic(), 0.0
+    turns = 0
     while not encoding.done():
-        before = time.monotonic()
         await asyncio.sleep(0)
-        longest = max(longest, time.monotonic() - before)
+        turns += 1
     assert len(encoding.result()) > 100_000
-    assert longest < (time.monotonic() - began) / 2, "a benchmark watches the 50 ms"
+    assert turns > 20, "a benchmark watches the 50 ms"
 
 
 async def test_the_prompt_length_header_is_the_truncated_length(router: Router) -> None:

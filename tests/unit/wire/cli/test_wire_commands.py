@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -95,6 +94,4 @@ def test_an_ordinary_start_does_not_import_typer() -> None:
         "assert run_command(C, lambda c: c.a, prog='x', argv=['--a', '4']) == 4;"
         "sys.exit(int('typer' in sys.modules or 'rich' in sys.modules))"
     )
-    began = time.monotonic()
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-    assert time.monotonic() - began < 5
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

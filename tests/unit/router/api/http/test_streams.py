@@ -75,7 +75,7 @@ async def test_the_headers_come_before_the_first_token(make_router: MakeRouter) 
     async with router.listening() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(http("/generate_stream", {"inputs": "x"}))
-        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200")
+        assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 200")
         writer.close()
         await until(lambda: not router.scheduler.open)
 
@@ -152,7 +152,7 @@ async def test_a_reader_that_stops_is_given_up() -> None:
             await asyncio.Event().wait()
 
     closer = Closer()
-    await asyncio.wait_for(run_stream(EventStream(events(), headers={}, close=closer, stalled_s=0.1), send), 5)
+    await asyncio.wait_for(run_stream(EventStream(events(), headers={}, close=closer, stalled_s=0.1), send), 60)
     assert closer.times == 1
 
 
@@ -171,7 +171,7 @@ async def test_leaving_ends_the_events_at_once() -> None:
 
     closer = Closer()
     stream = EventStream(events(), headers={}, close=closer, stalled_s=5)
-    await asyncio.wait_for(run_stream(stream, send, leave_after_s=0.05), 5)
+    await asyncio.wait_for(run_stream(stream, send, leave_after_s=0.05), 60)
     assert (closer.times, ended.times) == (1, 1)
 
 
