@@ -13,7 +13,7 @@ import torch
 
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
-from model_server.models.decoder.attention_layers import attention_layers
+from model_server.models.decoder.attention.layers import attention_layers
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.spec import Spec

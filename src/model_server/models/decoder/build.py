@@ -10,7 +10,7 @@ from model_server.layers.fused.choice import fused_for
 from model_server.layers.fused.fused import Fused
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
-from model_server.models.decoder.attention import load_attention
+from model_server.models.decoder.attention.multi_head import load_attention
 from model_server.models.decoder.blocks import Block, ParallelBlock, PostNormBlock, SequentialBlock
 from model_server.models.decoder.cpp_stack import cpp_stack
 from model_server.models.decoder.decoder import Decoder

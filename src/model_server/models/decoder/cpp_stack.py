@@ -18,7 +18,7 @@ from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackS
 from model_server.layers.fused.cpp import CppRmsNorm, CppSiluGated
 from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
-from model_server.models.decoder.attention import Attention
+from model_server.models.decoder.attention.multi_head import Attention
 from model_server.models.decoder.blocks import Block, SequentialBlock
 from model_server.models.decoder.mlp import DenseMlp
 from model_server.models.decoder.parts import Step

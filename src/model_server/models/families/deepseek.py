@@ -9,7 +9,7 @@ from model_server.errors import StartupError
 from model_server.layers.rotary import Rope
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.mla import Mla
+from model_server.models.decoder.attention.mla import Mla
 from model_server.models.decoder.moe import Moe, SeparateExperts
 from model_server.models.decoder.spec import Spec
 from model_server.models.families.base import base

@@ -10,7 +10,7 @@ from model_server.errors import StartupError
 from model_server.layers.routing import Routing
 from model_server.layers.temperature import QueryTemperature
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.attention import Attention, load_attention
+from model_server.models.decoder.attention.multi_head import Attention, load_attention
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.moe import Moe, StackedExperts
 from model_server.models.decoder.spec import Names, Spec

@@ -139,7 +139,7 @@ def test_num_shard_refused(
     [(2, 8, True), (8, 2, True), (8, 8, True), (4, 1, True), (4, 6, False), (8, 3, False), (8, 12, False)],
 )
 def test_kv_heads_are_divided_or_kept_by_several(count: int, kv_heads: int, fits: bool) -> None:
-    """The rule of `model_server.models.decoder.attention.head_ranges`, said before anything is loaded."""
+    """The rule of `model_server.models.decoder.attention.multi_head.head_ranges`, said before anything is loaded."""
     info = ModelInfo(num_heads=24, num_kv_heads=kv_heads)
     if fits:
         assert resolve_num_shard(LauncherConfig(num_shard=count), machine(), info).value == count
@@ -158,7 +158,7 @@ def test_the_model_server_has_the_same_rule() -> None:
     from types import SimpleNamespace
 
     from model_server.errors import StartupError
-    from model_server.models.decoder.attention import head_ranges
+    from model_server.models.decoder.attention.multi_head import head_ranges
 
     for heads, kv_heads, count in ((24, 6, 4), (24, 3, 8), (24, 2, 8), (24, 8, 4), (24, 24, 3), (10, 2, 4)):
         spec: Any = SimpleNamespace(num_heads=heads, num_kv_heads=kv_heads)

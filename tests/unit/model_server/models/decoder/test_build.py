@@ -21,7 +21,7 @@ from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.attention import head_ranges
+from model_server.models.decoder.attention.multi_head import head_ranges
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.spec import Spec

@@ -14,8 +14,8 @@ from model_server.errors import StartupError
 from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.routing import Routing
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.attention.mla import Mla
 from model_server.models.decoder.loader import Loader
-from model_server.models.decoder.mla import Mla
 from model_server.models.decoder.moe import ExpertStore, FlatExperts, Moe, SeparateExperts, StackedExperts
 from model_server.models.families import spec_of
 

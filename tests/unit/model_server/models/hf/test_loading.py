@@ -19,7 +19,7 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
 from model_server.memory.kv_cache import KvShape
 from model_server.models.config import ModelConfig
-from model_server.models.decoder.attention import Attention, head_ranges, load_attention, qkv_parts
+from model_server.models.decoder.attention.multi_head import Attention, head_ranges, load_attention, qkv_parts
 from model_server.models.decoder.build import build
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp

@@ -19,7 +19,7 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm
 from model_server.layers.rotary import rotate_
 from model_server.memory.kv_cache import KvShape
-from model_server.models.decoder.attention_layers import attention_layer
+from model_server.models.decoder.attention.layers import attention_layer
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.spec import Spec

@@ -15,7 +15,7 @@ from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend, ReferenceStep
 from model_server.memory.kv_cache import KvCache
-from model_server.models.decoder.attention_layers import attention_layers
+from model_server.models.decoder.attention.layers import attention_layers
 from model_server.models.model import describe
 from model_server.weights.checkpoint import examine
 
