@@ -48,7 +48,7 @@ class Child:
         return cpu_seconds(self.process.pid)
 
     def ask(self, command: str, **arguments: Any) -> Any:
-        """The child's answer. Raises RuntimeError with the child's last words if it is gone."""
+        """The child's answer. Raises RuntimeError with what the child wrote last if it is gone."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps([command, arguments]).encode() + b"\n")
         self.process.stdin.flush()

@@ -1,4 +1,4 @@
-"""A router that fails on demand: the real HTTP door in front of a scheduler that plays a script.
+"""A router that fails on demand: the real HTTP routes in front of a scheduler that plays a script.
 
 A healthy model server never gives a client 424 or 500, so the words of the prompt choose the failure here. Every POST
 needs the key. Arguments: port, key; `tests/unit/router` must be on the path.

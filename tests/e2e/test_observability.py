@@ -262,8 +262,8 @@ def test_the_log_is_json_with_the_fields_of_tgi(server: RunningServer) -> None:
 
 def test_the_filter_holds_in_every_process(server: RunningServer) -> None:
     records = [json.loads(line) for line in server.log().rpartition("\n")[0].splitlines()]
-    rooms = {record["target"].partition(".")[0] for record in records if record["level"] == "INFO"}
-    assert rooms == {"router", "model_server"}, "the launcher itself is asked for warnings only"
+    packages = {record["target"].partition(".")[0] for record in records if record["level"] == "INFO"}
+    assert packages == {"router", "model_server"}, "the launcher itself is asked for warnings only"
 
 
 def test_nothing_hangs_when_the_collector_is_gone(

@@ -1,1 +1,1 @@
-"""The gRPC door of the model server; the only place that knows the wire format."""
+"""The gRPC service of the model server; the only package that knows the messages."""

@@ -1,1 +1,1 @@
-"""The HTTP door: the only place (with `router.server.app` and `router.cli`) that knows FastAPI and uvicorn."""
+"""The HTTP routes: with `router.server` the only package that knows FastAPI."""

@@ -1,1 +1,1 @@
-"""Request and response bodies of the HTTP door. No behaviour: types, defaults and documentation."""
+"""Request and response bodies of the HTTP routes. No behaviour: types, defaults and documentation."""

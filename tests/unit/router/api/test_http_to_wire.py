@@ -1,4 +1,4 @@
-"""Whatever the HTTP door lets in can be put on the wire: no request of a batch can keep the others from being sent."""
+"""Whatever the HTTP routes accept can be put on the wire: no request of a batch can keep the others from being sent."""
 
 from __future__ import annotations
 
