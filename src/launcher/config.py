@@ -180,6 +180,26 @@ class LauncherConfig:
 SECRETS = frozenset({"api_key", "ngrok_authtoken"})
 """Fields that no log shows."""
 
+# Options that a child takes under the same name, as they were asked for.
+ROUTER_FLAGS = (
+    "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_total_tokens",
+    "max_client_batch_size", "payload_limit", "disable_grammar_support", "waiting_served_ratio",
+    "max_batch_total_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers", "cors_allow_origin",
+    "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name", "usage_stats",
+)  # fmt: skip
+ROUTER_VARIABLES = ("log_level", "api_key")
+"""The key is not in argv, which every user of the machine can read."""
+SHARD_FLAGS = (
+    "revision", "dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name", "max_batch_total_tokens",
+)  # fmt: skip
+PROFILE_FLAGS = ("profile", "profile_steps")
+"""Of a shard, given only with `--profile`: TGI's own shard does not know them."""
+SHARD_VARIABLES = (
+    "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "disable_custom_kernels",
+    "watermark_gamma", "watermark_delta", "attention",
+)  # fmt: skip
+DOWNLOAD_FLAGS = ("revision", "trust_remote_code")
+
 
 def check(config: LauncherConfig) -> None:
     """Refuses what is wrong whatever the machine and the model. Raises ArgumentValidation."""

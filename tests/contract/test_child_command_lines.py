@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from launcher import config
 from launcher.command import Command
 from launcher.config import LauncherConfig
 from launcher.planning import commands
@@ -48,7 +49,7 @@ def other_than_default(opt: Option) -> Any:
     return [one, one] if opt.is_repeated else one
 
 
-@pytest.mark.parametrize("name", [*commands.ROUTER_FLAGS, *commands.ROUTER_VARIABLES])
+@pytest.mark.parametrize("name", [*config.ROUTER_FLAGS, *config.ROUTER_VARIABLES])
 def test_the_router_gets_what_was_asked_for(name: str) -> None:
     value = other_than_default(ASKED[name])
     found = getattr(routed(commands.router(plan(**{name: value}), {})), name)
@@ -59,7 +60,7 @@ def test_the_router_gets_what_was_asked_for(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in (*commands.SHARD_FLAGS, *commands.SHARD_VARIABLES, *commands.PROFILE_FLAGS)
+    [name for name in (*config.SHARD_FLAGS, *config.SHARD_VARIABLES, *config.PROFILE_FLAGS)
      if name not in ONLY_OF_TGI],
 )  # fmt: skip
 def test_a_shard_gets_what_was_asked_for(name: str) -> None:
@@ -68,7 +69,7 @@ def test_a_shard_gets_what_was_asked_for(name: str) -> None:
     assert str(found) == str(asked[name])
 
 
-@pytest.mark.parametrize("name", commands.DOWNLOAD_FLAGS)
+@pytest.mark.parametrize("name", config.DOWNLOAD_FLAGS)
 def test_a_download_gets_what_was_asked_for(name: str) -> None:
     asked = plan(**{name: other_than_default(ASKED[name])}).asked
     assert getattr(downloaded(commands.download(asked, "m", {})), name) == getattr(asked, name)

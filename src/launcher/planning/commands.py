@@ -1,7 +1,7 @@
 """Pure: LaunchPlan → argv and environment of each child, as TGI's launcher builds them.
 
-Options that a child takes as they were asked for are handed on by name: the tables below are the whole of it. A child's
-option of another name, or a value that the plan decides, stands in the child's function.
+Options that a child takes as they were asked for are handed on by name: `launcher.config` lists them. A child's option
+of another name, or a value that the plan decides, stands in the child's function.
 """
 
 from __future__ import annotations
@@ -11,30 +11,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.command import Command, Environment
-from launcher.config import SECRETS, LauncherConfig
+from launcher.config import (
+    DOWNLOAD_FLAGS,
+    PROFILE_FLAGS,
+    ROUTER_FLAGS,
+    ROUTER_VARIABLES,
+    SECRETS,
+    SHARD_FLAGS,
+    SHARD_VARIABLES,
+    LauncherConfig,
+)
 from launcher.planning.model_info import with_hub_cache
 from launcher.planning.plan import LaunchPlan
 from wire.cli.spelling import to_argv, to_environment, variable_of
 from wire.log.levels import level_from_filter
-
-ROUTER_FLAGS = (
-    "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_total_tokens",
-    "max_client_batch_size", "payload_limit", "disable_grammar_support", "waiting_served_ratio",
-    "max_batch_total_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers", "cors_allow_origin",
-    "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name", "usage_stats",
-)  # fmt: skip
-ROUTER_VARIABLES = ("log_level", "api_key")
-"""The key is not in argv, which every user of the machine can read."""
-SHARD_FLAGS = (
-    "revision", "dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name", "max_batch_total_tokens",
-)  # fmt: skip
-PROFILE_FLAGS = ("profile", "profile_steps")
-"""Of a shard, given only with `--profile`: TGI's own shard does not know them."""
-SHARD_VARIABLES = (
-    "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "disable_custom_kernels",
-    "watermark_gamma", "watermark_delta", "attention",
-)  # fmt: skip
-DOWNLOAD_FLAGS = ("revision", "trust_remote_code")
 
 _LEAST_PREFILL = 256
 """A prefill budget that nobody has asked for may be halved down to this where memory is short."""
