@@ -19,6 +19,7 @@ import torch
 from benchmarks.peers.checkpoints import SHAPES, checkpoint
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.metadata import AttentionMetadata
+from model_server.config import threads_are_set
 from model_server.device import settle, tune
 from model_server.distributed.group import ProcessGroup, connect
 from model_server.distributed.layout import Ranks
@@ -132,7 +133,7 @@ def main() -> None:
     args = parser.parse_args()
     device, dtype = torch.device("cpu"), getattr(torch, args.dtype)
     folder = args.model or checkpoint(args.shape)
-    threads = tune(device, 1, 2**30)
+    threads = tune(device, 1, 2**30, keep_threads=threads_are_set())
     if args.cpu_time:
         torch.set_num_threads(threads := 1)
     with group() as alone, torch.inference_mode():

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from model_server.config import NOT_SERVED, DownloadConfig, QuantizeConfig, ServeConfig, check
+from model_server.config import NOT_SERVED, DownloadConfig, QuantizeConfig, ServeConfig, check, draws_progress_bars
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from wire import phases, stack_dump
 from wire.cli.commands import installed_version, run_group
@@ -84,6 +84,7 @@ def download(config: DownloadConfig) -> int:
             config.revision,
             trust_remote_code=config.trust_remote_code,
             auto_convert=config.auto_convert,
+            with_bars=draws_progress_bars(),
         )
     except StartupError as error:
         logger.error("%s", error)

@@ -1,13 +1,20 @@
-"""What the model server was asked to do. The environment is read here and nowhere else in this package."""
+"""What the model server was asked to do, by flags and variables.
+
+Two more files read the environment: `cpp.config`, for `python -m model_server.cpp` too, and
+`weights.conversion.clean_process`, which hands some of it on to children. `distributed.group` sets one of gloo's
+variables.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from model_server.errors import StartupError
 from wire.cli.options import argument, option
+from wire.log import progress_bars
 
 DtypeName = Literal["float16", "bfloat16", "float32"]
 
@@ -171,6 +178,16 @@ class QuantizeConfig:
     percdamp: float = option(0.01, env=None, help="Dampening of the Hessian's diagonal")
     act_order: bool = option(False, env=None, negatable=True, help="Quantize columns by falling activation size")
     groupsize: int = option(128, env=None, help="Columns that share a scale")
+
+
+def threads_are_set() -> bool:
+    """Whether the user has said how many threads a CPU's operators may use."""
+    return "OMP_NUM_THREADS" in os.environ
+
+
+def draws_progress_bars() -> bool:
+    """Whether who reads the log shows progress as bars, which move more often than records are written."""
+    return progress_bars.are_drawn(os.environ)
 
 
 def check(config: ServeConfig) -> None:

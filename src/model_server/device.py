@@ -1,6 +1,6 @@
-"""What this process computes on: device, number type, threads. The only file outside `attention/` that asks.
+"""What this process computes on: device, number type, threads, memory of the C library.
 
-Knows nothing of models beyond their size.
+Knows nothing of models beyond their size. Operators that exist for one kind of device ask for that themselves.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def has_native_bfloat16() -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
-def tune(device: torch.device, num_ranks: int, weight_file_bytes: int) -> int:
+def tune(device: torch.device, num_ranks: int, weight_file_bytes: int, *, keep_threads: bool = False) -> int:
     """Set up threads and memory of this process for `device`; call it once, before the first product.
 
     On a GPU nothing changes. On a CPU:
 
-    Threads: the CPUs divided by `num_ranks`, the ranks of this node, unless OMP_NUM_THREADS says otherwise. A small
+    Threads: the CPUs divided by `num_ranks`, the ranks of this node, but with `keep_threads` as they are. A small
     model leaves one CPU to the router: its operators are so short that a thread which waits for a busy core costs more
     than it brings (measured on two busy cores: each parallel operator then takes a scheduler slice, 4 ms).
     Memory: until `settle`, large blocks go back to the system as soon as they are freed.
@@ -102,7 +102,7 @@ def tune(device: torch.device, num_ranks: int, weight_file_bytes: int) -> int:
     """
     if device.type != "cpu":
         return torch.get_num_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
+    if not keep_threads:
         cpus = available_cpus()
         if weight_file_bytes < SMALL_MODEL_BYTES:
             cpus -= 1

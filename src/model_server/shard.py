@@ -9,7 +9,7 @@ import torch
 import uvloop
 
 from model_server.attention.choice import AttentionChoice
-from model_server.config import ServeConfig
+from model_server.config import ServeConfig, threads_are_set
 from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
 from model_server.distributed.group import ProcessGroup, connect
 from model_server.distributed.layout import Axis, Layout, Ranks
@@ -52,7 +52,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     model = describe(checkpoint, rope_factor=config.linear_rope_factor)
     device = resolve_device(layout.local.rank, layout.local.size)
     dtype = resolve_dtype(config.dtype, device, checkpoint.file_bytes, needs_bfloat16=checkpoint.needs_bfloat16)
-    num_threads = tune(device, layout.local.size, checkpoint.file_bytes)
+    num_threads = tune(device, layout.local.size, checkpoint.file_bytes, keep_threads=threads_are_set())
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     attention = AttentionChoice(config.attention, device, dtype)
     ranks = Ranks.of(_connect(config, layout.world, device))

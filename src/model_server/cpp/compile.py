@@ -18,6 +18,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from model_server.cpp.config import user_cache
+
 SOURCES = Path(__file__).parent / "source"
 MAIN = "operators.cpp"
 # Loops are written in vectors already, so that the compiler's own vectorizer would only cost time. No fast-math: NaN
@@ -78,9 +80,8 @@ def _hash(text: str) -> str:
 
 
 def _user_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "tercet" / "native"
+        return user_cache()
     except RuntimeError as error:
         raise CompileError(f"no folder to compile into ({error}); set HOME or XDG_CACHE_HOME") from error
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from functools import cache
 from typing import TypeVar
 
 import torch
 
 from model_server.cpp.compile import CompileError, compiled
+from model_server.cpp.config import SWITCH, are_switched_off
 from model_server.cpp.openmp import entry_points
 from model_server.cpp.structs import FUNCTIONS
 
 D = TypeVar("D", bound=ctypes.CDLL)
 logger = logging.getLogger(__name__)
 
-# Set to 0 to serve with torch's operators alone.
-SWITCH = "TERCET_NATIVE"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The operators, or None where they cannot be had; the log says why, once."""
-    if os.environ.get(SWITCH) == "0":
+    if are_switched_off():
         logger.info("C++ operators are switched off (%s=0): torch's are used", SWITCH)
         return None
     try:

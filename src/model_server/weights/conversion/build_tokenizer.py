@@ -1,6 +1,6 @@
 """One model's tokenizer → tokenizer.json: `python -P -m model_server.weights.conversion.build_tokenizer FOLDER TARGET`.
 
-The only place where transformers reads a tokenizer, and a process of its own: started by `tokenizer_files` alone,
+The only place where transformers reads a tokenizer, and a process of its own: started by `conversion.tokenizer` alone,
 without the environment's secrets, without a network, and without the code that a repository may hold.
 
 Prints one line if it refuses, and ends with 1.
@@ -9,14 +9,14 @@ Prints one line if it refuses, and ends with 1.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import re
-import signal
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
+
+from model_server.weights.conversion.clean_process import die_with_parent
 
 # Ids must be the same before and after; what a conversion tends to get wrong is in these.
 SAMPLES = (
@@ -27,7 +27,6 @@ SAMPLES = (
     "",
     " ",
 )
-_PDEATHSIG = 1
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
 
 
@@ -36,7 +35,7 @@ class Refused(Exception):
 
 
 def main(folder: Path, target: Path) -> int:
-    _die_with_parent()
+    die_with_parent()
     _hide_torch()
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -122,12 +121,6 @@ def _hide_torch() -> None:
         return None if name == "torch" else find_spec(name, package)
 
     importlib.util.find_spec = without_torch
-
-
-def _die_with_parent() -> None:
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from model_server.errors import StartupError
+from model_server.weights.conversion import clean_process
 from wire import tokenizer_file
 
 logger = logging.getLogger(__name__)
 
 _KINDS = "tokenizer.model, vocab.json with merges.txt, vocab.txt"
-# What the child needs of the environment; tokens and keys stay here.
-_PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "VIRTUAL_ENV", "HOME")
+_BUILD = "model_server.weights.conversion.build_tokenizer"
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "critical", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -75,19 +73,5 @@ def _converted(directory: Path) -> Path:
 
 
 def _run(source: Path, target: Path) -> None:
-    command = [sys.executable, "-P", "-m", "model_server.weights.conversion.build_tokenizer", str(source), str(target)]
-    ended = subprocess.run(
-        command,
-        env={name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _OFFLINE,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if ended.returncode == 0:
-        return
-    if ended.returncode < 0:
-        raise StartupError(f"the tokenizer of {source}: its conversion was ended by signal {-ended.returncode}")
-    said = ended.stdout.strip().splitlines() or ended.stderr.strip().splitlines()
-    raise StartupError(said[-1][:500] if said else f"the tokenizer of {source} cannot be converted")
+    subject = f"the tokenizer of {source}"
+    clean_process.run(_BUILD, source, target, subject=subject, passed_on=("HOME",), environment=_OFFLINE)

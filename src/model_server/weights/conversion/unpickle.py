@@ -1,6 +1,6 @@
 """One file of pickled weights → safetensors: `python -P -m model_server.weights.conversion.unpickle SOURCE TARGET`.
 
-The only place that unpickles, and a process of its own (reliability.md F1): started by `convert` alone, without the
+The only place that unpickles, and a process of its own: started by `convert` alone, without the
 environment's secrets. Nothing but tensors is let in: torch's restricted unpickler, from the version on in which it has
 no known way around, on torch's zip format alone. Tensors are mapped and written one by one; memory stays small.
 
@@ -9,13 +9,11 @@ Prints one line if it refuses, and ends with 1.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import pickle
 import re
 import resource
-import signal
 import sys
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -26,6 +24,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from model_server.weights.conversion.clean_process import die_with_parent
 from model_server.weights.header import read_header
 
 # CVE-2025-32434: before it, weights_only=True could still be made to run code.
@@ -42,7 +41,6 @@ _NAMES = {
 }  # fmt: skip
 _WRAPPERS = ("state_dict", "model_state_dict")
 _HEADS = frozenset({"lm_head", "embed_out", "output", "output_layer", "head"})
-_PDEATHSIG = 1
 
 
 class Refused(Exception):
@@ -64,9 +62,7 @@ def main(source: Path, target: Path) -> int:
 
 def _confine() -> None:
     """Die with the parent, and leave no core file: it would hold the weights."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from model_server.errors import StartupError
+from model_server.weights.conversion import clean_process
 from model_server.weights.header import read_header
 from model_server.weights.locate import INDEX, indexed_files
 
@@ -26,8 +25,7 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 # Trainers leave these beside the weights.
 _NO_WEIGHTS = ("arguments", "args", "training", "optimizer", "scheduler", "rng_state", "scaler", "adapter_model")
 _PREFIX = "pytorch_"
-# What the child needs of the environment; tokens and keys stay here.
-_PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
+_UNPICKLE = "model_server.weights.conversion.unpickle"
 
 
 def is_pickled_weights(name: str) -> bool:
@@ -78,31 +76,11 @@ def convert(directory: Path) -> list[Path]:
         with tempfile.TemporaryDirectory(dir=directory, prefix=".converting-") as folder:
             for number, (name, source) in enumerate(targets.items(), start=1):
                 started = time.perf_counter()
-                _run(source, Path(folder) / name)
+                clean_process.run(_UNPICKLE, source, Path(folder) / name, subject=str(source))
                 logger.info("Convert: [%d/%d] %s in %.1f s", number, len(targets), name, time.perf_counter() - started)
             return _publish(directory, Path(folder), list(targets))
     except OSError as error:
         raise StartupError(f"cannot convert the weights in {directory}: {error.strerror}") from error
-
-
-def _run(source: Path, target: Path) -> None:
-    command = [sys.executable, "-P", "-m", "model_server.weights.conversion.unpickle", str(source), str(target)]
-    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    ended = subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if ended.returncode == 0:
-        return
-    said = ended.stdout.strip().splitlines() or ended.stderr.strip().splitlines()
-    if ended.returncode < 0:
-        raise StartupError(f"{source}: the conversion was ended by signal {-ended.returncode} (out of memory?)")
-    raise StartupError(said[-1] if said else f"{source}: the conversion failed")
 
 
 def _publish(directory: Path, folder: Path, names: Sequence[str]) -> list[Path]:

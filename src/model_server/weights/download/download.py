@@ -21,7 +21,7 @@ from model_server.weights.conversion.weights import PICKLE_INDEX, convert, has_p
 from model_server.weights.download import disk
 from model_server.weights.download.hub import Hub, HuggingFaceHub, Repository
 from model_server.weights.download.parallel import in_parallel
-from model_server.weights.download.progress import DownloadProgress, size
+from model_server.weights.download.progress import DownloadProgress, interval, size
 from model_server.weights.download.selection import is_adapter, side_files, weights
 from model_server.weights.header import read_header
 from model_server.weights.hub_cache import cache, discard, is_complete, record_commit, snapshot_of
@@ -50,10 +50,13 @@ def download(
     auto_convert: bool = False,
     hub: Hub | None = None,
     wait_s: float = WAIT_S,
+    with_bars: bool = False,
 ) -> Path:
     """Make `model_id` present on this machine and return its directory.
 
     auto_convert: where there are only pickled weights, write safetensors beside them (see `convert`).
+
+    with_bars: progress is watched as bars, which move every second.
 
     Raises StartupError, one line: unknown or gated repository, no network and nothing cached, no room or right to
     write, an adapter, pickled weights only, or weights or a tokenizer that cannot be converted.
@@ -70,7 +73,9 @@ def download(
         logger.info("Files are already present on the host. Skipping download.")
         return directory
     stop = threading.Event()
-    wanted = _Download(model_id, revision, trust_remote_code, auto_convert, hub or HuggingFaceHub(stop), stop, wait_s)
+    every_s = interval(with_bars)
+    hub = hub or HuggingFaceHub(stop)
+    wanted = _Download(model_id, revision, trust_remote_code, auto_convert, hub, stop, wait_s, every_s)
     try:
         directory = wanted.run()
     except OSError as error:
@@ -84,10 +89,10 @@ class _Download:
 
     def __init__(
         self, model_id: str, revision: str | None, code: bool, convert: bool, hub: Hub, stop: threading.Event,
-        wait_s: float,
+        wait_s: float, every_s: float,
     ) -> None:  # fmt: skip
         self._model_id, self._revision, self._code, self._convert = model_id, revision, code, convert
-        self._hub, self._stop, self._wait_s = hub, stop, wait_s
+        self._hub, self._stop, self._wait_s, self._every_s = hub, stop, wait_s, every_s
 
     @property
     def _where(self) -> str:
@@ -191,7 +196,7 @@ class _Download:
         to_convert = sum(found.sizes[name] or 0 for name in missing if is_pickled_weights(name))
         disk.check_room(cache(), total + to_convert - self._hub.partial_bytes(self._model_id))
         logger.info("Downloading %d files, %s", len(missing), size(total))
-        with DownloadProgress(len(missing), total) as progress:
+        with DownloadProgress(len(missing), total, every_s=self._every_s) as progress:
             jobs = [partial(self._fetch_one, found, name, progress) for name in missing]
             in_parallel(jobs, PARALLEL_FILES, self._stop)
 

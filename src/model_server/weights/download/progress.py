@@ -4,13 +4,10 @@ none, and a record for each file."""
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
 from pathlib import Path
-
-from wire.log.progress_bars import are_drawn
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +18,17 @@ _WINDOW_S = 10.0
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
+def interval(with_bars: bool) -> float:
+    """Seconds between two records of how far a download is: bars move more often."""
+    return BAR_EVERY_S if with_bars else RECORD_EVERY_S
+
+
 class DownloadProgress:
     """A context manager; inside it records are written. The other methods may be called from any thread."""
 
-    def __init__(self, num_files: int, total_bytes: int, *, every_s: float | None = None) -> None:
+    def __init__(self, num_files: int, total_bytes: int, *, every_s: float = RECORD_EVERY_S) -> None:
         self._num_files, self._total = num_files, total_bytes
-        self._every_s = every_s or (BAR_EVERY_S if are_drawn(os.environ) else RECORD_EVERY_S)
+        self._every_s = every_s
         self._files_done = 0
         self._done = 0
         self._received = 0

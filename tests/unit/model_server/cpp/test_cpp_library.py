@@ -16,6 +16,7 @@ from support.linears import make_linear
 from model_server.cpp import compile as compiling
 from model_server.cpp import library as loading
 from model_server.cpp.compile import CompileError, compiled
+from model_server.cpp.config import SWITCH
 from model_server.cpp.greedy import greedy
 from model_server.layers.fused.choice import fused_for
 from model_server.layers.fused.torch import TorchFused
@@ -62,7 +63,7 @@ def test_a_user_without_a_home_is_served_by_torch(
 
 @pytest.mark.usefixtures("unloaded")
 def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(loading.SWITCH, "0")
+    monkeypatch.setenv(SWITCH, "0")
     assert not loading.usable(CPU, torch.float32)
 
 

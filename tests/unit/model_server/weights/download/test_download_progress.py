@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.hub_server import wait_until
 
-from model_server.weights.download import progress as download_progress
-from model_server.weights.download.progress import DownloadProgress, size
+from model_server.weights.download.progress import DownloadProgress, interval, size
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +48,8 @@ def test_the_end_takes_the_bar_away(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.__dict__.get("progress") for record in caplog.records] == [None, None, None, "1000/1000"]
 
 
-@pytest.mark.parametrize(("drawn", "seconds"), [(True, 1.0), (False, 10.0)])
-def test_how_often(monkeypatch: pytest.MonkeyPatch, drawn: bool, seconds: float) -> None:
-    monkeypatch.setattr(download_progress, "are_drawn", lambda environ: drawn)
-    assert DownloadProgress(1, 1)._every_s == seconds
+def test_bars_move_more_often_than_records_are_written() -> None:
+    assert (interval(with_bars=True), interval(with_bars=False)) == (1.0, 10.0)
 
 
 def test_sizes() -> None:
