@@ -11,7 +11,7 @@ from support.attention_scene import BATCHES, HEADS, Scene
 from torch import Tensor
 
 from model_server.attention import choice
-from model_server.attention.availability import AbsentError
+from model_server.attention.availability import UnavailableError
 from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.attention.choice import OWN_NAMES, Offer
 
@@ -39,8 +39,8 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 def offer(name: str, device: torch.device, dtype: torch.dtype) -> Offer:
     try:
         return choice._OFFERS[name](device, dtype)
-    except AbsentError as absence:
-        pytest.skip(f"{name}: {absence}")
+    except UnavailableError as unavailable:
+        pytest.skip(f"{name}: {unavailable}")
 
 
 def on(device: torch.device, kind: dict[str, Any]) -> dict[str, Any]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 
 # What the flash-attn family of kernels computes in.
-HALVES = (torch.float16, torch.bfloat16)
+FLOAT16_TYPES = (torch.float16, torch.bfloat16)
 
 
-class AbsentError(Exception):
+class UnavailableError(Exception):
     """The backend cannot run here: not installed, not for this device or not for this number type."""
 
 
 def require_ampere(device: torch.device, dtype: torch.dtype) -> None:
-    """Raises AbsentError unless `device` is a GPU of capability 8.0 or later and `dtype` a half."""
+    """Raises UnavailableError unless `device` is a GPU of capability 8.0 or later and `dtype` of 16 bits."""
     if device.type != "cuda":
-        raise AbsentError(f"it computes on a CUDA device, not on {device.type}")
+        raise UnavailableError(f"it computes on a CUDA device, not on {device.type}")
     if torch.version.hip is not None:
-        raise AbsentError("it is for NVIDIA's GPUs")
+        raise UnavailableError("it is for NVIDIA's GPUs")
     if torch.cuda.get_device_capability(device) < (8, 0):
-        raise AbsentError("it needs a GPU of capability 8.0 or later")
-    if dtype not in HALVES:
-        raise AbsentError(f"it computes in float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}")
+        raise UnavailableError("it needs a GPU of capability 8.0 or later")
+    if dtype not in FLOAT16_TYPES:
+        raise UnavailableError(f"it computes in float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}")

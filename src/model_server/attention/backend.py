@@ -31,7 +31,7 @@ class AttentionLayer:
     """The constants of one layer's attention on this rank.
 
     A query at position p sees the keys at positions in (p - window, p]; window None: all up to p. This is
-    transformers' rule (a token and the window - 1 before it); TGI shows one token more (model_server.md 1.3).
+    transformers' rule (a token and the window - 1 before it); TGI shows one token more.
     With `chunk`, positions are cut into runs of that many, and a query sees those of its own run up to itself.
 
     Score of a query and a key: softcap * tanh(scale * q k / softcap), without softcap scale * q k; then ALiBi is added.

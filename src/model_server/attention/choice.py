@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from model_server.attention.availability import AbsentError
+from model_server.attention.availability import UnavailableError
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.errors import StartupError
@@ -110,8 +110,8 @@ class AttentionChoice:
 def _named(name: str, device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLayer]) -> AttentionBackend:
     try:
         offer = _OFFERS[name](device, dtype)
-    except AbsentError as absence:
-        raise StartupError(f"--attention {name} cannot be used: {absence}") from None
+    except UnavailableError as unavailable:
+        raise StartupError(f"--attention {name} cannot be used: {unavailable}") from None
     refusal = offer.refusal(layers)
     if refusal is not None:
         raise StartupError(f"--attention {name} {refusal}; leave it unset")
@@ -123,9 +123,9 @@ def _best(device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLa
     for name in PREFERENCE.get(device.type, ("reference",)):
         try:
             offer = _OFFERS[name](device, dtype)
-        except AbsentError as absence:
-            logger.debug("Attention backend `%s` is not there: %s", name, absence)
-            shortfalls.append(f"no `{name}` ({absence})")
+        except UnavailableError as unavailable:
+            logger.debug("Attention backend `%s` is not available: %s", name, unavailable)
+            shortfalls.append(f"no `{name}` ({unavailable})")
             continue
         refusal = offer.refusal(layers)
         if refusal is not None:
@@ -152,7 +152,7 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Offer:
     from model_server.kernels.availability import usable
 
     if not usable(device):
-        raise AbsentError("it needs Triton and a GPU of capability 8.0 or later")
+        raise UnavailableError("it needs Triton and a GPU of capability 8.0 or later")
     from model_server.attention import triton_paged
 
     return Offer(triton_paged.TritonBackend(), triton_paged.refuses)
@@ -161,26 +161,26 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Offer:
 def _flash_attn(device: torch.device, dtype: torch.dtype) -> Offer:
     from model_server.attention import flash_attn
 
-    backend = flash_attn.present(device, dtype)
+    backend = flash_attn.available(device, dtype)
     return Offer(backend, backend.refuses)
 
 
 def _torch_varlen(device: torch.device, dtype: torch.dtype) -> Offer:
     from model_server.attention import torch_varlen
 
-    backend = torch_varlen.present(device, dtype)
+    backend = torch_varlen.available(device, dtype)
     return Offer(backend, backend.refuses)
 
 
 def _native(device: torch.device, dtype: torch.dtype) -> Offer:
     """What the C++ operators do not know they hand to the reference themselves: nothing is refused."""
     if device.type != "cpu":
-        raise AbsentError(f"it computes on a CPU, not on {device.type}")
+        raise UnavailableError(f"it computes on a CPU, not on {device.type}")
     if importlib.util.find_spec("model_server.attention.cpp") is None:
-        raise AbsentError("this build has no C++ operators")
+        raise UnavailableError("this build has no C++ operators")
     module: Any = importlib.import_module("model_server.attention.cpp")
     if not module.available(device):
-        raise AbsentError("the C++ operators could not be built here")
+        raise UnavailableError("the C++ operators could not be built here")
     return Offer(module.CppBackend(), lambda layer: None)
 
 

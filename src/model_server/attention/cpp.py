@@ -42,7 +42,6 @@ class CppStep:
         self._reference: ReferenceStep | None = None
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `AttentionStep`."""
         shape = self._cache.shapes[layer.index]
         rows = self._cache.rows[layer.index]
         if not serves(layer, shape) or query.dtype not in TYPES or rows.dtype != query.dtype:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.attention.availability import AbsentError, require_ampere
+from model_server.attention.availability import UnavailableError, require_ampere
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache
@@ -76,7 +76,7 @@ class FlashAttnStep:
         self._cu_seqlens_k = cumulative(metadata.kv_lengths) if version == 2 and not self._decode else None
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `AttentionStep`. All keys, those of this step too, are read from the cache."""
+        """All keys, those of this step too, are read from the cache."""
         pages = self._cache.keys[layer.index], self._cache.values[layer.index]
         options: dict[str, Any] = {
             "softmax_scale": layer.scale,
@@ -147,8 +147,8 @@ def cumulative(lengths: Tensor) -> Tensor:
     return F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
 
-def present(device: torch.device, dtype: torch.dtype) -> FlashAttnBackend:
-    """Version 3 on Hopper where it is installed, else version 2. Raises AbsentError."""
+def available(device: torch.device, dtype: torch.dtype) -> FlashAttnBackend:
+    """Version 3 on Hopper where it is installed, else version 2. Raises UnavailableError."""
     require_ampere(device, dtype)
     if torch.cuda.get_device_capability(device)[0] == 9:
         for name in MODULES_OF_3:
@@ -157,15 +157,15 @@ def present(device: torch.device, dtype: torch.dtype) -> FlashAttnBackend:
                 return FlashAttnBackend(module, 3)
     module = _module("flash_attn")
     if module is None:
-        raise AbsentError("flash-attn is not installed (extra `flash-attn`)")
+        raise UnavailableError("flash-attn is not installed (extra `flash-attn`)")
     version = importlib.metadata.version("flash_attn")
     if _numbers(version) < OLDEST_VERSION:
-        raise AbsentError(f"flash-attn {version} is too old: 2.7 is the first that serves")
+        raise UnavailableError(f"flash-attn {version} is too old: 2.7 is the first that serves")
     return FlashAttnBackend(module, 2)
 
 
 def _module(name: str) -> ModuleType | None:
-    """None if it is not installed. Raises AbsentError if it is and cannot be loaded, as after a change of torch."""
+    """None if it is not installed. Raises UnavailableError if it is and cannot be loaded."""
     try:
         if importlib.util.find_spec(name) is None:
             return None
@@ -173,7 +173,7 @@ def _module(name: str) -> ModuleType | None:
     except ModuleNotFoundError:
         return None
     except (ImportError, OSError, RuntimeError) as error:
-        raise AbsentError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise UnavailableError(f"{name} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
 def _numbers(version: str) -> tuple[int, int]:

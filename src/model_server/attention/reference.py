@@ -109,7 +109,6 @@ class ReferenceStep:
         self._biases: dict[tuple[int, int], tuple[Alibi, Tensor]] = {}  # by the ids of keys and slopes, kept alive
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `AttentionStep`."""
         unfused = layer.softcap is not None or layer.sinks is not None
         reach = (layer.window, layer.chunk, layer.alibi is not None, unfused)
         plan = self._plans.get(reach)
@@ -274,7 +273,7 @@ class ReferenceStep:
                 keys = _Keys(None, at, (at - (lengths_host[0] - 1)).float())
             return _DecodeChunk(places, len(rows), self._slots(tables, positions).flatten(), keys)
         lengths = lengths.unsqueeze(1).long()
-        positions = reach.firsts(lengths - 1) + offsets  # [num_rows, length], padded behind the last key of a row
+        positions = reach.firsts(lengths - 1) + offsets  # [num_rows, length], padded after the last key of a row
         beyond = positions >= lengths
         slots = self._slots(tables, torch.minimum(positions, lengths - 1))
         return _DecodeChunk(

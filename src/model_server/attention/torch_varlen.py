@@ -1,7 +1,7 @@
 """Attention by torch's own `torch.nn.attention.varlen.varlen_attn`, from the release on in which it reads pages.
 
-It wraps the flash-attention 2 that torch is built with: pages of a multiple of 256 tokens, halves only. That kernel
-takes the cumulated key lengths beside the used ones (torch's `test_varlen_attention.py` says so; the third and
+It wraps the flash-attention 2 that torch is built with: pages of a multiple of 256 tokens, 16-bit floats only. That
+kernel takes the cumulated key lengths beside the used ones (torch's `test_varlen_attention.py` says so; the third and
 fourth versions, which we do not activate, take None there).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_server.attention.availability import AbsentError, require_ampere
+from model_server.attention.availability import UnavailableError, require_ampere
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.flash_attn import cumulative, refusal
 from model_server.attention.metadata import AttentionMetadata
@@ -63,7 +63,7 @@ class TorchVarlenStep:
         self._max_k = metadata.block_tables.shape[1] * cache.block_size
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `AttentionStep`. All keys, those of this step too, are read from the cache."""
+        """All keys, those of this step too, are read from the cache."""
         metadata = self._metadata
         output: Tensor = self._varlen_attn(
             query,
@@ -83,14 +83,14 @@ class TorchVarlenStep:
         return output.reshape(query.shape[0], layer.num_heads * layer.value_dim)
 
 
-def present(device: torch.device, dtype: torch.dtype) -> TorchVarlenBackend:
-    """Raises AbsentError if this torch has no such attention, or none that reads pages."""
+def available(device: torch.device, dtype: torch.dtype) -> TorchVarlenBackend:
+    """Raises UnavailableError if this torch has no such attention, or none that reads pages."""
     require_ampere(device, dtype)
     try:
         module = importlib.import_module("torch.nn.attention.varlen")
     except ImportError:
-        raise AbsentError(f"torch {torch.__version__} has no variable-length attention") from None
+        raise UnavailableError(f"torch {torch.__version__} has no variable-length attention") from None
     missing = [name for name in NEEDED if name not in inspect.signature(module.varlen_attn).parameters]
     if missing:
-        raise AbsentError(f"the variable-length attention of torch {torch.__version__} lacks {', '.join(missing)}")
+        raise UnavailableError(f"the variable-length attention of torch {torch.__version__} lacks {', '.join(missing)}")
     return TorchVarlenBackend(module.varlen_attn)

@@ -55,7 +55,7 @@ class TritonBackend:
         self._configs: dict[tuple[int, int, int, int, bool, torch.dtype, torch.device], _Configs] = {}
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> TritonStep:
-        """See `AttentionBackend`. Launches nothing yet."""
+        """Launches nothing yet."""
         return TritonStep(self, metadata, cache)
 
     def configs(self, layer: AttentionLayer, cache: KvCache) -> _Configs:
@@ -98,7 +98,7 @@ class TritonStep:
         self._tiles: dict[tuple[int, int, int | None, int | None], Tensor] = {}
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `AttentionStep`. The step's own keys and values are read from the cache, where they are already."""
+        """The step's own keys and values are read from the cache, where they are already."""
         metadata, cache = self._metadata, self._cache
         decode, prefill = self._backend.configs(layer, cache)
         keys, values = cache.keys[layer.index], cache.values[layer.index]

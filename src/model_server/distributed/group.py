@@ -125,10 +125,10 @@ def connect(
             "choose another --master-port"
         ) from error
     except dist.DistBackendError as error:
-        raise StartupError(f"rank {rank} of {world_size}: {_told(error)}") from error
+        raise StartupError(f"rank {rank} of {world_size}: {_reason(error)}") from error
     except (RuntimeError, ValueError) as error:
         # ValueError: torch's word for a store that closed while the ranks were meeting.
-        raise MissingPeerError(f"{_unmet(rank, world_size, address, port, timeout_s)}: {_told(error)}") from error
+        raise MissingPeerError(f"{_unmet(rank, world_size, address, port, timeout_s)}: {_reason(error)}") from error
     return group
 
 
@@ -243,8 +243,8 @@ class _TorchGroup(ProcessGroup):
         except RuntimeError as error:
             lost = self._watch.lost(NAMING_S)
             if lost is not None:
-                raise LostPeerError(f"rank {self.rank} lost {lost}: {_told(error)}") from error
-            raise FatalError(f"rank {self.rank} left a step that the others are still in: {_told(error)}") from error
+                raise LostPeerError(f"rank {self.rank} lost {lost}: {_reason(error)}") from error
+            raise FatalError(f"rank {self.rank} left a step that the others are still in: {_reason(error)}") from error
         if len({count for count, _ in answers}) > 1:
             raise FatalError(f"rank {self.rank} left a step that the others are still in")
         return any(answer == "1" for _, answer in answers)
@@ -277,8 +277,8 @@ class _TorchGroup(ProcessGroup):
             self._is_whole = False
             lost = self._watch.lost(NAMING_S)
             if lost is None:
-                raise FatalError(f"rank {self.rank} cannot reach the others: {_told(error)}") from error
-            raise LostPeerError(f"rank {self.rank} lost {lost}: {_told(error)}") from error
+                raise FatalError(f"rank {self.rank} cannot reach the others: {_reason(error)}") from error
+            raise LostPeerError(f"rank {self.rank} lost {lost}: {_reason(error)}") from error
 
 
 def _speaks_of_peers(error: RuntimeError) -> bool:
@@ -286,5 +286,5 @@ def _speaks_of_peers(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or (type(error) is RuntimeError and "CUDA" not in str(error))
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error).partition("\n")[0]

@@ -123,7 +123,7 @@ def connect(rank: int, world_size: int, device: torch.device, agree: Callable[[b
     """
     reason = why_not(PeerFacts.gather(world_size, device))
     if not agree(reason is None):
-        _say_nccl(reason)
+        _log_nccl(reason)
         return None
     max_bytes = MAX_BYTES[world_size]
     one_shot = None
@@ -132,10 +132,10 @@ def connect(rank: int, world_size: int, device: torch.device, agree: Callable[[b
     except (RuntimeError, AttributeError, TypeError) as error:  # a private interface of torch's
         reason = f"symmetric memory cannot be exchanged: {str(error).partition(chr(10))[0]}"
     if not agree(one_shot is not None) or one_shot is None:
-        _say_nccl(reason)
+        _log_nccl(reason)
         return None
     if not agree(sums_correctly(one_shot, rank, world_size, device)):
-        _say_nccl("the sums in one shot were wrong when they were tried")
+        _log_nccl("the sums in one shot were wrong when they were tried")
         return None
     logger.info("All-reduce of up to %d KiB in one shot, above through NCCL", max_bytes // 2**10)
     return one_shot
@@ -154,7 +154,7 @@ def sums_correctly(one_shot: OneShot, rank: int, world_size: int, device: torch.
     return good
 
 
-def _say_nccl(reason: str | None) -> None:
+def _log_nccl(reason: str | None) -> None:
     logger.info("All-reduce through NCCL alone: %s", reason or "another rank says why")
 
 
@@ -169,7 +169,7 @@ def _exchange(device: torch.device, max_bytes: int) -> OneShot:
 
 
 def _symmetric_memory() -> Any:
-    """torch's module, private and absent from builds without distributed CUDA."""
+    """torch's module, private and missing from builds without distributed CUDA."""
     try:
         return importlib.import_module("torch.distributed._symmetric_memory")
     except ImportError:

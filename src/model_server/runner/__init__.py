@@ -1,1 +1,1 @@
-"""The interface behind which every way of running a model stands, and CUDA graphs of its decode steps."""
+"""The interface of every way of running a model, and CUDA graphs of its decode steps."""

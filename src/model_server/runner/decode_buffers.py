@@ -42,7 +42,7 @@ class DecodeBuffers:
         return ModelInputs(self._ids[:num_rows], self._positions[:num_rows], metadata, None)
 
     def fill(self, inputs: ModelInputs) -> None:
-        """Put a decode step into the first rows, and padding into the rows behind that the step before used.
+        """Put a decode step into the first rows, and padding into the rows after them that the step before used.
 
         Its tables may be wider than the buffers': no row's keys reach beyond `max_length`.
         """

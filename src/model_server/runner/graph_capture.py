@@ -1,4 +1,4 @@
-"""Device work, recorded and then done again at the cost of one launch: CUDA graphs behind a small interface."""
+"""Device work, recorded and then done again at the cost of one launch: CUDA graphs with a small interface."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CudaRecorder:
         self._pool: Any = None
 
     def rehearse(self, work: Callable[[], object]) -> None:
-        """See `Recorder`. On the stream of the recording: libraries keep workspaces for each stream."""
+        """On the stream of the recording: libraries keep workspaces for each stream."""
         stream = self._own_stream()
         current = torch.cuda.current_stream(self._device)
         stream.wait_stream(current)
@@ -55,7 +55,7 @@ class CudaRecorder:
         current.wait_stream(stream)
 
     def record(self, work: Callable[[], object]) -> Recording:
-        """See `Recorder`. Not with `torch.cuda.graph`, which stays on its stream if work and capture both fail."""
+        """Not with `torch.cuda.graph`, which stays on its stream if work and capture both fail."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -74,14 +74,12 @@ class CudaRecorder:
         return _CudaRecording(graph)
 
     def used_bytes(self) -> int:
-        """See `Recorder`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self._device)
         return total - free
 
     def release(self) -> None:
-        """See `Recorder`."""
         self._pool = None  # a pool whose graphs are gone may not be used again
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

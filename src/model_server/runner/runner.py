@@ -1,4 +1,4 @@
-"""The one interface behind which every way of running a model stands.
+"""The one interface of every way of running a model.
 
 The engine hands over a flattened batch and gets logits; it never sees which family or which runner it talks to.
 """
@@ -21,7 +21,7 @@ STATE_BLOCK_SIZE = 16
 class RequestState:
     """A place where a runner may keep what it remembers of one request, beside or instead of the paged cache.
 
-    It is made with the request's sequence and goes with it, however that leaves its batch: nobody has to be told.
+    It is made with the request's sequence and goes with it, however that leaves its batch.
     prompt_length: how many of the request's tokens are its prompt.
     """
 

@@ -92,7 +92,7 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
 
 def _check_index(index: Path, headers: Mapping[str, Header]) -> None:
     """Every tensor that the index promises must be in the file where it says so."""
-    absent = [(name, file) for name, file in weight_map(index).items() if name not in headers[file].tensors]
-    if absent:
-        name, file = absent[0]
-        raise StartupError(f"{index} promises {name!r:.200} in {file}, which lacks it ({len(absent)} such tensors)")
+    missing = [(name, file) for name, file in weight_map(index).items() if name not in headers[file].tensors]
+    if missing:
+        name, file = missing[0]
+        raise StartupError(f"{index} promises {name!r:.200} in {file}, which lacks it ({len(missing)} such tensors)")

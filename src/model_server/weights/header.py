@@ -143,7 +143,7 @@ def _check_layout(tensors: Mapping[str, Stored], data_start: int, size: int) -> 
     position = data_start
     for name, stored in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if stored.begin != position:
-            fault = "overlaps another" if stored.begin < position else "lies behind a hole"
+            fault = "overlaps another" if stored.begin < position else "lies after a hole"
             raise _Fault(f"tensor {name!r:.200} {fault}")
         position = stored.end
     if position != size:

@@ -30,7 +30,7 @@ def snapshot_of(model_id: str, commit: str) -> Path:
 
 
 def discard(model_id: str, path: Path) -> None:
-    """Removes a file of a snapshot with the blob behind it, so that it is fetched again."""
+    """Removes a file of a snapshot with the blob that it links to, so that it is fetched again."""
     if path.is_symlink():
         # One step only: the library may have made the blob a link into a store that other models share.
         blob = Path(os.path.normpath(path.parent / path.readlink()))

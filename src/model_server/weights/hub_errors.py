@@ -80,8 +80,10 @@ class translated:
         if status == 401:
             raise Refused(f"{where}: the hub does not accept the token (HF_TOKEN): expired or mistyped") from error
         if status == 403:
-            said = " ".join((error.response.headers.get("X-Error-Message") or "no reason given").split())[:200]
-            raise Refused(f"{where}: the hub refuses access ({said}); does the token (HF_TOKEN) allow it?") from error
+            message = " ".join((error.response.headers.get("X-Error-Message") or "no reason given").split())[:200]
+            raise Refused(
+                f"{where}: the hub refuses access ({message}); does the token (HF_TOKEN) allow it?"
+            ) from error
         if isinstance(error, errors.EntryNotFoundError):
             raise Refused(f"{where}: the repository has changed while it was read; try again") from error
         if status == 429:

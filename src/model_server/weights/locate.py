@@ -13,7 +13,7 @@ EMBEDDED = "demo"
 INDEX = "model.safetensors.index.json"
 ADAPTER_CONFIG = "adapter_config.json"
 
-# By-products that TGI does not take for weights (model_server.md 5.2), and adapters.
+# By-products that TGI does not take for weights, and adapters.
 SKIPPED_WORDS = ("arguments", "args", "training", "adapter_model")
 
 # No numbered set has more.
@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})\.safetensors")
 def resolve(model_id: str, revision: str | None) -> Path:
     """The local directory of `model_id`: the embedded demo model, a directory, or a snapshot in the hub cache.
 
-    An id that starts with `/`, `./`, `../` or `~` is always a directory (launcher.md R13).
+    An id that starts with `/`, `./`, `../` or `~` is always a directory.
     Raises StartupError with one line that says what to do.
     """
     if model_id == EMBEDDED:
@@ -50,9 +50,9 @@ def is_local(model_id: str) -> bool:
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of the model in `directory`, sorted by name.
 
-    With `model.safetensors.index.json` those it lists (launcher.md R12), else all at depth 1 except the by-products
-    that TGI skips (model_server.md 5.2) and second copies of the same weights. Raises StartupError if there are none,
-    if one that is listed, or that belongs to a numbered set, is missing, or if a link leads to something else.
+    With `model.safetensors.index.json` those it lists, else all at depth 1 except the by-products that TGI skips and
+    second copies of the same weights. Raises StartupError if there are none, if one that is listed, or that belongs to
+    a numbered set, is missing, or if a link leads to something else.
     """
     index = directory / INDEX
     if index.is_file():

@@ -44,7 +44,7 @@ class WeightReader(Protocol):
         """Where tensors come to lie."""
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint holds `name`. What is absent is off: biases, norms, an own head."""
+        """Whether the checkpoint holds `name`. What is missing is off: biases, norms, an own head."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The full shape of `name`."""

@@ -61,7 +61,7 @@ class MlpSpec(Protocol):
         """This rank's part of the MLP of layer `index`."""
 
 
-# How a block joins its halves to the residual stream:
+# How a block adds its attention and its MLP to the residual stream:
 # sequential: x += attention(norm(x)); x += mlp(norm(x));   parallel: x += attention(norm(x)) + mlp(norm(x));
 # post: x = norm(x + attention(x)); x = norm(x + mlp(x))
 BlockKind = Literal["sequential", "parallel", "post"]
@@ -84,7 +84,7 @@ class Spec:
     norm_eps: float
     norm_offset: float = 0.0  # added to the stored weight of every norm
     norm_affine: bool = True  # False: layer norms without tensors
-    residual_multiplier: float = 1.0  # on what a half gives, before it is added
+    residual_multiplier: float = 1.0  # on what attention or MLP gives, before it is added
 
     embedding_size: int | None = None  # None: hidden_size
     embedding_multiplier: float = 1.0

@@ -55,8 +55,9 @@ def bloom(config: ModelConfig) -> Spec:
 def falcon(config: ModelConfig) -> Spec:
     """Falcon and its old names RefinedWeb (40B) and RefinedWebModel (7B, RW).
 
-    The newer architecture packs q, k and v by groups and has parallel halves behind one or two norms; the older one has
-    one key head, or packs head by head. RW has ALiBi, added before the scores are scaled and rounded to bfloat16.
+    The newer architecture packs q, k and v by groups and has attention and MLP in parallel after one or two norms; the
+    older one has one key head, or packs head by head. RW has ALiBi, added before the scores are scaled and rounded to
+    bfloat16.
     """
     new = config.flag("new_decoder_architecture", config.model_type == "RefinedWeb")
     config = config.renamed(

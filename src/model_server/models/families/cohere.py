@@ -1,4 +1,4 @@
-"""Cohere's Command models: parallel halves behind one LayerNorm without bias, rotated pairs side by side, tied head."""
+"""Cohere's Command models: attention and MLP in parallel after one LayerNorm, rotated pairs side by side, tied head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention; fine-grained experts beside shared ones, behind a few dense layers."""
+"""DeepSeek V2 and V3: latent attention; fine-grained experts beside shared ones, after a few dense layers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def deepseek_v3(config: ModelConfig) -> Spec:
 
 
 def _expect(config: ModelConfig, name: str, served: object) -> None:
-    """A field that may be absent, but has one value that is served."""
+    """A field that may be missing, but has one value that is served."""
     value = config.get(name)
     if value is not None and value != served:
         raise StartupError(f"config.json: `{name}` is served for {config.model_type} as {served!r} only, got {value!r}")

@@ -24,7 +24,7 @@ def gemma(config: ModelConfig) -> Spec:
 
 
 def gemma2(config: ModelConfig) -> Spec:
-    """Norms on both sides of each half, caps on scores and logits, a window on every second layer."""
+    """Norms before and after attention and MLP, caps on scores and logits, a window on every second layer."""
     kinds = [("full_attention", "sliding_attention")[(i + 1) % 2] for i in range(config.count("num_hidden_layers"))]
     return _gemma(
         config,

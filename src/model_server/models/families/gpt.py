@@ -71,7 +71,7 @@ def _gpt2(config: ModelConfig, names: Names, num_kv_heads: int | None, activatio
 
 
 def gptj(config: ModelConfig) -> Spec:
-    """Parallel halves behind one norm; a part of each head rotates, pairs side by side; the head has a bias."""
+    """Attention and MLP in parallel after one norm; part of a head rotates, pairs side by side; the head has a bias."""
     config = config.renamed(GPT2_FIELDS)
     head_dim = config.count("hidden_size") // config.count("num_attention_heads")
     rotary_dim = (
@@ -105,7 +105,7 @@ def gptj(config: ModelConfig) -> Spec:
 
 
 def gpt_neox(config: ModelConfig) -> Spec:
-    """GPT-NeoX, Pythia: q, k and v packed head by head; parallel halves, each behind its own norm, or one by one."""
+    """GPT-NeoX, Pythia: q, k, v packed head by head; attention and MLP in parallel after norms of their own, or not."""
     config = config.renamed(
         {"rms_norm_eps": "layer_norm_eps", "partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
     )
@@ -135,7 +135,7 @@ def gpt_neox(config: ModelConfig) -> Spec:
 
 
 def opt(config: ModelConfig) -> Spec:
-    """OPT, Galactica: learned positions from the third row on. OPT-350m: norms behind the sums, narrower embeddings."""
+    """OPT, Galactica: learned positions from the third row on. OPT-350m: norms after the sums, narrower embeddings."""
     norm_first = config.flag("do_layer_norm_before", True)
     final = norm_first and not config.flag("_remove_final_layer_norm", False)
     names = Names(
@@ -169,7 +169,7 @@ def opt(config: ModelConfig) -> Spec:
 
 
 def phi(config: ModelConfig) -> Spec:
-    """Phi 1 and 2: parallel halves behind one norm, half of each head rotates, the head has a bias."""
+    """Phi 1 and 2: attention and MLP in parallel after one norm, half of each head rotates, the head has a bias."""
     names = Names(
         q_norm="self_attn.q_layernorm",
         k_norm="self_attn.k_layernorm",
@@ -209,7 +209,7 @@ def starcoder2(config: ModelConfig) -> Spec:
 
 
 def stablelm(config: ModelConfig) -> Spec:
-    """Llama with LayerNorms; a quarter of each head rotates; parallel halves and norms of every head in some."""
+    """Llama with LayerNorms; a quarter of a head rotates; some have parallel attention and MLP, or norms of heads."""
     parallel = config.flag("use_parallel_residual", False)
     return base(
         config.renamed({"rms_norm_eps": "layer_norm_eps"}),

@@ -102,7 +102,7 @@ def baichuan(config: ModelConfig) -> Spec:
 
 
 def olmo2(config: ModelConfig) -> Spec:
-    """No norms before the halves, but after them; the norms of q and k span all heads."""
+    """No norms before attention and MLP, but after them; the norms of q and k span all heads."""
     names = Names(
         attention_norm=None,
         attention_post_norm="post_attention_layernorm",

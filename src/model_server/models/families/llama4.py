@@ -39,7 +39,7 @@ class Llama4Attention:
             return replace(plain, temperature=self.temperature)
         if not self.qk_norm:
             return plain
-        # Before the rotation, which leaves lengths as they are, instead of behind it.
+        # Before the rotation, which leaves lengths as they are, instead of after it.
         ones = torch.ones(spec.head_dim, device=loader.device)
         return replace(plain, qk_norm=loader.fused.rms_norm(ones, spec.norm_eps))
 

@@ -217,7 +217,7 @@ def _everywhere(mixture: Moe, plain: Spec) -> Spec:
 
 
 def _block(config: ModelConfig, name: str) -> ModelConfig:
-    """A config inside the config; absent means silent."""
+    """A config inside the config; missing means silent."""
     block = config.get(name)
     if block is None:
         block = {}

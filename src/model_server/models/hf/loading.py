@@ -130,7 +130,7 @@ def _sharding(world_size: int) -> dict[str, Any]:
 
 
 def check_sharding(hf: HfModel, world_size: int) -> None:
-    """Raises StartupError unless transformers has a plan to divide this model among so many ranks."""
+    """Raises StartupError unless transformers has a plan to divide this model among `world_size` ranks."""
     if world_size == 1:
         return
     config = hf.text_config

@@ -177,7 +177,7 @@ class TransformersRunner:
         max_positions: int | None,
         rotaries: list[StaticRotary],
     ) -> None:
-        """Runs the model once on two tokens. rotaries: those of its modules that must be told of a step's length.
+        """Runs the model once on two tokens. rotaries: those of its modules that need a step's length.
 
         Raises UnsuitableError; StartupError if the backend that the user named cannot serve the layers.
         """

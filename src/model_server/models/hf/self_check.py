@@ -146,7 +146,7 @@ def translated(model: Any, prompt: Tensor, prefix: tuple[int, ...], generated: T
 
 
 def compare(served: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float, dtype: torch.dtype) -> Verdict:
-    """Row by row, relative to the largest logit. In half precision a near tie between experts may fall otherwise: then
+    """Row by row, relative to the largest logit. In 16 bits a near tie between experts may fall otherwise: then
     nine rows in ten are enough, and rounding is given more room."""
     errors = []
     for got, want in zip(served, expected, strict=True):

@@ -2,7 +2,7 @@
 
 That is: configs, tokenizer, chat templates, safetensors. Code files are fetched only with `trust_remote_code`, pickled
 weights only to convert them at once, with `auto_convert` and where there are no safetensors. A complete snapshot in the
-cache is served even if the hub cannot be reached or refuses (launcher.md R12): the hub is asked only what is new.
+cache is served even if the hub cannot be reached or refuses: the hub is asked only what is new.
 """
 
 from __future__ import annotations

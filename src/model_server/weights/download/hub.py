@@ -132,13 +132,13 @@ class HuggingFaceHub:
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         disable_progress_bars()  # our log carries the progress
-        told: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if meter is not None and "tqdm_class" in inspect.signature(hf_hub_download).parameters:
-            told["tqdm_class"] = _told(meter)
-        return Path(hf_hub_download(model_id, file, revision=commit, endpoint=constants.ENDPOINT, **told))
+            options["tqdm_class"] = _reporting_to(meter)
+        return Path(hf_hub_download(model_id, file, revision=commit, endpoint=constants.ENDPOINT, **options))
 
 
-def _told(meter: Meter) -> type:
+def _reporting_to(meter: Meter) -> type:
     """The library's progress bar, without the bar."""
     from huggingface_hub.utils import tqdm
 

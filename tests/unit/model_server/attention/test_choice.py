@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model_server.attention import choice
-from model_server.attention.availability import AbsentError
+from model_server.attention.availability import UnavailableError
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.choice import OWN_NAMES, TGI_NAMES, AttentionChoice, Offer
 from model_server.errors import StartupError
@@ -38,7 +38,7 @@ def offer(name: str, block_size: int, refuses: Callable[[AttentionLayer], str | 
 
 def absent(reason: str) -> Any:
     def make(device: torch.device, dtype: torch.dtype) -> Offer:
-        raise AbsentError(reason)
+        raise UnavailableError(reason)
 
     return make
 
@@ -103,9 +103,9 @@ def test_a_named_backend_is_kept_to(word: str) -> None:
 
 
 def test_triton_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    from model_server.kernels import availability as present
+    from model_server.kernels import availability
 
-    monkeypatch.setattr(present, "usable", lambda device: False)
+    monkeypatch.setattr(availability, "usable", lambda device: False)
     with pytest.raises(StartupError, match="--attention triton cannot be used: it needs Triton"):
         AttentionChoice("triton", CPU, HALF)
 

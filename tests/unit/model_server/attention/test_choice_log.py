@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from model_server.attention import choice
-from model_server.attention.availability import AbsentError
+from model_server.attention.availability import UnavailableError
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.choice import AttentionChoice, Offer
 from model_server.config import ServeConfig
@@ -38,12 +38,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def triton(device: torch.device, dtype: torch.dtype) -> Offer:
         if device.type != "cuda" or state["capability"] < (8, 0):
-            raise AbsentError("it needs Triton and a GPU of capability 8.0 or later")
+            raise UnavailableError("it needs Triton and a GPU of capability 8.0 or later")
         backend: Any = SimpleNamespace(name="triton", tgi_name="paged", block_size=16)
         return Offer(backend, lambda layer: None)
 
     def absent(device: torch.device, dtype: torch.dtype) -> Offer:
-        raise AbsentError("not installed")
+        raise UnavailableError("not installed")
 
     offers = {"triton": triton, "flash_attn": absent, "torch_varlen": absent, "native": absent}
     monkeypatch.setattr(choice, "_OFFERS", choice._OFFERS | offers)

@@ -11,7 +11,7 @@ from support import flash_doubles
 from support.attention_scene import BATCHES, HEADS, Scene
 
 from model_server.attention import flash_attn, torch_varlen
-from model_server.attention.availability import AbsentError
+from model_server.attention.availability import UnavailableError
 from model_server.attention.backend import Alibi, AttentionBackend, AttentionLayer
 from model_server.attention.flash_attn import FlashAttnBackend
 from model_server.attention.torch_varlen import TorchVarlenBackend
@@ -144,30 +144,30 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("module", [flash_attn, torch_varlen])
 def test_absent_where_it_cannot_run(module: Any, card: dict[str, tuple[int, int]]) -> None:
-    with pytest.raises(AbsentError, match="it computes on a CUDA device, not on cpu"):
-        module.present(CPU, torch.bfloat16)
-    with pytest.raises(AbsentError, match="float16 and bfloat16, not in float32"):
-        module.present(CUDA, torch.float32)
+    with pytest.raises(UnavailableError, match="it computes on a CUDA device, not on cpu"):
+        module.available(CPU, torch.bfloat16)
+    with pytest.raises(UnavailableError, match="float16 and bfloat16, not in float32"):
+        module.available(CUDA, torch.float32)
     card["is"] = (7, 5)
-    with pytest.raises(AbsentError, match=r"capability 8\.0 or later"):
-        module.present(CUDA, torch.float16)
+    with pytest.raises(UnavailableError, match=r"capability 8\.0 or later"):
+        module.available(CUDA, torch.float16)
 
 
 def test_version_3_is_for_hopper(card: dict[str, tuple[int, int]], installed: dict[str, Any]) -> None:
-    with pytest.raises(AbsentError, match="not installed"):
-        flash_attn.present(CUDA, torch.bfloat16)
+    with pytest.raises(UnavailableError, match="not installed"):
+        flash_attn.available(CUDA, torch.bfloat16)
     installed["flash_attn"] = flash_doubles.FLASH_ATTN_2
-    assert flash_attn.present(CUDA, torch.bfloat16).block_size == 256
+    assert flash_attn.available(CUDA, torch.bfloat16).block_size == 256
     installed["flash_attn_3.flash_attn_interface"] = flash_doubles.FLASH_ATTN_3
-    assert flash_attn.present(CUDA, torch.bfloat16).block_size == 16
+    assert flash_attn.available(CUDA, torch.bfloat16).block_size == 16
     card["is"] = (8, 9)
-    assert flash_attn.present(CUDA, torch.bfloat16).block_size == 256
+    assert flash_attn.available(CUDA, torch.bfloat16).block_size == 256
 
 
 def test_an_old_version_2(card: dict[str, tuple[int, int]], installed: dict[str, Any]) -> None:
     installed |= {"flash_attn": flash_doubles.FLASH_ATTN_2, "version": "2.6.3"}
-    with pytest.raises(AbsentError, match=r"2\.6\.3 is too old"):
-        flash_attn.present(CUDA, torch.bfloat16)
+    with pytest.raises(UnavailableError, match=r"2\.6\.3 is too old"):
+        flash_attn.available(CUDA, torch.bfloat16)
 
 
 def test_a_module_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_a_module_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(flash_attn.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(flash_attn.importlib, "import_module", broken)
-    with pytest.raises(AbsentError, match=r"flash_attn cannot be loaded: undefined symbol: _ZN3c104cuda$"):
+    with pytest.raises(UnavailableError, match=r"flash_attn cannot be loaded: undefined symbol: _ZN3c104cuda$"):
         flash_attn._module("flash_attn")
 
 
@@ -188,10 +188,10 @@ def test_torchs_own_by_its_signature(card: dict[str, tuple[int, int]], monkeypat
 
     module = SimpleNamespace(varlen_attn=without_pages)
     monkeypatch.setattr(torch_varlen.importlib, "import_module", lambda name: module)
-    with pytest.raises(AbsentError, match="lacks window_size, enable_gqa, seqused_k, block_table"):
-        torch_varlen.present(CUDA, torch.bfloat16)
+    with pytest.raises(UnavailableError, match="lacks window_size, enable_gqa, seqused_k, block_table"):
+        torch_varlen.available(CUDA, torch.bfloat16)
     module.varlen_attn = flash_doubles.torch_varlen_attn
-    assert torch_varlen.present(CUDA, torch.bfloat16).name == "torch_varlen"
+    assert torch_varlen.available(CUDA, torch.bfloat16).name == "torch_varlen"
 
 
 def test_the_double_has_torchs_signature() -> None:
