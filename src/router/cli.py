@@ -46,7 +46,7 @@ def run(config: RouterConfig) -> int:
 
         return uvloop.run(serve(config))
     except StartupError as error:
-        if config.json_output:  # who reads records finds the cause there too, behind whatever the end itself brought up
+        if config.json_output:  # the cause, also for readers of the log, after the records of the end itself
             logger.error("%s", error)
         print(error.report(), file=sys.stderr)  # noqa: T201
         return 1

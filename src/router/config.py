@@ -1,4 +1,4 @@
-"""RouterConfig: what was asked for, each option once. TGI's router flags, then ours.
+"""RouterConfig: the options as given, each declared once; the only file of the router that reads the environment.
 
 What the server will really do after it has seen the shards is `router.limits.ServingLimits`.
 """
@@ -52,7 +52,7 @@ class RouterConfig:
     max_request_seconds: float | None = option(
         None,
         panel=_LIMITS,
-        help="A request that has not ended after so long is failed. Default: no limit.",
+        help="Seconds after which a request that has not ended is failed. Default: no limit.",
         minimum=0.001,
     )
     disable_grammar_support: bool = option(False, panel=_LIMITS, help="Refuse requests with a grammar.")
@@ -98,7 +98,7 @@ class RouterConfig:
     )
     keep_alive_seconds: int = option(75, panel=_HTTP, help="Time that an idle connection is kept.", minimum=1)
     stalled_client_seconds: float = option(
-        30.0, panel=_HTTP, help="A client that reads nothing for so long is given up.", minimum=0.1
+        30.0, panel=_HTTP, help="Seconds after which a client that reads nothing is given up.", minimum=0.1
     )
     max_unread_bytes: int = option(
         1_048_576,

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 
 class RouterError(Exception):
-    """Something a caller is told about. `str(error)` is the whole public message."""
+    """An error with a public message, `str(error)`."""
 
     error_type = "internal"
 
@@ -74,7 +74,7 @@ class OverloadedError(RouterError):
 
 
 class GenerationError(RouterError):
-    """The shards failed while the request ran. Takes what they said."""
+    """The shards failed while the request ran. Takes their message."""
 
     error_type = "generation"
 

@@ -1,4 +1,4 @@
-"""One HTTP request as its log records and its spans tell of it. Works with and without a collector.
+"""One HTTP request in its log records and its spans. Works with and without a collector.
 
                  ┌ validate
 request ─────────┼ queued          one of each for every generation of the request
@@ -43,7 +43,7 @@ class RequestSpan:
 
     @property
     def name(self) -> str:
-        """The route, in TGI's words; empty for an unknown path and for what is not traced."""
+        """The route's name in TGI; empty for an unknown path and for what is not traced."""
         name: str = getattr(self._scope.get("endpoint"), _SPAN_NAME, "")
         return name
 
@@ -72,7 +72,7 @@ class RequestSpan:
         return replace(valid, trace=GenerationTrace(self.tracing, self.span))
 
     def finish(self, status: int) -> None:
-        """The answer is out. A request without a name is forgotten: a stranger's paths are not worth a span."""
+        """After the answer. A request without a name gets no span: unknown paths are not recorded."""
         if self.span is None or not self.name:
             return
         self.span.update_name(self.name)
@@ -100,7 +100,7 @@ def entered() -> RequestSpan | None:
 
 
 def described(request: ValidRequest) -> str:
-    """TGI's field `parameters`, without a word of the client's: texts are counted, not shown."""
+    """TGI's field `parameters`, without texts of the client's: they are counted, not shown."""
     sampling, stopping = request.sampling, request.stopping
     parameters = {one.name: getattr(sampling, one.name) for one in fields(sampling) if one.name not in _NOT_SHOWN} | {
         "grammar": sampling.grammar_kind,

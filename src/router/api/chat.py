@@ -108,12 +108,12 @@ class Chat:
         if self.tools is None or not self.tools.or_none:
             return await self._inference.start(request, permits)
 
-        async def in_words(permits: HeldPermits) -> Running:
+        async def as_text(permits: HeldPermits) -> Running:
             plain = choices_of(await self._request(None), self.number)[index]
             return await self._inference.start(plain, permits)
 
         decision = await self._inference.start(request, permits_of_one_pass(permits))
-        return TwoPasses(decision, in_words, permits)
+        return TwoPasses(decision, as_text, permits)
 
     async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
         body = self.body

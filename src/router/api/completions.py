@@ -83,7 +83,7 @@ def _requests(state: AppState, body: CompletionBody, counts: Counts) -> list[Gen
 async def _generate(
     state: AppState, body: CompletionBody, counts: Counts, permits: HeldPermits
 ) -> tuple[list[list[GenerationResult]], list[list[int]]]:
-    """The generations of each prompt, and where its tokens begin if they are to be told."""
+    """The generations of each prompt, and where its tokens begin if the answer lists them."""
     generations = await state.inference.generate_many(_requests(state, body, counts), permits)
     groups = [generations[i : i + counts.best_of] for i in range(0, len(generations), counts.best_of)]
     if not body.echo or body.logprobs is None:

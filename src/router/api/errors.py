@@ -41,7 +41,7 @@ class UnauthorizedError(RouterError):
 
 
 class InternalError(RouterError):
-    """What nobody foresaw; the cause is in the log only."""
+    """An unforeseen failure; its cause is in the log only."""
 
     def __init__(self) -> None:
         super().__init__("internal error")
@@ -103,7 +103,7 @@ def framework_response(status: int, detail: str, headers: dict[str, str] | None 
 
 
 def public_error(error: Exception, request_id: str) -> RouterError:
-    """For the end of a stream: the error itself, or a word for what nobody foresaw, which goes to the log."""
+    """The error that a failed stream ends with; an unforeseen one is logged and becomes InternalError."""
     if isinstance(error, RouterError):
         return error
     logger.error("a stream has failed", exc_info=error, extra={"request_id": request_id})
@@ -111,7 +111,7 @@ def public_error(error: Exception, request_id: str) -> RouterError:
 
 
 def tgi_event_body(error: RouterError) -> bytes:
-    """The error as an event of a native stream."""
+    """The error as an event of a stream of TGI's own routes."""
     is_incomplete = isinstance(error, IncompleteError)
     message, kind = ("Incomplete generation stream", "incomplete_generation_stream") if is_incomplete else (
         str(error), error.error_type

@@ -1,1 +1,1 @@
-"""Grammars: whether one can be had, compiled in a bounded process of its own."""
+"""Grammars of clients, checked in a bounded process of their own."""

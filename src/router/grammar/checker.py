@@ -1,4 +1,4 @@
-"""What clients ask of the form of an answer, and whether it can be had.
+"""Grammars that clients ask for, and whether they can be compiled.
 
 Grammars are compiled in a process of their own with bounds on time and memory: one that explodes costs its own request
 a 422 and nothing else. Outcomes are remembered, and requests with the same grammar share one compilation.

@@ -76,13 +76,13 @@ def main() -> None:
     serve(answer, memory_limit=MEMORY_LIMIT, cpu_limit_s=_CPU_LIMIT_S)
 
 
-def _sentence(said: str) -> str:
+def _sentence(message: str) -> str:
     """One line of a library's message, without the places it names in texts that the client never saw."""
-    said = said.partition("<non-verbose/>")[0]
-    if found := _REGEX_FAULT.search(said):
-        said = found[1]
-    said = _PLACE.sub("", said.partition("\n   1 |")[0])
-    return " ".join(said.split())[:_LONGEST_FAULT] or "it cannot be compiled"
+    message = message.partition("<non-verbose/>")[0]
+    if found := _REGEX_FAULT.search(message):
+        message = found[1]
+    message = _PLACE.sub("", message.partition("\n   1 |")[0])
+    return " ".join(message.split())[:_LONGEST_FAULT] or "it cannot be compiled"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from router.config import TGI_VERSION
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerHead:
-    """What an answer, or every chunk of a stream, says of itself."""
+    """The first fields of an answer, or of every chunk of a stream."""
 
     id: str
     created: int

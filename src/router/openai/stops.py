@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from router.events import FinishReason
 
 FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
-"""OpenAI's word for TGI's, also where a stop text ended the generation: OpenAI's clients know no other words."""
+"""TGI's reasons in OpenAI's terms, which have none for a stop text."""
 
 
 class StopHoldBack:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # FastAPI's own, of which older releases know nothing: it would follow variables that are meant for other programs.
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-_CLIENT_CLOSED_REQUEST = 499  # nginx' status; nobody reads it
+_CLIENT_CLOSED_REQUEST = 499  # nginx' status; the client has gone
 
 _FAMILIES: tuple[Routes, ...] = (
     generate.routes, chat.routes, completions.routes, tokenize.routes, cloud.routes, service.routes,
@@ -48,7 +48,7 @@ def create_app(
     allow_origins: Sequence[str] = (),
     tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The application; without `served` only its OpenAPI document is of use."""
+    """The application; without `state` only its OpenAPI document is of use."""
     app = Application(
         title="Text Generation Inference", docs_url="/docs", redoc_url=None, openapi_url="/api-doc/openapi.json",
         redirect_slashes=False, telemetry=_NO_TELEMETRY,

@@ -156,7 +156,7 @@ async def _answer(
     metrics_listener: socket.socket | None,
     tracing: Tracing | None,
 ) -> int:
-    """Serves until a signal or the scheduler's end. Raises StartupError if somebody else listens by now."""
+    """Serves until a signal or the scheduler's end. Raises StartupError if another process listens on a port by now."""
     phases.enter(phases.BINDING)
     for each in filter(None, (listener, metrics_listener)):
         listen(each)

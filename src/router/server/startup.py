@@ -1,4 +1,4 @@
-"""From a socket path to a scheduler that may serve: find the shards, ask them, warm them up, settle the limits."""
+"""From a socket path to a scheduler that may serve: finds the shards, warms them up, resolves the limits."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
             holds = capacity.total_tokens
             if least is None or holds is None or not least <= holds < budget:
                 return budget, capacity
-            # Shards and router are to know of one and the same budget: hence another warm-up.
+            # Shards and router must have the same budget: hence another warm-up.
             budget = holds
             logger.warning("the KV cache holds %d tokens: trying again with a prefill budget of as many", holds)
 
@@ -138,8 +138,8 @@ def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[in
     """How many tokens a step with prompts may compute, and how many it computes unless there is a backlog.
 
     What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_DEFAULT_STEP_TOKENS. A
-    step's time grows with its tokens there, and products of so many rows are as efficient as they get (measured: 256
-    rows to 4096 gain nothing): the first of many prompts gets its token sooner, running requests wait less, and
+    step's time grows with its tokens there, and matrix products do not get more efficient (measured: 256 to 4096 rows
+    gain nothing): the first of many prompts gets its token sooner, running requests wait less, and
     throughput stays.
     """
     if info.chunks and info.device_type == "cpu":
@@ -174,7 +174,7 @@ def resolve_limits(
             raise BackendError(f"Not enough memory to handle `max_total_tokens={max_total_tokens}`")
         max_total_tokens = max_batch_total_tokens
     if not info.requires_padding:
-        # Block 0 is nobody's; the last token of a request is never stored.
+        # Block 0 is reserved; the last token of a request is never stored.
         usable = (max_batch_total_tokens // info.block_size - 1) * info.block_size + 1 - info.speculate
         max_total_tokens = min(max_total_tokens, usable)
     max_input_tokens = config.max_input_tokens

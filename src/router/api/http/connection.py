@@ -152,7 +152,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(self._refusal)
 
     def _disconnect(self) -> None:
-        """Whoever works on an answer hears that nobody waits for it."""
+        """Tells the handlers of all open requests that their client has gone."""
         for cycle in self._open:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -171,7 +171,7 @@ class Connection(HttpToolsProtocol):
 
     def _late(self) -> None:
         if self.pipeline:
-            # Nothing is read while a request waits behind another's answer: its sender is not to blame.
+            # Nothing is read while a request waits for an earlier one's answer: its sender is not late.
             self._start_timer(self._bounds.body_s)
         else:
             self._refuse(408)

@@ -36,7 +36,7 @@ def endpoints_of(routers: Iterable[APIRouter], *, without: Iterable[str | None])
 
 
 class Application(FastAPI):
-    """Answers the `direct` endpoints itself. They take the bare request and nothing else."""
+    """Answers the endpoints in `fast_path` itself. They take the bare request and nothing else."""
 
     fast_path: Mapping[tuple[str, str], Endpoint]
     _fast_stack: ASGIApp | None = None

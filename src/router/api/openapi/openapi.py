@@ -45,7 +45,7 @@ def documented(
     headers: Sequence[str],
     errors: Sequence[int],
 ) -> dict[str, Any]:
-    """Options of FastAPI's `add_api_route`: see `router.api.routes.Routes.answers`."""
+    """Options of FastAPI's `add_api_route` for a route that `router.api.routes.Routes.answers` declares."""
     answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers)}
     answers |= {status: _refusal(status) for status in errors}
     schema = _reference(bodies[0]) if len(bodies) == 1 else {"anyOf": [_reference(one) for one in bodies]}
@@ -102,7 +102,7 @@ def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
 
 
 def _limited(value: Any, limits: object) -> Any:
-    """With the numbers behind `x-limits`; a limit that is only known to a running server is left out."""
+    """With the numbers that `x-limits` names; a limit that only a running server knows is left out."""
     if isinstance(value, list):
         return [_limited(one, limits) for one in value]
     if not isinstance(value, dict):

@@ -19,7 +19,7 @@ from router.generation.running import Run
 
 @dataclass(frozen=True)
 class BatchItem:
-    """A generation, so many times, and how the text of the best becomes an answer. Nothing is done before `start`."""
+    """A generation, run `number` times, and how the text of the best becomes an answer. Nothing runs before `start`."""
 
     start: Callable[[HeldPermits], Awaitable[Run]]
     text_of: Callable[[GenerationResult], str]

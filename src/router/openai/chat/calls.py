@@ -17,7 +17,7 @@ _MAX_QUOTED = 200
 
 
 def is_call(request: ValidRequest) -> bool:
-    """In a chat with tools, which has no other grammar: whether this generation is a call, not an answer in words."""
+    """In a chat with tools, which has no other grammar: whether this generation is a call, not an answer with text."""
     return request.sampling.grammar_kind != "none"
 
 
@@ -61,10 +61,10 @@ class CallStream:
         self._stops = stops
         self._hold_back = StopHoldBack(stops)
         self._parser = ToolCallParser()
-        self._text = ""  # up to where the call begins to be told, for the error if there is none
+        self._text = ""  # until the first chunk is sent, for the error if there is no call
         # Of tokens that no chunk has carried yet: those of the next one take them along.
         self._logprobs: list[dict[str, Any]] | None = [] if logprobs else None
-        self._is_told = False
+        self._has_begun = False
 
     def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
         """The chunks that one token brings about: none, or several. Raises ToolError."""
@@ -79,7 +79,7 @@ class CallStream:
             text = self._hold_back.push(text)
         arguments = self._parser.feed(text)
         chunks = []
-        if not self._is_told:
+        if not self._has_begun:
             self._text += text
             name = self._parser.name or (self._only_name if is_last else None)
             if name is not None or is_last:
@@ -92,7 +92,7 @@ class CallStream:
         return chunks
 
     def _first(self, name: str | None) -> dict[str, Any]:
-        self._is_told = True
+        self._has_begun = True
         delta: dict[str, Any] = {"role": "assistant", "content": None}
         if name is not None:
             function = {"name": name, "arguments": ""}

@@ -13,7 +13,7 @@ from router.errors import ToolError
 from router.openai.chat.call_parser import NAME_KEY
 
 NO_TOOL = "no_tool"
-"""The function that a model "calls" where it may answer in words and wants to."""
+"""The function that a model "calls" to answer with text instead."""
 
 Schema = dict[str, Any]
 

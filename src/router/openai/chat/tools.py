@@ -1,4 +1,4 @@
-"""Which tools a chat may use, and what follows from that: the grammar, the template's list, the words of a prompt."""
+"""Which tools a chat may use, and what follows from that: the grammar, the template's list, the text of a prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_NAME = 128
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """The functions that the answer may call, one at least. `or_none`: it may also be in words."""
+    """The functions that the answer may call, one at least. `or_none`: it may also be text."""
 
     functions: tuple[FunctionDefinition, ...]
     or_none: bool
@@ -86,8 +86,8 @@ def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
         return given
     kind = given.get("type", "function")
     if kind != "function":
-        said = f"`{kind[:_MAX_NAME]}` is" if isinstance(kind, str) else "its type is"
-        raise ToolError(f"`tool_choice`: {said} not supported; name a function, or say auto, none or required")
+        subject = f"`{kind[:_MAX_NAME]}` is" if isinstance(kind, str) else "its type is"
+        raise ToolError(f"`tool_choice`: {subject} not supported; name a function, or say auto, none or required")
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):

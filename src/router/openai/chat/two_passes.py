@@ -1,4 +1,4 @@
-"""A chat that may call a tool or answer in words: first the model decides, then, if it calls nothing, it answers.
+"""A chat that may call a tool or answer with text: first the model decides, then, if it calls nothing, it answers.
 
 TGI's way. Both passes run under one permit, and what comes out is the one that the client gets: a caller reads it like
 any other generation.
@@ -77,7 +77,7 @@ class TwoPasses:
         if name is not None and name != NO_TOOL:
             self._is_decided = True
         elif isinstance(event, Finished):
-            # It calls nothing, or its tokens ended before it had named a function: the answer is in words.
+            # It calls nothing, or its tokens ended before it had named a function: the answer is text.
             self._seen.clear()
             self._running = await self._answer(permits_of_one_pass(self._held))
             self._is_decided = True

@@ -144,8 +144,8 @@ class ChoiceStream:
         self._include_usage = body.stream_options.include_usage
         # As TGI, whose clients find a prompt's usage in its last chunk, where OpenAI's option is not used.
         self._ends_with_usage = not self._include_usage and (body.n or 1) == 1
-        self._unsaid = request.inputs if body.echo else ""
-        self._position = len(self._unsaid)
+        self._echo = request.inputs if body.echo else ""
+        self._position = len(self._echo)
 
     def chunk(self, event: TokenGenerated | Finished) -> dict[str, Any]:
         """The chunk of one token."""
@@ -158,7 +158,7 @@ class ChoiceStream:
             text = self._hold_back.finish(piece, stopped=ended_by_stop(event.text, stops, event.finish_reason))
         else:
             text = self._hold_back.push(piece)
-        text, self._unsaid = self._unsaid + text, ""
+        text, self._echo = self._echo + text, ""
         choice = {
             "index": self._index,
             "text": text,

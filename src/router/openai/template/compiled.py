@@ -44,7 +44,7 @@ class CompiledTemplate:
     ) -> str | None:
         """Up to the end of the last turn's text, so that the model goes on with it; None if it is not in the text.
 
-        A mark shows where it ends, as in transformers: the text itself may occur behind it again. White space at its
+        A mark shows where it ends, as in transformers: the text itself may occur after it again. White space at its
         end is cut off, as in TGI.
         """
         text = self._render([*turns[:-1], turns[-1].followed_by(_END_MARK)], tools, variables)

@@ -85,7 +85,7 @@ class Traits:
 def with_tools(
     turns: Sequence[Turn], tools: list[dict[str, Any]], tool_prompt: str | None, traits: Traits
 ) -> list[Turn]:
-    """Adds the tools to the last turn if the template does not show them, and what the client wants said of them."""
+    """Adds the tools to the last turn if the template does not show them, and the client's text about them."""
     added = "" if traits.reads_tools else f"{orjson.dumps(tools).decode()}\n{tool_prompt or TOOL_PROMPT}"
     added = added or tool_prompt or ""
     return [*turns[:-1], turns[-1].followed_by(f"\n---\n{added}")] if added else list(turns)

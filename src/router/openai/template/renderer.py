@@ -1,4 +1,4 @@
-"""The router's side of the process that renders chat templates. See `router.openai.template.worker`."""
+"""Renders chat templates in a worker process, `router.openai.template.worker`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Renderer:
         try:
             return await loop.run_in_executor(self._thread, self._exchange, job)
         except asyncio.CancelledError:
-            self._interrupt(job)  # nobody waits for it any more, and the next one needs the process
+            self._interrupt(job)  # its client has left, and the next one needs the process
             raise
 
     def warm_up(self) -> None:

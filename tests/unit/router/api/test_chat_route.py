@@ -210,7 +210,7 @@ async def test_temperature_zero_is_greedy_whatever_else_is_given(router: Router)
         assert router.scheduler.last.sampling.top_p == 0.5
 
 
-async def test_a_stock_shard_gets_tgis_frequency_penalty_and_no_other_extension(make_router: MakeRouter) -> None:
+async def test_an_upstream_shard_gets_tgis_frequency_penalty_and_no_other_extension(make_router: MakeRouter) -> None:
     router = make_router(info=replace(INFO, extensions=frozenset()))
     await router.post(PATH, body(frequency_penalty=0.5))
     assert router.scheduler.last.sampling.frequency_penalty == 0.5

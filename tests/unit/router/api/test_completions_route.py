@@ -236,7 +236,7 @@ async def test_a_million_ids_are_refused_in_time(make_router: MakeRouter) -> Non
     assert answer.status_code == 422
 
 
-async def test_a_stock_shard_refuses_what_it_cannot_do(make_router: MakeRouter) -> None:
+async def test_an_upstream_shard_refuses_what_it_cannot_do(make_router: MakeRouter) -> None:
     router = make_router(info=replace(INFO, extensions=frozenset()))
     for fields in ({"presence_penalty": 0.5}, {"min_p": 0.1}, {"logit_bias": {"1": 1}}, {"min_tokens": 1}):
         answer = await router.post(PATH, body(**fields))

@@ -113,7 +113,7 @@ async def test_switched_off(make_router: Callable[..., Router]) -> None:
     assert (await router.post(CHAT, chat(response_format={"type": "text"}))).status_code == 200
 
 
-async def test_a_stock_shard_gets_regular_expressions_only(make_router: Callable[..., Router]) -> None:
+async def test_an_upstream_shard_gets_regular_expressions_only(make_router: Callable[..., Router]) -> None:
     router = make_router(info=replace(INFO, extensions=frozenset()))
     answer = await router.post(CHAT, chat(response_format={"type": "json_object"}))
     assert answer.status_code == 422 and "not supported by the model server" in answer.json()["error"]
@@ -197,7 +197,7 @@ async def test_memory_of_outcomes_is_bounded() -> None:
     checker.close()
 
 
-async def test_a_crowd_of_bombs_is_overload(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_bombs_at_once_are_overload(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.grammar.checker._MAX_WAITING", 3)
     bombs = [checker.check("regex", f"b{i}{'{4294967295}'}") for i in range(16)]
     outcomes = await asyncio.gather(*bombs, return_exceptions=True)

@@ -188,7 +188,7 @@ async def test_vertex_variables(make_router: MakeRouter) -> None:
             check(RouterConfig(aip_health_route=route))
 
 
-async def test_a_stock_shard_serves_the_platforms_too(make_router: MakeRouter) -> None:
+async def test_an_upstream_shard_serves_the_platforms_too(make_router: MakeRouter) -> None:
     router = make_router(info=replace(INFO, extensions=frozenset()), limits=replace(LIMITS, max_best_of=1))
     assert (await router.post("/vertex", {"instances": [{"inputs": "a"}, CHAT]})).status_code == 200
     assert (await router.post("/invocations", {"prompt": "a"})).status_code == 200
