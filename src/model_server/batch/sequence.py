@@ -37,6 +37,7 @@ class NewRequest:
     chunk_len: int | None  # tokens of the first forward; None: all that are not in the cache
     input_ids: tuple[int, ...] = ()  # the prompt's tokens; empty: `text` is tokenised
     resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
+    adapter_id: str | None = None  # None: the base model
 
 
 class Sequence:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
 from model_server.batch.stopping import StoppingState
+from model_server.engine.calls import Session
 from model_server.errors import RequestError
 from model_server.sampling.grammar import Grammars
 from model_server.sampling.sampler import Sampler
 from model_server.text.detokenizer import Detokenizer
 from model_server.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheLayout:
     """What blocks and slots of a request are checked against. chunking: its first forward may leave some of the prompt
-    out. extends_blocks: it may get more blocks later."""
+    out."""
 
     block_size: int
     num_blocks: int
     chunking: bool
-    extends_blocks: bool
 
 
 class Admission:
@@ -43,6 +46,7 @@ class Admission:
         self._prompt_logprobs_allowed = prompt_logprobs_allowed
         self._decoder_prefix = decoder_prefix
         self._grammars = Grammars(tokenizer, vocab_size)
+        self._warned_of_adapter = False
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
         """Token ids of the prompts. May run on any thread; compiles grammars too, while the steps before it run."""
@@ -56,7 +60,9 @@ class Admission:
             for r in requests
         ]
 
-    def sequence(self, request: NewRequest, prompt: list[int], layout: CacheLayout, *, owned: bool) -> Sequence:
+    def sequence(
+        self, request: NewRequest, prompt: list[int], layout: CacheLayout, session: Session, *, owned: bool
+    ) -> Sequence:
         """owned: this rank answers for the request. Raises RequestError or ValueError for what cannot run, on all
         ranks alike."""
         check_layout(
@@ -65,8 +71,10 @@ class Admission:
             layout.block_size,
             layout.num_blocks,
             chunking=layout.chunking,
-            extends_blocks=layout.extends_blocks,
+            extends_blocks=session.extends_blocks,
         )
+        if request.adapter_id is not None:
+            self._refuse_adapter(request.id, request.adapter_id, session)
         ids = [*prompt, *request.resume_ids]
         if max(ids) >= self._vocab_size:
             raise RequestError(f"request {request.id}: token {max(ids)} is outside the model's {self._vocab_size}")
@@ -96,6 +104,15 @@ class Admission:
         if not follows_text:
             sequence.detokenizer = None
         return sequence
+
+    def _refuse_adapter(self, request_id: int, adapter_id: str, session: Session) -> None:
+        """No adapter is loaded. TGI's router gets the base model for a name that is unknown, as TGI's shard does it."""
+        message = f"request {request_id}: no adapter {adapter_id[:100]!r} is loaded"
+        if not session.upstream_router:
+            raise RequestError(message)
+        if not self._warned_of_adapter:
+            logger.warning("%s: it gets the base model, as all others that name an adapter", message)
+            self._warned_of_adapter = True
 
 
 def with_blocks(requests: list[NewRequest], prompts: list[list[int]], block_size: int) -> list[NewRequest]:

@@ -228,14 +228,13 @@ class Engine:
             block_size=self.options.block_size,
             num_blocks=self.cache.num_blocks,
             chunking=self.options.chunking,
-            extends_blocks=self.session.extends_blocks,
         )
         sequences, refused = [], []
         numbered = with_blocks(requests, prompts, self.options.block_size)
         for request, prompt in zip(numbered, prompts, strict=True):
             owned = self.options.layout.owns(request.id)
             try:
-                sequences.append(self._admission.sequence(request, prompt, layout, owned=owned))
+                sequences.append(self._admission.sequence(request, prompt, layout, self.session, owned=owned))
             except (RequestError, ValueError) as error:
                 refusal = self._answers.error(request.id, str(error))
                 if owned:

@@ -73,6 +73,7 @@ def _request_from(message: pb.Request) -> NewRequest:
         chunk_len=message.chunk_len if message.HasField("chunk_len") else None,
         input_ids=tuple(message.input_ids),
         resume_ids=tuple(message.resume_ids),
+        adapter_id=message.adapter_id or None,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.engine_shard import NUM_BLOCKS, decode_call, tokens_of
+from support.engine_shard import NUM_BLOCKS, decode_call, errors_of, tokens_of
 from support.engine_shard import EngineShard as Shard
 from support.tiny_models import write_tokenizer
 
@@ -315,6 +315,23 @@ def test_a_request_with_a_wrong_layout_is_refused_alone(shard: Shard, changes: d
     assert refused.request_id == bad.id and message in str(refused.error)
     result.generations.remove(refused)
     assert _run_out(shard, result, 0) == {good.id: shard.expected(good)}
+
+
+def test_a_request_that_names_an_adapter_is_refused_alone(shard: Shard) -> None:
+    bad, good = shard.request([1, 2, 3], 4, adapter_id="poems"), shard.request([4, 5], 3)
+    result = shard.prefill(0, bad, good)
+    assert errors_of(result) == {bad.id: f"request {bad.id}: no adapter 'poems' is loaded"}
+    result.generations[:] = [g for g in result.generations if g.error is None]
+    assert _run_out(shard, result, 0) == {good.id: shard.expected(good)}
+
+
+def test_tgis_router_gets_the_base_model_for_an_adapter(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    shard = Shard(tokenizer, upstream=True)
+    requests = [shard.request([1, 2, 3], 1, adapter_id="poems"), shard.request([4, 5], 1, adapter_id="prose")]
+    assert tokens_of(shard.prefill(0, *requests)) == {r.id: shard.expected(r) for r in requests}
+    assert [r.getMessage() for r in caplog.records if "adapter" in r.getMessage()] == [
+        "request 0: no adapter 'poems' is loaded: it gets the base model, as all others that name an adapter"
+    ]
 
 
 def test_a_batch_of_nothing_but_bad_requests_leaves_nothing(shard: Shard) -> None:

@@ -73,6 +73,8 @@ def test_ids_resumption_and_growth_are_read() -> None:
     assert (request.input_ids, request.resume_ids) == ((5, 6), (7,))
     assert (request.cache_len, request.chunk_len) == (1, 0)
     assert _read(_message()).chunk_len is None
+    assert _read(_message(adapter_id="poems")).adapter_id == "poems"
+    assert _read(_message()).adapter_id is None and _read(_message(adapter_id="")).adapter_id is None
     extension = pb.BlockGrowth(request_id=4, blocks=[2**32 - 1, 3])
     for call in (
         convert.prefill_from(pb.PrefillRequest(growth=[extension])),
