@@ -26,7 +26,7 @@ from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.runner.cuda_graphs import GraphedRunner, graph_sizes, with_graphs
-from model_server.runner.graph_capture import CudaRecorder
+from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
@@ -100,7 +100,7 @@ def _load(
     if placement.ranks.world.rank == 0:
         attention.log(runner.traits.attention, caching_asked=config.prefix_caching)
     if placement.device.type == "cuda":
-        return with_graphs(runner, graphs, CudaRecorder(placement.device))
+        return with_graphs(runner, graphs, CudaGraphCapture(placement.device))
     return runner
 
 
@@ -209,7 +209,7 @@ async def _serve(
 
 
 def leave(runner: Runner | None, world: ProcessGroup, *, orderly: bool) -> None:
-    """Leave the ranks. Recordings go first: before it ends, NCCL's communicator waits for every graph that holds one of
+    """Leave the ranks. Graphs go first: before it ends, NCCL's communicator waits for every graph that holds one of
     its collectives to be gone (`commDestroySync`)."""
     try:
         if orderly and world.size > 1 and isinstance(runner, GraphedRunner):

@@ -1,6 +1,6 @@
-"""A whole decoder with our attention kernels: recorded decode steps say what the steps themselves say.
+"""A whole decoder with our attention kernels: captured decode steps say what the steps themselves say.
 
-In the interpreter "recorded" means done again over the same places in memory, with the host's lengths as mere bounds.
+In the interpreter "captured" means done again over the same places in memory, with the host's lengths as mere bounds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from numpy_scalars import mend
-from support.graph_doubles import PlainRecorder
+from support.graph_doubles import PlainGraphCapture
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
@@ -26,7 +26,7 @@ from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import spec_of
 from model_server.runner.cuda_graphs import GraphedRunner
-from model_server.runner.graph_capture import CudaRecorder
+from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import ModelInputs
 from model_server.weights.reader import Range
 
@@ -123,10 +123,10 @@ def test_replays_of_a_decoder(device: torch.device) -> None:
     backend = TritonBackend()
     assert backend.capturable
     inner, plain = decoder(backend, device), decoder(ReferenceBackend(), device)
-    runner = GraphedRunner(inner, (4, 1), CudaRecorder(device) if device.type == "cuda" else PlainRecorder())
+    runner = GraphedRunner(inner, (4, 1), CudaGraphCapture(device) if device.type == "cuda" else PlainGraphCapture())
     cache, same = filled_cache(inner, device), filled_cache(inner, device)
     runner.capture(cache, MAX_LENGTH, ProcessGroup())
-    assert runner.recorded_sizes == (1, 4)
+    assert runner.captured_sizes == (1, 4)
     for rows in same.rows:
         rows[:BLOCK] = float("nan")  # nobody reads the padding's block
     for seed, lengths in enumerate([[40, 3, 100, 17], [16], [33, 100], [2, 48, 7, 5, 1]]):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from support.graph_doubles import FakeEvent, PlainRecorder, PlainRecording
+from support.graph_doubles import FakeEvent, PlainGraph, PlainGraphCapture
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -77,7 +77,7 @@ def on_cuda(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 class OnDeviceAlone(TorchDispatchMode):
-    """Every operator has its tensors on the GPU; single numbers may come from the host. As inside of a recording."""
+    """Every operator has its tensors on the GPU; single numbers may come from the host. As inside of a capture."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -99,10 +99,10 @@ class NeverWaits(TorchDispatchMode):
         return result
 
 
-class DeviceRecorder(PlainRecorder):
+class DeviceGraphCapture(PlainGraphCapture):
     """Records only what stays on the device."""
 
-    def record(self, work: Callable[[], object]) -> PlainRecording:
+    def capture(self, work: Callable[[], object]) -> PlainGraph:
         with OnDeviceAlone():
             work()
-        return super().record(work)
+        return super().capture(work)

@@ -1,4 +1,4 @@
-"""Stand-ins for what only a GPU has: recordings, pinned buffers, a runner whose lengths are on the device."""
+"""Stand-ins for what only a GPU has: graphs, pinned buffers, a runner whose lengths are on the device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CapturableRunner(FakeRunner):
 
 
 @dataclass
-class PlainRecording:
+class PlainGraph:
     """Does the work again."""
 
     replay: Callable[[], object]
@@ -57,33 +57,33 @@ class PlainRecording:
 
 
 @dataclass
-class PlainRecorder:
-    """A `Recorder` that records nothing. `fail`: the error that recording a number of rows ends with, by its turn.
+class PlainGraphCapture:
+    """A `GraphCapture` that captures nothing. `fail`: the error that capture a number of rows ends with, by its turn.
 
-    `bytes_used` grows by `cost` with each recording.
+    `bytes_used` grows by `cost` with each capture.
     """
 
     fail: dict[int, Exception] = field(default_factory=dict)
     cost: int = 0
     bytes_used: int = 0
-    recordings: list[PlainRecording] = field(default_factory=list)
+    graphs: list[PlainGraph] = field(default_factory=list)
 
-    def rehearse(self, work: Callable[[], object]) -> None:
+    def warm_up(self, work: Callable[[], object]) -> None:
         work()
 
-    def record(self, work: Callable[[], object]) -> PlainRecording:
-        if (error := self.fail.get(len(self.recordings))) is not None:
-            self.fail.pop(len(self.recordings))
+    def capture(self, work: Callable[[], object]) -> PlainGraph:
+        if (error := self.fail.get(len(self.graphs))) is not None:
+            self.fail.pop(len(self.graphs))
             raise error
         self.bytes_used += self.cost
-        self.recordings.append(PlainRecording(work))
-        return self.recordings[-1]
+        self.graphs.append(PlainGraph(work))
+        return self.graphs[-1]
 
     def used_bytes(self) -> int:
         return self.bytes_used
 
     def release(self) -> None:
-        assert all(recording.released for recording in self.recordings)
+        assert all(graph.released for graph in self.graphs)
         self.bytes_used = 0
 
 

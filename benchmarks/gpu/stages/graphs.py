@@ -1,4 +1,4 @@
-"""S2: recorded decode steps: the bits of eager ones, padding that touches nobody, and no growth however often."""
+"""S2: captured decode steps: the bits of eager ones, padding that touches nobody, and no growth however often."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model_server.attention.choice import AttentionChoice
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.cuda_graphs import DEFAULT_SIZES, GraphedRunner
-from model_server.runner.graph_capture import CudaRecorder
+from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import ModelInputs
 
 MAX_LENGTH = 4096
@@ -27,7 +27,7 @@ PADDED_ERROR = 1e-2
 
 
 def run(context: Context) -> None:
-    """The small dense shape with all sizes that the server records."""
+    """The small dense shape with all sizes that the server captures."""
     shape = by_size(context.tiny)[0]
     dtype = torch.bfloat16 if context.on_cuda else torch.float32
     backend = AttentionChoice(None, context.device, dtype).for_layers()
@@ -36,14 +36,14 @@ def run(context: Context) -> None:
         return
     eager = make_decoder(shape, context.device, dtype, attention=backend)
     sizes = tuple(sorted((1, 2, 4) if context.tiny else DEFAULT_SIZES, reverse=True))
-    recorder: Any = CudaRecorder(context.device) if context.on_cuda else graph_hooks.RepeatingRecorder()
-    runner = GraphedRunner(eager, sizes, recorder)
+    capture: Any = CudaGraphCapture(context.device) if context.on_cuda else graph_hooks.RepeatingGraphCapture()
+    runner = GraphedRunner(eager, sizes, capture)
     scene = Scene(context, shape, dtype, backend.block_size, rows=sizes[0] + 8)
-    cache = _capture(context, runner, recorder, scene, sizes)
+    cache = _capture(context, runner, capture, scene, sizes)
     _equal(context, runner, eager, scene, cache)
     _padding(context, runner, scene, cache)
     _moved(context, runner, scene, cache)
-    _growth(context, runner, recorder, scene, cache)
+    _growth(context, runner, capture, scene, cache)
 
 
 class Scene:
@@ -91,17 +91,17 @@ class Scene:
         )
 
 
-def _capture(context: Context, runner: Any, recorder: Any, scene: Scene, sizes: tuple[int, ...]) -> KvCache:
+def _capture(context: Context, runner: Any, capture: Any, scene: Scene, sizes: tuple[int, ...]) -> KvCache:
     """All sizes, twice: the first time kernels are compiled. The cache that the graphs read."""
     dtype = scene.rows[0].dtype
     cache = scene.make_cache(runner, dtype)
     runner.capture(cache, scene.max_length, ProcessGroup())
     runner.release()
-    before, started = recorder.used_bytes(), time.perf_counter()
+    before, started = capture.used_bytes(), time.perf_counter()
     runner.capture(cache, scene.max_length, ProcessGroup())
     seconds = time.perf_counter() - started
-    taken = recorder.used_bytes() - before
-    context.check("all sizes recorded", runner.recorded_sizes == tuple(reversed(sizes)), f"{len(sizes)} sizes")
+    taken = capture.used_bytes() - before
+    context.check("all sizes captured", runner.captured_sizes == tuple(reversed(sizes)), f"{len(sizes)} sizes")
     context.figure("capture of all sizes", seconds, "s", target="capture", predicted=0.15 * len(sizes))
     context.figure("memory of all graphs", taken / 2**20, "MiB", detail=f"{taken / len(sizes) / 2**20:.2f} MiB each")
     scene.reset(cache)
@@ -110,7 +110,7 @@ def _capture(context: Context, runner: Any, recorder: Any, scene: Scene, sizes: 
 
 def _equal(context: Context, runner: Any, eager: Any, scene: Scene, cache: KvCache) -> None:
     """Replay against the same kernels launched one by one: with as many rows the same bits."""
-    sizes = runner.recorded_sizes
+    sizes = runner.captured_sizes
     different, far, worst = [], [], 0.0
     for count in sorted({*sizes, *(s - 1 for s in sizes if s > 2)}):
         members = list(range(count))
@@ -130,7 +130,7 @@ def _equal(context: Context, runner: Any, eager: Any, scene: Scene, cache: KvCac
 
 def _padding(context: Context, runner: Any, scene: Scene, cache: KvCache) -> None:
     """What padding rows held before changes no live row, and only live slots and block 0 are written."""
-    size = next(s for s in runner.recorded_sizes if s > 2)
+    size = next(s for s in runner.captured_sizes if s > 2)
     live = list(range(size - 1))
     scene.reset(cache)
     first = runner.forward(scene.inputs(live), cache).clone()
@@ -149,7 +149,7 @@ def _padding(context: Context, runner: Any, scene: Scene, cache: KvCache) -> Non
 
 def _moved(context: Context, runner: Any, scene: Scene, cache: KvCache) -> None:
     """Tables, slots and lengths that change after the capture count."""
-    members = list(range(runner.recorded_sizes[1]))
+    members = list(range(runner.captured_sizes[1]))
     scene.reset(cache)
     before = runner.forward(scene.inputs(members), cache).clone()
     scene.reset(cache)
@@ -167,18 +167,18 @@ def _moved(context: Context, runner: Any, scene: Scene, cache: KvCache) -> None:
     context.check("other sequences give other logits", not torch.equal(found, before))
 
 
-def _growth(context: Context, runner: Any, recorder: Any, scene: Scene, cache: KvCache) -> None:
+def _growth(context: Context, runner: Any, capture: Any, scene: Scene, cache: KvCache) -> None:
     """Memory before and after many replays of changing batches."""
-    sizes = runner.recorded_sizes
+    sizes = runner.captured_sizes
     batches = [scene.inputs(list(range(s))) for s in sizes]
     for inputs in batches:
         runner.forward(inputs, cache)
-    before = recorder.used_bytes()
+    before = capture.used_bytes()
     count = 20 if context.tiny else REPLAYS
     started = time.perf_counter()
     for i in range(count):
         runner.forward(batches[i % len(batches)], cache)
-    after = recorder.used_bytes()
+    after = capture.used_bytes()
     context.check(f"no growth over {count} replays", after <= before, f"{after - before} bytes")
     context.figure("replay, all sizes in turn", (time.perf_counter() - started) / count, "s")
 

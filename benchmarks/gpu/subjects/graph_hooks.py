@@ -10,35 +10,35 @@ import torch
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.engine import Engine
 from model_server.runner.cuda_graphs import with_graphs
-from model_server.runner.graph_capture import CudaRecorder
+from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 
 
 def graphed(runner: Runner, device: torch.device, sizes: tuple[int, ...]) -> Runner:
-    """A runner that records decode steps of these batch sizes once `capture` is called; `runner` itself where that is
+    """A runner that captures decode steps of these batch sizes once `capture` is called; `runner` itself where that is
     not possible: on a CPU, and with a model or backend whose step needs the host."""
     if device.type != "cuda":
         return runner
-    return with_graphs(runner, tuple(sorted(sizes, reverse=True)), CudaRecorder(device))
+    return with_graphs(runner, tuple(sorted(sizes, reverse=True)), CudaGraphCapture(device))
 
 
 def capture(engine: Engine, max_length: int) -> tuple[int, ...]:
-    """Record the sizes that the engine's runner was made for, over its cache; those that were recorded."""
+    """Capture the sizes that the engine's runner was made for, over its cache; those that were captured."""
     runner: Any = engine.runner
     if not hasattr(runner, "capture"):
         return ()
     runner.capture(engine.cache, max_length, ProcessGroup())
-    recorded: tuple[int, ...] = runner.recorded_sizes
-    return recorded
+    captured: tuple[int, ...] = runner.captured_sizes
+    return captured
 
 
-class RepeatingRecorder:
-    """What stands for CUDA graphs on a CPU: a recording does the work again, from the same buffers."""
+class RepeatingGraphCapture:
+    """What stands for CUDA graphs on a CPU: a capture does the work again, from the same buffers."""
 
-    def rehearse(self, work: Callable[[], object]) -> None:
+    def warm_up(self, work: Callable[[], object]) -> None:
         work()
 
-    def record(self, work: Callable[[], object]) -> Repeated:
+    def capture(self, work: Callable[[], object]) -> Repeated:
         return Repeated(work)
 
     def used_bytes(self) -> int:
@@ -49,14 +49,14 @@ class RepeatingRecorder:
 
 
 class Repeated:
-    """See `RepeatingRecorder`."""
+    """See `RepeatingGraphCapture`."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work: Callable[[], object] | None = work
 
     def replay(self) -> None:
         if self._work is None:
-            raise RuntimeError("the recording was released")
+            raise RuntimeError("the capture was released")
         self._work()
 
     def release(self) -> None:

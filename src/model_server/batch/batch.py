@@ -33,7 +33,7 @@ class Batch:
         return not (self.is_prefilling or self.has_several)
 
     def plan_chunks(self, max_prefill_tokens: int, chunk_tokens: int | None = None) -> None:
-        """Set how much of each unfinished prompt the forward after the one just launched computes.
+        """Set how much of each unfinished prompt the forward after the one just submitted computes.
 
         One token is kept for each sequence but one; what is left of `max_prefill_tokens`, but not more than
         `chunk_tokens`, goes to the oldest first (TGI's shard gives it to the newest, which starves the older ones).
@@ -96,7 +96,7 @@ class Batch:
         self._listed = None
 
     def describe(self, block_size: int) -> CachedBatch:
-        """What the router is told of this batch."""
+        """The batch as the router sees it."""
         if self._listed is None:
             listed = {s.id for s in self.sequences} | set(self.ended)
             self._listed = [i for i in self._order if i in listed]

@@ -164,7 +164,7 @@ class DecodeState:
         """[num_rows] int64: the last token of each row."""
         if newest is not None and newest.rows is rows:
             return newest.ids
-        unseen = [i for i, s in enumerate(rows) if s.is_behind]
+        unseen = [i for i, s in enumerate(rows) if s.has_unseen]
         known = np.fromiter((s.ids[-1] for s in rows), np.int64, len(rows))
         if not unseen:
             return self._staging.upload(known)[0]
@@ -173,5 +173,5 @@ class DecodeState:
         assert where.min() >= 0, "the host has not seen a row's last token, but it was not sampled last"
         if len(unseen) == len(rows):
             return newest.ids.index_select(0, self._staging.upload(where)[0])
-        ids, behind, picked = self._staging.upload(known, np.array(unseen, np.int64), where)
-        return ids.index_copy_(0, behind, newest.ids.index_select(0, picked))
+        ids, places, picked = self._staging.upload(known, np.array(unseen, np.int64), where)
+        return ids.index_copy_(0, places, newest.ids.index_select(0, picked))

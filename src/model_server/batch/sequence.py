@@ -112,7 +112,7 @@ class Sequence:
         return self.num_sampled >= self.max_new_tokens
 
     @property
-    def is_behind(self) -> bool:
+    def has_unseen(self) -> bool:
         """The host has not yet seen the last token sampled."""
         return len(self.ids) - self.prompt_length < self.num_sampled
 
@@ -157,8 +157,8 @@ class Sequence:
         return text, ended
 
     def disown(self) -> None:
-        """This rank has answered for the request with an error, and says no more of it. Where other ranks cannot know
-        of that, it runs on like theirs until the router filters it away."""
+        """This rank has answered for the request with an error, its last answer. Where other ranks cannot know of that,
+        it runs on like theirs until the router filters it away."""
         self.owned = False
         self.detokenizer = None
 

@@ -1,4 +1,4 @@
-"""From sampled tokens to what their requests are told: text, end, top tokens, prompt logprobs, errors."""
+"""From sampled tokens to the answers of their requests: text, end, top tokens, prompt logprobs, errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_server.text.tokenizer import Tokenizer
 
 
 class Answers:
-    """Puts a step's tokens into words, for one model on one rank."""
+    """Turns a step's tokens into answers, for one model on one rank."""
 
     def __init__(self, tokenizer: Tokenizer, *, alone: bool, row_errors: bool) -> None:
         """alone: there are no other ranks. row_errors: a row's error is that row's answer; else RequestError, for the
@@ -26,7 +26,7 @@ class Answers:
         self._row_errors = row_errors
 
     def step(self, rows: list[Sequence], host: HostSampled) -> list[Generation]:
-        """Let the sequences take the tokens of a step, and say what is to be said of those this rank answers for.
+        """Let the sequences take the tokens of a step; the answers of those that this rank answers for.
 
         Raises RequestError for a row that failed, without row errors.
         """
@@ -84,7 +84,7 @@ class Answers:
         return generation
 
     def _follow(self, sequence: Sequence, rest: list[int]) -> None:
-        """Take the rest of a step's tokens without a word, as the other ranks do."""
+        """Take the rest of a step's tokens without an answer, as the other ranks do."""
         with contextlib.suppress(RequestError):
             for token_id in rest:
                 if sequence.finished:

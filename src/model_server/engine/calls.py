@@ -13,8 +13,8 @@ _UNBOUNDED = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What a router said at warm-up; it holds until the next warm-up. Before the first one: TGI's own router, and no
-    bound on prompts.
+    """What a router and this shard agreed at warm-up; it holds until the next warm-up. Before the first one: TGI's own
+    router, and no bound on prompts.
 
     extensions: those that the router uses. max_prefill_tokens: the most tokens of a step with chunks of prompts.
     """

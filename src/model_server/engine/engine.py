@@ -39,7 +39,7 @@ from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 
-# The second half of a step: waits for it and gives its answer.
+# Waits for a submitted step and gives its answer.
 Collect = Callable[[], StepResult]
 
 
@@ -57,7 +57,7 @@ class EngineOptions:
 class Engine:
     """One rank's model, cache and running batches.
 
-    `session`: what the router said at its warm-up. `keeps_state` is True where the runner holds a state for each
+    `session`: what the router agreed at its warm-up. `keeps_state` is True where the runner holds a state for each
     request instead of paged KV memory.
     """
 
@@ -83,7 +83,7 @@ class Engine:
         return self._cache
 
     def begin(self, session: Session) -> None:
-        """A router has said how it will talk to this shard."""
+        """A router begins: its extensions and limits hold from now on."""
         self.session = session
         self._answers = Answers(
             self.tokenizer, alone=self.options.layout.world.size == 1, row_errors=not session.upstream_router
@@ -95,7 +95,7 @@ class Engine:
         self._cache = cache
 
     def profile(self, profiler: StepProfiler) -> None:
-        """Record steps from now on."""
+        """Profile steps from now on."""
         self._stepper.profiler = profiler
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
@@ -116,7 +116,7 @@ class Engine:
         try:
             running = self._store.find(call.batch_ids[0])
         except BatchGoneError:
-            return False  # submitting says so to whoever asked
+            return False  # submitting it answers with that error
         if running is None or running.in_flight is None or running.needs_last_step:
             return False
         return (

@@ -1,6 +1,6 @@
 """`--profile`: some steps of a serving shard as a trace that chrome://tracing and Perfetto show.
 
-Only what runs on the device thread is recorded: operators, GPU kernels, and the phases of a step as spans.
+Only what runs on the device thread is traced: operators, GPU kernels, and the phases of a step as spans.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 logger = logging.getLogger(__name__)
 
-# Steps before the recording begins: the first ones compile, fill caches and see few requests.
+# Steps before the trace begins: the first ones compile, fill caches and see few requests.
 SKIPPED_STEPS = 20
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
 class StepProfiler:
-    """Counts steps and records `num_steps` of them, once. For the device thread alone."""
+    """Counts steps and traces `num_steps` of them, once. For the device thread alone."""
 
     def __init__(self, folder: Path, rank: int, num_steps: int, device: torch.device) -> None:
         """The trace goes to `folder`/rank-<rank>.json; the folder is made. Raises OSError."""
@@ -46,16 +46,16 @@ class StepProfiler:
             logger.info("Wrote the trace %s", self._file)
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """A span of the trace while one is being recorded."""
+        """A span of the trace while one is being taken."""
         return _NOTHING if self._running is None else record_function(name)
 
 
 class NoProfiler:
-    """What stands in the profiler's place where none is asked for."""
+    """The profiler without `--profile`."""
 
     def step(self) -> None:
         """Nothing is counted."""
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """Nothing is recorded."""
+        """Nothing is traced."""
         return _NOTHING

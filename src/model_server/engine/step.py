@@ -85,7 +85,7 @@ class Stepper:
 
     def _submit_ragged(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
         """One forward of prompts, chunks and decode rows with one or several tokens."""
-        assert not any(s.is_behind for s in rows), "submitted ahead of a step whose ids it needs"
+        assert not any(s.has_unseen for s in rows), "submitted before a step whose ids it needs was collected"
         with self.profiler.phase("inputs"):
             inputs = ragged_inputs(rows, running.decode.tables, self._staging)
         running.decode.note_other_step()

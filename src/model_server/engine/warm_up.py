@@ -28,18 +28,18 @@ from wire.warm_up import NOT_ENOUGH_MEMORY
 
 logger = logging.getLogger(__name__)
 
-# CPU capacity in tokens when the user names none (scheduler.md 6.7).
+# CPU capacity in tokens when the user names none: TGI's default where a shard reports no capacity.
 DEFAULT_CPU_TOKENS = 16_000
 # A CPU warm-up measures no memory; it only has to touch every code path once.
 CPU_WARMUP_TOKENS = 64
-# Rows whose tokens are drawn at once while memory is measured: as many as the largest default CUDA graph has.
-LARGEST_DRAW = 256
-# Where memory turns out to be short after all, so much less of it is tried, so often.
+# Rows that are sampled at once while memory is measured: as many as the largest default CUDA graph has.
+MOST_SAMPLED_ROWS = 256
+# Where memory turns out to be short after all, this share of it is tried, this many times.
 SMALLER, ATTEMPTS = 0.95, 5
-# A rank whose memory is short waits so long for the others to say the same before it gives them up.
+# Seconds that a rank whose memory is short waits for the others to say the same, before it gives them up.
 SHORT_LIMIT_S = 30.0
-# The longest sequence that is thought of while graphs are measured and nobody has named a limit: it decides about
-# tables of a few megabytes only.
+# The longest sequence assumed while graphs are measured and no limit is known; only tables of a few megabytes depend
+# on it.
 UNKNOWN_LENGTH = 32_768
 
 
@@ -78,8 +78,8 @@ class MemoryPlan:
     weight_bytes: int | None = None  # None: not known
 
 
-def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: WarmupRequest) -> Capacity:
-    """Run a prefill and a decode step, size the cache, allocate it, record CUDA graphs over it.
+def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
+    """Run a prefill and a decode step, size the cache, allocate it, capture CUDA graphs over it.
 
     All ranks call this together and agree on the smallest result. A second call begins anew.
 
@@ -87,27 +87,27 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
     on any rank, FatalError when memory is short on some ranks only: the others wait in a collective.
     """
     started = time.perf_counter()
-    _check_positions(engine, asked.max_total_tokens)
-    engine.begin(asked.session)
+    _check_positions(engine, request.max_total_tokens)
+    engine.begin(request.session)
     block_size = engine.options.block_size
     graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
     if graphs is not None:
         graphs.release()
     engine.set_cache(None)
     max_tokens = CPU_WARMUP_TOKENS if plan.memory is None else None
-    failure = _agreed_step(engine, group, plan, asked, max_tokens)
+    failure = _agreed_step(engine, group, plan, request, max_tokens)
     if not group.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
         raise StartupError(f"the warm-up failed: {failure or 'another rank says why'}")
     measured = None
     if plan.memory is not None:
-        measured = _measure(engine, group, plan, plan.memory, graphs, asked)
+        measured = _measure(engine, group, plan, plan.memory, graphs, request)
         num_blocks = _measured_blocks(engine, plan, measured)
     else:
         engine.set_cache(None)
-        num_blocks = _cpu_blocks(engine, plan, asked)
-    cache = _allocate(engine, group, plan, num_blocks, asked)
+        num_blocks = _cpu_blocks(engine, plan, request)
+    cache = _allocate(engine, group, plan, num_blocks, request)
     engine.set_cache(cache)
-    capacity = _limits(engine, plan, asked, cache.num_blocks)
+    capacity = _limits(engine, plan, request, cache.num_blocks)
     logger.info(
         "%s: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
         "Room for the states of requests" if engine.keeps_state else "KV cache",
@@ -118,18 +118,18 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: Warmup
     )
     if graphs is not None:
         graphs.capture(cache, capacity.max_total_tokens, group)
-    _report_memory(engine, group, plan, asked, measured, cache)
+    _report_memory(engine, group, plan, request, measured, cache)
     return capacity
 
 
 def _agreed_step(
-    engine: Engine, group: ProcessGroup, plan: MemoryPlan, asked: WarmupRequest, max_tokens: int | None
+    engine: Engine, group: ProcessGroup, plan: MemoryPlan, request: WarmupRequest, max_tokens: int | None
 ) -> str | None:
     """As `_try_step`; whether memory is short is what all ranks say together."""
     short: BaseException | None = None
     failure = None
     try:
-        failure = _try_step(engine, plan, asked.requests, max_tokens)
+        failure = _try_step(engine, plan, request.requests, max_tokens)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -141,7 +141,7 @@ def _agreed_step(
         traceback.clear_frames(short.__traceback__)
     engine.set_cache(None)
     use = _left(plan)
-    tokens = asked.max_prefill_tokens
+    tokens = request.max_prefill_tokens
     logger.warning("Memory was short in a warm-up with %d tokens of prompts: %s\n%s", tokens, short, use.table())
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens` ({use.line()})"
@@ -160,15 +160,15 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         return is_out_of_memory(error.__cause__)
     kinds = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
     # Of the driver (a graph, a module that is loaded) torch and Triton have plain errors too.
-    said = str(error) if isinstance(error, RuntimeError) else ""
-    return isinstance(error, kinds) or "can't allocate memory" in said or "out of memory" in said
+    text = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, kinds) or "can't allocate memory" in text or "out of memory" in text
 
 
 def _report_memory(
     engine: Engine,
     group: ProcessGroup,
     plan: MemoryPlan,
-    asked: WarmupRequest,
+    request: WarmupRequest,
     measured: Measured | None,
     cache: KvCache,
 ) -> None:
@@ -191,7 +191,7 @@ def _report_memory(
         "%s",
         use.table(
             f"{cache.num_blocks} blocks of {engine.options.block_size} tokens",
-            f"the largest step, {asked.max_prefill_tokens} tokens of prompts",
+            f"the largest step, {request.max_prefill_tokens} tokens of prompts",
         ),
     )
 
@@ -202,19 +202,19 @@ def _measure(
     plan: MemoryPlan,
     memory: DeviceMemory,
     graphs: GraphedRunner | None,
-    asked: WarmupRequest,
+    request: WarmupRequest,
 ) -> Measured:
     """What the device has beside the step that was just run. Leaves the engine without a cache."""
     peak = memory.peak()
     cost = GraphCost(0, 0)
     if graphs is not None:
-        lengths = (asked.max_total_tokens, engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
-        longest = asked.max_total_tokens or min(length for length in lengths if length)
+        lengths = (request.max_total_tokens, engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
+        longest = request.max_total_tokens or min(length for length in lengths if length)
         cost = graphs.measure(engine.cache, longest, group)
     engine.set_cache(None)
     free, total = memory.rest()
-    recorded = 0 if graphs is None else cost.total(len(graphs.sizes))
-    return Measured(total=total, free=free, peak=peak, graphs=recorded)
+    graph_bytes = 0 if graphs is None else cost.total(len(graphs.sizes))
+    return Measured(total=total, free=free, peak=peak, graphs=graph_bytes)
 
 
 def _measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> int:
@@ -230,7 +230,9 @@ def _measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> in
     return num_blocks
 
 
-def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks: int, asked: WarmupRequest) -> KvCache:
+def _allocate(
+    engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks: int, request: WarmupRequest
+) -> KvCache:
     """The cache, of the size that all ranks can have. Smaller if memory is gone since it was measured: another process
     may have taken it."""
     num_blocks = group.all_reduce_min(num_blocks)
@@ -252,7 +254,7 @@ def _allocate(engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks:
         logger.warning("No memory for %d blocks, though it was there when it was measured; trying less", num_blocks)
         num_blocks = int(num_blocks * SMALLER)
     raise WarmUpMemoryError(
-        f"{NOT_ENOUGH_MEMORY} a KV cache beside {asked.max_prefill_tokens} prefill tokens; "
+        f"{NOT_ENOUGH_MEMORY} a KV cache beside {request.max_prefill_tokens} prefill tokens; "
         f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction ({_left(plan).line()})"
     )
 
@@ -278,9 +280,9 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
         prompts.append(prompt)
         kept.append(request)
     tokens = [len(p) + r.stopping.max_new_tokens for p, r in zip(prompts, kept, strict=True)]
-    places = number_blocks(tokens, engine.options.block_size)
-    kept = [dataclasses.replace(r, blocks=b, slots=s) for r, (b, s) in zip(kept, places, strict=True)]
-    used_blocks = sum(len(blocks) for blocks, _ in places)
+    numbered = number_blocks(tokens, engine.options.block_size)
+    kept = [dataclasses.replace(r, blocks=b, slots=s) for r, (b, s) in zip(kept, numbered, strict=True)]
+    used_blocks = sum(len(blocks) for blocks, _ in numbered)
     engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
     if plan.memory is not None:
         plan.memory.begin()
@@ -289,7 +291,7 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
     if result.batch is not None:
         generations = generations + engine.submit_decode(DecodeCall(batch_ids=(0,), sequence=1))().generations
     if plan.memory is not None and kept:
-        engine.try_sampling(kept[0].sampling, LARGEST_DRAW)
+        engine.try_sampling(kept[0].sampling, MOST_SAMPLED_ROWS)
     return next((g.error for g in generations if g.error is not None), None)
 
 
@@ -299,12 +301,12 @@ def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
     return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in engine.runner.kv_shapes)
 
 
-def _cpu_blocks(engine: Engine, plan: MemoryPlan, asked: WarmupRequest) -> int:
+def _cpu_blocks(engine: Engine, plan: MemoryPlan, request: WarmupRequest) -> int:
     block_size = engine.options.block_size
     if plan.max_batch_total_tokens is not None:
         return plan.max_batch_total_tokens // block_size
     # One block more than the longest request needs: block 0 is reserved.
-    longest = max(asked.max_total_tokens or 0, asked.max_prefill_tokens) + block_size
+    longest = max(request.max_total_tokens or 0, request.max_prefill_tokens) + block_size
     return math.ceil(max(DEFAULT_CPU_TOKENS, longest) / block_size)
 
 
@@ -317,14 +319,14 @@ def _check_positions(engine: Engine, max_total_tokens: int | None) -> None:
         )
 
 
-def _limits(engine: Engine, plan: MemoryPlan, asked: WarmupRequest, num_blocks: int) -> Capacity:
+def _limits(engine: Engine, plan: MemoryPlan, request: WarmupRequest, num_blocks: int) -> Capacity:
     """Echo what the user set; otherwise what cache, model and (without chunking) one prefill allow."""
     total_tokens = num_blocks * engine.options.block_size
-    max_total = asked.max_total_tokens
+    max_total = request.max_total_tokens
     if max_total is None:
         bounds = [total_tokens, plan.model_max_length, engine.runner.max_positions]
         if not engine.options.chunking:
-            bounds.append(asked.max_prefill_tokens)
+            bounds.append(request.max_prefill_tokens)
         max_total = min(b for b in bounds if b)
-    max_input = asked.max_input_tokens if asked.max_input_tokens is not None else max(max_total - 1, 1)
+    max_input = request.max_input_tokens if request.max_input_tokens is not None else max(max_total - 1, 1)
     return Capacity(total_tokens, max_input, max_total)

@@ -17,7 +17,7 @@ class Measured:
     """What a warm-up found out about the device, in bytes.
 
     total: the device's memory. free: what nobody uses between two steps, before there is a cache; others on the device
-    are counted as they are now. peak: what the largest step takes beyond that. graphs: what recordings will take.
+    are counted as they are now. peak: what the largest step takes beyond that. graphs: what CUDA graphs will take.
     """
 
     total: int
@@ -57,19 +57,17 @@ class CudaMemory:
         self._before = 0
 
     def begin(self) -> None:
-        """See `DeviceMemory`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         self._before = torch.cuda.memory_reserved(self._device)
 
     def peak(self) -> int:
-        """See `DeviceMemory`."""
         torch.cuda.synchronize(self._device)
         return max(0, torch.cuda.max_memory_reserved(self._device) - self._before)
 
     def rest(self) -> tuple[int, int]:
-        """See `DeviceMemory`. `mem_get_info` sees other processes too."""
+        """`mem_get_info` sees other processes too."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self._device)

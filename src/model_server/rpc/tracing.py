@@ -10,7 +10,7 @@ import grpc.aio
 
 from wire.tracing import Tracing, end
 
-# What a step says of its time, in nanoseconds.
+# Durations of a step in its reply, in nanoseconds.
 _PHASES = ("concat_ns", "forward_ns", "decode_ns", "total_ns")
 
 Handler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]

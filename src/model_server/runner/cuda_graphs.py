@@ -1,7 +1,7 @@
-"""Decode steps that are recorded once for some batch sizes and then replayed: the host launches one graph a step.
+"""Decode steps that are captured once for some batch sizes and then replayed: the host launches one graph a step.
 
-What a graph reads and writes lies at fixed places (`decode_buffers`); a batch is copied there, padded to the next
-recorded size. Prompts, larger batches and longer sequences run as they are. Sampling is outside, as in TGI.
+What a graph reads and writes lies at fixed addresses (`decode_buffers`); a batch is copied there, padded to the next
+captured size. Prompts, larger batches and longer sequences run as they are. Sampling is outside, as in TGI.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from model_server.distributed.group import ProcessGroup
 from model_server.errors import FatalError, StartupError
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.decode_buffers import DecodeBuffers
-from model_server.runner.graph_capture import Recorder, Recording
+from model_server.runner.graph_capture import CapturedGraph, GraphCapture
 from model_server.runner.runner import ModelInputs, Runner, RunnerTraits
 
 logger = logging.getLogger(__name__)
 
 # TGI's default ends at 32; larger batches gain as much in sum, and a graph costs little beyond the first.
 DEFAULT_SIZES = (1, 2, 4, *range(8, 257, 8))
-# Beyond, a step takes so long that the host is never what it waits for.
+# Beyond, a step takes longer than the host needs to enqueue it.
 LARGEST_SIZE = 2048
 
-# What became of a recording; ranks agree on the smallest.
-_IMPOSSIBLE, _NO_MEMORY, _RECORDED = range(3)
+# What became of a capture; ranks agree on the smallest.
+_IMPOSSIBLE, _NO_MEMORY, _CAPTURED = range(3)
 
 
 def graph_sizes(asked: Iterable[int], max_batch_size: int | None) -> tuple[int, ...]:
-    """Batch sizes to record, the largest first. asked: `--cuda-graphs`; empty: the defaults; only 0: none.
+    """Batch sizes to capture, the largest first. asked: `--cuda-graphs`; empty: the defaults; only 0: none.
 
     Sizes that no batch needs (`max_batch_size`) are left out, but for the one that holds the largest batch.
     Raises StartupError for a size that is too large.
@@ -51,38 +51,38 @@ def graph_sizes(asked: Iterable[int], max_batch_size: int | None) -> tuple[int, 
     return tuple(reversed(sizes))
 
 
-def with_graphs(runner: Runner, sizes: tuple[int, ...], recorder: Recorder) -> Runner:
-    """A runner whose decode steps can be recorded, or `runner` itself where that is not possible; says which."""
+def with_graphs(runner: Runner, sizes: tuple[int, ...], capture: GraphCapture) -> Runner:
+    """A runner whose decode steps can be captured, or `runner` itself where that is not possible; says which."""
     if not sizes:
         logger.info("CUDA graphs are off (--cuda-graphs 0)")
     elif not runner.traits.capturable:
         logger.info("CUDA graphs are off: this model's decode step, or its attention backend, needs the host")
     else:
-        return GraphedRunner(runner, sizes, recorder)
+        return GraphedRunner(runner, sizes, capture)
     return runner
 
 
 @dataclass(frozen=True, slots=True)
 class GraphCost:
-    """Device memory of recordings: of the first, whose workspace the others share, and of each further one."""
+    """Device memory of graphs: of the first, whose workspace the others share, and of each further one."""
 
     first_bytes: int
     next_bytes: int
 
     def total(self, count: int) -> int:
-        """Bytes of `count` recordings."""
+        """Bytes of `count` graphs."""
         return self.first_bytes + max(0, count - 1) * self.next_bytes if count else 0
 
 
 class GraphedRunner:
-    """A `Runner`: decode by replay where a recording fits, everything else by the runner inside."""
+    """A `Runner`: decode by replay where a graph fits, everything else by the runner inside."""
 
-    def __init__(self, runner: Runner, sizes: tuple[int, ...], recorder: Recorder) -> None:
-        """sizes: batch sizes to record, the largest first."""
+    def __init__(self, runner: Runner, sizes: tuple[int, ...], capture: GraphCapture) -> None:
+        """sizes: batch sizes to capture, the largest first."""
         self.sizes = sizes
         self._runner = runner
-        self._recorder = recorder
-        self._recordings: dict[int, Recording] = {}
+        self._capture = capture
+        self._graphs: dict[int, CapturedGraph] = {}
         self._fitting: list[int] = []  # by number of rows: the size that serves them
         self._buffers: DecodeBuffers | None = None
         self._cache: KvCache | None = None
@@ -104,63 +104,63 @@ class GraphedRunner:
         return self._runner.kv_shapes
 
     @property
-    def recorded_sizes(self) -> tuple[int, ...]:
+    def captured_sizes(self) -> tuple[int, ...]:
         """Ascending."""
-        return tuple(sorted(self._recordings))
+        return tuple(sorted(self._graphs))
 
     def reserve_positions(self, max_positions: int) -> None:
         self._runner.reserve_positions(max_positions)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """Replays where a recording fits. The logits of a replay hold until the next one."""
+        """Replays where a graph fits. The logits of a replay hold until the next one."""
         size = self._size_for(inputs, cache)
         if size is None:
             return self._runner.forward(inputs, cache)
         assert self._buffers is not None
         self._buffers.fill(inputs)
-        self._recordings[size].replay()
+        self._graphs[size].replay()
         return self._buffers.logits[: inputs.input_ids.shape[0]]
 
     def capture(self, cache: KvCache, max_length: int, group: ProcessGroup) -> None:
-        """Record decode steps over `cache` for sequences of up to `max_length` tokens. All ranks call this together.
+        """Capture decode steps over `cache` for sequences of up to `max_length` tokens. All ranks call this together.
 
-        Old recordings are released first. A size for which memory is short on some rank is left out on all of them.
+        Old graphs are released first. A size for which memory is short on some rank is left out on all of them.
 
-        Raises FatalError if a rank that is not alone runs out of memory outside of a recording.
+        Raises FatalError if a rank that is not alone runs out of memory outside of a capture.
         """
         started = time.perf_counter()
         self.release()
-        used = self._recorder.used_bytes()
+        used = self._capture.used_bytes()
         if not self._prepare(cache, max_length, group):
             return
         with _without_collector():
             for size in self.sizes:
-                self._record(size, cache, group)
+                self._capture_size(size, cache, group)
                 if self._buffers is None:
                     return
-        for size in self.recorded_sizes:
+        for size in self.captured_sizes:
             self._fitting += [size] * (size + 1 - len(self._fitting))
         logger.info(
             "CUDA graphs for %d batch sizes up to %d: %.1f MiB, %.2f s",
-            len(self._recordings),
-            max(self._recordings, default=0),
-            (self._recorder.used_bytes() - used) / 2**20,
+            len(self._graphs),
+            max(self._graphs, default=0),
+            (self._capture.used_bytes() - used) / 2**20,
             time.perf_counter() - started,
         )
 
     def measure(self, cache: KvCache, max_length: int, group: ProcessGroup) -> GraphCost:
-        """What recordings take: the first two are made over a small cache, and released. All ranks call this together.
+        """What graphs take: the first two are captured over a small cache, and released. All ranks call this together.
 
         Where not even these fit, what was seen is nothing: the later `capture` leaves them out as well.
         """
         self.release()
-        used = [self._recorder.used_bytes()]
+        used = [self._capture.used_bytes()]
         if not self._prepare(cache, max_length, group):
             return GraphCost(0, 0)
         with _without_collector():
             for size in self.sizes[:2]:
-                self._record(size, cache, group)
-                used.append(self._recorder.used_bytes())
+                self._capture_size(size, cache, group)
+                used.append(self._capture.used_bytes())
                 if self._buffers is None:
                     break
         self.release()
@@ -168,14 +168,14 @@ class GraphedRunner:
         return GraphCost(steps[0], steps[1])
 
     def release(self) -> None:
-        """Forget all recordings and give their memory back."""
-        for recording in self._recordings.values():
-            recording.release()
-        self._recordings.clear()
+        """Forget all graphs and give their memory back."""
+        for graph in self._graphs.values():
+            graph.release()
+        self._graphs.clear()
         self._fitting = []
         had_memory, self._buffers, self._cache = self._buffers is not None, None, None
         if had_memory:
-            self._recorder.release()
+            self._capture.release()
 
     def _size_for(self, inputs: ModelInputs, cache: KvCache) -> int | None:
         if not self._fitting:
@@ -209,8 +209,8 @@ class GraphedRunner:
         self.release()
         return False
 
-    def _record(self, size: int, cache: KvCache, group: ProcessGroup) -> None:
-        """One size; on all ranks or none. Work that cannot be recorded at all ends all recording."""
+    def _capture_size(self, size: int, cache: KvCache, group: ProcessGroup) -> None:
+        """One size; on all ranks or none. Work that cannot be captured at all ends all capturing."""
         buffers = self._buffers
         assert buffers is not None
         inputs, logits = buffers.inputs(size), buffers.logits[:size]
@@ -219,11 +219,11 @@ class GraphedRunner:
             # Copied: as outputs of their own, the logits of all sizes together would take gigabytes.
             logits.copy_(self._runner.forward(inputs, cache))
 
-        recording: Recording | None = None
-        outcome, reason = _RECORDED, ""
+        graph: CapturedGraph | None = None
+        outcome, reason = _CAPTURED, ""
         try:
-            self._rehearse(work, group)
-            recording = self._recorder.record(work)
+            self._warm_up(work, group)
+            graph = self._capture.capture(work)
         except torch.OutOfMemoryError:
             outcome = _NO_MEMORY
         except RuntimeError as error:
@@ -231,21 +231,21 @@ class GraphedRunner:
             outcome = _NO_MEMORY if "out of memory" in str(error) else _IMPOSSIBLE
             reason = str(error).partition("\n")[0]
         agreed = group.all_reduce_min(outcome)
-        if agreed == _RECORDED:
-            assert recording is not None
-            self._recordings[size] = recording
+        if agreed == _CAPTURED:
+            assert graph is not None
+            self._graphs[size] = graph
             return
-        if recording is not None:
-            recording.release()
+        if graph is not None:
+            graph.release()
         if agreed == _NO_MEMORY:
             logger.warning("No memory for a CUDA graph of %d rows: it is left out", size)
         else:
             logger.warning("Decode runs without CUDA graphs: %s", reason or "another rank says why")
             self.release()
 
-    def _rehearse(self, work: Callable[[], object], group: ProcessGroup) -> None:
+    def _warm_up(self, work: Callable[[], object], group: ProcessGroup) -> None:
         try:
-            self._recorder.rehearse(work)
+            self._capture.warm_up(work)
         except torch.OutOfMemoryError as error:
             if group.size > 1:  # the others wait for this rank inside of a collective
                 raise FatalError("out of memory in a decode step; lower --cuda-memory-fraction") from error
@@ -254,7 +254,7 @@ class GraphedRunner:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """A cycle that dies during a recording may take device memory or events with it, which the recording forbids."""
+    """A cycle that dies during a capture may take device memory or events with it, which the capture forbids."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The fixed places in memory that a recorded decode step reads and writes, and how a batch of any size gets there."""
+"""The fixed addresses that a captured decode step reads and writes, and how a batch of any size gets there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class DecodeBuffers:
     """Inputs and logits of up to `max_rows` rows with tables of `width` blocks. Smaller steps use the first rows.
 
     A row that no sequence stands in is padding: token 0 at position 0, one key, table and slot 0. It reads and writes
-    block 0 alone, which is never handed out. max_length: the longest sequence, said to whoever plans on the host; the
+    block 0 alone, which is never handed out. max_length: the longest sequence, for whoever plans on the host; the
     lengths that count are those on the device.
     """
 
@@ -42,7 +42,7 @@ class DecodeBuffers:
         return ModelInputs(self._ids[:num_rows], self._positions[:num_rows], metadata, None)
 
     def fill(self, inputs: ModelInputs) -> None:
-        """Put a decode step into the first rows, and padding into the rows after them that the step before used.
+        """Put a decode step into the first rows, and padding into the further rows that the step before used.
 
         Its tables may be wider than the buffers': no row's keys reach beyond `max_length`.
         """

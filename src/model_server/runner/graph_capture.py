@@ -1,4 +1,4 @@
-"""Device work, recorded and then done again at the cost of one launch: CUDA graphs with a small interface."""
+"""Device work that is captured and then replayed at the cost of one launch: CUDA graphs by a small interface."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 
 
-class Recording(Protocol):
-    """Work that was recorded."""
+class CapturedGraph(Protocol):
+    """Work that was captured."""
 
     def replay(self) -> None:
         """Do it again, with what the memory it reads holds now."""
@@ -19,25 +19,25 @@ class Recording(Protocol):
         """It will not be done any more."""
 
 
-class Recorder(Protocol):
-    """Records one piece of work after the other. All of them share memory for what lives only inside of them, so they
+class GraphCapture(Protocol):
+    """Captures one piece of work after the other. All of them share memory for what lives only inside of them, so they
     are never replayed at the same time; the largest comes first."""
 
-    def rehearse(self, work: Callable[[], object]) -> None:
-        """Do the work once without recording it: libraries set themselves up, kernels are compiled."""
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """A warm-up run, without capturing it: libraries set themselves up, kernels are compiled."""
 
-    def record(self, work: Callable[[], object]) -> Recording:
-        """Record work that was rehearsed; it is not done. Raises torch.OutOfMemoryError, and RuntimeError for work that
-        cannot be recorded."""
+    def capture(self, work: Callable[[], object]) -> CapturedGraph:
+        """Capture work that was warmed up; it is not done. Raises torch.OutOfMemoryError, and RuntimeError for work
+        that cannot be captured."""
 
     def used_bytes(self) -> int:
         """Memory of the device in use, by whomever."""
 
     def release(self) -> None:
-        """All recordings are released: give their common memory back."""
+        """All graphs are released: give their common memory back."""
 
 
-class CudaRecorder:
+class CudaGraphCapture:
     """One stream and one memory pool for all graphs."""
 
     def __init__(self, device: torch.device) -> None:
@@ -45,8 +45,8 @@ class CudaRecorder:
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
-    def rehearse(self, work: Callable[[], object]) -> None:
-        """On the stream of the recording: libraries keep workspaces for each stream."""
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """On the stream of the capture: libraries keep workspaces for each stream."""
         stream = self._own_stream()
         current = torch.cuda.current_stream(self._device)
         stream.wait_stream(current)
@@ -54,13 +54,13 @@ class CudaRecorder:
             work()
         current.wait_stream(stream)
 
-    def record(self, work: Callable[[], object]) -> Recording:
+    def capture(self, work: Callable[[], object]) -> CapturedGraph:
         """Not with `torch.cuda.graph`, which stays on its stream if work and capture both fail."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # what the rehearsal left on the stream
+        torch.cuda.empty_cache()  # what the warm-up run left on the stream
         with torch.cuda.stream(self._own_stream()):
             # thread_local: Health touches the device from another thread, which must not end the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -71,7 +71,7 @@ class CudaRecorder:
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return _CudaRecording(graph)
+        return _CudaGraph(graph)
 
     def used_bytes(self) -> int:
         torch.cuda.synchronize(self._device)
@@ -90,7 +90,7 @@ class CudaRecorder:
         return self._stream
 
 
-class _CudaRecording:
+class _CudaGraph:
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self._graph = graph
         self.replay = graph.replay

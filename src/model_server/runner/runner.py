@@ -19,7 +19,7 @@ STATE_BLOCK_SIZE = 16
 
 
 class RequestState:
-    """A place where a runner may keep what it remembers of one request, beside or instead of the paged cache.
+    """What a runner remembers of one request, beside or instead of the paged cache.
 
     It is made with the request's sequence and goes with it, however that leaves its batch.
     prompt_length: how many of the request's tokens are its prompt.

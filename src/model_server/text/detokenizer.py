@@ -6,7 +6,7 @@ off inside a character at the end never shows, neither in the pieces nor in the 
 that case, `models/model.py:decode_token`). There is nothing to flush.
 
 Byte-level decoders (GPT-2's) go by a table of bytes per id and an incremental UTF-8 decoder. Others decode each token
-behind the few tokens before it, as TGI does with prefix and read offsets.
+after the few tokens before it, as TGI does with prefix and read offsets.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _GeneralDecoder:
         return text
 
     def _text_of(self, token_id: int) -> str:
-        """What a token that is no byte adds behind the context."""
+        """What a token that is no byte adds after the context."""
         if self._started and self._known is not None and (known := self._known.get(token_id)) is not None:
             return known
         before = self._tokenizer.decode(self._context, skip_special_tokens=False)

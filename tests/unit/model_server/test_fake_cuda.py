@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.dict_reader import DictReader
-from support.fake_cuda import CUDA, DeviceRecorder, NeverWaits, OnDeviceAlone, fake_cuda, on_cuda
+from support.fake_cuda import CUDA, DeviceGraphCapture, NeverWaits, OnDeviceAlone, fake_cuda, on_cuda
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 
@@ -116,9 +116,9 @@ def test_every_step_stays_on_the_device(runner: Decoder) -> None:
     sampler = Sampler(runner.vocab_size, CUDA)
     cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK, DTYPE, CUDA)
     assert runner.traits.capturable
-    graphs = GraphedRunner(runner, (8, 4, 2), DeviceRecorder())
+    graphs = GraphedRunner(runner, (8, 4, 2), DeviceGraphCapture())
     graphs.capture(cache, MAX_LENGTH, ProcessGroup())
-    assert graphs.recorded_sizes == (2, 4, 8)
+    assert graphs.captured_sizes == (2, 4, 8)
     stepper = Stepper(graphs, sampler, CUDA, BLOCK)
     running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
     session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
@@ -149,7 +149,7 @@ def test_every_step_stays_on_the_device(runner: Decoder) -> None:
     [(torch.bfloat16, (9, 0), True), (torch.float16, (9, 0), False), (torch.bfloat16, (8, 0), False)],
     ids=["bfloat16", "float16", "ampere"],
 )
-def test_grouped_products_are_recorded_where_they_are_one_kernel(
+def test_grouped_products_are_captured_where_they_are_one_kernel(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, capability: tuple[int, int], expected: bool
 ) -> None:
     with fake_cuda(monkeypatch):
@@ -160,7 +160,7 @@ def test_grouped_products_are_recorded_where_they_are_one_kernel(
         assert GroupedExperts(made, torch.relu, dtype, on_input=False).capturable is expected
 
 
-def test_a_recording_that_touches_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_that_touches_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_cuda(monkeypatch):
         numbers = torch.zeros(3, device=CUDA)
         with pytest.raises(AssertionError, match="touches"), OnDeviceAlone():

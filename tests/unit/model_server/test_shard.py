@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 import torch
 from support.fake_model import FakeStateRunner
-from support.graph_doubles import CapturableRunner, PlainRecorder
+from support.graph_doubles import CapturableRunner, PlainGraphCapture
 from support.tiny_types import type_checkpoint
 
 from model_server.attention import choice
@@ -45,24 +45,24 @@ def test_what_only_one_rank_lacks(error: Exception, parts: bool) -> None:
 
 
 class TwoRanks(ProcessGroup):
-    """Notes whether a recording was left when the group was closed."""
+    """Notes whether a capture was left when the group was closed."""
 
     size = 2
 
-    def __init__(self, recorder: PlainRecorder) -> None:
-        self._recorder = recorder
+    def __init__(self, capture: PlainGraphCapture) -> None:
+        self._capture = capture
         self.closed: list[tuple[bool, bool]] = []
 
     def close(self, *, orderly: bool = True) -> None:
-        self.closed.append((orderly, all(recording.released for recording in self._recorder.recordings)))
+        self.closed.append((orderly, all(graph.released for graph in self._capture.graphs)))
 
 
 @pytest.mark.parametrize("orderly", [True, False])
-def test_recordings_go_before_the_communicator_that_they_hold(orderly: bool) -> None:
-    recorder, runner = PlainRecorder(), CapturableRunner()
-    graphs, group = GraphedRunner(runner, (2, 1), recorder), TwoRanks(recorder)
+def test_graphs_go_before_the_communicator_that_they_hold(orderly: bool) -> None:
+    capture, runner = PlainGraphCapture(), CapturableRunner()
+    graphs, group = GraphedRunner(runner, (2, 1), capture), TwoRanks(capture)
     graphs.capture(KvCache(runner.kv_shapes, 4, 4, torch.float32, torch.device("cpu")), 8, group)
-    assert graphs.recorded_sizes == (1, 2)
+    assert graphs.captured_sizes == (1, 2)
     leave(graphs, group, orderly=orderly)
     assert group.closed == [(orderly, orderly)], "a device in doubt is not asked for anything"
 

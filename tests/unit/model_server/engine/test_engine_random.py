@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.engine_shard import BLOCK, EngineShard, tokens_of
-from support.graph_doubles import CapturableRunner, PlainRecorder, copying_staging
+from support.graph_doubles import CapturableRunner, PlainGraphCapture, copying_staging
 
 from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
@@ -112,7 +112,7 @@ class Router:
 
 def as_on_a_gpu(tokenizer: Tokenizer, budget: int) -> EngineShard:
     """Replayed decode steps, inputs that the device counts up, uploads through buffers."""
-    runner = GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (4, 2, 1), PlainRecorder())
+    runner = GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (4, 2, 1), PlainGraphCapture())
     shard = EngineShard(tokenizer, budget=budget, extends_blocks=True, num_blocks=NUM_BLOCKS, runner=runner)  # type: ignore[arg-type]
     runner.capture(shard.engine.cache, 64, ProcessGroup())
     shard.engine._stepper._staging = copying_staging()

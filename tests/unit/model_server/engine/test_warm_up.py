@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.fake_model import FakeRunner, FakeStateRunner
-from support.graph_doubles import CapturableRunner, PlainRecorder
+from support.graph_doubles import CapturableRunner, PlainGraphCapture
 from support.tiny_models import write_tokenizer
 
 from model_server.batch.sequence import NewRequest
@@ -304,27 +304,27 @@ def test_a_measured_device_without_room(tokenizer: Tokenizer) -> None:
         _warm_up(tokenizer, memory=FakeMemory(peak=700_000))
 
 
-def _graphed(tokenizer: Tokenizer, **changes: object) -> tuple[GraphedRunner, PlainRecorder]:
-    recorder = PlainRecorder(**changes)  # type: ignore[arg-type]
-    return GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (8, 4, 2, 1), recorder), recorder
+def _graphed(tokenizer: Tokenizer, **changes: object) -> tuple[GraphedRunner, PlainGraphCapture]:
+    capture = PlainGraphCapture(**changes)  # type: ignore[arg-type]
+    return GraphedRunner(CapturableRunner(vocab_size=tokenizer.vocab_size), (8, 4, 2, 1), capture), capture
 
 
-def test_graphs_are_measured_first_and_recorded_last(tokenizer: Tokenizer) -> None:
-    runner, recorder = _graphed(tokenizer, cost=10_000)
+def test_graphs_are_measured_first_and_captured_last(tokenizer: Tokenizer) -> None:
+    runner, capture = _graphed(tokenizer, cost=10_000)
     engine, _ = _warm_up(tokenizer, runner, memory=FakeMemory())
     block_bytes = BLOCK * 2 * 4
     assert engine.cache.num_blocks == int(510_000 * CACHE_SHARE) // block_bytes, "room for four of them is kept"
-    assert runner.recorded_sizes == (1, 2, 4, 8)
-    assert [r.released for r in recorder.recordings] == [True, True, False, False, False, False]
+    assert runner.captured_sizes == (1, 2, 4, 8)
+    assert [r.released for r in capture.graphs] == [True, True, False, False, False, False]
 
 
 def test_a_second_warm_up_releases_the_graphs_of_the_first(tokenizer: Tokenizer) -> None:
-    runner, recorder = _graphed(tokenizer, cost=10_000)
+    runner, capture = _graphed(tokenizer, cost=10_000)
     engine, first = _warm_up(tokenizer, runner, memory=FakeMemory())
     old = engine.cache
     _, second = _warm_up(tokenizer, engine=engine, memory=FakeMemory())
     assert first == second and engine.cache is not old
-    assert [r.released for r in recorder.recordings] == [True] * 8 + [False] * 4
+    assert [r.released for r in capture.graphs] == [True] * 8 + [False] * 4
 
 
 def test_graphs_reach_as_far_as_a_request_may(tokenizer: Tokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Which steps are replayed, what padding does, and what becomes of sizes that cannot be recorded."""
+"""Which steps are replayed, what padding does, and what becomes of sizes that cannot be captured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.engine_shard import BLOCK, CPU, EngineShard, slots_of, tokens_of
 from support.fake_model import FakeRunner, FakeStateRunner
-from support.graph_doubles import CapturableRunner, PlainRecorder
+from support.graph_doubles import CapturableRunner, PlainGraphCapture
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
@@ -62,7 +62,7 @@ def decode_step(cache: KvCache, lengths: list[int], first_block: int = 1, width:
 
 def graphed(sizes: tuple[int, ...] = SIZES, **changes: object) -> tuple[GraphedRunner, CapturableRunner, KvCache]:
     inner = CapturableRunner()
-    runner = GraphedRunner(inner, sizes, PlainRecorder(**changes))  # type: ignore[arg-type]
+    runner = GraphedRunner(inner, sizes, PlainGraphCapture(**changes))  # type: ignore[arg-type]
     cache = cache_of(inner)
     runner.capture(cache, MAX_LENGTH, ALONE)
     inner.seen.clear()
@@ -169,7 +169,7 @@ def test_a_longer_sequence_than_was_said_ends_the_graphs() -> None:
     runner, inner, cache = graphed()
     step = decode_step(cache, [MAX_LENGTH + 1], width=9)
     assert torch.equal(runner.forward(step, cache), CapturableRunner().forward(step, cache))
-    assert runner.recorded_sizes == () and inner.seen == [1]
+    assert runner.captured_sizes == () and inner.seen == [1]
 
 
 def test_positions_are_reserved_before_anything_is_recorded() -> None:
@@ -179,17 +179,17 @@ def test_positions_are_reserved_before_anything_is_recorded() -> None:
 
 def test_a_size_without_memory_is_left_out() -> None:
     runner, inner, cache = graphed(fail={0: torch.OutOfMemoryError("no")})
-    assert runner.recorded_sizes == (1, 2, 4)
+    assert runner.captured_sizes == (1, 2, 4)
     runner.forward(decode_step(cache, [3] * 3), cache)
     runner.forward(decode_step(cache, [3] * 5), cache)
     assert inner.seen == [4, 5]
 
 
-def test_a_size_that_runs_out_of_memory_outside_of_the_recording() -> None:
+def test_a_size_that_runs_out_of_memory_outside_of_the_capture() -> None:
     inner = CapturableRunner(lose_memory_at={8})
-    runner = GraphedRunner(inner, SIZES, PlainRecorder())
+    runner = GraphedRunner(inner, SIZES, PlainGraphCapture())
     runner.capture(cache_of(inner), MAX_LENGTH, ALONE)
-    assert runner.recorded_sizes == (1, 2, 4)
+    assert runner.captured_sizes == (1, 2, 4)
 
 
 class TwoRanks(ProcessGroup):
@@ -206,24 +206,24 @@ class TwoRanks(ProcessGroup):
         return min(value, self.answers.get(self.asked, value))
 
 
-def test_what_one_rank_lacks_memory_for_no_rank_records() -> None:
+def test_what_one_rank_lacks_memory_for_no_rank_captures() -> None:
     inner = CapturableRunner()
-    recorder = PlainRecorder()
-    runner = GraphedRunner(inner, SIZES, recorder)
+    capture = PlainGraphCapture()
+    runner = GraphedRunner(inner, SIZES, capture)
     runner.capture(cache_of(inner), MAX_LENGTH, TwoRanks({3: 1}))  # 1: buffers; 2: 8 rows; 3: 4 rows
-    assert runner.recorded_sizes == (1, 2, 8)
-    assert [r.released for r in recorder.recordings] == [False, True, False, False]
+    assert runner.captured_sizes == (1, 2, 8)
+    assert [r.released for r in capture.graphs] == [False, True, False, False]
 
 
 def test_a_rank_that_fails_in_a_step_leaves_the_others_inside_a_collective() -> None:
     inner = CapturableRunner(lose_memory_at={8})
     with pytest.raises(FatalError, match="out of memory"):
-        GraphedRunner(inner, SIZES, PlainRecorder()).capture(cache_of(inner), MAX_LENGTH, TwoRanks({}))
+        GraphedRunner(inner, SIZES, PlainGraphCapture()).capture(cache_of(inner), MAX_LENGTH, TwoRanks({}))
 
 
-def test_work_that_cannot_be_recorded_turns_graphs_off(caplog: pytest.LogCaptureFixture) -> None:
+def test_work_that_cannot_be_captured_turns_graphs_off(caplog: pytest.LogCaptureFixture) -> None:
     runner, inner, cache = graphed(fail={1: RuntimeError("operation not permitted\nmore")})
-    assert runner.recorded_sizes == ()
+    assert runner.captured_sizes == ()
     assert "without CUDA graphs: operation not permitted" in caplog.text
     runner.forward(decode_step(cache, [3] * 3), cache)
     assert inner.seen == [3]
@@ -231,7 +231,7 @@ def test_work_that_cannot_be_recorded_turns_graphs_off(caplog: pytest.LogCapture
 
 def test_memory_of_the_driver_may_be_short_for_one_size() -> None:
     runner, _, _ = graphed(fail={1: RuntimeError("CUDA error: out of memory\nmore")})
-    assert set(runner.recorded_sizes) == set(SIZES) - {4}
+    assert set(runner.captured_sizes) == set(SIZES) - {4}
 
 
 def test_buffers_without_memory_turn_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_buffers_without_memory_turn_graphs_off(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("model_server.runner.cuda_graphs.DecodeBuffers", no_memory)
     runner, _, _ = graphed()
-    assert runner.recorded_sizes == ()
+    assert runner.captured_sizes == ()
 
 
 def test_a_second_capture_releases_the_first() -> None:
@@ -252,14 +252,14 @@ def test_a_second_capture_releases_the_first() -> None:
     assert inner.seen == [4]
     runner.release()
     runner.release()
-    assert runner.recorded_sizes == ()
+    assert runner.captured_sizes == ()
 
 
 def test_the_cost_of_graphs_is_measured_and_given_back() -> None:
-    inner, recorder = CapturableRunner(), PlainRecorder(cost=100)
-    runner = GraphedRunner(inner, SIZES, recorder)
+    inner, capture = CapturableRunner(), PlainGraphCapture(cost=100)
+    runner = GraphedRunner(inner, SIZES, capture)
     cost = runner.measure(cache_of(inner), MAX_LENGTH, ALONE)
-    assert cost == GraphCost(100, 100) and recorder.bytes_used == 0 and runner.recorded_sizes == ()
+    assert cost == GraphCost(100, 100) and capture.bytes_used == 0 and runner.captured_sizes == ()
     assert cost.total(4) == 400 and cost.total(0) == 0
     assert GraphCost(1000, 10).total(1) == 1000
 
@@ -267,9 +267,9 @@ def test_the_cost_of_graphs_is_measured_and_given_back() -> None:
 @pytest.mark.parametrize("sizes", [(), SIZES])
 def test_who_gets_graphs(sizes: tuple[int, ...]) -> None:
     able, unable, states = CapturableRunner(), FakeRunner(), FakeStateRunner()
-    assert isinstance(with_graphs(able, sizes, PlainRecorder()), GraphedRunner) == bool(sizes)
-    assert with_graphs(unable, sizes, PlainRecorder()) is unable
-    assert with_graphs(states, sizes, PlainRecorder()) is states
+    assert isinstance(with_graphs(able, sizes, PlainGraphCapture()), GraphedRunner) == bool(sizes)
+    assert with_graphs(unable, sizes, PlainGraphCapture()) is unable
+    assert with_graphs(states, sizes, PlainGraphCapture()) is states
 
 
 def test_a_runner_with_graphs_looks_like_the_one_inside() -> None:
@@ -284,7 +284,7 @@ def test_a_runner_with_graphs_looks_like_the_one_inside() -> None:
 
 def test_an_engine_says_the_same_with_graphs(tiny_tokenizer: Tokenizer) -> None:
     inner = CapturableRunner(vocab_size=tiny_tokenizer.vocab_size)
-    runner = GraphedRunner(inner, (4, 2, 1), PlainRecorder())
+    runner = GraphedRunner(inner, (4, 2, 1), PlainGraphCapture())
     shard = EngineShard(tiny_tokenizer, runner=runner)  # type: ignore[arg-type]
     runner.capture(shard.engine.cache, MAX_LENGTH, ALONE)
     inner.seen.clear()
