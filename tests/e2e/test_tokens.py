@@ -180,7 +180,6 @@ async def test_all_kinds_in_one_batch_get_what_each_gets_alone(llama_server: Run
         together = await asyncio.gather(*(ask(body) for body in bodies))
     for kind, one, other in zip(KINDS, alone, together, strict=True):
         _assert_same(one, other, kind)
-    assert len(alone) == 16
 
 
 def _assert_same(one: Any, other: Any, kind: Any) -> None:

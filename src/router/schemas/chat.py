@@ -155,7 +155,7 @@ class ChatBody(OpenAIBody):
     )
     tool_prompt: str | None = Field(
         default=None,
-        description="Put behind the tools where the chat template does not place them itself.",
+        description="Put after the tools where the chat template does not place them itself.",
         examples=["Call one of these functions."],
     )
     chat_template_kwargs: dict[str, Any] = Field(

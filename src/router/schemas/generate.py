@@ -28,8 +28,8 @@ class GenerateParameters(CommonParameters):
         Annotated[UInt64, WithJsonSchema({"type": "integer", "minimum": 0, "x-limits": {"maximum": "max_best_of"}})]
         | None,
         Field(
-            description="Generate so many answers and give the likeliest. More than 1 needs sampling and no `seed` and "
-            "counts as so many requests; a stream takes 1 only.",
+            description="Generate this many answers, each of which counts as a request, and give the likeliest. More "
+            "than 1 needs sampling and no `seed`; a stream takes 1 only.",
             examples=[1],
         ),
     ] = None
@@ -39,7 +39,7 @@ class GenerateParameters(CommonParameters):
     ] = None
     do_sample: bool = Field(
         default=False,
-        description="Draw the tokens; otherwise the likeliest is taken, unless another parameter implies sampling. "
+        description="Sample the tokens; otherwise the likeliest is taken, unless another parameter implies sampling. "
         "True by default in a request without `parameters`.",
         examples=[True],
     )
@@ -52,7 +52,7 @@ class GenerateParameters(CommonParameters):
     stop: Stop = Field(default_factory=list)
     truncate: Annotated[
         Annotated[UInt64, WithJsonSchema({"type": "integer", "minimum": 1, "x-limits": _AS_PROMPT})] | None,
-        Field(description="Keep only so many of the prompt's last tokens.", examples=[100]),
+        Field(description="Keep only this many of the prompt's last tokens.", examples=[100]),
     ] = None
     watermark: bool = Field(
         default=False, description="Prefer tokens by which the text can be told as generated.", examples=[True]
@@ -65,7 +65,7 @@ class GenerateParameters(CommonParameters):
         examples=[True],
     )
     top_n_tokens: Annotated[
-        TopN | None, Field(description="Report so many of the likeliest tokens at each step.", examples=[2])
+        TopN | None, Field(description="Report this many of the likeliest tokens at each step.", examples=[2])
     ] = None
     grammar: Grammar | None = Field(
         default=None,

@@ -52,7 +52,7 @@ PresencePenalty = Annotated[
 ]
 TopK = Annotated[
     Annotated[Int32, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _INT32_MAX})] | None,
-    Field(description="Sample among so many of the likeliest tokens only. Absent: among all.", examples=[10]),
+    Field(description="Sample among this many of the likeliest tokens only. Absent: among all.", examples=[10]),
 ]
 TopP = Annotated[
     Annotated[Float32, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})] | None,
@@ -129,7 +129,7 @@ MinTokens = Annotated[
 ]
 IgnoreEos = Annotated[bool, Field(description="Generate on after an end-of-sequence token.", examples=[True])]
 Choices = Annotated[
-    Number | None, Field(description="Number of choices; they count as so many requests. Absent: 1.", examples=[1])
+    Number | None, Field(description="Number of choices; each counts as a request. Absent: 1.", examples=[1])
 ]
 Model = Annotated[
     str | None, Field(description="Any name: only one model is served. `tgi` means that one.", examples=["tgi"])

@@ -12,9 +12,9 @@ from router.schemas.generate import NO_PARAMETERS, GenerateBody, GenerateParamet
 
 
 def _kind(instance: Any) -> str:
-    """As TGI, which tries a native body first."""
-    is_native = isinstance(instance, GenerateBody) or (isinstance(instance, dict) and "inputs" in instance)
-    return "generate" if is_native else "chat"
+    """As TGI, which tries a body of `/generate` first."""
+    has_inputs = isinstance(instance, GenerateBody) or (isinstance(instance, dict) and "inputs" in instance)
+    return "generate" if has_inputs else "chat"
 
 
 Instance = Annotated[
@@ -26,7 +26,7 @@ class VertexBody(Body):
     """A batch. A chat's `stream` and a text's `details` have no place in the answer and are ignored."""
 
     instances: list[Instance] = Field(
-        description="Native bodies and chats, answered side by side; not more than the server takes requests.",
+        description="Bodies of `/generate` and chats, answered side by side; not more than the server takes requests.",
         examples=[[{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}]],
         json_schema_extra={"minItems": 1},
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from router.api.platforms import cloud, kserve
 from router.config import RouterConfig
 from router.errors import GenerationError
 from router.generation_trace import GenerationTrace
+from router.request import SamplingParameters, StoppingParameters, ValidRequest
 from router.tracing import RequestSpan
 
 MakeRouter = Callable[..., Router]
@@ -124,3 +126,25 @@ async def test_several_generations_have_spans_each(make_router: MakeRouter, reco
     request = recorded.one("chat_completions")
     for name in ("validate", "queued"):
         assert [parent_of(span) for span in recorded.named(name)] == [id_of(request)] * 3
+
+
+def test_parameters_are_told_without_a_word_of_the_clients() -> None:
+    sampling = SamplingParameters(
+        top_k=7, absolute_frequency_penalty=0.5, logit_bias=((1, 2.0),), grammar="secret", grammar_kind="regex", seed=4
+    )
+    stopping = StoppingParameters(max_new_tokens=3, stop_sequences=("secret", "x"))
+    request = ValidRequest(
+        inputs="secret", input_ids=(1,), input_length=1, truncate=9, sampling=sampling, stopping=stopping
+    )
+    told = tracing.described(request)
+    assert "secret" not in told and "seed" not in told
+    for one in fields(SamplingParameters):
+        assert (f" {one.name}: " in told) == (one.name not in ("seed", "grammar_kind")), one.name
+    for part in (
+        "top_k: 7,",
+        "absolute_frequency_penalty: 0.5,",
+        "grammar: regex,",
+        "stop_sequences: 2,",
+        "logit_bias: 1 }",
+    ):
+        assert part in told
