@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,9 +12,10 @@ from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.layers.activation import ACTIVATIONS, activation, gated
+from model_server.layers.activation import ACTIVATIONS, activation, clamped_swiglu, gated
 from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
 from model_server.layers.norm import LayerNorm, RmsNorm, WideRmsNorm
+from model_server.layers.temperature import QueryTemperature
 
 
 class Rank(ProcessGroup):
@@ -171,3 +174,18 @@ def test_embedding() -> None:
     wanted = norm(3 * table[ids] @ widening.T + positions[at + 2])
     torch.testing.assert_close(embedding(ids, at), wanted)
     assert torch.equal(InputEmbedding(Embedding(table, 0, ProcessGroup()))(ids, at), table[ids])
+
+
+def test_clamped_swiglu() -> None:
+    gate, up = torch.tensor([9.0, -9.0, 1.0]), torch.tensor([9.0, -9.0, 0.5])
+    expected = torch.stack([g.clamp(max=7) * torch.sigmoid(1.5 * g.clamp(max=7)) * (u + 1) for g, u in
+                            zip(gate, up.clamp(-7, 7), strict=True)])  # fmt: skip
+    torch.testing.assert_close(clamped_swiglu(1.5, 7.0)(torch.cat((gate, up))), expected)
+
+
+def test_query_temperature() -> None:
+    """Positions 0 to 2 are below the first interval, position 3 begins it."""
+    factors = QueryTemperature(strength=0.1, interval=4)(torch.tensor([0, 2, 3, 7, 8]))
+    assert factors.shape == (5, 1, 1)
+    expected = [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3), 1 + 0.1 * math.log(3)]
+    assert factors.flatten().tolist() == pytest.approx(expected)

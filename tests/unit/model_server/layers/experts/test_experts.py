@@ -1,21 +1,18 @@
-"""Both ways to run experts against a loop written out, and the routing rules that no tiny model shows alone."""
+"""Both ways to run experts without kernels of our own, against a loop written out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from model_server.layers.activation import Activation, clamped_swiglu, gated
+from model_server.layers.activation import Activation, gated
 from model_server.layers.experts.experts import Experts, ExpertWeights
 from model_server.layers.experts.grouped import GroupedExperts
 from model_server.layers.experts.visited import VisitedExperts
 from model_server.layers.linear.factory import LinearFactory
-from model_server.layers.routing import Router, Routing
-from model_server.layers.temperature import QueryTemperature
 from model_server.quantization.forms import Plain
 
 EXPERTS, TOP_K, HIDDEN, SIZE = 6, 2, 16, 8
@@ -86,64 +83,3 @@ def test_one_expert_read_by_its_weight(kind: Callable[..., Experts]) -> None:
     hidden, weights, chosen = torch.randn(1, HIDDEN), torch.rand(1, 1), torch.tensor([[3]])
     actual = kind(experts, gated("silu"), on_input=True)(hidden, weights, chosen)
     torch.testing.assert_close(actual, written_out(experts, hidden, weights, chosen, True), rtol=1e-4, atol=1e-4)
-
-
-def router(routing: Routing, logits: Tensor, correction: Tensor | None = None) -> tuple[list[int], list[float]]:
-    """The experts of one token with these logits, in order, and their weights."""
-    weights, chosen = Router(routing, torch.diag(logits), None, correction)(torch.ones(1, len(logits)))
-    order = chosen[0].argsort()
-    return chosen[0][order].tolist(), weights[0][order].tolist()
-
-
-def test_weights_of_the_chosen_sum_to_one_and_are_scaled() -> None:
-    chosen, weights = router(Routing(num_experts=4, top_k=2, norm=1.0, scaling=2.5), torch.tensor([1.0, 3.0, 2.0, 0.0]))
-    assert chosen == [1, 2]
-    assert sum(weights) == pytest.approx(2.5)
-    assert weights[0] / weights[1] == pytest.approx(torch.tensor(1.0).exp().item())
-
-
-def test_large_sigmoids_are_still_told_apart() -> None:
-    """In float32 both are 1."""
-    routing = Routing(num_experts=3, top_k=1, score="sigmoid")
-    assert router(routing, torch.tensor([40.0, 50.0, 45.0])) == ([1], [1.0])
-
-
-def test_a_correction_chooses_but_does_not_weigh() -> None:
-    routing = Routing(num_experts=3, top_k=1, score="sigmoid")
-    chosen, weights = router(routing, torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0.0, 0.0, 1.0]))
-    assert chosen == [2]
-    assert weights == [0.5]
-
-
-@pytest.mark.parametrize(("score", "expected"), [("max", [0, 1]), ("best_two", [2, 3])])
-def test_groups(score: str, expected: list[int]) -> None:
-    """The first group has the best expert, the second the best pair."""
-    routing = Routing(num_experts=4, top_k=2, score="sigmoid", num_groups=2, top_groups=1, group_score=score)  # type: ignore[arg-type]
-    assert router(routing, torch.tensor([2.0, -3.0, 1.5, 1.4]))[0] == expected
-
-
-def test_clamped_swiglu() -> None:
-    gate, up = torch.tensor([9.0, -9.0, 1.0]), torch.tensor([9.0, -9.0, 0.5])
-    expected = torch.stack([g.clamp(max=7) * torch.sigmoid(1.5 * g.clamp(max=7)) * (u + 1) for g, u in
-                            zip(gate, up.clamp(-7, 7), strict=True)])  # fmt: skip
-    torch.testing.assert_close(clamped_swiglu(1.5, 7.0)(torch.cat((gate, up))), expected)
-
-
-@pytest.mark.parametrize("jitter", [0.01, 0.5])
-def test_sparse_mixer_is_that_of_transformers(jitter: float) -> None:
-    from transformers.models.phimoe.modeling_phimoe import sparsemixer
-
-    logits = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
-    routing = Routing(num_experts=8, top_k=2, score="sparse_mixer", jitter=jitter)
-    weights, chosen = Router(routing, torch.eye(8), None, None)(logits)
-    expected_weights, expected = sparsemixer(logits, jitter_eps=jitter, training=False)
-    assert torch.equal(chosen, expected)
-    torch.testing.assert_close(weights, expected_weights)
-
-
-def test_query_temperature() -> None:
-    """Positions 0 to 2 are below the first interval, position 3 begins it."""
-    factors = QueryTemperature(strength=0.1, interval=4)(torch.tensor([0, 2, 3, 7, 8]))
-    assert factors.shape == (5, 1, 1)
-    expected = [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3), 1 + 0.1 * math.log(3)]
-    assert factors.flatten().tolist() == pytest.approx(expected)
