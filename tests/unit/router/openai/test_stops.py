@@ -1,0 +1,40 @@
+"""Texts without their stop: the same whether they are streamed in pieces or answered at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.openai.stops import StopHoldBack, ended_by_stop, without_stop
+
+PIECES = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=8)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)
+
+
+@given(PIECES, STOPS)
+def test_a_stream_says_what_a_json_answer_says(pieces: list[str], stops: list[str]) -> None:
+    generated: list[str] = []
+    stopped = False
+    for piece in pieces:  # as the shard does: the text ends right after the first match
+        ends = [length for length in range(1, len(piece) + 1) if ends_with(generated, piece[:length], stops)]
+        generated.append(piece[: ends[0]] if ends else piece)
+        if stopped := bool(ends):
+            break
+    hold_back = StopHoldBack(stops)
+    streamed = [hold_back.push(piece) for piece in generated[:-1]]
+    streamed.append(hold_back.finish(generated[-1], stopped=stopped))
+    reason = "stop_sequence" if stopped else "eos_token"
+    assert "".join(streamed) == without_stop("".join(generated), stops, reason)
+
+
+def ends_with(generated: list[str], piece: str, stops: list[str]) -> bool:
+    return bool(stops) and ("".join(generated) + piece).endswith(tuple(stops))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "expected"),
+    [("a b", "stop_sequence", True), ("a b", "length", True), ("a c", "length", False), ("a b", "eos_token", False)],
+)
+def test_a_stop_that_the_last_allowed_token_completed_counts(text: str, reason: str, expected: bool) -> None:
+    assert ended_by_stop(text, ["b"], reason) is expected  # type: ignore[arg-type]
