@@ -110,7 +110,7 @@ def test_prose_in_a_table_keeps_its_signs() -> None:
 def _words_of(module: Path) -> set[str]:
     """String constants of a module that reads the environment, if they look like the name of a variable."""
     text = module.read_text()
-    if not re.search(r"\benviron\b|_environment\b|in the environment of", text):
+    if not re.search(r"\benviron\b|_environment\b|\benvironment=|in the environment of", text):
         return set()
     words = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
     return {word for word in words if isinstance(word, str) and VARIABLE.fullmatch(word)}
