@@ -78,7 +78,7 @@ class MemoryPlan:
     weight_bytes: int | None = None  # None: not known
 
 
-def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
+def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
     """Run a prefill and a decode step, size the cache, allocate it, capture CUDA graphs over it.
 
     All ranks call this together and agree on the smallest result. A second call begins anew.
@@ -95,17 +95,17 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, request: Warm
         graphs.release()
     engine.set_cache(None)
     max_tokens = CPU_WARMUP_TOKENS if plan.memory is None else None
-    failure = _agreed_step(engine, group, plan, request, max_tokens)
-    if not group.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
+    failure = _agreed_step(engine, world, plan, request, max_tokens)
+    if not world.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
         raise StartupError(f"the warm-up failed: {failure or 'another rank says why'}")
     measured = None
     if plan.memory is not None:
-        measured = _measure(engine, group, plan, plan.memory, graphs, request)
+        measured = _measure(engine, world, plan, plan.memory, graphs, request)
         num_blocks = _measured_blocks(engine, plan, measured)
     else:
         engine.set_cache(None)
         num_blocks = _cpu_blocks(engine, plan, request)
-    cache = _allocate(engine, group, plan, num_blocks, request)
+    cache = _allocate(engine, world, plan, num_blocks, request)
     engine.set_cache(cache)
     capacity = _limits(engine, plan, request, cache.num_blocks)
     logger.info(
@@ -117,13 +117,13 @@ def warm_up(engine: Engine, group: ProcessGroup, plan: MemoryPlan, request: Warm
         time.perf_counter() - started,
     )
     if graphs is not None:
-        graphs.capture(cache, capacity.max_total_tokens, group)
-    _report_memory(engine, group, plan, request, measured, cache)
+        graphs.capture(cache, capacity.max_total_tokens, world)
+    _report_memory(engine, world, plan, request, measured, cache)
     return capacity
 
 
 def _agreed_step(
-    engine: Engine, group: ProcessGroup, plan: MemoryPlan, request: WarmupRequest, max_tokens: int | None
+    engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest, max_tokens: int | None
 ) -> str | None:
     """As `_try_step`; whether memory is short is what all ranks say together."""
     short: BaseException | None = None
@@ -134,7 +134,7 @@ def _agreed_step(
         if not is_out_of_memory(error):
             raise
         short = error
-    if not group.any_of(short is not None, SHORT_LIMIT_S if short is not None else None):
+    if not world.any_of(short is not None, SHORT_LIMIT_S if short is not None else None):
         return failure
     if short is not None:
         # Its frames hold what the step had allocated.
@@ -166,7 +166,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def _report_memory(
     engine: Engine,
-    group: ProcessGroup,
+    world: ProcessGroup,
     plan: MemoryPlan,
     request: WarmupRequest,
     measured: Measured | None,
@@ -187,7 +187,7 @@ def _report_memory(
             total=measured.total,
         )
     logger.log(
-        logging.INFO if group.rank == 0 else logging.DEBUG,
+        logging.INFO if world.rank == 0 else logging.DEBUG,
         "%s",
         use.table(
             f"{cache.num_blocks} blocks of {engine.options.block_size} tokens",
@@ -198,7 +198,7 @@ def _report_memory(
 
 def _measure(
     engine: Engine,
-    group: ProcessGroup,
+    world: ProcessGroup,
     plan: MemoryPlan,
     memory: DeviceMemory,
     graphs: GraphedRunner | None,
@@ -210,7 +210,7 @@ def _measure(
     if graphs is not None:
         lengths = (request.max_total_tokens, engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)
         longest = request.max_total_tokens or min(length for length in lengths if length)
-        cost = graphs.measure(engine.cache, longest, group)
+        cost = graphs.measure(engine.cache, longest, world)
     engine.set_cache(None)
     free, total = memory.rest()
     graph_bytes = 0 if graphs is None else cost.total(len(graphs.sizes))
@@ -231,11 +231,11 @@ def _measured_blocks(engine: Engine, plan: MemoryPlan, measured: Measured) -> in
 
 
 def _allocate(
-    engine: Engine, group: ProcessGroup, plan: MemoryPlan, num_blocks: int, request: WarmupRequest
+    engine: Engine, world: ProcessGroup, plan: MemoryPlan, num_blocks: int, request: WarmupRequest
 ) -> KvCache:
     """The cache, of the size that all ranks can have. Smaller if memory is gone since it was measured: another process
     may have taken it."""
-    num_blocks = group.all_reduce_min(num_blocks)
+    num_blocks = world.all_reduce_min(num_blocks)
     for _ in range(ATTEMPTS):
         if num_blocks < 2:
             break
@@ -245,7 +245,7 @@ def _allocate(
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        if group.all_reduce_min(int(cache is not None)):
+        if world.all_reduce_min(int(cache is not None)):
             assert cache is not None
             return cache
         cache = None

@@ -14,10 +14,10 @@ from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm
 
 
-def vocab_range(vocab_size: int, group: ProcessGroup) -> tuple[int, int]:
+def vocab_range(vocab_size: int, tensor_group: ProcessGroup) -> tuple[int, int]:
     """The ids whose embeddings this rank holds: a block of ceil(V / size), the last ranks possibly less."""
-    block = math.ceil(vocab_size / group.size)
-    start = min(vocab_size, group.rank * block)
+    block = math.ceil(vocab_size / tensor_group.size)
+    start = min(vocab_size, tensor_group.rank * block)
     return start, min(vocab_size, start + block)
 
 
@@ -29,11 +29,11 @@ class Embedding:
 
     __slots__ = ("_group", "_start", "_weight", "_zero_row")
 
-    def __init__(self, weight: Tensor, start: int, group: ProcessGroup) -> None:
+    def __init__(self, weight: Tensor, start: int, tensor_group: ProcessGroup) -> None:
         self._start = start
-        self._group = group
+        self._group = tensor_group
         self._zero_row = weight.shape[0]
-        self._weight = weight if group.size == 1 else torch.cat((weight, weight.new_zeros(1, weight.shape[1])))
+        self._weight = weight if tensor_group.size == 1 else torch.cat((weight, weight.new_zeros(1, weight.shape[1])))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,14 +107,14 @@ class Head:
     def __init__(
         self,
         linear: Linear,
-        group: ProcessGroup,
+        tensor_group: ProcessGroup,
         *,
         sharded: bool,
         multiplier: float = 1.0,
         softcap: float | None = None,
     ) -> None:
         self._linear = linear
-        self._group = group
+        self._group = tensor_group
         self._sharded = sharded
         self._multiplier = multiplier
         self._softcap = softcap

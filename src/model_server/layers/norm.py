@@ -81,16 +81,16 @@ class WideRmsNorm:
 
     __slots__ = ("_counts", "_eps", "_group", "_num_heads", "_sizes", "_weight")
 
-    def __init__(self, weight: Tensor, num_heads: int, eps: float, group: ProcessGroup) -> None:
+    def __init__(self, weight: Tensor, num_heads: int, eps: float, tensor_group: ProcessGroup) -> None:
         count, head_dim = weight.shape
         num_kv_heads = count - num_heads
         self._weight = weight.float()
         self._num_heads = num_heads
         self._sizes = weight.new_tensor(
-            [num_heads * head_dim * group.size, num_kv_heads * head_dim * group.size], dtype=torch.float32
+            [num_heads * head_dim * tensor_group.size, num_kv_heads * head_dim * tensor_group.size], dtype=torch.float32
         )
         self._eps = eps
-        self._group = group
+        self._group = tensor_group
         self._counts = torch.tensor([num_heads, num_kv_heads], device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:

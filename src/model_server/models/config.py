@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
 from model_server.layers.rotary import Rope
-from wire.model_files import read_object
 
 # No count in a real model comes near; a larger one would be asked for as memory.
 MAX_COUNT = 2**31
@@ -21,22 +19,12 @@ class ModelConfig:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         self._fields = fields
 
-    @classmethod
-    def read(cls, model_dir: Path) -> ModelConfig:
-        return cls(read_object(model_dir / "config.json", StartupError))
-
     @property
     def model_type(self) -> str:
         value = self._fields.get("model_type")
         if not isinstance(value, str):
             raise StartupError("config.json names no `model_type`")
         return value
-
-    @property
-    def dtype(self) -> str | None:
-        """What the weights were saved in (`dtype`, before transformers 5 `torch_dtype`)."""
-        value = self._fields.get("dtype") or self._fields.get("torch_dtype")
-        return value if isinstance(value, str) else None
 
     def has(self, name: str) -> bool:
         """Whether the file mentions `name`, be it as null."""

@@ -121,7 +121,7 @@ class GraphedRunner:
         self._graphs[size].replay()
         return self._buffers.logits[: inputs.input_ids.shape[0]]
 
-    def capture(self, cache: KvCache, max_length: int, group: ProcessGroup) -> None:
+    def capture(self, cache: KvCache, max_length: int, world: ProcessGroup) -> None:
         """Capture decode steps over `cache` for sequences of up to `max_length` tokens. All ranks call this together.
 
         Old graphs are released first. A size for which memory is short on some rank is left out on all of them.
@@ -131,11 +131,11 @@ class GraphedRunner:
         started = time.perf_counter()
         self.release()
         used = self._capture.used_bytes()
-        if not self._prepare(cache, max_length, group):
+        if not self._prepare(cache, max_length, world):
             return
         with _without_collector():
             for size in self.sizes:
-                self._capture_size(size, cache, group)
+                self._capture_size(size, cache, world)
                 if self._buffers is None:
                     return
         for size in self.captured_sizes:
@@ -148,18 +148,18 @@ class GraphedRunner:
             time.perf_counter() - started,
         )
 
-    def measure(self, cache: KvCache, max_length: int, group: ProcessGroup) -> GraphCost:
+    def measure(self, cache: KvCache, max_length: int, world: ProcessGroup) -> GraphCost:
         """What graphs take: the first two are captured over a small cache, and released. All ranks call this together.
 
         Where not even these fit, what was seen is nothing: the later `capture` leaves them out as well.
         """
         self.release()
         used = [self._capture.used_bytes()]
-        if not self._prepare(cache, max_length, group):
+        if not self._prepare(cache, max_length, world):
             return GraphCost(0, 0)
         with _without_collector():
             for size in self.sizes[:2]:
-                self._capture_size(size, cache, group)
+                self._capture_size(size, cache, world)
                 used.append(self._capture.used_bytes())
                 if self._buffers is None:
                     break
@@ -194,7 +194,7 @@ class GraphedRunner:
             return None
         return self._fitting[rows]
 
-    def _prepare(self, cache: KvCache, max_length: int, group: ProcessGroup) -> bool:
+    def _prepare(self, cache: KvCache, max_length: int, world: ProcessGroup) -> bool:
         """Make the buffers; False if memory is short on some rank."""
         self._runner.reserve_positions(max_length)
         width, has_memory = -(-max_length // cache.block_size), 1
@@ -203,13 +203,13 @@ class GraphedRunner:
             self._buffers = DecodeBuffers(self.sizes[0], width, max_length, self.vocab_size, cache.rows[0].device)
         except torch.OutOfMemoryError:
             has_memory = 0
-        if group.all_reduce_min(has_memory):
+        if world.all_reduce_min(has_memory):
             return True
         logger.warning("No memory for the buffers of %d rows: decode runs without CUDA graphs", self.sizes[0])
         self.release()
         return False
 
-    def _capture_size(self, size: int, cache: KvCache, group: ProcessGroup) -> None:
+    def _capture_size(self, size: int, cache: KvCache, world: ProcessGroup) -> None:
         """One size; on all ranks or none. Work that cannot be captured at all ends all capturing."""
         buffers = self._buffers
         assert buffers is not None
@@ -222,7 +222,7 @@ class GraphedRunner:
         graph: CapturedGraph | None = None
         outcome, reason = _CAPTURED, ""
         try:
-            self._warm_up(work, group)
+            self._warm_up(work, world)
             graph = self._capture.capture(work)
         except torch.OutOfMemoryError:
             outcome = _NO_MEMORY
@@ -230,7 +230,7 @@ class GraphedRunner:
             # The driver's memory (a graph, a module that is loaded) is not that of torch's allocator, nor its error.
             outcome = _NO_MEMORY if "out of memory" in str(error) else _IMPOSSIBLE
             reason = str(error).partition("\n")[0]
-        agreed = group.all_reduce_min(outcome)
+        agreed = world.all_reduce_min(outcome)
         if agreed == _CAPTURED:
             assert graph is not None
             self._graphs[size] = graph
@@ -243,11 +243,11 @@ class GraphedRunner:
             logger.warning("Decode runs without CUDA graphs: %s", reason or "another rank says why")
             self.release()
 
-    def _warm_up(self, work: Callable[[], object], group: ProcessGroup) -> None:
+    def _warm_up(self, work: Callable[[], object], world: ProcessGroup) -> None:
         try:
             self._capture.warm_up(work)
         except torch.OutOfMemoryError as error:
-            if group.size > 1:  # the others wait for this rank inside of a collective
+            if world.size > 1:  # the others wait for this rank inside of a collective
                 raise FatalError("out of memory in a decode step; lower --cuda-memory-fraction") from error
             raise
 

@@ -58,13 +58,13 @@ class Attention:
         return step.attention.attend(layer, query, heads[:, num_heads:num_rotated], heads[:, num_rotated:])
 
 
-def head_ranges(spec: Spec, group: ProcessGroup) -> tuple[Range, Range]:
+def head_ranges(spec: Spec, tensor_group: ProcessGroup) -> tuple[Range, Range]:
     """Query heads and KV heads [start, stop) of this rank.
 
     Fewer KV heads than ranks: each is kept by several ranks, rank r holding head r * num_kv_heads // size. TGI refuses
     all but one KV head there; its words are kept for what cannot be divided at all.
     """
-    size, rank = group.size, group.rank
+    size, rank = tensor_group.size, tensor_group.rank
     for name, count in (("num_heads", spec.num_heads), ("num_key_value_heads", spec.num_kv_heads)):
         if count % size != 0 and (name == "num_heads" or size % count != 0):
             raise StartupError(

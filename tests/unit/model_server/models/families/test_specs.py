@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import FAMILIES, spec_of
 from model_server.models.model import with_linear_rope
+from model_server.weights.checkpoint import examine
+from wire.model_files import read_object
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -136,19 +137,12 @@ def test_wrong_values(fields: dict[str, Any], message: str) -> None:
 def test_unreadable_config(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(StartupError, match=message):
-        spec_of(ModelConfig.read(tmp_path))
+        spec_of(ModelConfig(read_object(tmp_path / "config.json", StartupError)))
 
 
 def test_missing_config(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"cannot read .*config\.json: No such file"):
-        ModelConfig.read(tmp_path)
-
-
-def test_stored_dtype(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"}))
-    assert ModelConfig.read(tmp_path).dtype == "bfloat16"
-    assert ModelConfig({"dtype": "float16"}).dtype == "float16"
-    assert ModelConfig({}).dtype is None
+        examine(tmp_path)
 
 
 def test_a_factor_takes_the_place_of_the_files_scaling() -> None:
