@@ -17,6 +17,7 @@ class RunningBatch:
     """
 
     __slots__ = (
+        "_full_at",
         "_last_step",
         "batch_id",
         "current_tokens",
@@ -41,7 +42,8 @@ class RunningBatch:
         self.into = into
         self.entries = {entry.request_id: entry for entry in entries}
         self.prefilling = dict(self.entries)  # those that have not got a token here yet
-        self.growing: dict[int, Entry] = {}  # those that hold fewer blocks than they can come to need
+        self.growing: dict[int, Entry] = {}  # those with a first token that hold fewer blocks than they can need
+        self._full_at: dict[int, int] = {}  # for each of them the step that needs more blocks than it has
         self.growth: list[Growth] = []  # blocks got for them, to be sent with the next step
         self.size = len(self.entries)
         self.max_tokens = 0
@@ -82,9 +84,6 @@ class RunningBatch:
     def step_sent(self) -> None:
         """A step of this batch is sent, and with it what its requests grow by."""
         self.num_steps += 1
-        for entry in self.growing.values():
-            if entry.prefilled:
-                entry.step_sent()
         self.growth = []
 
     def filter_sent(self) -> None:
@@ -106,6 +105,7 @@ class RunningBatch:
         self.entries.update(other.entries)
         self.prefilling.update(other.prefilling)
         self.growing.update(other.growing)
+        self._full_at |= {one: at - other.num_steps + self.num_steps for one, at in other._full_at.items()}
         self._last_step = max(self._last_step, self.num_steps + other._last_step)
         self.size += other.size
         self.max_tokens += other.max_tokens
@@ -120,17 +120,26 @@ class RunningBatch:
         self._last_step = max(self._last_step, self.num_steps + still_to_come)
         if entry.allocation is not None and entry.allocation.num_tokens < entry.most_positions:
             self.growing[entry.request_id] = entry
+            # Each step from now on writes one position; that of the first token is not written yet.
+            num_free = entry.allocation.num_tokens - (entry.num_tokens - 1)
+            self._full_at[entry.request_id] = self.num_steps + num_free
 
-    def grow(self, entry: Entry, blocks: Sequence[int]) -> None:
-        """`blocks` were appended to the request's table."""
+    @property
+    def full(self) -> list[Entry]:
+        """Those that need more blocks for the next step."""
+        return [self.growing[one] for one, at in self._full_at.items() if at <= self.num_steps]
+
+    def grow(self, entry: Entry, blocks: Sequence[int], num_positions: int) -> None:
+        """`blocks` for `num_positions` more were appended to the request's table."""
         assert entry.allocation is not None
         self.growth.append(Growth(entry.request_id, blocks))
+        self._full_at[entry.request_id] += num_positions
         if entry.allocation.num_tokens >= entry.most_positions:
-            del self.growing[entry.request_id]
+            del self.growing[entry.request_id], self._full_at[entry.request_id]
 
     def remove(self, entry: Entry) -> None:
         """The request has ended on the shards."""
-        for of_batch in (self.entries, self.prefilling, self.growing):
+        for of_batch in (self.entries, self.prefilling, self.growing, self._full_at):
             of_batch.pop(entry.request_id, None)
 
     def discard(self, entry: Entry) -> None:

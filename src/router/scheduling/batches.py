@@ -47,7 +47,7 @@ class Batches:
         self.joining = batch
 
     def answered(self, kind: CallKind) -> None:
-        """A Prefill or Decode was answered, or has failed while its batch goes on."""
+        """A Prefill or Decode was answered, or a Prefill has failed."""
         self.waiting_tokens = 1 if kind == "prefill" else self.waiting_tokens + 1
 
     def prefilled(self, batch: RunningBatch) -> RunningBatch:

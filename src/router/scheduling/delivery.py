@@ -12,7 +12,7 @@ from router.scheduling.pipeline import Call
 from router.shards.interface import Columns, Row, StepReply
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made for every step
 class Delivery:
     """What an answered step has for its callers, put off until the next calls are sent.
 

@@ -46,7 +46,6 @@ class Entry:
         "closed",
         "done",
         "generated_ids",
-        "num_positions",
         "num_preemptions",
         "prefilled",
         "queued_at",
@@ -73,7 +72,6 @@ class Entry:
         self.chunk_len: int | None = None  # prompt tokens of its first Prefill, if that takes only a part
         self.prefilled = False  # its prompt's KV has been written: it has got a token since it was taken into a batch
         self.generated_ids: list[int] = []  # `delivery.keep_ids` adds to it: for the prefix cache and preemption
-        self.num_positions = 0  # KV positions that the calls sent so far fill; true while it may have to grow
         self.num_preemptions = 0
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -158,11 +156,6 @@ class Entry:
     def first_token(self) -> None:
         """It got its first token since it was taken into a batch. That token is known and its KV not yet written."""
         self.prefilled = True
-        self.num_positions = self.num_tokens - 1
-
-    def step_sent(self) -> None:
-        """A step that writes one more of its KV positions is in flight."""
-        self.num_positions += 1
 
     def release(self) -> None:
         """Somebody else takes its blocks: it is in no batch any more."""

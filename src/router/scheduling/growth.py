@@ -30,7 +30,7 @@ class Grower:
 
         What was got is in `batch.growth`; requests that were preempted have left the batch, which is dirty then.
         """
-        for entry in [e for e in batch.growing.values() if e.prefilled and _is_full(e)]:
+        for entry in batch.full:
             if entry.request_id not in batch.entries:
                 continue  # preempted for one before it
             while not self._extend(batch, entry):
@@ -45,17 +45,12 @@ class Grower:
     def _extend(self, batch: RunningBatch, entry: Entry) -> bool:
         allocation = entry.allocation
         assert allocation is not None
-        missing = -(-(entry.most_positions - allocation.num_tokens) // self._block_size)
+        num_before = allocation.num_tokens
+        missing = -(-(entry.most_positions - num_before) // self._block_size)
         # Rather one block than none.
         for num_blocks in (min(missing, max(_STEP_TOKENS // self._block_size, 1)), 1):
             blocks = self._allocator.extend(allocation, num_blocks)
             if blocks is not None:
-                batch.grow(entry, blocks)
+                batch.grow(entry, blocks, allocation.num_tokens - num_before)
                 return True
         return False
-
-
-def _is_full(entry: Entry) -> bool:
-    allocation = entry.allocation
-    assert allocation is not None
-    return entry.num_positions >= allocation.num_tokens
