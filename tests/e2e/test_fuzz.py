@@ -29,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from support.effort import examples
+from support.hostile_bodies import CHAT, COMPLETIONS, GENERATE, HOSTILE, chat, native, said, schema
 from support.running_server import RunningServer, running_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -45,9 +46,6 @@ CHECKS = [
     response_schema_conformance,
 ]  # fmt: skip
 ORDINARY = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 24, "details": True, "ignore_eos": True}}
-GENERATE = "/generate"
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
@@ -172,98 +170,6 @@ def _fuzzed(operation: Any, mode: GenerationMode) -> set[int]:
     return statuses
 
 
-def _chat(**fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4} | fields
-
-
-def _native(**parameters: Any) -> dict[str, Any]:
-    return {"inputs": "Hi", "parameters": {"max_new_tokens": 4} | parameters}
-
-
-def _said(content: Any, **message: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": content} | message], "max_tokens": 4}
-
-
-def _schema(schema: Any) -> dict[str, Any]:
-    return _native(grammar={"type": "json", "value": schema})
-
-
-def _regex(expression: str) -> dict[str, Any]:
-    return _native(grammar={"type": "regex", "value": expression})
-
-
-def _nested(depth: int) -> Any:
-    schema: Any = {"type": "string"}
-    for _ in range(depth):
-        schema = {"oneOf": [schema, {"type": "null"}]}
-    return schema
-
-
-_DEEP = b'{"inputs":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-_TOOL = {"type": "function", "function": {"name": "f"}}
-HOSTILE: list[tuple[str, str, Any, set[int]]] = [
-    ("E4 nested arrays", GENERATE, _DEEP, {400}),
-    ("E4 nested objects", CHAT, b'{"messages":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001, {400}),
-    ("E5 NaN", GENERATE, b'{"inputs":"a","parameters":{"temperature":NaN}}', {422}),
-    ("E5 1e999", CHAT, b'{"messages":[{"role":"user","content":"a"}],"temperature":1e999}', {422}),
-    ("E5 5000 digits", COMPLETIONS, b'{"prompt":"a","seed":' + b"9" * 5000 + b"}", {422}),
-    ("E6 half a pair", GENERATE, b'{"inputs":"\\ud800"}', {400}),
-    ("E6 half a pair in a chat", CHAT, b'{"messages":[{"role":"user","content":"\\udfff"}]}', {400, 422}),
-    ("E6 no UTF-8", GENERATE, b'{"inputs":"\xff\xfe"}', {400}),
-    ("E6 NUL", GENERATE, _native() | {"inputs": "\0\0"}, {200}),
-    ("E6 NUL in a chat", CHAT, _said("\0"), {200}),
-    ("E6 a mark of byte order", GENERATE, b'\xef\xbb\xbf{"inputs":"a","parameters":{"max_new_tokens":1}}', {200, 400}),
-    ("E6 1 MB without a space", GENERATE, _native() | {"inputs": "x" * 1_000_000}, {422}),
-    ("E6 only marks", GENERATE, _native(truncate=50) | {"inputs": "\u0301" * 3000}, {200}),
-    ("E8 a stop text of 1 MB", GENERATE, _native(stop=["x" * 1_000_000]), {422}),
-    ("E8 an empty stop text", CHAT, _chat(stop=["", ""]), {200}),
-    ("E8 100 000 stop texts", COMPLETIONS, {"prompt": "a", "stop": ["x"] * 100_000}, {422}),
-    ("E9 n", CHAT, _chat(n=2**32 - 1), {422}),
-    ("E9 best_of", GENERATE, _native(best_of=2**63, do_sample=True), {422}),
-    ("E9 best_of of completions", COMPLETIONS, {"prompt": "a", "best_of": 2**32 - 1}, {422}),
-    ("E9 top_n_tokens", GENERATE, _native(top_n_tokens=2**32 - 1), {422}),
-    ("E9 logprobs", COMPLETIONS, {"prompt": "a", "logprobs": 2**32 - 1}, {422}),
-    ("E9 100 000 biases", CHAT, _chat(logit_bias={str(i): 1 for i in range(100_000)}), {422}),
-    ("E9 a bias of nothing", CHAT, _chat(logit_bias={"4294967295": 1, "99999999999999999999": 1}), {422}),
-    ("E9 everything banned", CHAT, _chat(logit_bias={str(i): -100 for i in range(1024)}), {200, 424}),
-    ("E9 100 000 prompts", COMPLETIONS, {"prompt": ["a"] * 100_000}, {422}),
-    ("E9 300 000 token ids", COMPLETIONS, {"prompt": [1] * 300_000}, {422}),
-    ("E9 an unknown token id", COMPLETIONS, {"prompt": [4_000_000_000]}, {422}),
-    ("E10 a prompt of the payload's size", GENERATE, _native() | {"inputs": "word " * 390_000}, {422}),
-    ("E11 nested repeats", GENERATE, _regex("((a{1,999}){1,999}){1,999}"), {200, 422}),
-    ("E11 alternatives", GENERATE, _regex("(a|a?)+" * 400), {200, 422}),
-    ("E11 look-around", GENERATE, _regex("(?<=a)b"), {422}),
-    ("E11 broken", GENERATE, _regex("["), {422}),
-    ("E11 nothing matches", GENERATE, _regex("[^\\s\\S]"), {422, 424}),
-    ("E12 deep oneOf", GENERATE, _schema(_nested(60)), {200, 422}),
-    ("E12 recursive", GENERATE, _schema({"$ref": "#"}), {422}),
-    ("E12 recursive through properties", GENERATE, _schema({"properties": {"a": {"$ref": "#"}}}), {200, 422}),
-    ("E12 10 000 properties", GENERATE, _schema({"properties": {f"p{i}": {} for i in range(10_000)}}), {200, 422}),
-    ("E12 no type", GENERATE, _schema({"type": "nothing", "properties": {}}), {422}),
-    ("E12 a pattern", GENERATE, _schema({"properties": {"a": {"type": "string", "pattern": "(a{1,999}){1,999}"}}}),
-     {200, 422}),
-    ("E14 a template in a message", CHAT, _said("{{ ''.__class__.__mro__ }}{% for i in x %}"), {200}),
-    ("E14 a template in a role", CHAT, _said("Hi", role="{{ 7*7 }}"), {200, 422}),
-    ("E14 a template of one's own", CHAT, _chat(chat_template="{{ 'a' * 10**9 }}"), {200, 422}),
-    ("E14 variables", CHAT, _chat(chat_template_kwargs={"messages": [], "raise_exception": 1}), {200, 422}),
-    ("E15 10 000 messages", CHAT, {"messages": [{"role": "user", "content": ""}] * 10_000}, {422}),
-    ("E15 10 001 messages", CHAT, {"messages": [{"role": "user", "content": ""}] * 10_001}, {422}),
-    ("E15 a role of another kind", CHAT, _said("Hi", role=7), {422}),
-    ("E15 parts of another kind", CHAT, _said([{"type": "text"}, {"type": "audio", "audio": 1}]), {422}),
-    ("E15 a tool without a name", CHAT, _chat(tools=[{"type": "function", "function": {}}]), {422}),
-    ("E15 tools that are no list", CHAT, _chat(tools={"a": 1}), {422}),
-    ("E15 5000 tools", CHAT, _chat(tools=[_TOOL] * 5000), {422}),
-    ("E15 a tool with a broken schema", CHAT, _chat(tools=[{"type": "function", "function": {
-        "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "nothing"}}}}}],
-        tool_choice="required"), {422}),
-    ("E15 a choice of nothing", CHAT, _chat(tools=[_TOOL], tool_choice={"function": None}), {422}),
-    ("E15 a call without a function", CHAT, _said(None, role="assistant", tool_calls=[{"id": "1"}]), {422}),
-    ("E17 an adapter by path", GENERATE, _native(adapter_id="../../../etc/passwd"), {422}),
-    ("E17 an adapter by address", GENERATE, _native(adapter_id="http://127.0.0.1/x"), {422}),
-    ("E17 a model by path", CHAT, _chat(model="../../../etc/passwd"), {200}),
-]  # fmt: skip
-
-
 ROWS = sorted({name.split()[0] for name, *_ in HOSTILE})
 
 
@@ -290,12 +196,12 @@ def test_no_address_in_a_request_is_ever_asked(client: httpx.Client) -> None:
     """E12, E16: remote references and images."""
     with _Listener() as listener:
         for path, body in (
-            (GENERATE, _schema({"$ref": f"{listener.url}/schema.json"})),
-            (GENERATE, _schema({"properties": {"a": {"$ref": f"{listener.url}/schema.json"}}})),
-            (GENERATE, _native() | {"inputs": f"![]({listener.url}/image.png)"}),
-            (CHAT, _said([{"type": "image_url", "image_url": {"url": f"{listener.url}/image.png"}}])),
-            (CHAT, _chat(model=listener.url)),
-            (CHAT, _chat(tools=[{"type": "function", "function": {
+            (GENERATE, schema({"$ref": f"{listener.url}/schema.json"})),
+            (GENERATE, schema({"properties": {"a": {"$ref": f"{listener.url}/schema.json"}}})),
+            (GENERATE, native() | {"inputs": f"![]({listener.url}/image.png)"}),
+            (CHAT, said([{"type": "image_url", "image_url": {"url": f"{listener.url}/image.png"}}])),
+            (CHAT, chat(model=listener.url)),
+            (CHAT, chat(tools=[{"type": "function", "function": {
                 "name": "f", "parameters": {"$ref": f"{listener.url}/s.json"}}}], tool_choice="required")),
         ):  # fmt: skip
             assert client.post(path, json=body).status_code in (200, 422)
@@ -335,7 +241,7 @@ async def test_grammar_bombs_at_once_beside_other_requests(server: RunningServer
         bombs = [
             asyncio.create_task(
                 client.post(
-                    GENERATE, json=_native(grammar={"type": "regex", "value": f"((a{{1,99{i}}}){{1,999}}){{1,999}}"})
+                    GENERATE, json=native(grammar={"type": "regex", "value": f"((a{{1,99{i}}}){{1,999}}){{1,999}}"})
                 )
             )
             for i in range(PLACES - 2)
@@ -351,14 +257,14 @@ async def test_clients_that_leave_at_any_moment(server: RunningServer) -> None:
     """Each kind of request, cut after a random time, many at once."""
     source = random.Random(5)
     requests = [
-        (GENERATE, _native(max_new_tokens=100, ignore_eos=True)),
-        ("/generate_stream", _native(max_new_tokens=100, ignore_eos=True)),
-        ("/", _native(best_of=2, do_sample=True, max_new_tokens=60)),
-        (CHAT, _chat(n=3, max_tokens=60, stream=True, ignore_eos=True)),
+        (GENERATE, native(max_new_tokens=100, ignore_eos=True)),
+        ("/generate_stream", native(max_new_tokens=100, ignore_eos=True)),
+        ("/", native(best_of=2, do_sample=True, max_new_tokens=60)),
+        (CHAT, chat(n=3, max_tokens=60, stream=True, ignore_eos=True)),
         (COMPLETIONS, {"prompt": ["a", "b", "c"], "max_tokens": 60, "ignore_eos": True}),
-        ("/invocations", _chat(max_tokens=60, stream=True)),
-        ("/vertex", {"instances": [_native(max_new_tokens=60)] * 3}),
-        (GENERATE, _native(grammar={"type": "regex", "value": "(a{1,999}){1,999}"})),
+        ("/invocations", chat(max_tokens=60, stream=True)),
+        ("/vertex", {"instances": [native(max_new_tokens=60)] * 3}),
+        (GENERATE, native(grammar={"type": "regex", "value": "(a{1,999}){1,999}"})),
     ]
 
     async def cut(client: httpx.AsyncClient) -> None:
@@ -379,7 +285,7 @@ async def test_clients_that_leave_at_any_moment(server: RunningServer) -> None:
 
 async def test_health_answers_while_large_prompts_are_read(server: RunningServer) -> None:
     """E10: tokenising two megabytes happens off the event loop."""
-    body = json.dumps(_native() | {"inputs": "Ünï wörd! " * 150_000}, ensure_ascii=False).encode()
+    body = json.dumps(native() | {"inputs": "Ünï wörd! " * 150_000}, ensure_ascii=False).encode()
     async with httpx.AsyncClient(base_url=server.url, timeout=ANSWER_LIMIT_S) as client:
         large = [
             asyncio.create_task(client.post(GENERATE, content=body, headers={"content-type": "application/json"}))

@@ -52,6 +52,32 @@ class FakeRow:
         self.blocks.extend(blocks)
         self.slots = [s for b in self.blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
 
+    def breaches(self, speculate: int, *, may_grow: bool) -> list[str]:
+        """What the slots and blocks it came with get wrong."""
+        found = []
+        needed = len(self.prompt_ids) + self.request.stopping_parameters.max_new_tokens + speculate - 1
+        slots, blocks = self.slots, self.blocks
+        grows = may_grow and self.prompt_length <= len(slots) < needed
+        if len(slots) != (len(blocks) * self.block_size if grows else needed):
+            found.append(f"{self.name}: {len(slots)} slots for {needed} tokens")
+        if len(blocks) != -(-len(slots) // self.block_size):
+            found.append(f"{self.name}: {len(blocks)} blocks for {len(slots)} slots")
+        expected = [s for b in blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
+        if slots != expected[: len(slots)]:
+            found.append(f"{self.name}: slots do not follow from blocks")
+        if not 0 < self.input_length <= self.prompt_length - self.cache_length:
+            found.append(f"{self.name}: cache_len {self.cache_length}, chunk of {self.input_length}")
+        return found
+
+    def add_to(self, columns: pb.Columns) -> None:
+        """Its last token."""
+        token = token_of(self.name, self.num_generated)
+        columns.request_ids.append(self.request.id)
+        columns.ids.append(token.ids[0])
+        columns.logprobs.append(token.logprobs[0])
+        columns.texts.append(token.texts[0])
+        columns.is_special.append(False)
+
     def generation(self, finished: bool) -> pb.Generation:
         """Its last token; with all its text if it has finished."""
         n = self.num_generated
@@ -74,6 +100,30 @@ class FakeRow:
             if self.request.parameters.do_sample:
                 generation.generated_text.seed = self.request.parameters.seed
         return generation
+
+
+def shared_blocks(request: pb.Request, block_size: int) -> list[int]:
+    """Blocks of a prompt's beginning that is in the cache; all of it but the last token counts as all of it."""
+    length = request.cache_len
+    if length + 1 == (len(request.input_ids) or len(request.inputs.split())) + len(request.resume_ids):
+        length += 1
+    return list(request.blocks[: length // block_size])
+
+
+def cached_batch(batch_id: int, rows: list[FakeRow], *, padded: bool) -> pb.CachedBatch:
+    """What a shard says of a batch that it keeps."""
+    if padded:
+        longest = max(row.prompt_length for row in rows)
+        max_tokens = len(rows) * longest + sum(row.request.stopping_parameters.max_new_tokens for row in rows)
+    else:
+        max_tokens = sum(row.block_size * len(row.blocks) for row in rows)
+    return pb.CachedBatch(
+        id=batch_id,
+        request_ids=[row.request.id for row in rows],
+        size=len(rows),
+        max_tokens=max_tokens,
+        current_tokens=sum(row.input_length for row in rows),
+    )
 
 
 def next_chunks(rows: list[FakeRow], most: int, most_of_prompts: int) -> list[int | None]:

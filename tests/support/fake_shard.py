@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 from support.block_watch import BlockWatch, KvMemory
-from support.fake_rows import FakeRow, Script, next_chunks, token_of
+from support.fake_rows import FakeRow, Script, cached_batch, next_chunks, shared_blocks
 
 from router.shards.interface import PROBE_ID
 from wire.extensions import Extension
@@ -71,10 +71,8 @@ class FakeShard:
     failure: Callable[[str, Any], ShardFailure | None] = lambda rpc, request: None
     # Set to change answers, e.g. to make ranks disagree.
     edit: Callable[[str, Any], Any] = lambda rpc, response: response
-
     # The first words of prompts by request id, for those that come as token ids.
     prompts: dict[int, str] = field(default_factory=dict)
-
     trace: list[str] = field(default_factory=list)
     received: list[tuple[str, Any]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -123,7 +121,9 @@ class FakeShard:
         if rpc in ("Prefill", "Decode"):
             given = [b for g in request.growth for b in g.blocks]
             if rpc == "Prefill":
-                given += [b for r in request.batch.requests for b in r.blocks if b not in self._shared_blocks(r)]
+                given += [
+                    b for r in request.batch.requests for b in r.blocks if b not in shared_blocks(r, self.block_size)
+                ]
             running = [n for n, call in self._pending.items() if call.rpc in ("Prefill", "Decode")]
             self._blocks.check_reuse(given, running)
         self._pump()
@@ -315,13 +315,6 @@ class FakeShard:
             calls.append(number)
         return calls
 
-    def _shared_blocks(self, request: pb.Request) -> list[int]:
-        """Blocks of a prompt's beginning that is in the cache; all of it but the last token counts as all of it."""
-        length = request.cache_len
-        if length + 1 == (len(request.input_ids) or len(request.inputs.split())) + len(request.resume_ids):
-            length += 1
-        return list(request.blocks[: length // self.block_size])
-
     # The model.
 
     def _find(self, batch_id: int) -> list[FakeRow]:
@@ -341,19 +334,8 @@ class FakeShard:
         self._names[request.id] = name
         if request.id == PROBE_ID or self.padded:
             return row
-        needed = len(row.prompt_ids) + request.stopping_parameters.max_new_tokens + self.speculate - 1
-        slots, blocks = list(request.slots), list(request.blocks)
-        grows = Extension.GROW in self._used_extensions and row.prompt_length <= len(slots) < needed
-        if len(slots) != (len(blocks) * self.block_size if grows else needed):
-            self.violations.append(f"{name}: {len(slots)} slots for {needed} tokens")
-        if len(blocks) != -(-len(slots) // self.block_size):
-            self.violations.append(f"{name}: {len(blocks)} blocks for {len(slots)} slots")
-        expected = [s for b in blocks for s in range(b * self.block_size, (b + 1) * self.block_size)]
-        if slots != expected[: len(slots)]:
-            self.violations.append(f"{name}: slots do not follow from blocks")
-        if not 0 < row.input_length <= row.prompt_length - row.cache_length:
-            self.violations.append(f"{name}: cache_len {row.cache_length}, chunk of {row.input_length}")
-        self._blocks.take(name, request.id, blocks, self._shared_blocks(request))
+        self.violations += row.breaches(self.speculate, may_grow=Extension.GROW in self._used_extensions)
+        self._blocks.take(name, request.id, row.blocks, shared_blocks(request, self.block_size))
         return row
 
     def _run(self, batch_id: int, response: Any, request: pb.PrefillRequest | pb.DecodeRequest) -> None:
@@ -410,27 +392,8 @@ class FakeShard:
         elif finished or row.request.top_n_tokens or Extension.COLUMNS not in self._used_extensions:
             response.generations.append(row.generation(finished))
         else:
-            token = token_of(row.name, n)
-            columns = response.columns
-            columns.request_ids.append(row.request.id)
-            columns.ids.append(token.ids[0])
-            columns.logprobs.append(token.logprobs[0])
-            columns.texts.append(token.texts[0])
-            columns.is_special.append(False)
+            row.add_to(response.columns)
 
     def _cached(self, batch_id: int) -> pb.CachedBatch | None:
         rows = self.batches.get(batch_id)
-        if not rows:
-            return None
-        if self.padded:
-            longest = max(r.prompt_length for r in rows)
-            max_tokens = len(rows) * longest + sum(r.request.stopping_parameters.max_new_tokens for r in rows)
-        else:
-            max_tokens = self.block_size * sum(len(r.blocks) for r in rows)
-        return pb.CachedBatch(
-            id=batch_id,
-            request_ids=[r.request.id for r in rows],
-            size=len(rows),
-            max_tokens=max_tokens,
-            current_tokens=sum(r.input_length for r in rows),
-        )
+        return cached_batch(batch_id, rows, padded=self.padded) if rows else None
