@@ -25,7 +25,7 @@ from router.openai.template.template import ChatTemplate
 from router.server.app import create_app
 from router.server.sockets import allow_connections, bind, listen
 from router.server.startup import Started, connect_and_warm_up
-from router.server.stop import FLUSH_TIMEOUT_S, Server, Stop
+from router.server.stop import FLUSH_TIMEOUT_S, Drain, Server, Stop
 from router.shards.interface import StalledError
 from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
@@ -163,8 +163,8 @@ async def _answer(
     app = create_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
     server = Server(_uvicorn_config(app, config, config.graceful_termination_timeout + FLUSH_TIMEOUT_S))
     scheduling = asyncio.create_task(started.scheduler.run())
-    stop.attach(server, state.inference, started, config.graceful_termination_timeout)
-    scheduling.add_done_callback(lambda _: stop.scheduler_ended(started))
+    stop.attach(Drain(server, state.inference, started.scheduler, config.graceful_termination_timeout))
+    scheduling.add_done_callback(lambda _: stop.scheduler_ended(started.scheduler.failure))
     metrics_server = None
     if metrics_listener is not None:
         metrics_server = Server(_uvicorn_config(_metrics_app(state.inference.metrics), config, 1))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from router.generation.inference import Inference
-from router.server.startup import Started
+from router.scheduling.loop import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -36,73 +36,39 @@ class Server(uvicorn.Server):
         yield
 
 
-class Stop:
-    """Ends the server: at the first signal with a drain, at the second one at once, or when the scheduler is gone."""
+class Drain:
+    """The end of a server that serves: new requests are refused, those that run get until a deadline."""
 
-    def __init__(self) -> None:
-        self.requested = False
-        self.scheduler_failed = False
-        self._is_over = False
-        self._signalled_at = -math.inf
-        self._server: Server | None = None
-        self._inference: Inference | None = None
-        self._started: Started | None = None
-        self._timeout_s = 0
+    def __init__(self, server: Server, inference: Inference, scheduler: Scheduler, timeout_s: int) -> None:
+        self.timeout_s = timeout_s
+        self._server = server
+        self._inference = inference
+        self._scheduler = scheduler
         self._tasks: list[asyncio.Task[None]] = []
 
-    def attach(self, server: Server, inference: Inference, started: Started, timeout_s: int) -> None:
-        """From now on there is something to drain."""
-        self._server, self._inference, self._started, self._timeout_s = server, inference, started, timeout_s
-        if self.requested:
-            self._drain()
+    def begin(self) -> None:
+        """New requests are answered with 503, which says more than a refused connection; then the server closes."""
+        self._inference.is_draining = True
+        self._tasks.append(asyncio.ensure_future(self._wait_for_requests()))
 
-    def signalled(self, main_task: asyncio.Task[int]) -> None:
-        now = time.monotonic()
-        if now - self._signalled_at < _REPEATED_SIGNAL_S:
-            return
-        self._signalled_at = now
-        if self._server is None:
-            self.requested = True
-            main_task.cancel()
-        elif not self.requested:
-            self.requested = True
-            logger.info("stopping: no new requests, %d s for those that run", self._timeout_s)
-            self._drain()
-        else:
-            logger.warning("stopping at once")
-            self._server.should_exit = self._server.force_exit = True
-            self._tasks.append(asyncio.ensure_future(self._fail_remaining()))
+    def end_at_once(self) -> None:
+        """Running requests fail now."""
+        self._server.should_exit = self._server.force_exit = True
+        self._tasks.append(asyncio.ensure_future(self._scheduler.close()))
 
-    def scheduler_ended(self, started: Started) -> None:
-        """Every request has got its answer or its failure; a server that cannot generate must not stay up."""
-        if self._is_over:
-            return
-        if self.requested:
-            # The drain goes on, for those who read their error; but this was no orderly stop.
-            self.scheduler_failed = started.scheduler.failure is not None
-            return
-        self.scheduler_failed = True
-        logger.error("the scheduler has ended: %s", started.scheduler.failure)
-        assert self._inference is not None and self._server is not None
+    def end_without_scheduler(self) -> None:
+        """Every request has its answer or its failure: only clients that have not read it are waited for."""
         self._inference.is_draining = True
         self._server.config.timeout_graceful_shutdown = FLUSH_TIMEOUT_S
         self._server.should_exit = True
 
-    def finished(self) -> None:
-        self._is_over = True
+    def cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
 
-    def _drain(self) -> None:
-        """New requests are answered with 503, which says more than a refused connection; then the server closes."""
-        assert self._inference is not None
-        self._inference.is_draining = True
-        self._tasks.append(asyncio.ensure_future(self._wait_for_requests()))
-
     async def _wait_for_requests(self) -> None:
-        assert self._inference is not None and self._server is not None
         loop, permit_pool = asyncio.get_running_loop(), self._inference.permit_pool
-        deadline = loop.time() + self._timeout_s
+        deadline = loop.time() + self.timeout_s
         report_at = loop.time() + _REPORT_EVERY_S
         while permit_pool.num_taken and (now := loop.time()) < deadline:
             if now >= report_at:
@@ -114,8 +80,55 @@ class Stop:
         self._server.config.timeout_graceful_shutdown = left_s + _FLUSH_TIMEOUT_OF_DRAIN_S
         self._server.should_exit = True
         await asyncio.sleep(left_s)
-        await self._fail_remaining()
+        await self._scheduler.close()
 
-    async def _fail_remaining(self) -> None:
-        assert self._started is not None
-        await self._started.scheduler.close()
+
+class Stop:
+    """Decides when the server ends: at the first signal with a drain, at the second one at once, with its scheduler."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.scheduler_failed = False
+        self._is_over = False
+        self._signalled_at = -math.inf
+        self._drain: Drain | None = None
+
+    def attach(self, drain: Drain) -> None:
+        """From now on there is something to drain."""
+        self._drain = drain
+        if self.requested:
+            drain.begin()
+
+    def signalled(self, main_task: asyncio.Task[int]) -> None:
+        now = time.monotonic()
+        if now - self._signalled_at < _REPEATED_SIGNAL_S:
+            return
+        self._signalled_at = now
+        if self._drain is None:
+            self.requested = True
+            main_task.cancel()
+        elif not self.requested:
+            self.requested = True
+            logger.info("stopping: no new requests, %d s for those that run", self._drain.timeout_s)
+            self._drain.begin()
+        else:
+            logger.warning("stopping at once")
+            self._drain.end_at_once()
+
+    def scheduler_ended(self, failure: BaseException | None) -> None:
+        """A server that cannot generate must not stay up."""
+        if self._is_over:
+            return
+        if self.requested:
+            # The drain goes on, for those who read their error; but this was no orderly stop.
+            self.scheduler_failed = failure is not None
+            return
+        self.scheduler_failed = True
+        logger.error("the scheduler has ended: %s", failure)
+        assert self._drain is not None
+        self._drain.end_without_scheduler()
+
+    def finished(self) -> None:
+        self._is_over = True
+        if self._drain is not None:
+            self._drain.cancel()
