@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from model_server.quantization.forms import Form
 
-# Tokens [n, hidden], weights [n, top_k] float32, experts [n, top_k] int64 -> weighted sums [n, hidden].
-Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+class Experts(Protocol):
+    """The experts of one layer on this rank."""
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold them: they ask the device for nothing."""
+
+    def __call__(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """hidden [n, hidden], weights [n, top_k] float32, chosen experts [n, top_k] int64 -> sums [n, hidden]."""
 
 
 @dataclass(frozen=True, slots=True)

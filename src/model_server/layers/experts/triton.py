@@ -17,6 +17,8 @@ class TritonExperts:
 
     __slots__ = ("_activation", "_down", "_down_bias", "_on_input", "_silu", "_up", "_up_bias")
 
+    capturable = True
+
     def __init__(
         self,
         weights: Sequence[ExpertWeights],

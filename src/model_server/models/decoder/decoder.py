@@ -49,11 +49,9 @@ class Decoder:
         self._vocab_size = vocab_size
         self._max_positions = max_positions
         self._stack = stack
-        parts = [part for block in blocks for part in (block.attention, block.mlp)]
         self.traits = RunnerTraits(
             attention=attention,
-            # Parts that ask the device say so themselves.
-            capturable=attention.capturable and all(getattr(part, "capturable", True) for part in parts),
+            capturable=attention.capturable and all(block.mlp.capturable for block in blocks),
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
         )

@@ -22,6 +22,10 @@ class DenseMlp:
     activation: Activation
     down: Linear
 
+    @property
+    def capturable(self) -> bool:
+        return True
+
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         return self.down(self.activation(self.up(hidden)))
 

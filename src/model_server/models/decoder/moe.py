@@ -88,8 +88,7 @@ class RoutedMlp:
 
     @property
     def capturable(self) -> bool:
-        """The experts ask the device for nothing."""
-        return getattr(self.experts, "capturable", True)
+        return self.experts.capturable
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         return self.experts(hidden, *self.router(hidden))
@@ -105,7 +104,7 @@ class SharedMlp:
 
     @property
     def capturable(self) -> bool:
-        return getattr(self.routed, "capturable", True)
+        return self.routed.capturable and self.shared.capturable
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         shared = self.shared(hidden, step)

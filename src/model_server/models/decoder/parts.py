@@ -46,6 +46,10 @@ class AttentionPart(Protocol):
 class Mlp(Protocol):
     """An MLP of any kind: this rank's part of the intermediate dimension."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold it: it asks the device for nothing."""
+
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """[n, hidden] -> this rank's partial sum [n, hidden], a new tensor.
 

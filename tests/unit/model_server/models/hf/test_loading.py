@@ -172,15 +172,24 @@ class OtherAttentionSpec:
         return OtherAttention(make_linear(torch.zeros(spec.hidden_size, 4)), KvShape(1, 6, 4))
 
 
+class OtherMlp:
+    """An MLP of another kind: doubles what it reads."""
+
+    capturable = False
+
+    def __call__(self, hidden: Tensor, step: Step) -> Tensor:
+        return hidden * 2
+
+
 class OtherMlpSpec:
     """Remembers which layers asked."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def load(self, loader: Loader, spec: Spec, index: int) -> Any:
+    def load(self, loader: Loader, spec: Spec, index: int) -> OtherMlp:
         self.asked.append(index)
-        return lambda hidden, step: hidden * 2
+        return OtherMlp()
 
 
 def test_descriptions_replace_attention_and_single_mlps() -> None:
