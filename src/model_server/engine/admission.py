@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Callable
 
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
 from model_server.batch.stopping import StoppingState
@@ -16,6 +17,9 @@ from model_server.text.detokenizer import Detokenizer
 from model_server.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+# The id of a request that cannot run, and why.
+Refusal = tuple[int, str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,13 +41,16 @@ class Admission:
         sampler: Sampler,
         vocab_size: int,
         prompt_logprobs_allowed: bool,
+        owns: Callable[[int], bool],
         decoder_prefix: tuple[int, ...] | None = None,
     ) -> None:
-        """decoder_prefix: the tokens before the first generated one where these are not the prompt."""
+        """owns: whether this rank answers for a request id. decoder_prefix: the tokens before the first generated one
+        where these are not the prompt."""
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._prompt_logprobs_allowed = prompt_logprobs_allowed
+        self._owns = owns
         self._decoder_prefix = decoder_prefix
         self._grammars = Grammars(tokenizer, vocab_size)
         self._warned_of_adapter = False
@@ -60,11 +67,27 @@ class Admission:
             for r in requests
         ]
 
-    def sequence(
-        self, request: NewRequest, prompt: list[int], layout: CacheLayout, session: Session, *, owned: bool
-    ) -> Sequence:
-        """owned: this rank answers for the request. Raises RequestError or ValueError for what cannot run, on all
-        ranks alike."""
+    def sequences(
+        self, requests: list[NewRequest], prompts: list[list[int]], layout: CacheLayout, session: Session
+    ) -> tuple[list[Sequence], list[Refusal]]:
+        """Sequences of the requests that can run, and which cannot, and why; the same on all ranks.
+
+        Raises RequestError without requests.
+        """
+        if not requests:
+            raise RequestError("Batch must have at least one request")
+        sequences: list[Sequence] = []
+        refusals: list[Refusal] = []
+        numbered = with_blocks(requests, prompts, layout.block_size)
+        for request, prompt in zip(numbered, prompts, strict=True):
+            try:
+                sequences.append(self._sequence(request, prompt, layout, session))
+            except (RequestError, ValueError) as error:
+                refusals.append((request.id, str(error)))
+        return sequences, refusals
+
+    def _sequence(self, request: NewRequest, prompt: list[int], layout: CacheLayout, session: Session) -> Sequence:
+        """Raises RequestError or ValueError for what cannot run."""
         check_layout(
             request,
             len(prompt),
@@ -82,6 +105,7 @@ class Admission:
             raise RequestError(f"request {request.id}: its prompt logprobs were delivered before it was preempted")
         before = prompt if self._decoder_prefix is None else list(self._decoder_prefix)
         grammar = request.sampling.grammar
+        owned = self._owns(request.id)
         follows_text = owned or bool(request.stopping.stop_sequences)
         sequence = Sequence(
             request,

@@ -25,7 +25,7 @@ from model_server.batch.extension import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.distributed.layout import Layout
-from model_server.engine.admission import Admission, CacheLayout, with_blocks
+from model_server.engine.admission import Admission, CacheLayout
 from model_server.engine.answers import Answers
 from model_server.engine.calls import DecodeCall, PrefillCall, Session, StepCall
 from model_server.engine.profile import StepProfiler
@@ -69,7 +69,9 @@ class Engine:
         self._stepper = Stepper(runner, sampler, options.device, options.block_size)
         self.keeps_state = runner.traits.keeps_state
         prefix = runner.traits.decoder_prefix
-        self._admission = Admission(tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, prefix)
+        self._admission = Admission(
+            tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns, prefix
+        )
         self._store = BatchStore()
         self._cache: KvCache | None = None
         self._newest: tuple[Running, SubmittedStep] | None = None  # on the device
@@ -148,7 +150,7 @@ class Engine:
         times = StepTimes()
         running = self._find(call.cached_id, call) if call.cached_id is not None else None
         with self._losing_on_error(running):
-            sequences, refused = self._sequences(requests, prompts)
+            sequences, refused = self._admit(requests, prompts)
             if running is not None:
                 with _timed(times):
                     running.batch.join(Batch(call.batch_id, sequences))
@@ -215,31 +217,16 @@ class Engine:
         """Touch the device; raises what it raises."""
         torch.zeros((2, 2), device=self.options.device)
 
-    def _sequences(
-        self, requests: list[NewRequest], prompts: list[list[int]]
-    ) -> tuple[list[Sequence], list[Generation]]:
+    def _admit(self, requests: list[NewRequest], prompts: list[list[int]]) -> tuple[list[Sequence], list[Generation]]:
         """Sequences of the requests that can run, and this rank's answers to those that cannot.
 
         Raises RequestError for an empty batch, and for any bad request of a router that knows no row errors.
         """
-        if not requests:
-            raise RequestError("Batch must have at least one request")
-        layout = CacheLayout(
-            block_size=self.options.block_size,
-            num_blocks=self.cache.num_blocks,
-            chunking=self.options.chunking,
-        )
-        sequences, refused = [], []
-        numbered = with_blocks(requests, prompts, self.options.block_size)
-        for request, prompt in zip(numbered, prompts, strict=True):
-            owned = self.options.layout.owns(request.id)
-            try:
-                sequences.append(self._admission.sequence(request, prompt, layout, self.session, owned=owned))
-            except (RequestError, ValueError) as error:
-                refusal = self._answers.error(request.id, str(error))
-                if owned:
-                    refused.append(refusal)
-        return sequences, refused
+        options = self.options
+        layout = CacheLayout(block_size=options.block_size, num_blocks=self.cache.num_blocks, chunking=options.chunking)
+        sequences, refusals = self._admission.sequences(requests, prompts, layout, self.session)
+        answers = [(request_id, self._answers.error(request_id, reason)) for request_id, reason in refusals]
+        return sequences, [answer for request_id, answer in answers if options.layout.owns(request_id)]
 
     def _find(self, batch_id: int, call: StepCall) -> Running | None:
         return self._store.find(batch_id) if call.numbered else self._store.get(batch_id)

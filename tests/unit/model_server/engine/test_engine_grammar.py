@@ -17,6 +17,7 @@ from support.tiny_models import write_tokenizer
 
 from model_server.batch.results import FinishReason, Generation
 from model_server.batch.sequence import NewRequest
+from model_server.distributed.layout import Layout
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.errors import RequestError
@@ -42,12 +43,19 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 @pytest.fixture
 def engine(tokenizer: Tokenizer) -> Iterator[Engine]:
     with torch.inference_mode():
-        runner = FakeRunner(vocab_size=tokenizer.vocab_size)
-        options = EngineOptions(device=CPU, block_size=BLOCK, prompt_logprobs_allowed=False)
-        made = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
-        made.begin(Session(extensions=frozenset(Extension)))
-        made.set_cache(KvCache(runner.kv_shapes, 64, BLOCK, torch.float32, CPU))
-        yield made
+        yield make_engine(tokenizer)
+
+
+def make_engine(tokenizer: Tokenizer, world_size: int = 1) -> Engine:
+    """Rank 0 of `world_size`."""
+    runner = FakeRunner(vocab_size=tokenizer.vocab_size)
+    options = EngineOptions(
+        device=CPU, layout=Layout.of(0, world_size), block_size=BLOCK, prompt_logprobs_allowed=False
+    )
+    made = Engine(runner, tokenizer, Sampler(runner.vocab_size, CPU), options)
+    made.begin(Session(extensions=frozenset(Extension)))
+    made.set_cache(KvCache(runner.kv_shapes, 64, BLOCK, torch.float32, CPU))
+    return made
 
 
 def request(number: int, regex: str | None, new_tokens: int = 12, **stopping: Any) -> NewRequest:
@@ -130,7 +138,7 @@ def test_a_step_is_submitted_ahead_only_without_grammars(engine: Engine) -> None
         assert engine.may_overlap(DecodeCall(batch_ids=(number,))) is (regex is None)
 
 
-def test_a_rank_that_does_not_answer_for_a_request_ends_it_too(engine: Engine) -> None:
-    engine.options = dataclasses.replace(engine.options, world_size=2, rank=0)
-    found = run(engine, [request(0, "ab"), request(1, "a{4294967295}"), request(3, "ab")])
+def test_a_rank_that_does_not_answer_for_a_request_ends_it_too(tokenizer: Tokenizer) -> None:
+    with torch.inference_mode():
+        found = run(make_engine(tokenizer, 2), [request(0, "ab"), request(1, "a{4294967295}"), request(3, "ab")])
     assert list(found) == [0], "and the batch has come to its end"

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_server.batch.results import FinishReason, Generation
 from model_server.batch.sequence import NewRequest
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.sampling.plan import SamplingRow
+from model_server.sampling.row import SamplingRow
 from model_server.sampling.sampler import HostSampled, Sampled, Sampler
 from model_server.text.tokenizer import Tokenizer
 
