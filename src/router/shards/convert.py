@@ -188,10 +188,11 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
     reply = StepReply()
     for message in messages:
         if message.HasField("columns"):
-            if message.columns.counts:
-                reply.rows.extend(_rows_of_several(message.columns))
+            columns = message.columns  # read once: protobuf wraps it anew each time
+            if columns.counts:
+                reply.rows.extend(_rows_of_several(columns))
             else:
-                reply.columns.append(_columns_from(message.columns))
+                reply.columns.append(_columns_from(columns))
         if message.generations:
             reply.rows.extend(_row_from(g) for g in message.generations)
     last = messages[-1]
