@@ -1,7 +1,7 @@
 """Changes of logits before the temperature: watermark, penalties, logit bias, minimum length.
 
 The tokens so far stay on the device, so that a step can be sampled before the ids of the step before it are known to
-the host. Only touched logits are read and written; rows that do not ask for a step are not touched at all.
+the host. Only touched logits are read and written; rows that do not ask for a change are not touched at all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From one step's logits to one token per row.
 
-Order of the steps, as TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`): watermark, repetition, frequency,
+In the order of TGI's `HeterogeneousNextTokenChooser` (`utils/tokens.py`): watermark, repetition, frequency,
 OpenAI's penalties and biases, grammar masks (`_adjust`), temperature, top-k, top-p, min-p, typical-p, choice,
 log-softmax of what is left.
 
@@ -96,6 +96,8 @@ class _Choice:
 
 @dataclass(slots=True)
 class _Chosen:
+    """What all groups chose in one step."""
+
     choices: list[_Choice] = field(default_factory=list)
     top: list[TopTokens] = field(default_factory=list)
 
@@ -164,16 +166,16 @@ class Sampler:
         """
         groups = self._groups_for(rows)
         self._adjust(logits, groups)
-        step = _Chosen()
+        chosen = _Chosen()
         uniforms = groups.next_uniforms()
         for group in groups.groups:
-            self._choose(logits[group.index], group, uniforms, len(rows), step)
+            self._choose(logits[group.index], group, uniforms, len(rows), chosen)
         if groups.kernel_rows is None:
-            ids, packed = self._joined(len(rows), step.choices)
+            ids, packed = self._joined(len(rows), chosen.choices)
         else:
-            ids, packed = self._with_kernels(groups.kernel_rows, logits, step.choices)
+            ids, packed = self._with_kernels(groups.kernel_rows, logits, chosen.choices)
         groups.advance(ids)
-        return _on_its_way(ids, packed, step.top)
+        return _on_its_way(ids, packed, chosen.top)
 
     def _compile_kernels(self) -> None:
         """One row of every kind: without this the first request of its kind would wait for the compiler."""
@@ -200,21 +202,21 @@ class Sampler:
         if groups.masks is not None:
             groups.masks.apply(logits)
 
-    def _choose(self, logits: Tensor, group: Group, uniforms: Tensor | None, num_rows: int, step: _Chosen) -> None:
+    def _choose(self, logits: Tensor, group: Group, uniforms: Tensor | None, num_rows: int, chosen: _Chosen) -> None:
         if group.kind is GroupKind.GREEDY:
-            self._choose_greedy(logits, group, step)
+            self._choose_greedy(logits, group, chosen)
             return
         assert uniforms is not None and group.filters is not None
         own = uniforms[group.uniforms]
         if group.kind is GroupKind.UNFILTERED:
             values, peak = shifted(logits, group.filters.temperature)
-            self._choose_sampled(Scores(values, None, unusable(peak)), own, group, step)
+            self._choose_sampled(Scores(values, None, unusable(peak)), own, group, chosen)
         elif group.kind is GroupKind.WHOLE or not self._may_look:
-            self._choose_sampled(filter_whole(logits, group.filters, self._bits), own, group, step)
+            self._choose_sampled(filter_whole(logits, group.filters, self._bits), own, group, chosen)
         else:
             scores, enough = filter_selected(logits, group.filters, self._bits)
             if bool(enough.all()):
-                self._choose_sampled(scores, own, group, step)
+                self._choose_sampled(scores, own, group, chosen)
                 return
             # Some rows' candidates ran out: those rows go the whole way, in a choice of their own.
             for index, whole in ((enough.nonzero().squeeze(1), False), ((~enough).nonzero().squeeze(1), True)):
@@ -223,22 +225,22 @@ class Sampler:
                 part = group.take(index, num_rows)
                 if whole:
                     assert part.filters is not None
-                    chosen = filter_whole(logits[index], part.filters, self._bits)
+                    some = filter_whole(logits[index], part.filters, self._bits)
                 else:
                     assert scores.columns is not None
-                    chosen = Scores(scores.values[index], scores.columns[index], scores.failed[index])
-                self._choose_sampled(chosen, own[index], part, step)
+                    some = Scores(scores.values[index], scores.columns[index], scores.failed[index])
+                self._choose_sampled(some, own[index], part, chosen)
 
-    def _choose_greedy(self, logits: Tensor, group: Group, step: _Chosen) -> None:
+    def _choose_greedy(self, logits: Tensor, group: Group, chosen: _Chosen) -> None:
         if library.usable(self._device, logits.dtype):
             ids, peak, total = greedy(logits)
         else:
             ids, peak = self._largest(logits)
             total = (logits - peak).exp_().sum(1, keepdim=True)
         log_total = total.log_()
-        step.choices.append(_Choice(group.index, ids.squeeze(1), -log_total.squeeze(1), unusable(peak)))
+        chosen.choices.append(_Choice(group.index, ids.squeeze(1), -log_total.squeeze(1), unusable(peak)))
         if group.top:
-            step.top.append(TopTokens.of(logits, None, (log_total + peak).squeeze(1), group.top))
+            chosen.top.append(TopTokens.of(logits, None, (log_total + peak).squeeze(1), group.top))
 
     def _largest(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Lowest id of the largest logit, and that logit: both [n, 1].
@@ -256,14 +258,14 @@ class Sampler:
         place = inside.argmax(1, keepdim=True)
         return columns.gather(1, place), inside.gather(1, place)
 
-    def _choose_sampled(self, scores: Scores, uniforms: Tensor, group: Group, step: _Chosen) -> None:
+    def _choose_sampled(self, scores: Scores, uniforms: Tensor, group: Group, chosen: _Chosen) -> None:
         column, total = sample_columns(weights(scores.values, self._bits), uniforms)
         log_total = (total.double().log() - self._bits * math.log(2.0)).float()
         logprobs = (scores.values.gather(1, column) - log_total).squeeze(1)
         ids = (column if scores.columns is None else scores.columns.gather(1, column)).squeeze(1)
-        step.choices.append(_Choice(group.index, ids, logprobs, scores.failed))
+        chosen.choices.append(_Choice(group.index, ids, logprobs, scores.failed))
         if group.top:
-            step.top.append(TopTokens.of(scores.values, scores.columns, log_total.squeeze(1), group.top))
+            chosen.top.append(TopTokens.of(scores.values, scores.columns, log_total.squeeze(1), group.top))
 
     def _joined(self, num_rows: int, choices: Sequence[_Choice]) -> tuple[Tensor, Tensor]:
         """Ids [num_rows], and all results [3, num_rows]."""
