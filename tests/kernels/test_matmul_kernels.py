@@ -1,4 +1,4 @@
-"""Products of few rows in Triton's interpreter against float64."""
+"""Decode GEMMs in Triton's interpreter against float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of few rows on a GPU: for every shape, the fastest of the library's and our own, measured once at load.
+"""Decode GEMMs (few rows) on a GPU: for every shape the fastest of the library's and ours, measured once at load.
 
 Which is fastest depends on the shape, on the card and on the library's version, so nothing is assumed. Once measured, a
 choice stands for the life of the process: equal inputs give equal bits.
@@ -32,7 +32,7 @@ _GAIN = 0.97
 
 
 class DecodeGemm:
-    """The fastest product of one shape, for each bucket of rows. Shared by all matrices of that shape.
+    """The fastest GEMM of one shape, for each bucket of rows. Shared by all matrices of that shape.
 
     candidates: our own products for each bucket; the library's comes before them, and stands until `choose`.
     """
@@ -69,7 +69,7 @@ class DecodeGemm:
 
 
 class DecodeGemmLinear:
-    """A matrix whose products of few rows are done as was measured to be fastest for its shape."""
+    """A matrix whose decode GEMMs are done as was measured to be fastest for its shape."""
 
     __slots__ = ("_bias", "_gemm", "_weight")
 

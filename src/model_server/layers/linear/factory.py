@@ -1,7 +1,7 @@
 """Which kind of product a matrix gets: decided once, when it is loaded.
 
-On a CPU matrices are packed, which makes products of few rows 1.3 to 3 times faster: into the panels of our C++
-operators, or where these cannot be had into oneDNN's layout. On a GPU products of few rows are measured at load.
+On a CPU matrices are packed, which makes decode GEMMs (few rows) 1.3 to 3 times faster: into the panels of our C++
+operators, or where these cannot be had into oneDNN's layout. On a GPU decode GEMMs are measured at load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How products of few rows are chosen: everything but the time that they take, which only a GPU knows."""
+"""How decode GEMMs are chosen: everything but the time that they take, which only a GPU knows."""
 
 from __future__ import annotations
 
