@@ -1,1 +1,1 @@
-"""Ranks: the process group, its collectives, and noticing that a rank is lost."""
+"""Ranks: a place in each dimension, the groups and their collectives, and noticing that a rank is lost."""
