@@ -45,8 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("random")
-        # With `--dist loadgroup` one process runs the tests of a file, which share its fixtures.
-        if config.pluginmanager.hasplugin("xdist") and item.get_closest_marker("xdist_group") is None:
+        # Of several processes (`--dist loadgroup`) one runs the tests of a file, which share its fixtures.
+        if hasattr(config, "workerinput") and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
