@@ -15,7 +15,7 @@ run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
 
 # Four processes, even on two cores: many tests wait. The end-to-end tests come first, what is short last.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # Style and types beside the tests, since mypy uses one core only.
 test: $(VENV)/.installed-test

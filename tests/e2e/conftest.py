@@ -12,7 +12,7 @@ from support.tiny_models import tiny_checkpoint
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    """The demo model without options. Files that use it have the mark `xdist_group("demo server")`."""
+    """The demo model without options. Each process that runs tests has one."""
     with running_server("demo") as running:
         yield running
 
@@ -25,6 +25,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def llama_server(llama: Path) -> Iterator[RunningServer]:
-    """`llama` without further options. Files that use it have the mark `xdist_group("llama server")`."""
+    """`llama` without further options."""
     with running_server(llama, "--dtype", "float32") as running:
         yield running

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.running_server import RunningServer, free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("demo server")]
+pytestmark = pytest.mark.e2e
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ import openai
 import pytest
 from support.running_server import RunningServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("llama server")]
+pytestmark = pytest.mark.e2e
 
 SCHEMA = {
     "type": "object",

@@ -65,7 +65,6 @@ def test_health_is_answered_while_nothing_else_is_let_in() -> None:
             assert prober.statuses == [200] * (PROBES // 10)
 
 
-@pytest.mark.xdist_group("demo server")
 def test_health_is_answered_while_a_long_prompt_is_computed(server: RunningServer) -> None:
     long = Stream(server, 1, prompt="word " * 3000)
     prober = Prober(server, 50)

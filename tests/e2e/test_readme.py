@@ -9,7 +9,7 @@ import pytest
 from support import documents
 from support.running_server import RunningServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("demo server")]
+pytestmark = pytest.mark.e2e
 
 DOCUMENTS = ("README.md", "docs/migrating-from-tgi.md", "docs/migrating-from-vllm.md")
 EXAMPLES = [

@@ -17,7 +17,7 @@ from support.running_server import RunningServer, running_server
 from support.tiny_models import tiny_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("llama server")]
+pytestmark = pytest.mark.e2e
 
 # Of one mechanism each; the parity tests hold all families to transformers, without a server.
 FAMILIES = [

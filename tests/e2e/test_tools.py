@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import InferenceClient
 from support.running_server import RunningServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("demo server")]
+pytestmark = pytest.mark.e2e
 
 
 def tool(name: str, description: str, properties: dict[str, Any]) -> Any:
