@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -176,8 +175,8 @@ def _token(token: Token) -> dict[str, Any]:
 def request_of(body: GenerateBody) -> GenerateRequest:
     """The body as validation takes it."""
     parameters = body.parameters
-    return replace(
-        GenerateRequest.of(parameters),
+    return GenerateRequest.of(
+        parameters,
         inputs=body.inputs,
         best_of=parameters.best_of,
         max_new_tokens=parameters.max_new_tokens,

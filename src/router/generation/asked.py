@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,7 +11,7 @@ from router.request import SamplingParameters
 from router.schemas.parameters import CommonParameters
 
 # A grammar has a form of its own in each body, and is compiled before it becomes a parameter.
-_BY_NAME = tuple(one.name for one in fields(SamplingParameters) if one.name not in ("grammar", "grammar_kind"))
+_BY_NAME = frozenset(one.name for one in fields(SamplingParameters)) - {"grammar", "grammar_kind"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,13 @@ class GenerateRequest:
     adapter_id: str | None = None
 
     @classmethod
-    def of(cls, body: CommonParameters, **other: Any) -> GenerateRequest:
-        """What bodies have in common: sampling parameters by name, and `ignore_eos`.
+    def of(cls, body: CommonParameters, sampling: Mapping[str, Any] | None = None, **others: Any) -> GenerateRequest:
+        """What bodies have in common, sampling parameters by name and `ignore_eos`; and `others`, fields of this class.
 
-        `other`: sampling parameters that `body` has under another name or in another form; None is "not given".
+        `sampling`: parameters that `body` has under another name or in another form; None is "not given".
         """
-        asked = {name: getattr(body, name, None) for name in _BY_NAME} | other
+        asked = {name: getattr(body, name) for name in body.model_fields_set & _BY_NAME}
+        if sampling is not None:
+            asked |= sampling
         given = {name: value for name, value in asked.items() if value is not None}
-        return cls(sampling=SamplingParameters(**given), given=frozenset(given), ignore_eos=body.ignore_eos)
+        return cls(sampling=SamplingParameters(**given), given=frozenset(given), ignore_eos=body.ignore_eos, **others)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from router.errors import ValidationError
 from router.generation.asked import GenerateRequest
@@ -70,7 +71,8 @@ class Validator:
     async def validate(self, request: GenerateRequest) -> ValidRequest:
         """The request that the scheduler gets. Raises ValidationError at the first check that fails."""
         self._check_parameters(request)
-        sampling = self._sampling(request)
+        self._check_extensions(request.sampling)
+        self._check_logit_bias(request.sampling.logit_bias)
         limits = self._limits
         if not (request.inputs if request.input_ids is None else request.input_ids):
             raise ValidationError("`inputs` cannot be empty")
@@ -95,7 +97,7 @@ class Validator:
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=None,
-            sampling=replace(sampling, grammar=grammar, grammar_kind=kind),
+            sampling=self._sampling(request, kind, grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
                 stop_sequences=tuple(filter(None, request.stop)),
@@ -128,23 +130,28 @@ class Validator:
         if num_bytes > self._max_stop_bytes:
             raise ValidationError(f"`stop` supports up to {self._max_stop_bytes} bytes in all. Given: {num_bytes}")
 
-    def _sampling(self, request: GenerateRequest) -> SamplingParameters:
-        """The parameters as the shards get them, without the grammar."""
+    def _sampling(self, request: GenerateRequest, kind: GrammarKind, grammar: str) -> SamplingParameters:
+        """The parameters as the shards get them."""
         sampling = request.sampling
+        changed: dict[str, Any] = {}
+        if "seed" not in request.given:
+            changed["seed"] = secrets.randbits(64)
+        if kind != "none":
+            changed |= {"grammar": grammar, "grammar_kind": kind}
+        if request.greedy:
+            changed |= {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
         if Extension.OPENAI_PENALTIES not in self._extensions:
             # An upstream TGI shard: TGI's formula is what its clients get today.
             relative = sampling.frequency_penalty or sampling.absolute_frequency_penalty
-            sampling = replace(sampling, frequency_penalty=relative, absolute_frequency_penalty=0.0)
-        self._check_extensions(sampling)
-        self._check_logit_bias(sampling.logit_bias)
-        if request.greedy:
-            sampling = replace(sampling, top_k=0, top_p=1.0, typical_p=1.0, min_p=0.0)
-        return sampling if "seed" in request.given else replace(sampling, seed=secrets.randbits(64))
+            changed |= {"frequency_penalty": relative, "absolute_frequency_penalty": 0.0}
+        return replace(sampling, **changed) if changed else sampling
 
     def _check_extensions(self, sampling: SamplingParameters) -> None:
         """What the shards cannot do is refused, never ignored."""
         for name, extension in SAMPLING_EXTENSIONS.items():
             if getattr(sampling, name) and extension not in self._extensions:
+                if name == "absolute_frequency_penalty":  # goes as TGI's own, see `_sampling`
+                    continue
                 raise ValidationError(f"`{name}` is not supported by the model server in use")
 
     def _check_logit_bias(self, biases: tuple[tuple[int, float], ...]) -> None:

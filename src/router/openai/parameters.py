@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from router.errors import ValidationError
 from router.generation.asked import GenerateRequest
 from router.schemas.openai import OpenAIBody
 
 
-def request_of(body: OpenAIBody) -> GenerateRequest:
-    """Without a prompt; temperature 0 is greedy, everything else samples, as in TGI. Raises ValidationError."""
+def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
+    """Temperature 0 is greedy, everything else samples, as in TGI. `others`: fields that a chat and a completion have
+    each in their own way, the prompt among them. Raises ValidationError."""
     greedy = body.temperature == 0
-    asked = GenerateRequest.of(
-        body,
-        temperature=None if greedy else body.temperature,
-        do_sample=not greedy,
-        frequency_penalty=None,
-        absolute_frequency_penalty=body.frequency_penalty,
-        logit_bias=_logit_bias_of(body.logit_bias),
-    )
-    return replace(asked, greedy=greedy, stop=_stops_of(body.stop))
+    sampling = {
+        "temperature": None if greedy else body.temperature,
+        "do_sample": not greedy,
+        "frequency_penalty": None,
+        "absolute_frequency_penalty": body.frequency_penalty,
+        "logit_bias": _logit_bias_of(body.logit_bias),
+    }
+    return GenerateRequest.of(body, sampling, greedy=greedy, stop=_stops_of(body.stop), **others)
 
 
 def choices_of(request: GenerateRequest, number: int) -> list[GenerateRequest]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -32,8 +31,8 @@ def turns_of(body: ChatBody) -> list[Turn]:
 
 def request_of(body: ChatBody, prompt: str, grammar: AskedGrammar | None) -> GenerateRequest:
     """The generation that a chat body asks for. Raises ValidationError."""
-    return replace(
-        parameters.request_of(body),
+    return parameters.request_of(
+        body,
         inputs=prompt,
         add_special_tokens=False,
         max_new_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from router.errors import BatchSizeError, SuffixError, ValidationError
 from router.generation.asked import GenerateRequest
@@ -67,8 +67,8 @@ def requests_of(body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
 
 
 def _request_of(body: CompletionBody, prompt: str | list[int]) -> GenerateRequest:
-    return replace(
-        request_of(body),
+    return request_of(
+        body,
         inputs=prompt if isinstance(prompt, str) else "",
         input_ids=None if isinstance(prompt, str) else tuple(prompt),
         add_special_tokens=body.add_special_tokens,
