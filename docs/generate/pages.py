@@ -91,7 +91,7 @@ def _errors() -> list[tuple[str, str]]:
 def _bench() -> str:
     return page(
         "# launcher bench",
-        "`launcher bench [OPTIONS]`: sends load to a server that speaks TGI's native API or OpenAI's, and reports its "
+        "`launcher bench [OPTIONS]`: sends load to a server that speaks TGI's API or OpenAI's, and reports its "
         "throughput and latencies. In the place of TGI's `text-generation-benchmark`, which drives a shard directly.",
         _SEE_RULES,
         option_tables(BenchConfig, lambda opt: ""),

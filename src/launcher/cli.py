@@ -32,7 +32,7 @@ def _forget_container_name() -> None:
 
 
 def bench(config: BenchConfig) -> int:
-    """Send load to a server that speaks TGI's native API or OpenAI's, and report its throughput and latencies."""
+    """Send load to a server that speaks TGI's API or OpenAI's, and report its throughput and latencies."""
     # Imported here: nothing of it is wanted for a launch.
     from launcher.bench.command import run_bench
 

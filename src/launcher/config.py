@@ -22,7 +22,7 @@ Quantize = Literal[
     "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8",
 ]  # fmt: skip
 Attention = Literal[
-    "triton", "flash_attn", "torch_varlen", "native", "reference",
+    "triton", "flash_attn", "torch_varlen", "cpp", "reference",
     "paged", "flashdecoding", "flashdecoding-ipex", "flashinfer",
 ]  # fmt: skip
 

@@ -73,7 +73,7 @@ class ServeConfig:
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(
         None,
-        help="Attention backend: triton, flash_attn, torch_varlen, native or reference; TGI's names stand for the best "
+        help="Attention backend: triton, flash_attn, torch_varlen, cpp or reference; TGI's names stand for the best "
         "one that can serve the model",
     )
     rope_scaling: Literal["linear", "dynamic"] | None = option(

@@ -39,7 +39,7 @@ class Sampling:
     ignore_eos: bool
 
 
-class NativeApi:
+class TgiApi:
     """TGI's /generate_stream: one event for each token. `ignore_eos` is our addition; TGI itself passes over it."""
 
     path = "/generate_stream"
@@ -131,7 +131,7 @@ async def choose_api(name: str, connection: Connection, sampling: Sampling, mode
     if name == "auto":
         name = "tgi" if await _speaks_tgi(connection) else "openai"
     if name == "tgi":
-        return NativeApi(sampling)
+        return TgiApi(sampling)
     model = model or await _first_model(connection)
     return OpenAiChatApi(sampling, model) if name == "openai-chat" else OpenAiApi(sampling, model)
 

@@ -23,7 +23,7 @@ from model_server.errors import StartupError
 logger = logging.getLogger(__name__)
 
 # What `--attention` and ATTENTION accept: our own names, then TGI's.
-OWN_NAMES = ("reference", "triton", "flash_attn", "torch_varlen", "native")
+OWN_NAMES = ("reference", "triton", "flash_attn", "torch_varlen", "cpp")
 TGI_NAMES = ("paged", "flashdecoding", "flashdecoding-ipex", "flashinfer")
 
 # Where the model brings its own attention, or none.
@@ -32,7 +32,7 @@ OF_THE_MODEL = "transformers"
 # The best first; the reference serves everything everywhere. What a user has to name is not among them.
 PREFERENCE = {
     "cuda": ("triton", "flash_attn", "torch_varlen", "reference"),
-    "cpu": ("native", "reference"),
+    "cpu": ("cpp", "reference"),
 }
 
 
@@ -172,7 +172,7 @@ def _torch_varlen(device: torch.device, dtype: torch.dtype) -> Offer:
     return Offer(backend, backend.refuses)
 
 
-def _native(device: torch.device, dtype: torch.dtype) -> Offer:
+def _cpp(device: torch.device, dtype: torch.dtype) -> Offer:
     """What the C++ operators do not know they hand to the reference themselves: nothing is refused."""
     if device.type != "cpu":
         raise UnavailableError(f"it computes on a CPU, not on {device.type}")
@@ -189,5 +189,5 @@ _OFFERS: dict[str, Callable[[torch.device, torch.dtype], Offer]] = {
     "triton": _triton,
     "flash_attn": _flash_attn,
     "torch_varlen": _torch_varlen,
-    "native": _native,
+    "cpp": _cpp,
 }

@@ -21,7 +21,7 @@ from model_server.memory.kv_cache import KvCache, KvShape
 class CppBackend:
     """For what `cpp.library.usable` serves."""
 
-    name = "native"
+    name = "cpp"
     tgi_name = "paged"
     capturable = False  # it runs on CPUs
     block_size = 16

@@ -46,7 +46,7 @@ def compiled(cache: Path | None = None) -> Path:
     key = _key()
     if compiler is None:
         return _made_ahead(folder, key)
-    library = folder / f"native-{key}-{_hash(_version(compiler))}.so"
+    library = folder / f"operators-{key}-{_hash(_version(compiler))}.so"
     if library.exists():
         return library
     try:
@@ -61,7 +61,7 @@ def compiled(cache: Path | None = None) -> Path:
 
 def _made_ahead(folder: Path, key: str) -> Path:
     """The library that a compiler made before it was taken away, the newest of several. Raises CompileError."""
-    found = sorted(folder.glob(f"native-{key}-*.so"), key=lambda path: path.stat().st_mtime_ns)
+    found = sorted(folder.glob(f"operators-{key}-*.so"), key=lambda path: path.stat().st_mtime_ns)
     if not found:
         raise CompileError(f"no C++ compiler is installed (looked for {', '.join(COMPILERS)})")
     return found[-1]

@@ -16,4 +16,4 @@ def are_switched_off() -> bool:
 def user_cache() -> Path:
     """The folder for compiled libraries. Raises RuntimeError for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tercet" / "native"
+    return (Path(base) if base else Path.home() / ".cache") / "tercet" / "cpp"

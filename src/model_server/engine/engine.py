@@ -25,11 +25,11 @@ from model_server.batch.extension import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.distributed.layout import Layout
-from model_server.engine.admission import Admission, CacheLayout
 from model_server.engine.answers import Answers
 from model_server.engine.calls import DecodeCall, PrefillCall, Session, StepCall
 from model_server.engine.profile import StepProfiler
 from model_server.engine.running import Running, StepTimes, SubmittedStep
+from model_server.engine.sequences import CacheLayout, SequenceFactory
 from model_server.engine.step import Stepper
 from model_server.engine.store import BatchStore
 from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError
@@ -69,7 +69,7 @@ class Engine:
         self._stepper = Stepper(runner, sampler, options.device, options.block_size)
         self.keeps_state = runner.traits.keeps_state
         prefix = runner.traits.decoder_prefix
-        self._admission = Admission(
+        self._factory = SequenceFactory(
             tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns, prefix
         )
         self._store = BatchStore()
@@ -102,7 +102,7 @@ class Engine:
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
         """Token ids of the prompts. May run on any thread."""
-        return self._admission.encode(requests)
+        return self._factory.encode(requests)
 
     def may_overlap(self, call: DecodeCall) -> bool:
         """Can this decode be submitted while the last step is not collected?
@@ -224,7 +224,7 @@ class Engine:
         """
         options = self.options
         layout = CacheLayout(block_size=options.block_size, num_blocks=self.cache.num_blocks, chunking=options.chunking)
-        sequences, refusals = self._admission.sequences(requests, prompts, layout, self.session)
+        sequences, refusals = self._factory.sequences(requests, prompts, layout, self.session)
         answers = [(request_id, self._answers.error(request_id, reason)) for request_id, reason in refusals]
         return sequences, [answer for request_id, answer in answers if options.layout.owns(request_id)]
 

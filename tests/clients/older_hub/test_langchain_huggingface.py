@@ -1,4 +1,4 @@
-"""langchain-huggingface: the text model on the native route, and the chat model with tools and structured output."""
+"""langchain-huggingface: the text model on TGI's route, and the chat model with tools and structured output."""
 
 from __future__ import annotations
 

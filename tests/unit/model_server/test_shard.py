@@ -71,10 +71,10 @@ def test_info_tells_the_backend_that_serves_the_layers(monkeypatch: pytest.Monke
     """Also where the layers are known only once the model is loaded, and rule out the first choice."""
 
     def first(device: torch.device, dtype: torch.dtype) -> Offer:
-        backend = SimpleNamespace(name="native", tgi_name="flashinfer", block_size=256)
+        backend = SimpleNamespace(name="cpp", tgi_name="flashinfer", block_size=256)
         return Offer(cast(AttentionBackend, backend), lambda layer: "cannot")
 
-    monkeypatch.setitem(choice._OFFERS, "native", first)
+    monkeypatch.setitem(choice._OFFERS, "cpp", first)
     assert AttentionChoice(None, CPU).for_layers().tgi_name == "flashinfer"
     type_checkpoint("olmo", tmp_path)
     runner = load_runner(describe(examine(tmp_path)), Placement(CPU, torch.float32), AttentionChoice(None, CPU))

@@ -68,7 +68,7 @@ def document(app: FastAPI, models: Sequence[type[BaseModel]], limits: object) ->
         schema = get_openapi(
             title="Text Generation Inference",
             version=TGI_VERSION,
-            description="Tercet: text generation over HTTP, native and OpenAI dialects",
+            description="Tercet: text generation over HTTP, in the dialects of TGI and OpenAI",
             routes=app.routes,
         )
         _, definitions = models_json_schema(

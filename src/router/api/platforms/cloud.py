@@ -47,7 +47,7 @@ async def invocations(request: Request) -> Response:
 
 @routes.answers("/vertex", VertexBody, VertexResponse, span="vertex_compatibility")
 async def vertex(request: Request) -> Response:
-    """One text for each instance, which is a native body or a chat."""
+    """One text for each instance, which is a body of `/generate` or a chat."""
     state = state_of(request)
     body = await state.read(request, VertexBody)
     state.count_request()

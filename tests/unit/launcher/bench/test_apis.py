@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.scripted_http import ScriptedServer
 
-from launcher.bench.apis import Api, NativeApi, OpenAiApi, OpenAiChatApi, Sampling, Usage, choose_api
+from launcher.bench.apis import Api, OpenAiApi, OpenAiChatApi, Sampling, TgiApi, Usage, choose_api
 from launcher.bench.http_stream import BadAnswerError, Connection
 
 GREEDY = Sampling(None, ignore_eos=True)
@@ -15,7 +15,7 @@ GREEDY = Sampling(None, ignore_eos=True)
 @pytest.mark.parametrize(
     ("api", "event", "is_token"),
     [
-        (NativeApi(GREEDY), {"token": {"id": 1}}, True),
+        (TgiApi(GREEDY), {"token": {"id": 1}}, True),
         (OpenAiApi(GREEDY, "m"), {"choices": [{"text": "", "finish_reason": None}]}, True),
         (OpenAiApi(GREEDY, "m"), {"choices": [{"text": "", "finish_reason": "length"}]}, False),
         (OpenAiApi(GREEDY, "m"), {"choices": [{"text": "x", "finish_reason": "length"}]}, True),
@@ -32,20 +32,20 @@ def test_which_events_bring_a_token(api: Api, event: dict[str, Any], is_token: b
 
 def test_the_servers_own_count_is_taken() -> None:
     usage = Usage()
-    NativeApi(GREEDY).read({"token": {}, "details": {"generated_tokens": 7, "input_length": 5}}, usage)
+    TgiApi(GREEDY).read({"token": {}, "details": {"generated_tokens": 7, "input_length": 5}}, usage)
     assert (usage.prompt_tokens, usage.output_tokens) == (5, 7)
     OpenAiApi(GREEDY, "m").read({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}, usage)
     assert (usage.prompt_tokens, usage.output_tokens) == (3, 4)
 
 
-@pytest.mark.parametrize("api", [NativeApi(GREEDY), OpenAiApi(GREEDY, "m")], ids=["tgi", "openai"])
+@pytest.mark.parametrize("api", [TgiApi(GREEDY), OpenAiApi(GREEDY, "m")], ids=["tgi", "openai"])
 def test_an_error_inside_the_stream_is_an_error(api: Api) -> None:
     with pytest.raises(BadAnswerError, match="out of"):
         api.read({"error": {"message": "out of luck"}}, Usage())
 
 
 def test_bodies_ask_for_what_the_options_say() -> None:
-    native = NativeApi(Sampling(0.5, ignore_eos=False)).body("p", 3)
+    native = TgiApi(Sampling(0.5, ignore_eos=False)).body("p", 3)
     assert native == {
         "inputs": "p",
         "parameters": {"details": True, "do_sample": True, "temperature": 0.5, "max_new_tokens": 3},
@@ -59,7 +59,7 @@ async def test_auto_tells_tgi_by_its_info(
     server: ScriptedServer, connection: Connection, answer: Callable[..., bytes]
 ) -> None:
     server.answers = [answer(b'{"model_id":"m","max_concurrent_requests":128}')]
-    assert isinstance(await choose_api("auto", connection, GREEDY, None), NativeApi)
+    assert isinstance(await choose_api("auto", connection, GREEDY, None), TgiApi)
 
 
 async def test_auto_takes_openai_otherwise_and_its_first_model(

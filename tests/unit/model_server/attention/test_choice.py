@@ -52,7 +52,7 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             "flash_attn", 256, lambda one: None if one.value_dim == one.head_dim else "wants both alike"
         ),
         "torch_varlen": absent("torch is too old"),
-        "native": absent("it computes on a CPU, not on cuda"),
+        "cpp": absent("it computes on a CPU, not on cuda"),
         "reference": choice._OFFERS["reference"],
     }
     monkeypatch.setattr(choice, "_OFFERS", found)
@@ -64,11 +64,11 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.fixture
-def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(choice._OFFERS, "native", absent("this build has no C++ operators"))
+def without_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(choice._OFFERS, "cpp", absent("this build has no C++ operators"))
 
 
-@pytest.mark.usefixtures("without_native")
+@pytest.mark.usefixtures("without_cpp")
 def test_unset_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     backend = AttentionChoice(None, CPU).for_layers()
@@ -76,7 +76,7 @@ def test_unset_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-@pytest.mark.usefixtures("without_native")
+@pytest.mark.usefixtures("without_cpp")
 @pytest.mark.parametrize("word", TGI_NAMES)
 def test_tgis_words_mean_the_best_present(word: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
@@ -110,9 +110,9 @@ def test_triton_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
         AttentionChoice("triton", CPU, HALF)
 
 
-def test_native_is_for_cpus() -> None:
-    with pytest.raises(StartupError, match="--attention native cannot be used: it computes on a CPU, not on cuda"):
-        AttentionChoice("native", CUDA, HALF)
+def test_cpp_is_for_cpus() -> None:
+    with pytest.raises(StartupError, match="--attention cpp cannot be used: it computes on a CPU, not on cuda"):
+        AttentionChoice("cpp", CUDA, HALF)
 
 
 @pytest.mark.usefixtures("offers")

@@ -45,7 +45,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def absent(device: torch.device, dtype: torch.dtype) -> Offer:
         raise UnavailableError("not installed")
 
-    offers = {"triton": triton, "flash_attn": absent, "torch_varlen": absent, "native": absent}
+    offers = {"triton": triton, "flash_attn": absent, "torch_varlen": absent, "cpp": absent}
     monkeypatch.setattr(choice, "_OFFERS", choice._OFFERS | offers)
     return state
 

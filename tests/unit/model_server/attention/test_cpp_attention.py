@@ -1,4 +1,4 @@
-"""The backend that a CPU is given (the native one, or the reference where no compiler is) against the definition."""
+"""The backend that a CPU is given (the C++ one, or the reference where no compiler is) against the definition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DIMS = {"wide": (128, 128), "odd": (24, 20), "of 80": (80, 80)}
 
 
 def test_chosen() -> None:
-    assert BACKEND.name == ("reference" if library() is None else "native")
+    assert BACKEND.name == ("reference" if library() is None else "cpp")
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)

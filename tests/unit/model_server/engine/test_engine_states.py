@@ -113,7 +113,7 @@ def test_text_of_an_encoder_decoder_begins_with_its_own_tokens(
             contexts.append(prompt_ids)
             super().__init__(tokenizer, prompt_ids)
 
-    monkeypatch.setattr("model_server.engine.admission.Detokenizer", Recorded)
+    monkeypatch.setattr("model_server.engine.sequences.Detokenizer", Recorded)
     runner = FakeStateRunner(
         vocab_size=tiny_tokenizer.vocab_size, traits=RunnerTraits(state_bytes=1000, decoder_prefix=(2,))
     )

@@ -32,7 +32,7 @@ class CacheLayout:
     chunking: bool
 
 
-class Admission:
+class SequenceFactory:
     """Makes sequences for one model on one rank."""
 
     def __init__(
