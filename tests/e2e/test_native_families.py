@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.parity]
 
 PROMPTS = ("Hello", "The quick brown fox jumps over the lazy dog, again and again", "naïve café, 日本語 🙂")
 NEW_TOKENS = 16
-# decisions.md, "Near ties", relative to the largest logit.
+# Tokens that score nearly alike may change places; relative to the largest logit.
 NEAR_TIE = 1e-4
 
 # One checkpoint of each model type: the plain one, or else the first of its variants.

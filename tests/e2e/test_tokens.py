@@ -32,7 +32,8 @@ PROMPTS = (
     "def main() -> None: return None. " * 6,
 )
 NEW_TOKENS = 24
-# decisions.md, "Near ties": a first mismatch counts only above this gap, relative to the largest logit.
+# Two tokens that score nearly alike may change places: a first mismatch counts only above this gap, relative to the
+# largest logit.
 NEAR_TIE = 1e-4
 
 

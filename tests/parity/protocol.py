@@ -1,4 +1,4 @@
-"""The batch protocol that a runner must survive (architectures.md 4.2): flattened prefill, chunks mixed with decode
+"""The batch protocol that a runner must survive: flattened prefill, chunks mixed with decode
 rows, decode. The cache is full of NaN at first and blocks are handed out interleaved, so any wrong read shows.
 """
 

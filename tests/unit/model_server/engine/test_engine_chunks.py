@@ -40,7 +40,7 @@ def _current(result: StepResult) -> int:
     return result.batch.current_tokens
 
 
-# -- the traces of scheduler.md 5.3 ------------------------------------------------------------------------------------
+# -- what each step computes, traced -----------------------------------------------------------------------------------
 
 
 def test_trace_s1_a_long_prompt_alone(tokenizer: Tokenizer) -> None:
