@@ -12,7 +12,7 @@ import time
 
 import uvloop
 
-from launcher.bench.apis import NativeApi, Sampling
+from launcher.bench.apis import Sampling, TgiApi
 from launcher.bench.load import Load, Target
 from launcher.bench.results import Cell
 
@@ -78,5 +78,5 @@ class Server:
 
 def closed_cell(url: str, prompts: list[str], concurrency: int, num_tokens: int) -> Cell:
     """Greedy answers of exactly `num_tokens` to all prompts, by `concurrency` clients of /generate_stream."""
-    target = Target(url=url, api=NativeApi(Sampling(None, ignore_eos=True)))
+    target = Target(url=url, api=TgiApi(Sampling(None, ignore_eos=True)))
     return uvloop.run(Load(target, num_tokens).closed(prompts, concurrency))

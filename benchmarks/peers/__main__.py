@@ -25,7 +25,7 @@ from benchmarks.peers import report
 from benchmarks.peers.checkpoints import SHAPES, checkpoint
 from benchmarks.peers.machine import limits
 from benchmarks.peers.servers import PEERS, Peer, RunningPeer
-from launcher.bench.apis import NativeApi, OpenAiApi, Sampling
+from launcher.bench.apis import OpenAiApi, Sampling, TgiApi
 from launcher.bench.load import Load, Target
 from launcher.bench.prompts import PromptMaker, offsets_of
 from launcher.bench.results import Cell
@@ -143,7 +143,7 @@ def _cell(server: RunningPeer, peer: Peer, shape: str, job: Job, seed: int) -> t
     """The cell, and how many cores other processes used in the meantime."""
     # Where end-of-sequence cannot be ignored, random weights seldom draw it; the report names short answers.
     greedy = Sampling(None, ignore_eos=peer.knows_ignore_eos)
-    api = NativeApi(greedy) if peer.api == "tgi" else OpenAiApi(greedy, _model_name(peer, shape))
+    api = TgiApi(greedy) if peer.api == "tgi" else OpenAiApi(greedy, _model_name(peer, shape))
     target = Target(url=server.url, api=api)
     tokenizer = offsets_of(str(checkpoint(shape) / "tokenizer.json"))
     for attempt in range(TRIES):

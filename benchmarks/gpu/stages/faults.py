@@ -20,7 +20,7 @@ from benchmarks.gpu.subjects.drive import Driver, make_engine, random_cache
 from benchmarks.gpu.subjects.serving import model_folder, prompts, running
 from benchmarks.gpu.subjects.shapes import Shape, by_size
 from benchmarks.gpu.subjects.synthetic import make_decoder
-from launcher.bench.apis import NativeApi, Sampling
+from launcher.bench.apis import Sampling, TgiApi
 from launcher.bench.load import Load, Target
 from launcher.bench.results import Cell
 from model_server.errors import OutOfMemoryError
@@ -228,7 +228,7 @@ def _terminated(context: Context, folder: Path, shape: Shape) -> None:
     """SIGTERM with streams under way: they end whole, and the launcher says by which signal it ended."""
     count, new_tokens = (3, 40) if context.tiny else (32, 256)
     with running(context, folder) as server:
-        target = Target(url=server.url, api=NativeApi(Sampling(None, ignore_eos=True)))
+        target = Target(url=server.url, api=TgiApi(Sampling(None, ignore_eos=True)))
         work = prompts(count, 16, shape, seed=5)
 
         async def streams() -> Cell:

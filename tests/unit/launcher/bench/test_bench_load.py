@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from support.scripted_http import ScriptedServer
 
-from launcher.bench.apis import NativeApi, Sampling
+from launcher.bench.apis import Sampling, TgiApi
 from launcher.bench.load import Load, Progress, Target
 
 TOKEN = b'{"token":{"id":1}}'
@@ -14,7 +14,7 @@ LAST = b'{"token":{"id":1},"details":{"generated_tokens":2,"input_length":9}}'
 
 
 def target(server: ScriptedServer) -> Target:
-    return Target(url=server.url, api=NativeApi(Sampling(None, ignore_eos=True)), timeout_s=20)
+    return Target(url=server.url, api=TgiApi(Sampling(None, ignore_eos=True)), timeout_s=20)
 
 
 async def test_a_closed_loop_answers_every_prompt(server: ScriptedServer, events: Callable[..., bytes]) -> None:
