@@ -52,6 +52,9 @@ SAMPLING_RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 """What a given value must be, in the order in which TGI checks, and TGI's words for a value that is not."""
 
+FILTERS_OFF = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
+"""What removes candidates before one is sampled: switched off where temperature 0 asks for the likeliest token."""
+
 SAMPLING_EXTENSIONS: dict[str, Extension] = {
     "absolute_frequency_penalty": Extension.OPENAI_PENALTIES,
     "presence_penalty": Extension.OPENAI_PENALTIES,

@@ -63,7 +63,7 @@ def _load_native(
     with reading as reader:
         runner = build(spec, reader, placement, backend, progress=progress)
     logger.info(
-        "Loaded %s: %d layers, %.1f MiB of weights in %.2f s",
+        "Loaded %s with the native runner: %d layers, %.1f MiB of weights in %.2f s",
         model.config.model_type,
         spec.num_layers,
         (runner.traits.weight_bytes or 0) / 2**20,

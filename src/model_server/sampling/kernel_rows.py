@@ -11,10 +11,13 @@ from model_server.memory.transfer import upload
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.row import SamplingRow
 
+_KNOWN = frozenset({"top_k", "top_p", "min_p"})
+"""The filters that the kernels apply."""
+
 
 def fits(row: SamplingRow) -> bool:
-    """The kernels know neither typical-p nor top tokens. A row's path follows from what it asks for alone."""
-    return row.parameters.typical_p >= 1.0 and row.top_n_tokens == 0
+    """Whether the kernels know all that a row asks for; top tokens they do not. Its neighbours have no say."""
+    return row.parameters.filters <= _KNOWN and row.top_n_tokens == 0
 
 
 class KernelRows:

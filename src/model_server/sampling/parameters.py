@@ -15,6 +15,10 @@ class Grammar:
     text: str
 
 
+FILTERS: dict[str, float] = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
+"""What removes candidates before one is sampled, and the value that switches it off."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParameters:
     """How the next token is chosen. The defaults switch everything off: plain argmax.
@@ -42,12 +46,12 @@ class SamplingParameters:
     @property
     def samples(self) -> bool:
         """Sampled rather than argmax: TGI's rule (`utils/tokens.py`), with min_p as one more reason."""
-        return self.do_sample or self.temperature != 1.0 or self.filters
+        return self.do_sample or self.temperature != 1.0 or bool(self.filters)
 
     @property
-    def filters(self) -> bool:
-        """Some filter removes candidates before one is sampled."""
-        return self.top_k != 0 or self.top_p < 1.0 or self.typical_p < 1.0 or self.min_p > 0.0
+    def filters(self) -> frozenset[str]:
+        """The names of the filters that are on."""
+        return frozenset(name for name, off in FILTERS.items() if getattr(self, name) != off)
 
     def largest_rank(self, vocab_size: int) -> int:
         """How many of the most likely tokens top-k keeps; `vocab_size` where it is off."""

@@ -15,6 +15,7 @@ from router.generation.asked import GenerateRequest
 from router.grammar.checker import GrammarChecker, read_grammar
 from router.limits import ServingLimits, ShardInfo
 from router.request import (
+    FILTERS_OFF,
     SAMPLING_EXTENSIONS,
     SAMPLING_RANGES,
     GrammarKind,
@@ -139,7 +140,7 @@ class Validator:
         if kind != "none":
             changed |= {"grammar": grammar, "grammar_kind": kind}
         if request.greedy:
-            changed |= {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "min_p": 0.0}
+            changed |= FILTERS_OFF
         if Extension.OPENAI_PENALTIES not in self._extensions:
             # An upstream TGI shard: TGI's formula is what its clients get today.
             relative = sampling.frequency_penalty or sampling.absolute_frequency_penalty
