@@ -17,10 +17,25 @@ _NO_LIMIT = 10**18
 
 def read_object(path: Path, error: type[Exception]) -> dict[str, Any]:
     """The object in `path`. Raises `error`, one line, if the file is missing, too large, or not a JSON object."""
+    found = _read(path, error)
+    if found is None:
+        raise error(f"cannot read {path}: No such file or directory")
+    return found
+
+
+def read_optional_object(path: Path, error: type[Exception]) -> dict[str, Any]:
+    """As `read_object`; an absent file is an empty object."""
+    return _read(path, error) or {}
+
+
+def _read(path: Path, error: type[Exception]) -> dict[str, Any] | None:
+    """None: there is no such file. One that may not be looked at is an error, not absent."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise error(f"{path} is larger than {_MAX_BYTES // 2**20} MiB")
         value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror}") from cause
     except (ValueError, RecursionError) as cause:
@@ -28,11 +43,6 @@ def read_object(path: Path, error: type[Exception]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise error(f"{path} does not hold a JSON object")
     return value
-
-
-def read_optional_object(path: Path, error: type[Exception]) -> dict[str, Any]:
-    """As `read_object`; an absent file is an empty object."""
-    return read_object(path, error) if path.exists() else {}
 
 
 def token_text(token: Any) -> str | None:

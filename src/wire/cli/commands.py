@@ -1,4 +1,4 @@
-"""From a command line to a command: help, version, usage errors and exit statuses, around `wire.cli.options.parse`."""
+"""From a command line to a command: help, version, usage errors and exit statuses, around `wire.cli.parsing.parse`."""
 
 from __future__ import annotations
 

@@ -25,6 +25,12 @@ def test_only_an_optional_file_may_be_absent(tmp_path: Path) -> None:
         read_object(tmp_path / "absent.json", Refused)
 
 
+def test_a_file_that_cannot_be_looked_at_is_not_absent(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Refused, match=r"^cannot read .*config\.json: Not a directory"):
+        read_optional_object(tmp_path / "file" / "config.json", Refused)
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [

@@ -32,7 +32,7 @@ def item_of(inference: Inference, request: GenerateRequest, text_of: Callable[[G
 
 
 async def texts_of(request: Request, state: AppState, items: Sequence[BatchItem]) -> list[str]:
-    """The answers in the order of the jobs, which run side by side; the first failure ends them all."""
+    """The answers in the order of the items, which run side by side; the first failure ends them all."""
     inference = state.inference
     for item in items:
         inference.check_best_of(item.number)
@@ -42,6 +42,6 @@ async def texts_of(request: Request, state: AppState, items: Sequence[BatchItem]
 
 
 async def _generate(items: Sequence[BatchItem], permits: HeldPermits) -> list[GenerationResult]:
-    """All generations of all jobs, in order; queues all or none."""
+    """All generations of all items, in order; queues all or none."""
     starts = (partial(item.start, permits) for item in items for _ in range(item.number))
     return await collect_all(await start_all(starts))
