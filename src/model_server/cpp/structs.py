@@ -53,7 +53,7 @@ class HeadLayoutStruct(ctypes.Structure):
 
 
 class StackLayerStruct(ctypes.Structure):
-    """`StackLayerStruct` of stack.hpp."""
+    """`StackLayer` of stack.hpp."""
 
     _fields_ = [
         ("attention_norm", c_void_p),
@@ -74,7 +74,7 @@ class StackLayerStruct(ctypes.Structure):
 
 
 class StackConfigStruct(ctypes.Structure):
-    """`StackConfigStruct` of stack.hpp."""
+    """`StackConfig` of stack.hpp."""
 
     _fields_ = [
         ("num_layers", c_long),
@@ -87,7 +87,7 @@ class StackConfigStruct(ctypes.Structure):
 
 
 class StackStepStruct(ctypes.Structure):
-    """`StackStepStruct` of stack.hpp."""
+    """`StackStep` of stack.hpp."""
 
     _fields_ = [
         ("tokens", c_long),

@@ -70,9 +70,11 @@ class Stepper:
             tables = running.decode.tables
             failures = extend(running.batch, tables, call.extensions, cache, numbered=call.numbered)
         if session.extends_blocks and (failures or not running.repeats_rows):
-            failed = {id(s) for s, _ in failures}
-            failures += [one for one in rows_without_slots(running.batch) if id(one[0]) not in failed]
-        return failures
+            failures += rows_without_slots(running.batch)
+        first: dict[int, Failure] = {}
+        for failure in failures:
+            first.setdefault(failure[0].id, failure)  # a request that is named twice fails once
+        return list(first.values())
 
     def _submit_decode(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
         """One forward of one token for each row."""

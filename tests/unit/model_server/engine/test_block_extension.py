@@ -117,6 +117,13 @@ def test_growth_that_does_not_fit_is_that_rows_error(shard: EngineShard, case: s
     assert result.batch is not None and result.batch.request_ids == [good.id]
 
 
+def test_a_request_that_is_named_twice_fails_once(shard: EngineShard) -> None:
+    bad, good = shard.request([1, 2, 3, 4], 4, tokens=5), shard.request([5], 3)
+    shard.prefill(0, bad, good)
+    result = shard.decode(0, extensions=[_growth(bad, NUM_BLOCKS), _growth(bad, NUM_BLOCKS + 1)])
+    assert [g.request_id for g in result.generations if g.error is not None] == [bad.id]
+
+
 def test_growth_of_a_request_that_ended_is_skipped_in_a_numbered_call(shard: EngineShard) -> None:
     done, going = shard.request([1], 1), shard.request([2], 4)
     results = [shard.prefill(0, done, going)]
