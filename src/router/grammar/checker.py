@@ -17,7 +17,7 @@ from typing import Any, Literal
 import orjson
 
 from router.errors import OverloadedError, ValidationError
-from router.worker.process import WorkerProcess
+from router.worker.process import WorkerEndedError, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -135,13 +135,12 @@ class _Compiler(WorkerProcess):
 
     def compile(self, kind: GrammarKind, text: str) -> _Outcome:
         """Raises OSError if the process cannot be started."""
-        self.start()
         try:
             reply = orjson.loads(self.exchange(orjson.dumps([kind, text]), self._timeout_s))
         except TimeoutError:
             logger.warning("a grammar of %d characters took more than %g s to compile", len(text), self._timeout_s)
             return _Outcome(None, f"it takes more than {self._timeout_s:g} s to compile")
-        except OSError:
+        except WorkerEndedError:
             logger.warning("a grammar of %d characters ended the process that compiles it", len(text))
             return _Outcome(None, "it takes too much memory or time to compile")
         return _Outcome(reply.get("grammar"), reply.get("fault", ""))

@@ -6,6 +6,7 @@ bounds on memory.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import subprocess
@@ -14,8 +15,15 @@ import time
 
 from router.worker.frames import frame, read_frame
 
+logger = logging.getLogger(__name__)
+
 _START_TIMEOUT_S = 30.0
 _PIPE_BYTES = 1 << 20
+_TRIES = 2
+
+
+class WorkerEndedError(ConnectionError):
+    """The process ended before it had answered a frame, and so did the next one: the frame is at fault."""
 
 
 class WorkerProcess:
@@ -24,31 +32,37 @@ class WorkerProcess:
     def __init__(self, module: str) -> None:
         self._module = module
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._is_closed = False
 
     @property
     def pid(self) -> int | None:
-        """While it runs."""
+        """While it is ready for frames, or has one."""
         process = self._process
-        return process.pid if process is not None else None
+        return process.pid if process is not None and self._is_ready else None
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Returns when it is ready. Raises OSError."""
+        """Returns when it is ready. Raises OSError, but no TimeoutError."""
         return self._process or self._start()
 
     def exchange(self, data: bytes, timeout_s: float) -> bytes:
         """The answer to one frame. Whatever is raised has ended the process.
 
-        Raises TimeoutError, and OSError if the process has died or cannot be started.
+        A process that ends is replaced and asked once more: it may have been killed from outside, before or while it
+        had the frame. `timeout_s` is for each try, without the start.
+
+        Raises TimeoutError, which is not tried again; WorkerEndedError; another OSError if it cannot be started.
         """
-        process = self.start()
-        deadline = time.monotonic() + timeout_s
-        try:
-            _send(process, data, deadline)
-            return _receive(process, deadline)
-        except OSError:  # TimeoutError too
-            self.end()
-            raise
+        for _ in range(_TRIES - 1):
+            try:
+                return self._exchange(data, timeout_s)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                if self._is_closed:
+                    raise
+                logger.warning("the worker process %s is started again: %s", self._module, error)
+        return self._exchange(data, timeout_s)
 
     def kill(self) -> None:
         """The thread finds out by itself; there will be no other process."""
@@ -59,6 +73,7 @@ class WorkerProcess:
     def end(self) -> None:
         """Without a trace; the next exchange starts another one."""
         process, self._process = self._process, None
+        self._is_ready = False
         if process is None:
             return
         process.kill()
@@ -66,6 +81,19 @@ class WorkerProcess:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
         process.stdout.close()
+
+    def _exchange(self, data: bytes, timeout_s: float) -> bytes:
+        process = self.start()
+        deadline = time.monotonic() + timeout_s
+        try:
+            _send(process, data, deadline)
+            return _receive(process, deadline)
+        except TimeoutError:
+            self.end()
+            raise
+        except OSError:
+            self.end()
+            raise WorkerEndedError(f"it ended with status {process.returncode}") from None
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._is_closed:
@@ -84,9 +112,13 @@ class WorkerProcess:
             assert process.stdin is not None
             os.set_blocking(process.stdin.fileno(), False)
             _receive(process, time.monotonic() + _START_TIMEOUT_S)
+        except TimeoutError:
+            self.end()
+            raise ConnectionError(f"not ready after {_START_TIMEOUT_S:g} s") from None
         except OSError:
             self.end()
             raise
+        self._is_ready = True
         return process
 
 

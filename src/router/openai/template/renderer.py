@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from router.errors import TemplateError
-from router.worker.process import WorkerProcess
+from router.worker.process import WorkerEndedError, WorkerProcess
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,6 @@ class Renderer:
             data = orjson.dumps(job)
         except TypeError:
             raise TemplateError("the messages are nested too deeply") from None
-        self._start()
         with self._lock:
             self._current = job
         try:
@@ -63,9 +62,11 @@ class Renderer:
         except TimeoutError:
             logger.warning("the chat template could not be interrupted: its process is replaced")
             raise TemplateError("the template runs for too long") from None
-        except OSError:
+        except WorkerEndedError:
             logger.warning("the chat template has ended the process that renders it")
             raise TemplateError("the template takes too much memory") from None
+        except OSError as error:
+            raise _does_not_start(error) from None
         finally:
             with self._lock:
                 self._current = None
@@ -78,11 +79,15 @@ class Renderer:
         try:
             self._process.start()
         except OSError as error:
-            logger.error("the process that renders chat templates does not start: %s", error)
-            raise TemplateError("it cannot be rendered at the moment") from None
+            _does_not_start(error)
 
     def _interrupt(self, job: Mapping[str, Any]) -> None:
         with self._lock:
             pid = self._process.pid
             if self._current is job and pid is not None:
                 os.kill(pid, signal.SIGALRM)
+
+
+def _does_not_start(error: OSError) -> TemplateError:
+    logger.error("the process that renders chat templates does not start: %s", error)
+    return TemplateError("it cannot be rendered at the moment")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.worker.process import WorkerProcess
+from router.worker.process import WorkerEndedError, WorkerProcess
 
 _MODULE = """
 import os, time
@@ -18,8 +18,11 @@ from router.worker.main import serve
 def answer(asked):
     if asked == b"sleep":
         time.sleep(60)
-    if asked == b"die":
-        os._exit(3)
+    if asked.startswith(b"die"):
+        with open(asked[4:], "ab", buffering=0) as deaths:
+            deaths.write(b"x")
+            if deaths.tell() <= int(asked[3:4]):
+                os._exit(3)
     if asked == b"memory":
         try:
             return str(len(bytes(1 << 30))).encode()
@@ -65,9 +68,19 @@ def test_a_frame_that_nobody_reads_ends_the_process(worker: WorkerProcess) -> No
     assert worker.pid is None
 
 
-def test_a_death_is_noticed_and_the_next_exchange_has_another_process(worker: WorkerProcess) -> None:
-    with pytest.raises(ConnectionError):
-        worker.exchange(b"die", 30)
+def test_a_process_that_was_killed_is_replaced_and_asked_again(worker: WorkerProcess, tmp_path: Path) -> None:
+    before = worker.start()
+    before.kill()
+    before.wait()
+    assert worker.exchange(b"ab", 30) == b"ba"
+    once = f"die1{tmp_path}/once".encode()
+    assert worker.exchange(once, 30) == once[::-1]  # killed while it had the frame
+
+
+def test_a_frame_that_ends_two_processes_is_given_up(worker: WorkerProcess, tmp_path: Path) -> None:
+    with pytest.raises(WorkerEndedError, match="status 3"):
+        worker.exchange(f"die9{tmp_path}/deaths".encode(), 30)
+    assert (tmp_path / "deaths").read_bytes() == b"xx"
     assert worker.pid is None
     assert worker.exchange(b"memory", 30) == b"no memory"
 
@@ -91,3 +104,5 @@ def test_after_kill_there_is_no_other(worker: WorkerProcess) -> None:
 def test_a_module_that_does_not_start() -> None:
     with pytest.raises(ConnectionError):
         WorkerProcess("router.no_such_module").start()
+    with pytest.raises(ConnectionResetError):  # which says that no frame is to blame
+        WorkerProcess("router.no_such_module").exchange(b"", 30)

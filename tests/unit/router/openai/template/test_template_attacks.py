@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from router_fakes import until
@@ -18,6 +19,7 @@ from router.errors import TemplateError
 from router.openai.template.messages import Turn
 from router.openai.template.renderer import Renderer
 from router.openai.template.template import ChatTemplate
+from router.worker.process import WorkerEndedError
 
 USER = Turn(role="user", parts="Hello")
 _BIG = "{% set b = 'x' * 1000000 %}"
@@ -149,16 +151,29 @@ async def test_a_caller_who_leaves_takes_the_rendering_along(own_renderer: Rende
     assert own_renderer._process.pid == before
 
 
-async def test_a_process_that_dies_is_replaced(own_renderer: Renderer) -> None:
+async def test_a_process_that_was_killed_is_no_fault_of_the_request(own_renderer: Renderer) -> None:
     template = ChatTemplate({"default": "ok"}, {}, renderer=own_renderer)
     assert await template.render([USER]) == "ok"
     process: Any = own_renderer._process._process
     process.kill()
     process.wait()
-    with pytest.raises(TemplateError):
-        await template.render([USER])
     assert await template.render([USER]) == "ok"
     assert own_renderer._process.pid != process.pid
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (WorkerEndedError("it ended with status -6"), "the template takes too much memory"),
+        (ConnectionResetError("the process has ended"), "it cannot be rendered at the moment"),
+    ],
+)
+async def test_an_end_while_rendering_is_not_one_while_starting(
+    own_renderer: Renderer, monkeypatch: pytest.MonkeyPatch, error: OSError, text: str
+) -> None:
+    monkeypatch.setattr(own_renderer._process, "exchange", Mock(side_effect=error))
+    with pytest.raises(TemplateError, match=text):
+        await ChatTemplate({"default": "ok"}, {}, renderer=own_renderer).render([USER])
 
 
 async def test_what_is_nested_too_deeply(renderer: Renderer) -> None:
