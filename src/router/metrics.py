@@ -131,13 +131,12 @@ class _ValueFamily:
 
     def __init__(self, declared: Declared) -> None:
         self.declared = declared
-        is_counter = declared.kind == "counter"
-        self.series: dict[tuple[str, ...], float] = dict.fromkeys(declared.keys, 0) if is_counter else {}
+        self.series: dict[tuple[str, ...], float] = dict.fromkeys(declared.keys, 0)
 
 
 class Metrics:
-    """All series of one router. Counters and histograms are there from the start, with zeros: a rate then sees the
-    first event too. A gauge appears when it is first set."""
+    """All series of one router, from the start, with zeros: a rate sees the first event too, and what scales by a gauge
+    finds it before the first request."""
 
     def __init__(self, *, max_input_tokens: int = 1024, max_total_tokens: int = 2048, speculate: int = 0) -> None:
         self._values = {name: _ValueFamily(one) for name, one in DECLARED.items() if one.kind != "histogram"}
@@ -185,9 +184,6 @@ class Metrics:
         """The Prometheus text format."""
         lines: list[str] = []
         for name, declared in DECLARED.items():
-            series = self._histograms[name].series if declared.kind == "histogram" else self._values[name].series
-            if not series:
-                continue
             lines += [f"# HELP {name} {declared.help}", f"# TYPE {name} {declared.kind}"]
             if declared.kind == "histogram":
                 lines += self._histogram_lines(name, self._histograms[name])

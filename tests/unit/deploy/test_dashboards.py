@@ -1,4 +1,4 @@
-"""Dashboard, alerts and scrape configuration: every query names a metric, label and value that the router has."""
+"""Dashboard, alerts, scaling and scrape configuration: every query names a metric, label and value of the router."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def queries() -> Iterator[tuple[str, str]]:
             yield f"${variable['name']}", variable["query"]["query"]
     for rule in RULES:
         yield rule["alert"], rule["expr"]
+    for path in sorted((DEPLOY / "helm").rglob("templates/*.yaml")):
+        for line in path.read_text().splitlines():
+            if "tgi_" in line:
+                yield path.name, line
 
 
 def family(series: str) -> tuple[str, str]:
@@ -138,10 +142,11 @@ def test_every_alert_says_what_and_how_bad() -> None:
         assert rule["annotations"]["summary"] and rule["annotations"]["description"]
 
 
-@pytest.mark.parametrize("name", OF_TGIS_DASHBOARD)
-def test_tgis_own_dashboard_finds_its_metrics(name: str) -> None:
-    metrics = Metrics()
-    if DECLARED[name].kind == "gauge":
-        metrics.gauge(name, 1)
-    series = name if DECLARED[name].kind != "histogram" else f"{name}_bucket"
-    assert re.search(rf"^{series}[{{ ]", metrics.render().decode(), re.MULTILINE)
+@pytest.mark.parametrize(
+    ("where", "query"), [*queries(), *(("TGI's own dashboard", name) for name in OF_TGIS_DASHBOARD)]
+)
+def test_what_a_query_asks_for_is_there_before_the_first_request(where: str, query: str) -> None:
+    text = Metrics().render().decode()
+    for series in re.findall(r"\btgi_\w+", query):
+        name = f"{series}_bucket" if series in DECLARED and DECLARED[series].kind == "histogram" else series
+        assert re.search(rf"^{name}[{{ ]", text, re.MULTILINE), f"{where}: {series}"

@@ -71,13 +71,9 @@ def families(text: str) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def all_set(limits: int = 2000) -> str:
-    """The text with every gauge set."""
-    made = Metrics(max_input_tokens=limits // 2, max_total_tokens=limits, speculate=2)
-    for name, kind, *_ in OF_TGI + OURS:
-        if kind == "gauge":
-            made.gauge(name, 1)
-    return made.render().decode()
+def at_the_start(limits: int = 2000) -> str:
+    """The text before anything was counted."""
+    return Metrics(max_input_tokens=limits // 2, max_total_tokens=limits, speculate=2).render().decode()
 
 
 def edges(family: Metric) -> list[float]:
@@ -88,7 +84,7 @@ def edges(family: Metric) -> list[float]:
 
 @pytest.mark.parametrize(("name", "kind", "labels", "buckets"), OF_TGI + OURS, ids=[row[0] for row in OF_TGI + OURS])
 def test_every_series(name: str, kind: str, labels: dict[str, set[str]], buckets: str) -> None:
-    family = families(all_set())[name]
+    family = families(at_the_start())[name]
     assert family.type == kind
     found: dict[str, set[str]] = {}
     for sample in family.samples:
@@ -114,8 +110,13 @@ def test_every_series(name: str, kind: str, labels: dict[str, set[str]], buckets
 
 
 def test_nothing_else_is_shown() -> None:
-    assert set(families(all_set())) == {name for name, *_ in OF_TGI + OURS} == set(DECLARED)
-    assert not re.search(r"_(total|created)[ {]", all_set())
+    assert set(families(at_the_start())) == {name for name, *_ in OF_TGI + OURS} == set(DECLARED)
+    assert not re.search(r"_(total|created)[ {]", at_the_start())
+
+
+def test_every_value_begins_at_zero() -> None:
+    for family in families(at_the_start()).values():
+        assert family.samples and all(sample.value == 0 for sample in family.samples), family.name
 
 
 def test_the_text() -> None:
@@ -129,7 +130,7 @@ def test_the_text() -> None:
     assert "\ntgi_request_count 3\n\n# HELP tgi_request_success Generations finished\n" in text
     assert '\ntgi_request_failure{err="dropped"} 1\n' in text and '\ntgi_request_failure{err="template"} 0\n' in text
     assert "\n# TYPE tgi_queue_size gauge\ntgi_queue_size 3\n\n" in text
-    assert "tgi_batch_current_size" not in text, "a gauge that nobody has set says nothing"
+    assert "\ntgi_batch_current_size 0\n" in text
 
 
 def test_a_histogram_counts_upwards() -> None:
