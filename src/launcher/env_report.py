@@ -14,6 +14,7 @@ from launcher.config import SECRETS, LauncherConfig
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import hub_cache
 from wire.cli.options import options_of
+from wire.text.escape import one_line
 
 _PACKAGES = (
     "tercet", "torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "accelerate", "grpcio",
@@ -53,7 +54,6 @@ _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 def report(hardware: Hardware, environ: Mapping[str, str]) -> str:
     """Several lines; what cannot be found out is N/A."""
     lines = [
-        "Runtime environment:",
         f"Target: {platform.machine()}-{platform.system().lower()} ({' '.join(platform.libc_ver()).strip() or 'N/A'})",
         f"Kernel: {platform.release()}",
         f"Python: {platform.python_implementation()} {platform.python_version()}",
@@ -93,7 +93,7 @@ def _variables(environ: Mapping[str, str]) -> str:
         if name in ours or name in _OTHERS or name.startswith(_PREFIXES):
             is_secret = ours.get(name, False) or (name not in ours and any(word in name for word in _SECRET_WORDS))
             shown.append(f"{name}={'<hidden>' if is_secret else value}")
-    return ", ".join(shown) or "none set"
+    return one_line(", ".join(shown)) or "none set"
 
 
 def _size(count: int | None) -> str:

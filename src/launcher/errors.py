@@ -12,14 +12,15 @@ LauncherError
 
 from __future__ import annotations
 
+from wire.text.escape import quoted
+
 
 class LauncherError(Exception):
     """Ends the launch with exit status 1; the text is one sentence for the operator."""
 
     def report(self) -> str:
         """The last line on standard error, in TGI's form."""
-        text = str(self).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-        return f'Error: {type(self).__name__}("{text}")' if text else f"Error: {type(self).__name__}"
+        return f"Error: {type(self).__name__}({quoted(str(self))})" if str(self) else f"Error: {type(self).__name__}"
 
 
 class ArgumentValidation(LauncherError):

@@ -71,7 +71,7 @@ class _Launch:
         if config.env:
             from launcher import env_report
 
-            logger.info("%s", env_report.report(machine, self._environ))
+            logger.info("Runtime environment:\n%s", env_report.report(machine, self._environ))
             if config.model_id is None:
                 return 0
         logger.info("%s", redacted(config))

@@ -17,6 +17,8 @@ RouterError
 
 from __future__ import annotations
 
+from wire.text.escape import quoted
+
 
 class RouterError(Exception):
     """An error with a public message, `str(error)`."""
@@ -109,8 +111,7 @@ class StartupError(RouterError):
 
     def report(self) -> str:
         """The last line on standard error, in TGI's form."""
-        text = str(self).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-        return f'Error: {self.variant}("{text}")'
+        return f"Error: {self.variant}({quoted(str(self))})"
 
 
 class ArgumentValidation(StartupError):

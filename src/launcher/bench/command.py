@@ -24,6 +24,7 @@ from launcher.bench.live import LiveView, table
 from launcher.bench.load import Load, Progress, Target
 from launcher.bench.prompts import PromptMaker, measured_tokens_per_word, offsets_of
 from launcher.bench.results import Cell, median_cell
+from wire.text.escape import shown_in_line
 
 # Requests of a closed-loop cell for each client, the least of any cell, and those of an open-loop cell.
 PER_CLIENT, LEAST, OPEN_LOOP = 3, 16, 64
@@ -48,7 +49,7 @@ def run_bench(config: BenchConfig) -> int:
         sys.stderr.write("Interrupted\n")
         status = 128 + signal.SIGINT
     except (BadAnswerError, OSError, ValueError) as error:
-        sys.stderr.write(f"Error: {config.url}: {error or type(error).__name__}\n")
+        sys.stderr.write(f"Error: {config.url}: {shown_in_line(str(error)) or type(error).__name__}\n")
         status = 1
     except _FolderError as error:
         sys.stderr.write(f"Error: --out {error}\n")
@@ -70,7 +71,8 @@ def _report(title: str, cells: list[Cell], written: list[Path]) -> int:
     failed = next((cell for cell in cells if cell.errors), None)
     if failed is None:
         return 0
-    sys.stderr.write(f"Error: some requests failed ({failed.load}), the first: {failed.first_error}\n")
+    first = shown_in_line(failed.first_error or "")
+    sys.stderr.write(f"Error: some requests failed ({failed.load}), the first: {first}\n")
     return 1
 
 

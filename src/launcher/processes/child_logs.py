@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from wire import phases
-from wire.log.log_line import LogLine, escape, parse
+from wire.log.log_line import LogLine, parse
 from wire.log.progress_bars import FIELD as PROGRESS
+from wire.text.escape import escape
 
 logger = logging.getLogger("text_generation_launcher")
 

@@ -18,6 +18,7 @@ from router.errors import (
     UnhealthyError,
     ValidationError,
 )
+from wire.text.escape import shown
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def status_of(error: RouterError) -> int:
 
 
 def error_body(message: str, error_type: str) -> dict[str, str]:
-    return {"error": message, "error_type": error_type}
+    return {"error": shown(message), "error_type": error_type}
 
 
 def error_response(error: RouterError) -> Response:
@@ -122,5 +123,5 @@ def tgi_event_body(error: RouterError) -> bytes:
 def openai_event_body(error: RouterError) -> bytes:
     """The error as an event of an OpenAI stream: openai's clients read `error.message`, hub's read `error_type`."""
     status = status_of(error)
-    nested: dict[str, Any] = {"message": str(error), "http_status_code": status, "type": error.error_type}
+    nested: dict[str, Any] = {"message": shown(str(error)), "http_status_code": status, "type": error.error_type}
     return dumps({"error": nested | {"code": status}, "error_type": error.error_type})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from wire.cli.parsing import UsageError, parse
+from wire.text.escape import shown_in_line
 
 T = TypeVar("T")
 Version = str | Callable[[], str] | None
@@ -82,5 +83,5 @@ def _print_version(prog: str, version: str | Callable[[], str]) -> int:
 
 
 def _refuse(prog: str, message: str) -> int:
-    print(f"error: {message}\n\nFor more information, try '{prog} --help'.", file=sys.stderr)  # noqa: T201
+    print(f"error: {shown_in_line(message)}\n\nFor more information, try '{prog} --help'.", file=sys.stderr)  # noqa: T201
     return 2

@@ -14,19 +14,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from wire.log.levels import TO_PYTHON, tracing_level
+from wire.text.escape import CONTROL, cut, escape, one_line, shown
 
 Layout = Literal["flat", "launcher", "shard"]
 
 
 MAX_LINE_BYTES = 64 * 1024
 _COLOURS = {"TRACE": "35", "DEBUG": "34", "INFO": "32", "WARN": "33", "ERROR": "31"}
-# C0 but tab and newline, DEL, C1, line separators, and the marks that reorder text on screen.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,28 +46,23 @@ class LogLine:
         return TO_PYTHON.get(self.level, logging.INFO)
 
 
-def escape(text: str) -> str:
-    """Control characters but tab and newline as `\\x1b`-like escapes."""
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
 def to_text(line: LogLine, *, colour: bool = False) -> str:
     """`TIME LEVEL target: file:line: message key=value rank=N`; further lines of a message are indented."""
     limit = MAX_LINE_BYTES - 8192
     place = f"{line.filename}:{line.line_number}: " if line.filename else ""
     fields = dict(line.fields)
     # TGI's place for the span: before the target, with its fields. Its ancestors are for machines.
-    span = _cut(escape(_span_text(fields.pop("span", None))), 4096)
+    span = cut(escape(_span_text(fields.pop("span", None))), 4096)
     fields.pop("spans", None)
-    extras = "".join(f" {key}={_compact(value)}" for key, value in fields.items())
+    extras = "".join(f" {key}={one_line(cut(_compact(value), limit))}" for key, value in fields.items())
     rank = "" if line.rank is None else f" rank={line.rank}"
-    body = _cut(line.message, limit) + _cut(extras, limit) + rank
+    body = cut(line.message, limit) + cut(extras, limit) + rank
     if line.exception:
-        body += "\n" + _cut(line.exception, limit)
+        body += "\n" + cut(line.exception, limit)
     # Indented, so that no second line can pass for a record of its own.
-    body = _cut(_escaped(body, limit).replace("\n", "\n  "), limit)
-    head = span + escape(_cut(line.target, 128)) + ":"
-    place = escape(_cut(place, 128))
+    body = cut(shown(body, limit).replace("\n", "\n  "), limit)
+    head = span + escape(cut(line.target, 128)) + ":"
+    place = escape(cut(place, 128))
     if not colour:
         return f"{line.timestamp} {line.level:>5} {head} {place}{body}"
     level = f"\x1b[{_COLOURS.get(line.level, '0')}m{line.level:>5}\x1b[0m"
@@ -88,20 +81,15 @@ def to_json(line: LogLine, layout: Layout = "flat") -> str:
     """One JSON object. A record that is too long for a line loses the ends of its texts, then its fields."""
     most = MAX_LINE_BYTES
     for limit, fields in ((most * 3 // 4, line.fields), (most // 4, line.fields), (most // 16, {})):
-        message, exception = _escaped(line.message, limit), _escaped(line.exception, limit)
+        message, exception = shown(line.message, limit), shown(line.exception, limit)
         short = dataclasses.replace(line, message=message, exception=exception, fields=fields)
         text = json.dumps(_record(short, layout), ensure_ascii=False, default=str, separators=(",", ":"))
         if len(text) >= most:
             continue
-        text = _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+        text = CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
         if len(text.encode()) < most:
             break
     return text
-
-
-def _escaped(text: str, limit: int) -> str:
-    """Cut before as well: an escape is longer than what it stands for, and a long text takes long."""
-    return _cut(escape(_cut(text, limit)), limit)
 
 
 def _record(line: LogLine, layout: Layout) -> dict[str, Any]:
@@ -181,13 +169,3 @@ def _whole(value: Any) -> int | None:
 
 def _compact(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _cut(text: str, limit: int) -> str:
-    """At most about `limit` bytes of UTF-8."""
-    if len(text) * 4 <= limit:
-        return text
-    encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= limit:
-        return text
-    return f"{encoded[:limit].decode('utf-8', 'ignore')}... ({len(encoded)} bytes)"

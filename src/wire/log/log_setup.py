@@ -109,10 +109,12 @@ class _Formatter(logging.Formatter):
 
 
 def _message_of(record: logging.LogRecord) -> str:
+    """Of several lines only if its own format is: what an argument quotes begins no line."""
     try:
-        return record.getMessage()
+        message = record.getMessage()
     except (TypeError, ValueError):  # A wrong format argument must not cost the record.
-        return f"{record.msg} {record.args}"
+        message = f"{record.msg} {record.args}"
+    return message if "\n" in str(record.msg) else message.replace("\n", "\\n")
 
 
 def _rfc3339(seconds: float) -> str:

@@ -18,6 +18,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from wire.text.escape import one_line
+
 FIELD = "progress"
 TEXT = "bar"
 WANTED = "TERCET_BARS"
@@ -97,7 +99,7 @@ class StatusLines:
         # A line that wrapped would be two to erase; a terminal that says nothing of its width has 80.
         width = max(shutil.get_terminal_size().columns - 1, 1)
         self._num_drawn = len(self._lines)
-        return "".join(f"{self._lines[key][:width]}\n" for key in sorted(self._lines, key=str))
+        return "".join(f"{one_line(self._lines[key])[:width]}\n" for key in sorted(self._lines, key=str))
 
 
 class ProgressFilter(logging.Filter):

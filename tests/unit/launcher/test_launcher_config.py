@@ -92,5 +92,5 @@ def test_secrets_are_options() -> None:
 
 
 def test_error_lines_are_those_of_tgi() -> None:
-    assert ArgumentValidation('a "b"\nc').report() == 'Error: ArgumentValidation("a \\"b\\" c")'
+    assert ArgumentValidation('a "b"\nc').report() == 'Error: ArgumentValidation("a \\"b\\"\\nc")'
     assert ArgumentValidation().report() == "Error: ArgumentValidation"

@@ -1,0 +1,1 @@
+"""How text that others wrote is shown."""

@@ -1,0 +1,53 @@
+"""Text from files, requests and the environment, made safe to show: on a terminal, in a log, in an error.
+
+Whatever leaves a process for people's eyes goes through here once, where it leaves: the log line, the last line on
+standard error, the body of an error.
+"""
+
+from __future__ import annotations
+
+import re
+
+MOST_BYTES = 8 * 1024
+"""Of one error: more than any message of ours, few enough for a terminal."""
+
+# C0 but tab and newline, DEL, C1, line separators, the marks that reorder text on screen, lone surrogates.
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def escape(text: str) -> str:
+    """Control characters but tab and newline as `\\x1b`-like escapes."""
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    """As `escape`; newlines too."""
+    return escape(text).replace("\n", "\\n")
+
+
+def shown(text: str, most_bytes: int = MOST_BYTES) -> str:
+    """Escaped and cut. Cut before as well: an escape is longer than what it stands for, and a long text takes long."""
+    return cut(escape(cut(text, most_bytes)), most_bytes)
+
+
+def shown_in_line(text: str) -> str:
+    """As `shown`, newlines escaped: for what is one line, whatever it quotes."""
+    return cut(one_line(cut(text, MOST_BYTES)), MOST_BYTES)
+
+
+def quoted(text: str) -> str:
+    """As `shown_in_line`, in double quotes, as Rust's `{:?}` in TGI's last line has it."""
+    inner = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{shown_in_line(inner)}"'
+
+
+def cut(text: str, most_bytes: int) -> str:
+    """At most about `most_bytes` of UTF-8, and how many there were."""
+    if len(text) * 4 <= most_bytes:
+        return text
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= most_bytes:
+        return text
+    return f"{encoded[:most_bytes].decode('utf-8', 'ignore')}... ({len(encoded)} bytes)"
