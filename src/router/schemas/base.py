@@ -1,12 +1,24 @@
-"""What every request body shares: strict JSON types, `null` read as absent, unknown fields ignored."""
+"""What every request body shares: strict JSON types, `null` read as absent, unknown fields ignored or, where misspelt,
+gathered in the validation's context."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
+
+from router.schemas.unknown import UnknownNames
 
 FLOAT32_MAX = 3.4028234663852886e38
 _FLOAT32_TINY = 2.0**-149
@@ -30,15 +42,29 @@ UInt64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
 
 
 class Body(BaseModel):
-    """A JSON object from a client: `"20"` and `20.0` are no integers, `true` is no number."""
+    """A JSON object from a client: `"20"` and `20.0` are no integers, `true` is no number.
+
+    Validated with an `UnknownNames` as context, it hands that the names that are not its own.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, populate_by_name=True)
 
+    known_names: ClassVar[frozenset[str]]
+    """Of its fields, as clients may write them."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls.known_names = frozenset(field.alias or name for name, field in cls.model_fields.items())
+
     @model_validator(mode="before")
     @classmethod
-    def _null_is_absent(cls, data: Any) -> Any:
-        if isinstance(data, dict) and None in data.values():
-            return {name: value for name, value in data.items() if value is not None}
+    def _null_is_absent(cls, data: Any, info: ValidationInfo) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if None in data.values():
+            data = {name: value for name, value in data.items() if value is not None}
+        if not data.keys() <= cls.known_names and isinstance(info.context, UnknownNames):
+            info.context.found([name for name in data if name not in cls.known_names], cls.known_names)
         return data
 
     @classmethod

@@ -42,6 +42,11 @@ class OpenAIBody(CommonParameters):
         default=StreamOptions(), description="What a stream tells beside the text.", examples=[{"include_usage": True}]
     )
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.known_names = cls.known_names.union(UNSERVED)
+
     @model_validator(mode="before")
     @classmethod
     def _nothing_unserved(cls, data: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from wire.cli.options import Option, options_of
-from wire.cli.spelling import spell
+from wire.cli.spelling import closest, spell
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -93,11 +93,8 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list
 
 
 def _similar(flag: str, known: Sequence[str]) -> str:
-    from difflib import get_close_matches  # only after a mistake
-
-    # TGI's users write underscores; so do its variables.
-    found = get_close_matches(flag.lower().replace("_", "-"), known, n=1)
-    return f"; a similar one exists: '{found[0]}'" if found else ""
+    found = closest(flag, known, letters_per_edit=3)
+    return f"; a similar one exists: '{found}'" if found else ""
 
 
 def _read_shorts(

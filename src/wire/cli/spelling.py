@@ -1,4 +1,5 @@
-"""How the name and the value of an option are spelled, as a flag and as an environment variable.
+"""How the name and the value of an option are spelled, as a flag and as an environment variable; and which known name a
+misspelt one was meant to be.
 
 Both directions need it: a process declares its options by these names, the launcher writes its children's command lines
 and environments from the same names.
@@ -7,7 +8,8 @@ and environments from the same names.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -59,3 +61,37 @@ def _variable(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ",".join(map(spell, value))
     return str(value) if isinstance(value, bool) else spell(value)
+
+
+def closest(name: str, known: Iterable[str], *, letters_per_edit: int) -> str | None:
+    """The known name that `name` was probably meant to be, None if there is none.
+
+    At most one letter wrong, missing, too many or swapped with its neighbour for each `letters_per_edit` of the known
+    name. Case, dashes and underscores do not count. Takes time in proportion to the product of the lengths.
+    """
+    given, best, fewest = _squashed(name), None, math.inf
+    for one in known:
+        meant = _squashed(one)
+        most = len(meant) // letters_per_edit
+        if abs(len(meant) - len(given)) <= most and (edits := _edits(given, meant)) <= most and edits < fewest:
+            best, fewest = one, edits
+    return best
+
+
+def _squashed(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _edits(a: str, b: str) -> int:
+    """Optimal string alignment distance: Levenshtein's, with a swap of neighbours as one edit."""
+    before: list[int] = []
+    above = list(range(len(b) + 1))
+    for i, letter in enumerate(a, start=1):
+        row = [i]
+        for j, other in enumerate(b, start=1):
+            edits = min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != other))
+            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+                edits = min(edits, before[j - 2] + 1)
+            row.append(edits)
+        before, above = above, row
+    return above[-1]

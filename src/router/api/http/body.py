@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from router.api.errors import BodyError
 from router.schemas.base import Body
+from router.schemas.unknown import UnknownNames
 
 BodyType = TypeVar("BodyType", bound=Body)
 
@@ -63,10 +64,19 @@ async def _read_json(request: Request, limit: int) -> bytes:
 
 
 def _checked(raw: bytes, body_type: type[BodyType]) -> BodyType:
+    return _validated(parse_json(raw), body_type)
+
+
+def _validated(value: Any, body_type: type[BodyType]) -> BodyType:
+    unknown = UnknownNames()
     try:
-        return body_type.model_validate(parse_json(raw))
+        body = body_type.model_validate(value, context=unknown)
     except pydantic.ValidationError as error:
-        raise _misshapen(_first_fault(error)) from None
+        # A misspelt name may be why another is missing.
+        raise _misshapen(unknown.fault or _first_fault(error)) from None
+    if unknown.fault is not None:
+        raise _misshapen(unknown.fault)
+    return body
 
 
 def _checked_one_of(raw: bytes, body_types: Sequence[type[Body]]) -> Body:
@@ -76,9 +86,9 @@ def _checked_one_of(raw: bytes, body_types: Sequence[type[Body]]) -> Body:
     for mark, body_type in marks.items():
         if isinstance(value, dict) and value.get(mark) is not None:
             try:
-                return body_type.model_validate(value)
-            except pydantic.ValidationError as error:
-                fault = fault or _misshapen(_first_fault(error))
+                return _validated(value, body_type)
+            except BodyError as error:
+                fault = fault or error
     raise fault or _misshapen(f"expected an object with one of {', '.join(f'`{mark}`' for mark in marks)}")
 
 

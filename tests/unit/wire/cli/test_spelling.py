@@ -13,7 +13,7 @@ from support.effort import examples
 from support.option_configs import Colour, Config
 
 from wire.cli.parsing import parse
-from wire.cli.spelling import to_argv, to_environment
+from wire.cli.spelling import closest, to_argv, to_environment
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 _CONFIGS = st.builds(
@@ -66,3 +66,21 @@ def test_environment(name: str, value: Any, text: str) -> None:
     environ = to_environment({name: value, "quiet": False, "dtype": None})
     assert environ == {name.upper(): text}
     assert getattr(parse(Config, [], environ), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("temprature", ["temperature", "top_p"], "temperature"),
+        ("tempreature", ["temperature"], "temperature"),
+        ("Max-New-Tokens", ["max_new_tokens", "min_new_tokens"], "max_new_tokens"),
+        ("max_token", ["max_tokens", "min_tokens"], "max_tokens"),
+        ("top_a", ["top_k", "top_p"], None),
+        ("x", ["n"], None),
+        ("", ["n", ""], ""),
+        ("temperature_last", ["temperature"], None),
+        ("anything", [], None),
+    ],
+)
+def test_the_closest_name(name: str, known: list[str], expected: str | None) -> None:
+    assert closest(name, known, letters_per_edit=5) == expected

@@ -1,0 +1,53 @@
+"""Names in a body that no field of it has: misspelt ones are found, all others are ignored and logged once."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+
+from wire.cli.spelling import closest
+
+logger = logging.getLogger(__name__)
+
+# Names that differ more are other names: `top_a` is not `top_p`.
+_LETTERS_PER_EDIT = 5
+# What a client may make us do and remember: names of one body that are compared, and names that are logged in all.
+_MOST_COMPARED = 64
+_MOST_LOGGED = 256
+# What a parameter can be called; anything else may be text of a prompt, and is neither compared nor logged.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
+
+OF_OTHER_SERVERS = frozenset({"context", "min_new_tokens", "mode", "models"})
+"""Parameters of other servers that look like ours and mean something else: ignored as every unknown one."""
+
+_logged: set[str] = set()
+
+
+class UnknownNames:
+    """Those of one body, gathered while it is validated."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[frozenset[str], str]] = set()
+        self.fault: str | None = None
+        """What is wrong with the first misspelt name."""
+
+    def found(self, names: Iterable[str], known: frozenset[str]) -> None:
+        """`names` are in an object whose fields are `known`."""
+        for name in names:
+            if len(self._seen) >= _MOST_COMPARED or self.fault is not None:
+                return
+            if (known, name) in self._seen or not _NAME.fullmatch(name):
+                continue
+            self._seen.add((known, name))
+            meant = None if name in OF_OTHER_SERVERS else closest(name, known, letters_per_edit=_LETTERS_PER_EDIT)
+            if meant is None:
+                _log_once(name)
+            else:
+                self.fault = f"unknown parameter `{name}`: did you mean `{meant}`?"
+
+
+def _log_once(name: str) -> None:
+    if name not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add(name)
+        logger.info("unknown parameter `%s` of a request is ignored; this is said once for each name", name)
