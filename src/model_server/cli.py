@@ -10,11 +10,12 @@ from pathlib import Path
 
 from model_server.config import NOT_SERVED, DownloadConfig, QuantizeConfig, ServeConfig, check, draws_progress_bars
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
-from wire import phases, stack_dump
+from wire import phases
 from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.local_grpc import poll_in_place
 from wire.log import log_setup
+from wire.processes import stack_dump
 
 logger = logging.getLogger(__name__)
 

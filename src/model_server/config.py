@@ -1,8 +1,7 @@
 """What the model server was asked to do, by flags and variables.
 
-Two more files read the environment: `cpp.config`, for `python -m model_server.cpp` too, and
-`weights.conversion.clean_process`, which hands some of it on to children. `distributed.group` sets one of gloo's
-variables.
+One more file reads the environment: `cpp.config`, for `python -m model_server.cpp` too. `distributed.group` sets one of
+gloo's variables.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from router.config import RouterConfig, check
 from router.errors import StartupError
-from wire import phases, stack_dump
+from wire import phases
 from wire.cli.commands import installed_version, run_group
 from wire.local_grpc import poll_in_place
 from wire.log import log_setup
+from wire.processes import stack_dump
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 START_LIMIT_S = 120.0
@@ -73,7 +73,12 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running_server(
-    model: str | Path, *options: str, environ: Mapping[str, str] | None = None, wait: bool = True
+    model: str | Path,
+    *options: str,
+    environ: Mapping[str, str] | None = None,
+    wait: bool = True,
+    command: Sequence[str] = (sys.executable, "-m", "launcher"),
+    cwd: Path | None = None,
 ) -> Iterator[RunningServer]:
     """Start `launcher --model-id MODEL` on a free port of 127.0.0.1 and stop it in the end."""
     with socket.socket() as holder, tempfile.TemporaryDirectory(prefix="tercet-test-") as folder:
@@ -82,15 +87,16 @@ def running_server(
         holder.bind(("127.0.0.1", 0))
         port: int = holder.getsockname()[1]
         log = Path(folder) / "log"
-        command = [sys.executable, "-m", "launcher", "--model-id", str(model), "--hostname", "127.0.0.1"]
+        words = [*command, "--model-id", str(model), "--hostname", "127.0.0.1"]
         if "--num-shard" in options:  # several servers may run at a time
-            command += ["--master-port", str(free_port())]
+            words += ["--master-port", str(free_port())]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, "--port", str(port), *options],
+                [*words, "--port", str(port), *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environ or {})},
+                cwd=cwd,
             )
         server = RunningServer(process, port, log)
         try:

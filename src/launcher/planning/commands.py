@@ -6,7 +6,6 @@ of another name, or a value that the plan decides, stands in the child's functio
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +24,7 @@ from launcher.planning.model_info import with_hub_cache
 from launcher.planning.plan import LaunchPlan
 from wire.cli.spelling import to_argv, to_environment, variable_of
 from wire.log.levels import level_from_filter
+from wire.processes.python_child import child_environment, module_command
 
 _LEAST_PREFILL = 256
 """A prefill budget that nobody has asked for may be halved down to this where memory is short."""
@@ -40,19 +40,11 @@ def handed_on(asked: LauncherConfig, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(asked, name) for name in names}
 
 
-def python(module: str) -> tuple[str, ...]:
-    """The launcher's own interpreter, so that a stray PATH cannot mix installations.
-
-    `-P`: a `router.py` in the directory that we happen to be started from is not our router.
-    """
-    return (sys.executable, "-P", "-m", module)
-
-
 def download(config: LauncherConfig, model_id: str, environ: Environment) -> Command:
     flags = {"logger_level": _logger_level(config), "json_output": True, **handed_on(config, DOWNLOAD_FLAGS)}
     env = _model_server_environment(config, environ) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     return Command(
-        name="download", argv=(*python("model_server"), "download-weights", model_id, *to_argv(flags)), env=env
+        name="download", argv=(*module_command("model_server"), "download-weights", model_id, *to_argv(flags)), env=env
     )
 
 
@@ -79,7 +71,7 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
     return Command(
         name="shard",
         rank=rank,
-        argv=(*python("model_server"), "serve", plan.model_id, *to_argv(flags)),
+        argv=(*module_command("model_server"), "serve", plan.model_id, *to_argv(flags)),
         env=_model_server_environment(asked, environ) | to_environment(variables) | _FOR_LIBRARIES,
         socket=f"{ends.uds_prefix}-{rank}",
         private_files=True,
@@ -114,7 +106,7 @@ def router(plan: LaunchPlan, environ: Environment) -> Command:
     probe = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(ends.hostname, ends.hostname)
     return Command(
         name="router",
-        argv=(*python("router"), *to_argv(flags)),
+        argv=(*module_command("router"), *to_argv(flags)),
         env=to_environment(defaults) | inherited | to_environment(variables),
         http=(probe, ends.port),
     )
@@ -146,7 +138,7 @@ def _model_server_environment(config: LauncherConfig, environ: Environment) -> d
 
 def _inherited(environ: Environment, *, without: Iterable[str]) -> dict[str, str]:
     removed = set(without)
-    env = {name: value for name, value in environ.items() if name not in removed}
+    env = {name: value for name, value in child_environment(environ).items() if name not in removed}
     if env.get("HF_API_TOKEN"):
         env["HF_TOKEN"] = env["HF_API_TOKEN"]
     return env

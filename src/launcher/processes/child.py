@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -23,12 +22,14 @@ from typing import Any, Protocol
 
 from launcher.command import Command
 from launcher.processes.child_logs import ChildLogs
-from wire import phases, stack_dump
+from wire import phases
+from wire.processes import stack_dump
+from wire.processes.python_child import NEUTRAL_FOLDER, script_command
 
 logger = logging.getLogger("text_generation_launcher")
 
 HEALTH_METHOD = "/generate.v3.TextGenerationService/Health"
-_WATCHDOG = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_watchdog.py")))
+_WATCHDOG = script_command(Path(__file__).with_name("parent_watchdog.py"))
 _PROBE_TIMEOUT_S = 5.0
 _OUTPUT_AFTER_EXIT_S = 2.0
 _HINTS = {
@@ -70,7 +71,7 @@ class Guard:
         with contextlib.suppress(OSError):
             self._process = subprocess.Popen(
                 [*_WATCHDOG, "guard"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                start_new_session=True, cwd="/",
+                start_new_session=True, cwd=NEUTRAL_FOLDER,
             )  # fmt: skip
 
     def watch(self, group: int) -> None:

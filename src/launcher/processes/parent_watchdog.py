@@ -25,7 +25,7 @@ def become(parent: int, argv: list[str]) -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # It died before the request was made.
         os._exit(1)
-    # The launcher asks for stacks by it (wire.stack_dump); its default would kill a child that does not listen yet.
+    # Launchers ask for stacks by it (wire.processes.stack_dump), whose default kills a child that does not listen yet.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         os.execvp(argv[0], argv)

@@ -10,10 +10,10 @@ import logging
 import os
 import select
 import subprocess
-import sys
 import time
 
 from router.worker.frames import frame, read_frame
+from wire.processes.python_child import NEUTRAL_FOLDER, child_environment, module_command
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,9 @@ class WorkerProcess:
         if self._is_closed:
             raise ConnectionAbortedError("the server is stopping")
         process = subprocess.Popen(
-            [sys.executable, "-m", self._module],
+            module_command(self._module),
+            env=child_environment(),
+            cwd=NEUTRAL_FOLDER,
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,11 +10,13 @@ import sys
 
 import pytest
 
-from wire import phases, stack_dump
+from wire import phases
+from wire.processes import stack_dump
 
 _PROGRAM = """
 import logging, time
-from wire import phases, stack_dump
+from wire import phases
+from wire.processes import stack_dump
 from wire.log import log_setup
 log_setup.configure({json}, "WARN")
 stack_dump.answer_requests()

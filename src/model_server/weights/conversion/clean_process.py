@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from model_server.errors import StartupError
+from wire.processes.python_child import NEUTRAL_FOLDER, child_environment, module_command
 
 # What the child needs of the environment; tokens and keys stay here.
-_PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
+_PASSED_ON = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
 _MOST_CHARACTERS = 500
 _PDEATHSIG = 1  # <sys/prctl.h>
 
@@ -27,17 +26,19 @@ def run(
     passed_on: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """`python -P -m module source target`, waited for.
+    """`python -P -m module source target`, in no folder of the user's, waited for.
 
     passed_on: variables that this child needs as well. environment: variables that are set for it.
 
     Raises StartupError, one line, with the child's own last one if it ends otherwise than with 0. subject: what was to
     be converted, as the beginning of a sentence.
     """
-    inherited = {name: os.environ[name] for name in (*_PASSED_ON, *passed_on) if name in os.environ}
+    names = {*_PASSED_ON, *passed_on}
+    inherited = {name: value for name, value in child_environment().items() if name in names}
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", module, str(source), str(target)],
+        [*module_command(module), str(source.absolute()), str(target.absolute())],
         env=inherited | dict(environment or {}),
+        cwd=NEUTRAL_FOLDER,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

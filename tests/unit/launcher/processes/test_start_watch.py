@@ -18,7 +18,8 @@ from launcher.processes.child import Child
 
 _PHASES = """
 import signal, time
-from wire import phases, stack_dump
+from wire import phases
+from wire.processes import stack_dump
 from wire.log import log_setup
 log_setup.configure(True, "ERROR", rank={rank})
 stack_dump.answer_requests()
@@ -113,7 +114,7 @@ def test_stacks_are_shown_when_somebody_has_waited_in_vain(launch: Launch, statu
     shards = [shard(launch.folder, 0), stuck(launch.folder, 1)]
     if status == "STALLED":
         listens = shard(launch.folder, 0)
-        program = "from wire import stack_dump; stack_dump.answer_requests()\n" + listens.argv[2]
+        program = "from wire.processes import stack_dump; stack_dump.answer_requests()\n" + listens.argv[2]
         shards = [shard(launch.folder, 0, program=program)]
         with pytest.raises(WebserverFailed, match="status 5"):
             launch.serve(shards, router(launch.folder, launch.port, program=leave))

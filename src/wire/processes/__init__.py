@@ -1,0 +1,1 @@
+"""One process and another: how a child is started, and asked what it does."""

@@ -1,0 +1,40 @@
+"""How one of our processes starts another that is Python too.
+
+Nothing may be imported from the folder in which it is started: that may be a model's, and hold a `types.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+NEUTRAL_FOLDER = "/"
+"""Where a child works that is given no relative path."""
+
+
+def module_command(module: str) -> tuple[str, ...]:
+    """`python -m module`, without the working folder on its import path.
+
+    This process' own interpreter, so that a stray PATH cannot mix installations.
+    """
+    return (sys.executable, "-P", "-m", module)
+
+
+def script_command(script: Path) -> tuple[str, ...]:
+    """A script that needs the standard library alone: without installed packages, and without the user's variables."""
+    return (sys.executable, "-I", "-S", str(script))
+
+
+def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """`environ` (None: this process') for a Python child, in whichever folder it works.
+
+    What the child's libraries start in their turn does not import from its working folder either. The entries of
+    PYTHONPATH stay the folders that they are here; an empty entry, which would be the working folder, goes.
+    """
+    env = {**(os.environ if environ is None else environ), "PYTHONSAFEPATH": "1"}
+    if "PYTHONPATH" in env:
+        entries = filter(None, env["PYTHONPATH"].split(os.pathsep))
+        env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, entries))
+    return env
