@@ -1,12 +1,10 @@
-"""`python -m launcher`, and the entry point of the `launcher` command."""
+"""`python -m launcher`."""
 
 from __future__ import annotations
 
 import sys
 
-from launcher.cli import main
-
-__all__ = ["main"]
+from tercet import launcher as main
 
 if __name__ == "__main__":
     sys.exit(main())

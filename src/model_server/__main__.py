@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from model_server.cli import main
+from tercet import model_server as main
 
 if __name__ == "__main__":
     sys.exit(main())

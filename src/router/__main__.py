@@ -1,6 +1,10 @@
-"""`python -m router`, and the console scripts `router` and `text-generation-router`."""
+"""`python -m router`."""
 
-from router.cli import main
+from __future__ import annotations
+
+import sys
+
+from tercet import router as main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
