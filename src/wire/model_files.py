@@ -1,16 +1,21 @@
-"""What router and shard read alike of a model's small JSON files."""
+"""What launcher, router and shard read alike of a model's small files: regular files of bounded size, nothing else."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length")
 """Where configs write the longest sequence that their positions allow."""
 
-_MAX_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
+# The largest public ones have about 35 MB.
+MAX_TOKENIZER_BYTES = 128 * 2**20
 # transformers writes "no limit" as int(1e30).
 _NO_LIMIT = 10**18
 
@@ -28,21 +33,91 @@ def read_optional_object(path: Path, error: type[Exception]) -> dict[str, Any]:
     return _read(path, error) or {}
 
 
-def _read(path: Path, error: type[Exception]) -> dict[str, Any] | None:
-    """None: there is no such file. One that may not be looked at is an error, not absent."""
+def read_text(path: Path, error: type[Exception]) -> str:
+    """The UTF-8 text of a small file. Raises `error`, one line, if it is missing, too large, no file, or no text."""
+    found = _bytes(path, error, MAX_BYTES)
+    if found is None:
+        raise error(f"cannot read {path}: No such file or directory")
+    return _decoded(path, found, error)
+
+
+def read_tokenizer(path: Path, error: type[Exception]) -> str:
+    """As `read_text`; a tokenizer.json may be larger."""
+    found = _bytes(path, error, MAX_TOKENIZER_BYTES)
+    if found is None:
+        raise error(f"cannot read {path}: No such file or directory")
+    return _decoded(path, found, error)
+
+
+def check_small_file(path: Path, error: type[Exception]) -> None:
+    """Before a library reads the file by itself: `error` unless it is absent, or a regular file of bounded size."""
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise error(f"{path} is larger than {_MAX_BYTES // 2**20} MiB")
-        value = json.loads(path.read_bytes())
+        with open_regular(path, error) as file:
+            _check_size(path, file, error, MAX_BYTES)
     except FileNotFoundError:
-        return None
+        return
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror}") from cause
+
+
+def open_regular(path: Path, error: type[Exception]) -> BinaryIO:
+    """The file, or what a link leads to, opened for reading; `error` if it is a device, a pipe or a socket.
+
+    Raises OSError as `open` does.
+    """
+    # Without O_NONBLOCK a pipe that nobody writes to would be waited for.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    os.close(descriptor)
+    if is_directory:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise error(f"{path} is not a regular file")
+
+
+def _read(path: Path, error: type[Exception]) -> dict[str, Any] | None:
+    """None: there is no such file. One that may not be looked at is an error, not absent."""
+    text = _bytes(path, error, MAX_BYTES)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
     except (ValueError, RecursionError) as cause:
         raise error(f"{path} is not valid JSON: {' '.join(str(cause).split())}") from cause
     if not isinstance(value, dict):
         raise error(f"{path} does not hold a JSON object")
     return value
+
+
+def _bytes(path: Path, error: type[Exception], most_bytes: int) -> bytes | None:
+    try:
+        with open_regular(path, error) as file:
+            _check_size(path, file, error, most_bytes)
+            found = file.read(most_bytes + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as cause:
+        raise error(f"cannot read {path}: {cause.strerror}") from cause
+    if len(found) > most_bytes:  # it has grown since
+        raise _too_large(path, error, most_bytes)
+    return found
+
+
+def _check_size(path: Path, file: BinaryIO, error: type[Exception], most_bytes: int) -> None:
+    if os.fstat(file.fileno()).st_size > most_bytes:
+        raise _too_large(path, error, most_bytes)
+
+
+def _too_large(path: Path, error: type[Exception], most_bytes: int) -> Exception:
+    return error(f"{path} is larger than {most_bytes // 2**20} MiB")
+
+
+def _decoded(path: Path, found: bytes, error: type[Exception]) -> str:
+    try:
+        return found.decode()
+    except UnicodeDecodeError as cause:
+        raise error(f"{path} is not UTF-8 text: {cause.reason} at byte {cause.start}") from None
 
 
 def token_text(token: Any) -> str | None:

@@ -105,3 +105,11 @@ def test_garbage_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"cannot be made a tokenizer.json: ") as caught:
         convert(tmp_path, tmp_path / "tokenizer.json")
     assert "\n" not in str(caught.value)
+
+
+def test_a_device_among_the_sources_is_refused_before_transformers_reads_it(tmp_path: Path) -> None:
+    KINDS["gpt2"](tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink(missing_ok=True)
+    (tmp_path / "tokenizer_config.json").symlink_to("/dev/zero")
+    with pytest.raises(convert_tokenizer.Refused, match=r"tokenizer_config\.json is not a regular file"):
+        convert(tmp_path, tmp_path / "tokenizer.json")

@@ -6,7 +6,6 @@ Reads leniently, field by field: a config that is partly odd still gives what it
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ArgumentValidation
+from wire.model_files import read_object, read_text
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -74,8 +74,8 @@ def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -
         return Path(os.path.expanduser(model_id))  # Path's own raises where there is no such user
     repository = hub_cache(environ) / f"models--{model_id.replace('/', '--')}"
     try:
-        commit = (repository / "refs" / (revision or "main")).read_text().strip()
-    except OSError:
+        commit = read_text(repository / "refs" / (revision or "main"), ValueError).strip()
+    except ValueError:
         commit = revision or ""
     snapshot = repository / "snapshots" / commit
     return snapshot if commit and snapshot.is_dir() else None
@@ -141,10 +141,8 @@ def read(path: Path | None) -> ModelInfo | None:
     if path is None:
         return None
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+        config = read_object(path / "config.json", ValueError)
+    except ValueError as error:
         logger.warning("Could not read config.json of the model, defaults are general ones: %s", error)
         return None
     return dataclasses.replace(from_config(config), weight_bytes=_weight_bytes(path))

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as _Backend
 
 from model_server.errors import StartupError
 from wire import tokenizer_file
-from wire.model_files import NAMED_TOKENS, length_limit, read_optional_object, token_text
+from wire.model_files import NAMED_TOKENS, length_limit, read_optional_object, read_tokenizer, token_text
 
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -61,7 +61,9 @@ class Tokenizer:
                 f"{model_dir} has no tokenizer.json: fetch or convert the model first (`model-server download-weights`)"
             )
         try:
-            backend = _Backend.from_file(str(path))
+            backend = _Backend.from_str(read_tokenizer(path, StartupError))
+        except StartupError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise StartupError(f"cannot load the tokenizer {path}: {_one_line(error)}") from None
         tokenizer_config = _read_json(model_dir / "tokenizer_config.json")

@@ -61,7 +61,7 @@ def examine(directory: Path) -> Checkpoint:
     fields = read_object(directory / "config.json", StartupError)
     headers = read_headers(weight_files(directory))
     _check_sizes(fields, sum(len(header.tensors) for header in headers.values()))
-    if (directory / INDEX).is_file():
+    if (directory / INDEX).exists():
         _check_index(directory / INDEX, {file.name: header for file, header in headers.items()})
     return Checkpoint(
         directory=directory,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import stat
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from model_server.errors import StartupError
+from wire.model_files import open_regular
 
 # The largest public files have headers of about 15 MB (100 000 tensors); the format itself allows 100 MB.
 MAX_HEADER_BYTES = 32 * 2**20
@@ -60,11 +61,10 @@ def read_header(path: Path) -> Header:
     sizes that are negative or do not fit their bytes, and tensors that overlap, leave holes or pass the file's end.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise _Fault("not a regular file")
-        text = _header_text(path, status.st_size)
-        return _parse(text, _LENGTH_BYTES + len(text), status.st_size)
+        with open_regular(path, StartupError) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = _header_text(file, size)
+        return _parse(text, _LENGTH_BYTES + len(text), size)
     except OSError as error:
         raise StartupError(f"cannot read {path}: {error.strerror}") from error
     except _Fault as fault:
@@ -76,17 +76,16 @@ def read_headers(files: Iterable[Path]) -> dict[Path, Header]:
     return {file: read_header(file) for file in files}
 
 
-def _header_text(path: Path, size: int) -> bytes:
-    with path.open("rb") as file:
-        length_bytes = file.read(_LENGTH_BYTES)
-        if len(length_bytes) < _LENGTH_BYTES:
-            raise _Fault(f"a file of {size} bytes has no header")
-        length = int.from_bytes(length_bytes, "little")
-        if length > size - _LENGTH_BYTES:
-            raise _Fault(f"the header claims {length} bytes, the file has {size}")
-        if length > MAX_HEADER_BYTES:
-            raise _Fault(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES // 2**20} MiB")
-        return file.read(length)
+def _header_text(file: BinaryIO, size: int) -> bytes:
+    length_bytes = file.read(_LENGTH_BYTES)
+    if len(length_bytes) < _LENGTH_BYTES:
+        raise _Fault(f"a file of {size} bytes has no header")
+    length = int.from_bytes(length_bytes, "little")
+    if length > size - _LENGTH_BYTES:
+        raise _Fault(f"the header claims {length} bytes, the file has {size}")
+    if length > MAX_HEADER_BYTES:
+        raise _Fault(f"the header claims {length} bytes, more than {MAX_HEADER_BYTES // 2**20} MiB")
+    return file.read(length)
 
 
 def _parse(text: bytes, data_start: int, size: int) -> Header:

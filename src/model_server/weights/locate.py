@@ -55,7 +55,7 @@ def weight_files(directory: Path) -> list[Path]:
     a numbered set, is missing, or if a link leads to something else.
     """
     index = directory / INDEX
-    if index.is_file():
+    if index.exists():
         return indexed_files(directory, index, (".safetensors",))
     if names := _safetensors_names(directory):
         return [_checked(directory, name) for name in _without_copies(directory, names)]
@@ -71,7 +71,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 def has_safetensors(directory: Path) -> bool:
     """Whether there are weights that need no conversion, whole or not."""
-    return (directory / INDEX).is_file() or bool(_safetensors_names(directory))
+    return (directory / INDEX).exists() or bool(_safetensors_names(directory))
 
 
 def _safetensors_names(directory: Path) -> list[str]:
@@ -145,7 +145,7 @@ def _model_directory(directory: Path) -> Path:
     """`directory` itself, unless it is the root of a hub cache entry: then name the snapshot the user meant."""
     if not directory.is_dir():
         raise StartupError(f"--model-id {directory}: no such directory")
-    if (directory / "config.json").is_file():
+    if (directory / "config.json").exists():
         return directory
     snapshots = sorted((directory / "snapshots").glob("*/config.json"))
     if snapshots:

@@ -13,7 +13,7 @@ from typing import Any
 
 from router.errors import StartupError
 from wire import tokenizer_file
-from wire.model_files import NAMED_TOKENS, POSITIONS, length_limit, read_optional_object, token_text
+from wire.model_files import NAMED_TOKENS, POSITIONS, length_limit, read_optional_object, read_text, token_text
 
 DEMO = "demo"
 _PATTERNS = ["*.json", "*.jinja", "additional_chat_templates/*"]
@@ -47,7 +47,11 @@ def load(
     config = _read_json(folder / "config.json")
     own_tokenizer_config = folder / "tokenizer_config.json"
     tokenizer_config = _read_json(Path(tokenizer_config_path) if tokenizer_config_path else own_tokenizer_config)
-    templates = {"default": _read_text(Path(chat_template))} if chat_template else _templates(folder, tokenizer_config)
+    templates = (
+        {"default": read_text(Path(chat_template), StartupError)}
+        if chat_template
+        else _templates(folder, tokenizer_config)
+    )
     return ModelFiles(
         model_id=model_id,
         folder=folder,
@@ -88,10 +92,10 @@ def _templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]
     """Where transformers and TGI look, first find wins per name; the default and the named ones."""
     found: dict[str, str] = {}
     jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
-        found["default"] = _read_text(jinja)
+    if jinja.exists():
+        found["default"] = read_text(jinja, StartupError)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = _read_text(path)
+        found[path.stem] = read_text(path, StartupError)
     for source in (
         _read_json(folder / "chat_template.json"),
         tokenizer_config,
@@ -134,10 +138,3 @@ def _max_positions(config: dict[str, Any]) -> int | None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     return read_optional_object(path, StartupError)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read {path}: {error}") from None

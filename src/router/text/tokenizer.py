@@ -18,6 +18,7 @@ from tokenizers import Encoding, Tokenizer
 
 from router.errors import StartupError
 from router.text.token_bound import token_bound
+from wire.model_files import read_tokenizer
 
 # Up to this length encoding costs the loop about as much (1 us a character) as a hop to a thread and back (60-90 us of
 # the loop's time), and saves the wait for the thread.
@@ -56,7 +57,9 @@ class PromptTokenizer:
     def from_file(cls, path: Path, *, num_workers: int) -> PromptTokenizer:
         """Raises StartupError if the file is not a tokenizer."""
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
+        except StartupError:
+            raise
         except Exception as error:  # the library raises bare Exception
             raise StartupError(f"cannot load the tokenizer {path}: {error}") from None
         return cls(tokenizer, num_workers=num_workers)

@@ -1,12 +1,26 @@
 from __future__ import annotations
 
+import os
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from wire import model_files
-from wire.model_files import length_limit, read_object, read_optional_object, token_text
+from wire.model_files import (
+    check_small_file,
+    length_limit,
+    open_regular,
+    read_object,
+    read_optional_object,
+    read_text,
+    read_tokenizer,
+    token_text,
+)
+
+READERS = (read_object, read_optional_object, read_text, read_tokenizer, check_small_file)
 
 
 class Refused(Exception):
@@ -44,13 +58,54 @@ def test_a_file_that_cannot_be_looked_at_is_not_absent(tmp_path: Path) -> None:
 def test_what_is_no_object_is_refused_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, text: str
 ) -> None:
-    monkeypatch.setattr(model_files, "_MAX_BYTES", 64 if text == "is larger than" else 2**20)
+    monkeypatch.setattr(model_files, "MAX_BYTES", 64 if text == "is larger than" else 2**20)
     path = tmp_path / "config.json"
     path.write_bytes(content)
     for read in (read_object, read_optional_object):
         with pytest.raises(Refused, match=text) as caught:
             read(path, Refused)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_only_regular_files_are_read_through_links_too(tmp_path: Path, read: Callable[..., Any]) -> None:
+    """A pipe would be waited for, a device has no end."""
+    os.mkfifo(tmp_path / "pipe")
+    for name, target in (("device.json", "/dev/zero"), ("pipe.json", "pipe"), ("tty.json", "/dev/null")):
+        (tmp_path / name).symlink_to(target)
+        with pytest.raises(Refused, match=rf"^\S+{name} is not a regular file$"):
+            read(tmp_path / name, Refused)
+        with pytest.raises(Refused, match="is not a regular file"):
+            open_regular(tmp_path / name, Refused)
+    (tmp_path / "blob").write_text("{}")
+    (tmp_path / "config.json").symlink_to("blob")
+    read(tmp_path / "config.json", Refused)
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_large_file_is_refused_by_its_size_before_it_is_read(tmp_path: Path, read: Callable[..., Any]) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(5 * 2**30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Refused, match=r"config\.json is larger than \d+ MiB$"):
+            read(path, Refused)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_grows_while_it_is_read_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_files, "MAX_BYTES", 16)
+    with pytest.raises(Refused, match="is larger than"):
+        read_text(Path("/proc/self/status"), Refused)  # its size is told as 0
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"ab\xff")
+    with pytest.raises(Refused, match=r"is not UTF-8 text: invalid start byte at byte 2$"):
+        read_text(tmp_path / "chat_template.jinja", Refused)
 
 
 @pytest.mark.parametrize(("value", "limit"), [(2048, 2048), (2048.0, 2048), (10**30, None), (0, None), (True, None),

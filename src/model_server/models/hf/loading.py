@@ -10,7 +10,9 @@ from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.model import Model
-from wire.model_files import POSITIONS
+from wire.model_files import POSITIONS, check_small_file
+
+_READ_BY_LIBRARY = ("config.json", "generation_config.json", "adapter_config.json", "model.safetensors.index.json")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,8 @@ def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
                 f"model type {model_type} needs code from its repository, which does not run unless you trust it: "
                 "read it, then add --trust-remote-code"
             )
+    for name in _READ_BY_LIBRARY:
+        check_small_file(directory / name, StartupError)
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:  # anything may come from a config class

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from model_server.weights.conversion.clean_process import die_with_parent
+from wire.model_files import check_small_file
 
 # Ids must be the same before and after; what a conversion tends to get wrong is in these.
 SAMPLES = (
@@ -28,6 +29,8 @@ SAMPLES = (
     " ",
 )
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+
+_SMALL_FILES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
 class Refused(Exception):
@@ -48,6 +51,7 @@ def main(folder: Path, target: Path) -> int:
 
 def convert(folder: Path, target: Path) -> None:
     """Write `target`. Raises Refused if transformers cannot load the tokenizer, or if ids would differ."""
+    _check_files(folder)
     _check_packages(folder)
     try:
         reference = _loaded(folder)
@@ -62,6 +66,13 @@ def convert(folder: Path, target: Path) -> None:
         raise Refused(_explained(folder, error)) from error
     if differing is not None:
         raise Refused(f"the tokenizer of {folder} has no equal tokenizer.json: ids differ for {differing!r:.80}")
+
+
+def _check_files(folder: Path) -> None:
+    """The library reads whatever it finds, at any length."""
+    for path in sorted(folder.glob("*")):
+        if path.suffix in _SMALL_FILES and not path.is_dir():
+            check_small_file(path, Refused)
 
 
 def _check_packages(folder: Path) -> None:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from model_server.weights.conversion.clean_process import die_with_parent
 from model_server.weights.header import read_header
+from wire.model_files import open_regular
 
 # CVE-2025-32434: before it, weights_only=True could still be made to run code.
 OLDEST_TORCH = (2, 6)
@@ -88,7 +89,7 @@ def check_torch(version: str) -> None:
 
 def _check_format(source: Path) -> None:
     """Only what torch.save has written since 1.6 (2020): a zip of plain, uncompressed entries with one pickle."""
-    with source.open("rb") as file:
+    with open_regular(source, Refused) as file:
         if file.read(4) != _ZIP_MAGIC:
             raise Refused(
                 f"{source} is not in torch's zip format: files from before torch 1.6, and bare pickles, are not "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,13 @@ def test_the_root_of_a_cached_repository_is_explained(tmp_path: Path) -> None:
     (tmp_path / "snapshots" / "abc").mkdir(parents=True)
     with pytest.raises(ArgumentValidation, match=r"did you mean .*/snapshots/abc"):
         check_directory("m", tmp_path)
+
+
+def test_a_config_that_is_a_pipe_or_a_device_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = tmp_path / "config.json"
+    config.symlink_to("/dev/zero")
+    assert read(tmp_path) is None
+    config.unlink()
+    os.mkfifo(config)
+    assert read(tmp_path) is None
+    assert caplog.text.count("config.json is not a regular file") == 2

@@ -152,3 +152,12 @@ def test_second_copies_are_left_alone(tmp_path: Path) -> None:
     for file in tmp_path.glob("model-*"):
         file.unlink()
     assert [f.name for f in weight_files(tmp_path)] == ["consolidated.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_device_or_a_pipe_among_the_small_files_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = make(tmp_path) / name
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+    with pytest.raises(StartupError, match=f"{name} is not a regular file"):
+        examine(tmp_path)

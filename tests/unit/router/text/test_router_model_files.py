@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -109,4 +110,15 @@ def test_a_broken_file_is_named(tmp_path: Path, content: str) -> None:
 
 def test_no_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"no tokenizer\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "chat_template.jinja", "additional_chat_templates/tool.jinja"])
+def test_a_pipe_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    write(tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(StartupError, match=f"{name} is not a regular file"):
         load(tmp_path)
