@@ -19,6 +19,8 @@ from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.row import SamplingRow
 
 _PADDING = -1
+# What a repetition penalty may make of a logit: sums and differences of such values are numbers in float32.
+_LIMIT = torch.finfo(torch.float32).max / 4
 # TGI `utils/watermark.py`.
 _HASH_KEY = 15485863
 
@@ -82,13 +84,15 @@ class Penalties:
     def apply(self, logits: Tensor) -> None:
         """In place, on float32 [num_rows, vocab].
 
-        Repetition p (CTRL, Keskar et al. 2019), once per distinct id: x * p if x < 0 else x / p. Frequency f (TGI):
-        x - f * count / length, over prompt and generated tokens. Presence and absolute frequency (OpenAI), over
-        generated tokens: x - presence * [count > 0] - absolute * count.
+        Repetition p (CTRL, Keskar et al. 2019), once per distinct id: x * p if x < 0 else x / p, but no further than
+        `_LIMIT` unless the model's own score is infinite. Frequency f (TGI): x - f * count / length, over prompt and
+        generated tokens. Presence and absolute frequency (OpenAI), over generated tokens: x - presence * [count > 0] -
+        absolute * count.
         """
         history = self._history[:, : self._longest]
         x = logits[self._rows, history]
-        x = torch.where(x < 0, x * self._repetition, x / self._repetition)
+        penalised = torch.where(x < 0, x * self._repetition, x / self._repetition).clamp_(-_LIMIT, _LIMIT)
+        x = torch.where(x.isinf(), x, penalised)
         positions = self._positions[: self._longest]
         if self._frequency is not None:
             counts = self._count(history, positions < self._lengths)
