@@ -84,6 +84,10 @@ class Validator:
             self._check_fewest_tokens(request)
             input_ids = await self._encode(request)
         max_new_tokens = self._max_new_tokens(len(input_ids), request.max_new_tokens)
+        if request.sampling.min_tokens > max_new_tokens:
+            raise ValidationError(
+                f"`min_tokens` must be <= `max_new_tokens`. Given: {request.sampling.min_tokens} and {max_new_tokens}"
+            )
         if request.input_ids is not None:
             inputs = await self._text_of(request.input_ids)
         if request.adapter_id is not None:

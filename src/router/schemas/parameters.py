@@ -123,7 +123,7 @@ MinTokens = Annotated[
     UInt32 | None,
     Field(
         description="Neither an end-of-sequence token nor a stop text ends the answer before it has this many tokens; "
-        "the most tokens, and a grammar whose text is complete, still do. 0 is off.",
+        "a grammar whose text is complete still does. Not more than the most tokens. 0 is off.",
         examples=[5],
     ),
 ]

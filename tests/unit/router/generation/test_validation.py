@@ -66,6 +66,7 @@ RULES: list[tuple[dict[str, Any], str]] = [
         "`inputs` tokens + `max_new_tokens` must be <= 2048. Given: {n} `inputs` tokens and 1024 `max_new_tokens`",
     ),
     ({"inputs": "ab " * 1000, "max_new_tokens": 1}, "`inputs` must have less than 2000 tokens. Given: {n}"),
+    ({"min_tokens": 6, "max_new_tokens": 5}, "`min_tokens` must be <= `max_new_tokens`. Given: 6 and 5"),
     ({"adapter_id": "x/y"}, "`adapter_id` x/y is not known to this server"),
     ({"grammar": {"type": "regex", "value": "x("}}, "grammar is not valid: unclosed group"),
 ]
@@ -158,3 +159,18 @@ async def test_stop_texts_are_bounded_in_bytes(router: Router) -> None:
     for texts, status in ((["é" * 2048], 200), (["é" * 2048, "x"], 422)):
         answer = await router.post("/generate", {"inputs": "Hi", "parameters": {"stop": texts}})
         assert answer.status_code == status
+
+
+async def test_more_tokens_than_the_most_cannot_be_asked_for_on_any_route(router: Router) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    for path, body in (
+        ("/v1/completions", {"prompt": "Hi", "min_tokens": 6, "max_tokens": 5}),
+        ("/v1/chat/completions", chat | {"min_tokens": 6, "max_tokens": 5}),
+        ("/v1/chat/completions", chat | {"min_tokens": 6, "max_completion_tokens": 5}),
+        ("/v1/chat/completions", chat | {"min_tokens": 3000}),
+        ("/vertex", {"instances": [chat | {"min_tokens": 6, "max_tokens": 5}]}),
+    ):
+        answer = await router.post(path, body)
+        assert answer.status_code == 422 and "`min_tokens` must be <= `max_new_tokens`" in answer.json()["error"], path
+    answer = await router.post("/v1/chat/completions", chat | {"min_tokens": 5, "max_tokens": 5})
+    assert answer.status_code == 200

@@ -51,7 +51,7 @@ TESTED = [
 SHARED_BY_BODIES = (CommonParameters, OpenAIBody)
 """No bodies themselves: the document has their fields in those that inherit them."""
 # What else a body needs before a value means what the document says of it.
-NAMES_ANOTHER = {"tool_choice"}
+NAMES_ANOTHER = {"tool_choice", "min_tokens", "parameters.min_tokens"}
 """What is right depends on another field; only the examples are sent."""
 COMPANIONS: dict[str, Any] = {
     "/v1/completions best_of": lambda value: {"n": value},
