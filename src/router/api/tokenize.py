@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from itertools import islice
 
 from fastapi import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from router.api.app_state import AppState, state_of
 from router.api.chat import first_request
-from router.api.json_out import JsonResponse
+from router.api.http.disconnect import cancel_on_disconnect
+from router.api.json_out import JsonResponse, dumps
 from router.api.openapi.answers import READS_ONLY
 from router.api.routes import Routes
-from router.errors import ValidationError
+from router.errors import RouterError, ValidationError
 from router.schemas.chat import ChatBody
 from router.schemas.generate import ChatTokenizeResponse, TokenizeBody, TokenSpan
+from router.text.spans import TokenSpan as Span
+from router.text.spans import TokenSpans
 
 routes = Routes("Tokenization", is_fast=True)
+
+# Tokens of an answer that are written in one go. The answer to a long text is fifty times as long.
+_PIECE = 1000
 
 
 @routes.answers("/tokenize", TokenizeBody, list[TokenSpan], span="tokenize", errors=READS_ONLY)
@@ -26,7 +34,10 @@ async def tokenize(request: Request) -> Response:
     body = await state.read(request, TokenizeBody)
     if not body.inputs:
         raise ValidationError("`inputs` cannot be empty")
-    return JsonResponse(await _spans(state, body.inputs, add_special_tokens=True))
+    spans = await cancel_on_disconnect(request.receive, _spans(state, body.inputs, add_special_tokens=True))
+    if len(spans) <= _PIECE:
+        return JsonResponse(_listed(spans))
+    return StreamingResponse(_pieces(spans), media_type="application/json")
 
 
 @routes.answers("/chat_tokenize", ChatBody, ChatTokenizeResponse, span="chat_tokenize", errors=READS_ONLY)
@@ -35,14 +46,36 @@ async def chat_tokenize(request: Request) -> Response:
     state = state_of(request)
     body = await state.read(request, ChatBody)
     state.count_request()
+    prompt, spans = await cancel_on_disconnect(request.receive, _chat_spans(state, body))
+    if len(spans) <= _PIECE:
+        return JsonResponse({"tokenize_response": _listed(spans), "templated_text": prompt})
+    before, after = b'{"tokenize_response":', b',"templated_text":' + dumps(prompt) + b"}"
+    return StreamingResponse(_pieces(spans, before, after), media_type="application/json")
+
+
+async def _chat_spans(state: AppState, body: ChatBody) -> tuple[str, TokenSpans]:
     prompt = (await first_request(state, body)).inputs
-    spans = await _spans(state, prompt, add_special_tokens=False)
-    return JsonResponse({"tokenize_response": spans, "templated_text": prompt})
+    return prompt, await _spans(state, prompt, add_special_tokens=False)
 
 
-async def _spans(state: AppState, text: str, *, add_special_tokens: bool) -> list[dict[str, Any]]:
+async def _spans(state: AppState, text: str, *, add_special_tokens: bool) -> TokenSpans:
     try:
-        spans = await state.inference.tokenizer.spans(text, add_special_tokens=add_special_tokens)
+        return await state.inference.tokenizer.spans(text, add_special_tokens=add_special_tokens)
+    except RouterError as error:
+        raise state.inference.refused(error) from None
     except Exception as error:  # the tokenizers library raises bare Exception
         raise ValidationError(f"tokenizer error: {error}") from None
+
+
+def _listed(spans: Iterable[Span]) -> list[dict[str, int | str]]:
     return [{"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans]
+
+
+async def _pieces(spans: TokenSpans, before: bytes = b"", after: bytes = b"") -> AsyncGenerator[bytes, None]:
+    """The list as JSON, a piece at a time: other requests get their turns between two pieces."""
+    rest, separator = iter(spans), before + b"["
+    while piece := _listed(islice(rest, _PIECE)):
+        yield separator + dumps(piece)[1:-1]
+        separator = b","
+        await asyncio.sleep(0)
+    yield b"]" + after

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from router.errors import ValidationError
+from router.errors import RouterError, ValidationError
 from router.generation.asked import GenerateRequest
 from router.grammar.checker import GrammarChecker, read_grammar
 from router.limits import ServingLimits, ShardInfo
@@ -181,6 +181,8 @@ class Validator:
             input_ids = await self._tokenizer.encode(
                 request.inputs, add_special_tokens=request.add_special_tokens, truncate=request.truncate
             )
+        except RouterError:
+            raise
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ValidationError(f"tokenizer error: {error}") from None
         if not input_ids:
@@ -194,6 +196,8 @@ class Validator:
             raise ValidationError(f"the token ids name token {unknown}, which is not in the vocabulary")
         try:
             text, is_exact = await self._tokenizer.text_of(input_ids)
+        except RouterError:
+            raise
         except Exception as error:  # the tokenizers library raises bare Exception
             raise ValidationError(f"tokenizer error: {error}") from None
         if not is_exact and Extension.TOKEN_IDS not in self._extensions:

@@ -6,39 +6,38 @@ tokenizer.json, and truncation is the tokenizer's own, from the left, special to
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from router.errors import StartupError
+from router.text.spans import TokenSpans
 from router.text.token_bound import token_bound
+from router.worker.lane import Lane
 from wire.model_files import read_tokenizer
+
+T = TypeVar("T")
 
 # Up to this length encoding costs the loop about as much (1 us a character) as a hop to a thread and back (60-90 us of
 # the loop's time), and saves the wait for the thread.
 _INLINE_CHARACTERS = 100
+# Longer texts, which take from some hundredths of a second to some seconds each, are queued apart from the others.
+LONG_CHARACTERS = 32 * 1024
+_CHARACTERS_OF_AN_ID = 4
 # A character whose tokens do not complete it waits for this many more of them before it is shown as it is.
 _MOST_UNFINISHED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
-    """A token and the bytes of the UTF-8 text that it stands for."""
-
-    id: int
-    text: str
-    start: int
-    stop: int
-
-
 class PromptTokenizer:
-    """The model's tokenizer with one instance per worker, because truncation is a setting of the instance."""
+    """The model's tokenizer with one instance per worker, because truncation is a setting of the instance.
+
+    `num_workers` threads for texts up to LONG_CHARACTERS, and one for those that are longer.
+    All methods that wait raise OverloadedError while too much text waits, and bare Exceptions of the library.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, num_workers: int) -> None:
         tokenizer.no_truncation()
@@ -46,7 +45,8 @@ class PromptTokenizer:
         self._on_loop = tokenizer
         self._source = tokenizer.to_str()
         self._per_thread = threading.local()
-        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="tokenizer", initializer=self._start_worker)
+        self._short = Lane("tokenizer", num_threads=num_workers)
+        self._long = Lane("tokenizer-long")
         # Ids run from 0 to vocab_size - 1, with gaps in some vocabularies.
         ids = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
         self.vocab_size = max(ids, default=-1) + 1
@@ -68,8 +68,7 @@ class PromptTokenizer:
         """The ids of a prompt, at most the last `truncate` of them."""
         if len(text) <= _INLINE_CHARACTERS:
             return _ids(self._on_loop, text, add_special_tokens, truncate)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._encode_in_worker, text, add_special_tokens, truncate)
+        return await self._run(len(text), partial(self._encode, text, add_special_tokens, truncate))
 
     def fewest_tokens(self, text: str) -> int:
         """A text has at least this many tokens; 0 where that cannot be known without cutting it."""
@@ -81,48 +80,57 @@ class PromptTokenizer:
             return next((i for i in ids if not 0 <= i < self.vocab_size), None)
         return next((i for i in ids if i not in self._ids_with_gaps), None)
 
-    async def spans(self, text: str, *, add_special_tokens: bool) -> list[TokenSpan]:
+    async def spans(self, text: str, *, add_special_tokens: bool) -> TokenSpans:
         """Every token of a text with its place."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._spans_in_worker, text, add_special_tokens)
+        return await self._run(len(text), partial(self._spans, text, add_special_tokens))
 
     async def offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Where each token of a text begins, in characters; added special tokens are at 0."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._offsets_in_worker, text, add_special_tokens)
+        return await self._run(len(text), partial(self._offsets, text, add_special_tokens))
 
     async def text_of(self, ids: Sequence[int]) -> tuple[str, bool]:
         """The text of ids, special tokens included, and whether it has exactly these tokens when it is cut again."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._text_in_worker, list(ids))
+        return await self._run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._text, list(ids)))
 
     async def offsets_of_ids(self, ids: Sequence[int]) -> list[int]:
         """Where each of the tokens begins in `text_of(ids)`, in characters."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, self._offsets_of_ids_in_worker, list(ids))
+        return await self._run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._offsets_of_ids, list(ids)))
 
     def close(self) -> None:
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._short.close()
+        self._long.close()
 
-    def _start_worker(self) -> None:
-        self._per_thread.tokenizer = Tokenizer.from_str(self._source)
+    async def _run(self, num_characters: int, work: Callable[[], T]) -> T:
+        lane = self._short if num_characters <= LONG_CHARACTERS else self._long
+        return await lane.run(num_characters, work)
 
-    def _encode_in_worker(self, text: str, add_special_tokens: bool, truncate: int | None) -> list[int]:
-        return _ids(self._per_thread.tokenizer, text, add_special_tokens, truncate)
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        """Of the thread that asks."""
+        try:
+            tokenizer: Tokenizer = self._per_thread.tokenizer
+        except AttributeError:
+            tokenizer = self._per_thread.tokenizer = Tokenizer.from_str(self._source)
+        return tokenizer
 
-    def _spans_in_worker(self, text: str, add_special_tokens: bool) -> list[TokenSpan]:
-        (encoding,) = self._per_thread.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-        return _spans(encoding, text)
+    # In a worker.
 
-    def _offsets_in_worker(self, text: str, add_special_tokens: bool) -> list[int]:
-        (encoding,) = self._per_thread.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+    def _encode(self, text: str, add_special_tokens: bool, truncate: int | None) -> list[int]:
+        return _ids(self._tokenizer, text, add_special_tokens, truncate)
+
+    def _spans(self, text: str, add_special_tokens: bool) -> TokenSpans:
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        return TokenSpans(text, encoding)
+
+    def _offsets(self, text: str, add_special_tokens: bool) -> list[int]:
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         return [start for start, _ in encoding.offsets]
 
-    def _text_in_worker(self, ids: list[int]) -> tuple[str, bool]:
+    def _text(self, ids: list[int]) -> tuple[str, bool]:
         text = self._decode(ids)
-        return text, _ids(self._per_thread.tokenizer, text, add_special_tokens=False, truncate=None) == ids
+        return text, _ids(self._tokenizer, text, add_special_tokens=False, truncate=None) == ids
 
-    def _offsets_of_ids_in_worker(self, ids: list[int]) -> list[int]:
+    def _offsets_of_ids(self, ids: list[int]) -> list[int]:
         """By decoding a few tokens at a time: what a token adds to a text depends on those before it."""
         offsets: list[int] = []
         position = first = shown = 0
@@ -135,7 +143,7 @@ class PromptTokenizer:
         return offsets
 
     def _decode(self, ids: list[int]) -> str:
-        (text,) = self._per_thread.tokenizer.decode_batch([ids], skip_special_tokens=False)
+        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
         return str(text)
 
 
@@ -151,17 +159,3 @@ def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool, truncate: in
             tokenizer.no_truncation()
     ids: list[int] = encoding.ids
     return ids
-
-
-def _spans(encoding: Encoding, text: str) -> list[TokenSpan]:
-    """The library counts characters, TGI's answer counts bytes."""
-    if text.isascii():
-        return [
-            TokenSpan(token_id, text[start:stop], start, stop)
-            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
-        ]
-    position = [0, *accumulate(len(character.encode()) for character in text)]
-    return [
-        TokenSpan(token_id, text[start:stop], position[start], position[stop])
-        for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
-    ]

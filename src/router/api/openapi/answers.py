@@ -57,7 +57,7 @@ ERRORS: dict[int, Refusal] = {
     500: Refusal("The generation ended without a last token", {"incomplete_generation": "Incomplete generation"}),
     503: Refusal("Too many connections, or the server is stopping", {"healthcheck": "unhealthy"}),
 }
-READS_ONLY = (400, 401, 413, 415, 422, 503)
+READS_ONLY = (400, 401, 413, 415, 422, 429, 503)
 """Refusals of a route that generates nothing."""
 
 NOT_FOUND: dict[str, Any] = {

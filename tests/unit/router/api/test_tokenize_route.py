@@ -8,6 +8,9 @@ import pytest
 from router_fakes import Router
 from tokenizers import Tokenizer, models
 
+from router.errors import OverloadedError
+from router.text.tokenizer import LONG_CHARACTERS
+
 MakeRouter = Callable[..., Router]
 
 
@@ -22,6 +25,36 @@ async def test_tokenize_counts_bytes(router: Router) -> None:
     assert starts == sorted(starts)
     answer = await router.post("/tokenize", {"inputs": ""})
     assert answer.status_code == 422
+
+
+async def test_long_answers_come_in_pieces(router: Router) -> None:
+    """The loop is not held for all of it; the tokens are those of a short text."""
+    one = "fox é 日本 🙂 "
+    short = (await router.post("/tokenize", {"inputs": one * 10})).json()
+    answer = await router.post("/tokenize", {"inputs": one * 300})
+    assert "content-length" not in answer.headers and answer.headers["content-type"] == "application/json"
+    spans = answer.json()
+    assert len(spans) > 2000 and spans[: len(short) - 1] == short[:-1]  # all but the last blank
+    raw = (one * 300).encode()
+    assert all(span["text"] == raw[span["start"] : span["stop"]].decode() for span in spans)
+    chat = {"messages": [{"role": "user", "content": one * 300}]}
+    got = (await router.post("/chat_tokenize", chat)).json()
+    raw = got["templated_text"].encode()
+    assert len(got["tokenize_response"]) > 2000 and raw.decode().count(one) == 300
+    assert "".join(span["text"] for span in got["tokenize_response"]).count("日本") == 300
+    assert got["tokenize_response"][-1]["stop"] == len(raw)
+
+
+async def test_too_much_text_at_once_is_overload(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object) -> None:
+        raise OverloadedError(7)
+
+    monkeypatch.setattr(router.tokenizer._long, "run", full)
+    for path in ("/tokenize", "/generate"):
+        answer = await router.post(path, {"inputs": "dog " * LONG_CHARACTERS, "parameters": {"truncate": 5}})
+        assert answer.status_code == 429 and answer.headers["retry-after"] == "7"
+    assert (await router.post("/tokenize", {"inputs": "dog " * 100})).status_code == 200
+    router.assert_idle()
 
 
 async def test_text_that_the_tokenizer_refuses(make_router: MakeRouter, monkeypatch: pytest.MonkeyPatch) -> None:

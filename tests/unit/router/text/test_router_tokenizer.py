@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from router_fakes import Router
+from router_fakes import Router, until
 from tokenizers import Tokenizer
 
 from router.errors import StartupError
-from router.text.tokenizer import PromptTokenizer
+from router.text.tokenizer import LONG_CHARACTERS, PromptTokenizer
 
 TEXTS = [
     "The dog",
@@ -82,6 +83,18 @@ async def test_a_long_prompt_does_not_hold_up_the_loop(prompts: PromptTokenizer)
         turns += 1
     assert len(encoding.result()) > 100_000
     assert turns > 20, "a benchmark watches the 50 ms"
+
+
+async def test_short_texts_do_not_wait_for_long_ones(prompts: PromptTokenizer) -> None:
+    begun, gate = threading.Event(), threading.Event()
+    blocking = asyncio.create_task(prompts._long.run(0, lambda: begun.set() or gate.wait(60)))
+    await until(begun.is_set)
+    long = asyncio.create_task(prompts.encode("dog " * LONG_CHARACTERS, add_special_tokens=True, truncate=5))
+    for text in ("dog " * 100, "dog " * (LONG_CHARACTERS // 4)):
+        assert await prompts.encode(text, add_special_tokens=True, truncate=None)
+    assert not long.done() and not blocking.done()
+    gate.set()
+    assert len(await long) == 5
 
 
 async def test_the_prompt_length_header_is_the_truncated_length(router: Router) -> None:

@@ -1,0 +1,60 @@
+"""The tokens of a text with their places."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenizers import Encoding
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """A token and the bytes of the UTF-8 text that it stands for."""
+
+    id: int
+    text: str
+    start: int
+    stop: int
+
+
+class TokenSpans:
+    """All tokens of a text. Kept as numbers: as objects they would take fifty times the text."""
+
+    def __init__(self, text: str, encoding: Encoding) -> None:
+        self._text = text
+        self._ids = array("I", encoding.ids)
+        # In characters. One by one: a list of all is made without a break for the event loop.
+        self._starts, self._stops = array("I"), array("I")
+        for index in range(len(self._ids)):
+            start, stop = encoding.token_to_chars(index) or (0, 0)  # None: an added special token
+            self._starts.append(start)
+            self._stops.append(stop)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[TokenSpan]:
+        place = _BytePlace(self._text)
+        for token_id, start, stop in zip(self._ids, self._starts, self._stops, strict=True):
+            yield TokenSpan(token_id, self._text[start:stop], place.of(start), place.of(stop))
+
+
+class _BytePlace:
+    """From characters, which the library counts, to bytes, which TGI's answer counts: counted from the last place."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._is_ascii = text.isascii()
+        self._character = self._byte = 0
+
+    def of(self, character: int) -> int:
+        if self._is_ascii:
+            return character
+        if character >= self._character:
+            self._byte += len(self._text[self._character : character].encode())
+        else:
+            self._byte -= len(self._text[character : self._character].encode())
+        self._character = character
+        return self._byte
