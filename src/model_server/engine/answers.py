@@ -69,7 +69,8 @@ class Answers:
             else:
                 sequence.disown()
                 self._follow(sequence, host.ids[first + len(sequence.ids) - known : first + count])
-            return self.error(sequence.id, f"{type(error).__name__}: {error}")
+            name = "" if isinstance(error, RequestError) else f"{type(error).__name__}: "
+            return self.error(sequence.id, f"{name}{error}")
 
     def _tokens(self, sequence: Sequence, host: HostSampled, first: int, count: int) -> Generation:
         """Its tokens as far as the request goes: what follows its end is dropped.

@@ -17,9 +17,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as _Backend
 
-from model_server.errors import StartupError
+from model_server.errors import RequestError, StartupError
 from wire import tokenizer_file
 from wire.model_files import NAMED_TOKENS, length_limit, read_optional_object, read_tokenizer, token_text
+from wire.text.tokenizer_failure import reason_of
 
 _TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -64,8 +65,8 @@ class Tokenizer:
             backend = _Backend.from_str(read_tokenizer(path, StartupError))
         except StartupError:
             raise
-        except Exception as error:  # the library raises bare Exception
-            raise StartupError(f"cannot load the tokenizer {path}: {_one_line(error)}") from None
+        except BaseException as error:
+            raise StartupError(f"cannot load the tokenizer {path}: {reason_of(error)}") from None
         tokenizer_config = _read_json(model_dir / "tokenizer_config.json")
         settings = {**_read_json(model_dir / "special_tokens_map.json"), **tokenizer_config}
         generation = _read_json(model_dir / "generation_config.json").get("eos_token_id")
@@ -90,7 +91,8 @@ class Tokenizer:
     def encode(self, text: str, *, truncate: int, add_special_tokens: bool) -> list[int]:
         """The ids of a prompt: at most the last `truncate`, special tokens kept and counted; 0: no limit.
 
-        The tokenizer's own truncation, as TGI's shard uses it. TypeError: the text has lone surrogates.
+        The tokenizer's own truncation, as TGI's shard uses it. TypeError: the text has lone surrogates;
+        RequestError: the library failed.
         """
         with self._lock:  # truncation is a setting of the backend
             if truncate != self._truncation:
@@ -99,14 +101,22 @@ class Tokenizer:
                 else:
                     self._backend.no_truncation()
                 self._truncation = truncate
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            try:
+                ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            except (TypeError, UnicodeError):
+                raise
+            except BaseException as error:
+                raise RequestError(f"the model's tokenizer fails on this text: {reason_of(error)}") from None
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of ids; ids that the vocabulary does not have are nothing."""
+        """The text of ids; ids that the vocabulary does not have are nothing. RequestError: the library failed."""
         if skip_special_tokens:
             ids = [number for number in ids if number not in self.special_ids]
-        text: str = self._backend.decode(ids, skip_special_tokens=False)
+        try:
+            text: str = self._backend.decode(ids, skip_special_tokens=False)
+        except BaseException as error:
+            raise RequestError(f"the model's tokenizer fails on these tokens: {reason_of(error)}") from None
         return text
 
     def to_json(self) -> str:
@@ -218,7 +228,3 @@ def _ids(value: Any) -> list[int]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     return read_optional_object(path, StartupError)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

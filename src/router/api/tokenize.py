@@ -63,8 +63,6 @@ async def _spans(state: AppState, text: str, *, add_special_tokens: bool) -> Tok
         return await state.inference.tokenizer.spans(text, add_special_tokens=add_special_tokens)
     except RouterError as error:
         raise state.inference.refused(error) from None
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise ValidationError(f"tokenizer error: {error}") from None
 
 
 def _listed(spans: Iterable[Span]) -> list[dict[str, int | str]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from router.errors import RouterError, ValidationError
+from router.errors import ValidationError
 from router.generation.asked import GenerateRequest
 from router.grammar.checker import GrammarChecker, read_grammar
 from router.limits import ServingLimits, ShardInfo
@@ -177,14 +177,9 @@ class Validator:
             self._max_new_tokens(fewest, request.max_new_tokens, or_more=" or more")
 
     async def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
-        try:
-            input_ids = await self._tokenizer.encode(
-                request.inputs, add_special_tokens=request.add_special_tokens, truncate=request.truncate
-            )
-        except RouterError:
-            raise
-        except Exception as error:  # the tokenizers library raises bare Exception
-            raise ValidationError(f"tokenizer error: {error}") from None
+        input_ids = await self._tokenizer.encode(
+            request.inputs, add_special_tokens=request.add_special_tokens, truncate=request.truncate
+        )
         if not input_ids:
             raise ValidationError("`inputs` cannot be empty")
         return tuple(input_ids)
@@ -194,12 +189,7 @@ class Validator:
         unknown = self._tokenizer.first_unknown(input_ids)
         if unknown is not None:
             raise ValidationError(f"the token ids name token {unknown}, which is not in the vocabulary")
-        try:
-            text, is_exact = await self._tokenizer.text_of(input_ids)
-        except RouterError:
-            raise
-        except Exception as error:  # the tokenizers library raises bare Exception
-            raise ValidationError(f"tokenizer error: {error}") from None
+        text, is_exact = await self._tokenizer.text_of(input_ids)
         if not is_exact and Extension.TOKEN_IDS not in self._extensions:
             raise ValidationError(
                 "the token ids are not the tokenizer's own for their text, and the model server in use takes texts only"

@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from router.errors import StartupError
+from router.errors import StartupError, ValidationError
 from router.text.spans import TokenSpans
 from router.text.token_bound import token_bound
 from router.worker.lane import Lane
 from wire.model_files import read_tokenizer
+from wire.text.tokenizer_failure import reason_of
 
 T = TypeVar("T")
 
@@ -36,7 +37,8 @@ class PromptTokenizer:
     """The model's tokenizer with one instance per worker, because truncation is a setting of the instance.
 
     `num_workers` threads for texts up to LONG_CHARACTERS, and one for those that are longer.
-    All methods that wait raise OverloadedError while too much text waits, and bare Exceptions of the library.
+    All methods that wait raise OverloadedError while too much text waits, and ValidationError where the library fails
+    on a text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, num_workers: int) -> None:
@@ -60,8 +62,8 @@ class PromptTokenizer:
             tokenizer = Tokenizer.from_str(read_tokenizer(path, StartupError))
         except StartupError:
             raise
-        except Exception as error:  # the library raises bare Exception
-            raise StartupError(f"cannot load the tokenizer {path}: {error}") from None
+        except BaseException as error:
+            raise StartupError(f"cannot load the tokenizer {path}: {reason_of(error)}") from None
         return cls(tokenizer, num_workers=num_workers)
 
     async def encode(self, text: str, *, add_special_tokens: bool, truncate: int | None) -> list[int]:
@@ -119,12 +121,10 @@ class PromptTokenizer:
         return _ids(self._tokenizer, text, add_special_tokens, truncate)
 
     def _spans(self, text: str, add_special_tokens: bool) -> TokenSpans:
-        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-        return TokenSpans(text, encoding)
+        return TokenSpans(text, self._encoding(text, add_special_tokens))
 
     def _offsets(self, text: str, add_special_tokens: bool) -> list[int]:
-        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
-        return [start for start, _ in encoding.offsets]
+        return [start for start, _ in self._encoding(text, add_special_tokens).offsets]
 
     def _text(self, ids: list[int]) -> tuple[str, bool]:
         text = self._decode(ids)
@@ -142,9 +142,23 @@ class PromptTokenizer:
                 first, shown = shown, number
         return offsets
 
+    def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        try:
+            encodings: list[Encoding] = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            raise _refusal(error) from None
+        return encodings[0]
+
     def _decode(self, ids: list[int]) -> str:
-        (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
+        try:
+            (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
+        except BaseException as error:
+            raise _refusal(error) from None
         return str(text)
+
+
+def _refusal(error: BaseException) -> ValidationError:
+    return ValidationError(f"tokenizer error: the model's tokenizer fails on this text: {reason_of(error)}")
 
 
 def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool, truncate: int | None) -> list[int]:
@@ -154,6 +168,8 @@ def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool, truncate: in
         tokenizer.enable_truncation(truncate, direction="left")
     try:
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        raise _refusal(error) from None
     finally:
         if truncate is not None:
             tokenizer.no_truncation()

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from model_server.errors import StartupError
+from model_server.errors import RequestError, StartupError
 from model_server.text.tokenizer import Tokenizer
+from wire.text.tokenizer_failure import reason_of
 
 VOCABULARY = {"<s>": 0, "</s>": 1, "<unk>": 2, "a": 3, "b": 4, "c": 5, "ab": 6, "<pad>": 7}
 
@@ -173,3 +174,19 @@ def test_kinds_of_decoders() -> None:
         assert (tokenizer.byte_pieces is not None) is byte_level
         assert tokenizer.fallback_bytes == ({0: 0x41} if fallback else {})
         assert (tokenizer.known_pieces is not None) is remembered
+
+
+def test_what_makes_the_library_fail_is_the_requests_failure() -> None:
+    """Its regular expressions give up after so many steps: a panic, which is no Exception."""
+    failing = backend()
+    failing.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
+    tokenizer = Tokenizer(failing)
+    with pytest.raises(RequestError, match=r"the model's tokenizer fails on this text: .*retry-limit-in-match over"):
+        tokenizer.encode("x" * 60, truncate=0, add_special_tokens=True)
+    assert tokenizer.encode("ab", truncate=0, add_special_tokens=False) == [6]
+
+
+def test_interrupts_are_not_the_librarys() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        reason_of(KeyboardInterrupt())
+    assert reason_of(Exception("two\nlines")) == "two lines"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from router_fakes import Router, until
 from tokenizers import Tokenizer
 
-from router.errors import StartupError
+from router.errors import StartupError, ValidationError
 from router.text.tokenizer import LONG_CHARACTERS, PromptTokenizer
 
+BACKTRACKS = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
 TEXTS = [
     "The dog",
     " leading and trailing  ",
@@ -42,6 +44,26 @@ def reference(tokenizer: Tokenizer) -> Any:
         eos_token="</s>",
         truncation_side="left",
     )
+
+
+async def test_a_text_on_which_the_library_fails_is_refused(tokenizer: Tokenizer) -> None:
+    """Its regular expressions give up after so many steps: a panic, which is no Exception."""
+    state = json.loads(tokenizer.to_str())
+    state["pre_tokenizer"] = BACKTRACKS
+    prompts = PromptTokenizer(Tokenizer.from_str(json.dumps(state)), num_workers=1)
+    words = "tokenizer error: the model's tokenizer fails on this text: .*retry-limit-in-match over"
+    try:
+        for text in ("x" * 60, "x" * 600):  # in place, and in a worker
+            for call in (
+                prompts.encode(text, add_special_tokens=True, truncate=5),
+                prompts.spans(text, add_special_tokens=True),
+                prompts.offsets(text, add_special_tokens=True),
+            ):
+                with pytest.raises(ValidationError, match=words):
+                    await call
+        assert await prompts.encode("The dog", add_special_tokens=False, truncate=None)
+    finally:
+        prompts.close()
 
 
 @pytest.mark.parametrize("text", TEXTS)
