@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import logging
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,9 +93,12 @@ class _Launch:
         self._config = config = preflight.without_busy_metrics_port(config, address)
         if not is_local:
             check_cache(model_id, directory, self._environ)
-        with preflight.socket_prefix(config, expected, self._environ) as prefix:
+        with (
+            contextlib.closing(Guard()) as guard,
+            preflight.socket_prefix(config, expected, self._environ, guard.remove_at_end) as prefix,
+        ):
             self._end_phase("checks")
-            return self._run_children(model_id, machine, directory, address, port, prefix)
+            return self._run_children(model_id, machine, directory, guard, address, port, prefix)
 
     def _warn(self) -> None:
         config = self._config
@@ -113,10 +116,16 @@ class _Launch:
             )
 
     def _run_children(
-        self, model_id: str, machine: Hardware, directory: Path | None, address: str, port: int, prefix: str
+        self,
+        model_id: str,
+        machine: Hardware,
+        directory: Path | None,
+        guard: Guard,
+        address: str,
+        port: int,
+        prefix: str,
     ) -> int:
         config = self._config
-        guard = Guard()
         timeouts = Timeouts(graceful_s=config.graceful_termination_timeout, startup_s=config.startup_timeout)
         supervisor = Supervisor(
             self._signals,
@@ -126,8 +135,6 @@ class _Launch:
             own_phases=self._phases if config.verbose_startup else None,
         )
         try:
-            if config.shard_uds_path is None:
-                guard.remove_at_end(os.path.dirname(prefix))
             # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
             is_complete = directory is not None and (directory / "tokenizer.json").is_file()
             if not model_info.is_local(model_id) or not is_complete:
@@ -149,7 +156,6 @@ class _Launch:
             return supervisor.serve(shards, router, on_started=lambda: self._announce(plan))
         finally:
             supervisor.kill_all()
-            guard.close()
 
     def _download(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
         logger.info("Starting check and download process for %s", model_id)

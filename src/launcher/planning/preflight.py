@@ -11,11 +11,12 @@ import fcntl
 import ipaddress
 import logging
 import os
+import secrets
 import shutil
 import socket
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.config import LauncherConfig
@@ -24,11 +25,13 @@ from launcher.errors import ArgumentValidation
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo
 from launcher.planning.plan import DEFAULT_MASTER_PORT
+from wire.processes import unix_socket
 
 logger = logging.getLogger("text_generation_launcher")
 
-_LONGEST_SOCKET_PATH = 107
 _RANK_DIGITS = 5
+_LONGEST_LOCK = 32
+"""Bytes: a lock holds its owner's pid."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -122,69 +125,91 @@ def rendezvous_port(config: LauncherConfig, num_shard: int) -> int:
 
 
 @contextmanager
-def socket_prefix(config: LauncherConfig, num_shard: int, environ: Mapping[str, str]) -> Iterator[str]:
+def socket_prefix(
+    config: LauncherConfig, num_shard: int, environ: Mapping[str, str], announce: Callable[[str], None]
+) -> Iterator[str]:
     """The prefix of the shards' sockets, ours alone until the end of the block.
 
-    Not given: in a directory that only we may enter, removed at the end. Given: locked, so that a second launch on the
-    same path is refused; dead sockets there are replaced, live ones never.
+    Not given: in a directory that only we may enter, removed at the end; before it is made, its path goes to
+    `announce`, which has it removed if this process is killed. Given: locked, so that a second launch on the same path
+    is refused; dead sockets there are replaced, and nothing else.
     """
     if config.shard_uds_path is None:
-        with private_directory(environ) as directory:
+        with private_directory(environ, announce) as directory:
             yield str(directory / "shard")
         return
     prefix = os.path.abspath(config.shard_uds_path)
-    if len(os.fsencode(prefix)) + 1 + _RANK_DIGITS > _LONGEST_SOCKET_PATH:
+    if len(os.fsencode(prefix)) + 1 + _RANK_DIGITS > unix_socket.LONGEST_PATH:
         raise ArgumentValidation(f"`--shard-uds-path` {prefix} is too long for a socket; use a shorter path")
+    paths = [f"{prefix}-{rank}" for rank in range(num_shard)]
     with _locked(prefix):
-        for rank in range(num_shard):
-            _clear_dead_socket(f"{prefix}-{rank}")
+        try:
+            for path in paths:
+                unix_socket.make_way(path)
+        except unix_socket.PathTakenError as error:
+            raise ArgumentValidation(f"`--shard-uds-path`: {error}; give this launch another path") from None
         try:
             yield prefix
         finally:
-            for rank in range(num_shard):
-                Path(f"{prefix}-{rank}").unlink(missing_ok=True)
+            for path in paths:
+                with suppress(unix_socket.PathTakenError):
+                    unix_socket.make_way(path)
 
 
 @contextmanager
-def private_directory(environ: Mapping[str, str]) -> Iterator[Path]:
+def private_directory(environ: Mapping[str, str], announce: Callable[[str], None]) -> Iterator[Path]:
     # Not under TMPDIR: that may be too deep for a socket path.
-    directory = _made_in(["/tmp", environ.get("TMPDIR") or "/var/tmp", "/dev/shm"])
+    directory = _made_in(["/tmp", environ.get("TMPDIR") or "/var/tmp", "/dev/shm"], announce)
     try:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _made_in(folders: list[str]) -> Path:
+def _made_in(folders: list[str], announce: Callable[[str], None]) -> Path:
     """A new private folder in the first of these that takes one. Raises ArgumentValidation if none does."""
     reasons = []
     for folder in folders:
+        directory = Path(folder, f"tercet-{secrets.token_urlsafe(6)}")  # a name that nothing has yet
+        if len(os.fsencode(directory)) + len("/shard-") + _RANK_DIGITS > unix_socket.LONGEST_PATH:
+            reasons.append(f"{folder}: too long for a socket")
+            continue
+        announce(str(directory))
         try:
-            directory = Path(tempfile.mkdtemp(prefix="tercet-", dir=folder))
+            directory.mkdir(mode=0o700)
         except OSError as error:
             reasons.append(f"{folder}: {error.strerror}")
             continue
-        if len(os.fsencode(directory)) + len("/shard-") + _RANK_DIGITS <= _LONGEST_SOCKET_PATH:
-            return directory
-        directory.rmdir()
-        reasons.append(f"{folder}: too long for a socket")
+        return directory
     raise ArgumentValidation(
         f"no folder for the shards' sockets ({'; '.join(reasons)}); make /tmp writable or give `--shard-uds-path`"
     )
+
+
+def _owner(lock: int) -> str | None:
+    """The pid in a lock's file, `unknown` in a new one; None if another kind of file was opened."""
+    if not stat.S_ISREG(os.fstat(lock).st_mode):
+        return None
+    text = os.pread(lock, _LONGEST_LOCK, 0).decode("ascii", "replace").strip()
+    return text if text.isdecimal() else None if text else "unknown"
 
 
 @contextmanager
 def _locked(prefix: str) -> Iterator[None]:
     path = f"{prefix}.lock"
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise ArgumentValidation(f"`--shard-uds-path` {prefix} cannot be used: {error.strerror} ({path})") from None
     try:
+        owner = _owner(descriptor)
+        if owner is None:
+            raise ArgumentValidation(
+                f"`--shard-uds-path`: {path} is there already, and is no lock; give this launch another path"
+            )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            owner = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             raise ArgumentValidation(
                 f"`--shard-uds-path` {prefix} is in use by the launcher with pid {owner}; give each its own path"
             ) from None
@@ -194,18 +219,3 @@ def _locked(prefix: str) -> Iterator[None]:
     finally:
         # The file stays: removing it would let two launches hold locks on two files of one name.
         os.close(descriptor)
-
-
-def _clear_dead_socket(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
-            Path(path).unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise ArgumentValidation(f"`--shard-uds-path`: {path} cannot be used: {error}") from None
-    raise ArgumentValidation(f"`--shard-uds-path`: a process is listening on {path}; give this launch another path")

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 
 
 def become(parent: int, argv: list[str]) -> None:
@@ -53,7 +54,16 @@ def guard() -> None:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
     for directory in directories:
+        remove(directory)
+
+
+def remove(directory: str) -> None:
+    """Some times over: a child that has been killed may still be making its socket there."""
+    for _ in range(50):
         shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.lexists(directory):
+            return
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 from pathlib import Path
 
 import grpc
@@ -16,6 +15,7 @@ from model_server.errors import StartupError
 from model_server.rpc.tracing import TracingInterceptor
 from wire import phases
 from wire.local_grpc import CHANNEL_OPTIONS
+from wire.processes import unix_socket
 from wire.tracing import Tracing
 from wire.v3 import generate_pb2 as pb
 from wire.v3 import generate_pb2_grpc as pb_grpc
@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 # TGI's shard takes messages up to 2^31 - 1 bytes; prompt logprobs exceed gRPC's default of 4 MiB.
 MAX_MESSAGE_BYTES = 2**31 - 1
-# sun_path holds 108 bytes with its final zero.
-MAX_SOCKET_PATH = 107
 
 
 def socket_path(prefix: Path, rank: int) -> Path:
@@ -33,26 +31,15 @@ def socket_path(prefix: Path, rank: int) -> Path:
 
 
 def claim_socket(path: Path) -> None:
-    """Make way for our socket: a dead one is replaced, a live one never.
-
-    Raises StartupError.
-    """
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-        raise StartupError(f"the socket path {path} is longer than {MAX_SOCKET_PATH} bytes; shorten --shard-uds-path")
-    if not path.exists():
-        return
-    probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Make way for our socket. Raises StartupError, one line, if something else is there than a dead one."""
+    if len(os.fsencode(path)) > unix_socket.LONGEST_PATH:
+        raise StartupError(
+            f"the socket path {path} is longer than {unix_socket.LONGEST_PATH} bytes; shorten --shard-uds-path"
+        )
     try:
-        probe.settimeout(1.0)
-        probe.connect(str(path))
-    except (ConnectionRefusedError, FileNotFoundError):
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StartupError(f"{path} cannot be used as a socket: {error}; choose another --shard-uds-path") from error
-    else:
-        raise StartupError(f"another server is listening on {path}; choose another --shard-uds-path")
-    finally:
-        probe.close()
+        unix_socket.make_way(str(path))
+    except unix_socket.PathTakenError as error:
+        raise StartupError(f"{error}; choose another --shard-uds-path") from None
 
 
 class ShardServer:

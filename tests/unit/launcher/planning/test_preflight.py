@@ -82,7 +82,7 @@ def test_rendezvous_port_moves_when_the_default_is_taken(monkeypatch: pytest.Mon
 
 
 def test_private_directory() -> None:
-    with preflight.socket_prefix(config(), 2, os.environ) as prefix:
+    with preflight.socket_prefix(config(), 2, os.environ, str) as prefix:
         folder = Path(prefix).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.getuid()
@@ -90,19 +90,25 @@ def test_private_directory() -> None:
     assert not folder.exists()
 
 
+def test_a_folder_for_sockets_is_announced_before_it_is_there() -> None:
+    announced: dict[str, bool] = {}
+    with preflight.private_directory({}, lambda path: announced.update({path: Path(path).exists()})) as folder:
+        assert announced == {str(folder): False}
+
+
 def test_another_folder_where_tmp_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    real = preflight.tempfile.mkdtemp
+    real = Path.mkdir
 
-    def mkdtemp(prefix: str, dir: str) -> str:
-        tried.append(dir)
-        if dir == "/tmp":
+    def mkdir(path: Path, mode: int) -> None:
+        tried.append(str(path.parent))
+        if path.parent == Path("/tmp"):
             raise OSError(30, "Read-only file system")
-        return real(prefix=prefix, dir=dir)
+        real(path, mode=mode)
 
-    monkeypatch.setattr(preflight.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(Path, "mkdir", mkdir)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with preflight.socket_prefix(config(), 1, os.environ) as prefix:
+    with preflight.socket_prefix(config(), 1, os.environ, str) as prefix:
         assert Path(prefix).parent.parent in (tmp_path, Path("/dev/shm"))
     assert tried[:2] == ["/tmp", str(tmp_path)]
 
@@ -111,11 +117,11 @@ def test_no_folder_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         ArgumentValidation, match=r"no folder .*nowhere: No such file.*make /tmp writable or give `--sh"
     ):
-        preflight._made_in([str(tmp_path / "nowhere")])
+        preflight._made_in([str(tmp_path / "nowhere")], str)
     deep = tmp_path / ("x" * 110)
     deep.mkdir()
     with pytest.raises(ArgumentValidation, match="too long for a socket"):
-        preflight._made_in([str(deep)])
+        preflight._made_in([str(deep)], str)
     assert list(deep.iterdir()) == []
 
 
@@ -148,18 +154,38 @@ def test_given_prefix_is_locked_and_cleared(tmp_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(f"{prefix}-0")
     dead.close()
-    with preflight.socket_prefix(asked, 1, os.environ) as found:
+    with preflight.socket_prefix(asked, 1, os.environ, str) as found:
         assert found == prefix
         assert not Path(f"{prefix}-0").exists()
         with (
             pytest.raises(ArgumentValidation, match=rf"--shard-uds-path.*pid {os.getpid()}"),
-            preflight.socket_prefix(asked, 1, os.environ),
+            preflight.socket_prefix(asked, 1, os.environ, str),
         ):
             pass
-        Path(f"{prefix}-0").touch()
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(f"{prefix}-0")
     assert not Path(f"{prefix}-0").exists()
-    with preflight.socket_prefix(asked, 1, os.environ):
+    with preflight.socket_prefix(asked, 1, os.environ, str):
         pass
+
+
+@pytest.mark.parametrize("suffix", ["-0", "-1", ".lock"])
+def test_what_is_no_socket_is_never_taken(tmp_path: Path, suffix: str) -> None:
+    prefix = str(tmp_path / "s")
+    Path(prefix + suffix).write_text("work of months")
+    with (
+        pytest.raises(ArgumentValidation, match=rf"`--shard-uds-path`: {prefix}{suffix} is there already, .*another"),
+        preflight.socket_prefix(config(shard_uds_path=prefix), 2, os.environ, str),
+    ):
+        pass
+    assert Path(prefix + suffix).read_text() == "work of months"
+
+
+def test_what_took_the_place_of_a_socket_stays(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "s")
+    with preflight.socket_prefix(config(shard_uds_path=prefix), 1, os.environ, str):
+        Path(f"{prefix}-0").write_text("a file")
+    assert Path(f"{prefix}-0").read_text() == "a file"
 
 
 def test_a_living_socket_is_never_taken(tmp_path: Path) -> None:
@@ -169,7 +195,7 @@ def test_a_living_socket_is_never_taken(tmp_path: Path) -> None:
         alive.listen()
         with (
             pytest.raises(ArgumentValidation, match="is listening"),
-            preflight.socket_prefix(config(shard_uds_path=prefix), 2, os.environ),
+            preflight.socket_prefix(config(shard_uds_path=prefix), 2, os.environ, str),
         ):
             pass
         assert Path(f"{prefix}-1").exists()
@@ -179,6 +205,6 @@ def test_a_living_socket_is_never_taken(tmp_path: Path) -> None:
 def test_impossible_prefixes(prefix: str) -> None:
     with (
         pytest.raises(ArgumentValidation, match="--shard-uds-path"),
-        preflight.socket_prefix(config(shard_uds_path=prefix), 1, os.environ),
+        preflight.socket_prefix(config(shard_uds_path=prefix), 1, os.environ, str),
     ):
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from unit.launcher.fake_children import plain, router, shard, wait_until_gone
 
 from launcher.command import Command
+from launcher.processes import parent_watchdog
 from launcher.processes.child import Child, Exit, Guard
 
 LIMIT_S = 60.0
@@ -190,6 +192,41 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         assert wait_until_gone([child, grandchild, guard], 2.0) == []
         assert not folder.exists()
+
+
+_KILLED_AT_ONCE = """
+import os, signal
+from launcher.planning.preflight import private_directory
+from launcher.processes.child import Guard
+guard = Guard()
+with private_directory({}, guard.remove_at_end) as folder:
+    os.write(1, f"{guard._process.pid} {folder}".encode())
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_launcher_killed_before_it_has_children_leaves_no_folder() -> None:
+    answer = subprocess.run([sys.executable, "-c", _KILLED_AT_ONCE], stdout=subprocess.PIPE, text=True, check=False)
+    guard, _, folder = answer.stdout.partition(" ")
+    assert answer.returncode == -signal.SIGKILL
+    assert wait_until_gone([int(guard)], LIMIT_S) == []
+    assert folder and not Path(folder).exists()
+
+
+def test_a_socket_made_while_its_folder_is_removed_goes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "private"
+    folder.mkdir()
+    real, late = shutil.rmtree, [folder / "shard-0", folder / "shard-1"]
+
+    def removing(path: str, ignore_errors: bool) -> None:
+        if late:
+            late.pop().touch()
+            return
+        real(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(parent_watchdog.shutil, "rmtree", removing)
+    parent_watchdog.remove(str(folder))
+    assert not folder.exists()
 
 
 def test_without_its_guard_the_watchdog_still_kills(tmp_path: Path) -> None:
