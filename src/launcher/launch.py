@@ -102,8 +102,6 @@ class _Launch:
 
     def _warn(self) -> None:
         config = self._config
-        if config.api_key is None:
-            logger.debug("No API key: every client that reaches the port is served")
         if config.trust_remote_code:
             logger.warning("`--trust-remote-code`: code from the model's repository will run on this machine")
         if config.model_id is None:

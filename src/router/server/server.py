@@ -23,7 +23,7 @@ from router.grammar.checker import GrammarChecker
 from router.metrics import CONTENT_TYPE, Metrics
 from router.openai.template.template import ChatTemplate
 from router.server.app import create_app
-from router.server.sockets import allow_connections, bind, listen
+from router.server.sockets import allow_connections, bind, listen, warn_without_key
 from router.server.startup import Started, connect_and_warm_up
 from router.server.stop import FLUSH_TIMEOUT_S, Drain, Server, Stop
 from router.shards.interface import StalledError
@@ -64,6 +64,8 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             resources.callback(tracing.close)
         # Bound now, so that a port in use is found before the model is warm; it listens at the very end.
         listener = resources.enter_context(bind(config.hostname, config.listening_port))
+        if config.api_key is None:
+            warn_without_key(listener)
         metrics_listener = None
         if config.prometheus_port is not None:
             metrics_listener = resources.enter_context(bind(config.hostname, config.prometheus_port))

@@ -48,6 +48,18 @@ def listen(listener: socket.socket) -> None:
         raise _cannot_listen(address, port, error) from None
 
 
+def warn_without_key(listener: socket.socket) -> None:
+    """Says, where no API key is demanded, who will be served, unless that is this machine alone."""
+    address, port = listener.getsockname()[:2]
+    if not ipaddress.ip_address(address).is_loopback:
+        logger.warning(
+            "no API key: everybody who reaches port %d of %s is served; set one with --api-key (API_KEY), or serve "
+            "this machine alone with --hostname 127.0.0.1",
+            port,
+            address,
+        )
+
+
 def _cannot_listen(address: object, port: int, error: OSError) -> StartupError:
     return StartupError(f"cannot listen on {address}:{port}: {error.strerror}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,18 @@ async def test_an_image_tells_what_it_was_built_from(
     assert (info["sha"], info["docker_label"]) == (given if given and any(given) else (None, None))
     terminate()
     assert await asyncio.wait_for(serving_task, 60) == 0
+
+
+@pytest.mark.parametrize("key", [None, "secret"])
+async def test_that_everybody_is_served_is_told_once(
+    config: RouterConfig, scheduler: EndingScheduler, caplog: pytest.LogCaptureFixture, key: str | None
+) -> None:
+    serving_task = asyncio.ensure_future(serve(replace(config, hostname="0.0.0.0", api_key=key)))
+    assert b" 200 " in await get(config.port, "/health")
+    terminate()
+    assert await asyncio.wait_for(serving_task, 60) == 0
+    told = [record for record in caplog.records if record.getMessage().startswith("no API key")]
+    assert [record.levelname for record in told] == ([] if key else ["WARNING"])
 
 
 async def test_a_port_in_use_is_found_before_the_model(model: Path, scheduler: EndingScheduler) -> None:

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from router.server.sockets import RESERVED_FILES, allow_connections, bind
+from router.server.sockets import RESERVED_FILES, allow_connections, bind, warn_without_key
 
 ENDLESS = resource.RLIM_INFINITY
 
@@ -39,3 +39,18 @@ def test_a_hostname_that_is_no_address(caplog: pytest.LogCaptureFixture) -> None
     assert "example.invalid" in caplog.text
     with bind("::1", 0) as listener:
         assert listener.getsockname()[0] == "::1"
+
+
+@pytest.mark.parametrize(
+    ("hostname", "is_told"),
+    [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("127.0.0.2", False), ("::1", False)],
+    [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("127.0.0.2", False), ("::1", False)],
+)
+def test_a_port_that_is_open_to_everybody_is_told(
+    caplog: pytest.LogCaptureFixture, hostname: str, is_told: bool
+) -> None:
+    with bind(hostname, 0) as listener:
+        warn_without_key(listener)
+        port = listener.getsockname()[1]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [f"port {port} of {hostname} is served" in text and "--api-key" in text for text in told] == [True] * is_told
