@@ -28,6 +28,7 @@ Attention = Literal[
 
 _U32 = 2**32 - 1
 _PORT = 65535
+_MOST_SHARDS = 1024
 
 _MODEL, _SHARDS = "Model", "Shards"
 _REQUEST, _BATCH = "Limits of a request", "Batching"
@@ -67,7 +68,10 @@ class LauncherConfig:
         None, panel=_SHARDS, metavar="true|false", help="Demand or forbid more than one shard."
     )
     num_shard: int | None = option(
-        None, panel=_SHARDS, help="Number of shards. Default: the visible GPUs that divide the heads, 1 on a CPU."
+        None,
+        panel=_SHARDS,
+        maximum=_MOST_SHARDS,
+        help="Number of shards. Default: the visible GPUs that divide the heads, 1 on a CPU.",
     )
     shard_uds_path: str | None = option(
         None, panel=_SHARDS,
@@ -85,6 +89,7 @@ class LauncherConfig:
         [],
         panel=_SHARDS,
         separator=",",
+        maximum=_U32,
         help="Decode batch sizes to capture as CUDA graphs, 0 for none. Default: 1, 2, 4, 8 and so on by 8 to 256.",
     )
     tgi_wiggle_room: float = option(
@@ -100,13 +105,21 @@ class LauncherConfig:
     max_best_of: int = option(2, panel=_REQUEST, help="Largest `best_of`.")
     max_stop_sequences: int = option(4, panel=_REQUEST, help="Largest number of stop texts in a request.")
     max_top_n_tokens: int = option(5, panel=_REQUEST, maximum=_U32, help="Largest `top_n_tokens`.")
-    max_input_tokens: int | None = option(None, panel=_REQUEST, help="Longest prompt in tokens. Default: what fits.")
-    max_input_length: int | None = option(None, panel=_REQUEST, help="Deprecated name of --max-input-tokens.")
+    max_input_tokens: int | None = option(
+        None, panel=_REQUEST, minimum=1, maximum=_U32, help="Longest prompt in tokens. Default: what fits."
+    )
+    max_input_length: int | None = option(
+        None, panel=_REQUEST, minimum=1, maximum=_U32, help="Deprecated name of --max-input-tokens."
+    )
     max_total_tokens: int | None = option(
-        None, panel=_REQUEST, help="Prompt and generated tokens of one request. Default: what fits."
+        None,
+        panel=_REQUEST,
+        minimum=2,
+        maximum=_U32,
+        help="Prompt and generated tokens of one request. Default: what fits.",
     )
     max_client_batch_size: int = option(4, panel=_REQUEST, help="Largest number of inputs in one request.")
-    payload_limit: int = option(2_000_000, panel=_REQUEST, help="Largest request body in bytes.")
+    payload_limit: int = option(2_000_000, panel=_REQUEST, minimum=1, help="Largest request body in bytes.")
     enable_prefill_logprobs: bool = option(False, panel=_REQUEST, help="Serve the logprobs of prompts.")
     disable_grammar_support: bool = option(False, panel=_REQUEST, help="Refuse requests with a grammar.")
 
@@ -117,10 +130,10 @@ class LauncherConfig:
         None, panel=_BATCH, maximum=_U32, help="Token budget of one prefill. Default: from the model and the device."
     )
     max_batch_total_tokens: int | None = option(
-        None, panel=_BATCH, maximum=_U32, help="Token budget of a running batch. Default: what fits."
+        None, panel=_BATCH, minimum=1, maximum=_U32, help="Token budget of a running batch. Default: what fits."
     )
     max_waiting_tokens: int = option(20, panel=_BATCH, help="Decode steps after which waiting requests are let in.")
-    max_batch_size: int | None = option(None, panel=_BATCH, help="Largest number of requests in a batch.")
+    max_batch_size: int | None = option(None, panel=_BATCH, maximum=_U32, help="Largest number of requests in a batch.")
     validation_workers: int = option(2, panel=_BATCH, help="Threads of the router that tokenise prompts.")
 
     hostname: str = option("0.0.0.0", panel=_HTTP, help="Address to listen on.")
@@ -137,12 +150,13 @@ class LauncherConfig:
     json_output: bool = option(False, panel=_RUN, help="Write the log as JSON.")
     log_level: str = option("info", panel=_RUN, help="Least level that is logged, or a filter: `warn,router=debug`.")
     graceful_termination_timeout: int = option(
-        90, short="g", panel=_RUN, help="Seconds that running requests get after a signal to stop."
+        90, short="g", panel=_RUN, maximum=_U32, help="Seconds that running requests get after a signal to stop."
     )
     startup_timeout: int | None = option(
         None,
         panel=_RUN,
         minimum=1,
+        maximum=_U32,
         help="Seconds until everything is ready, without a download. Default: no limit.",
     )
     verbose_startup: bool = option(False, panel=_RUN, help="Log where the time of the start-up went.")
@@ -161,7 +175,9 @@ class LauncherConfig:
     usage_stats: Literal["on", "off", "no-stack"] = option(
         "on", panel=_RUN, help="Accepted for compatibility; nothing is ever sent."
     )
-    watermark_gamma: float | None = option(None, panel=_RUN, help="Share of the vocabulary that a watermark favours.")
+    watermark_gamma: float | None = option(
+        None, panel=_RUN, minimum=0.0, maximum=1.0, help="Share of the vocabulary that a watermark favours."
+    )
     watermark_delta: float | None = option(None, panel=_RUN, help="Bias that a watermark adds to its share.")
 
     quantize: Quantize | None = option(None, panel=_NOT_YET, help="Weight quantization.")
@@ -229,7 +245,6 @@ def check(config: LauncherConfig) -> None:
         ("--max-client-batch-size", config.max_client_batch_size),
         ("--max-best-of", config.max_best_of),
         ("--max-batch-prefill-tokens", config.max_batch_prefill_tokens),
-        ("--max-total-tokens", config.max_total_tokens),
     ):
         if count == 0:
             raise ArgumentValidation(f"`{flag}` must be > 0")

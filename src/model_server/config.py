@@ -17,6 +17,7 @@ from wire.log import progress_bars
 
 DtypeName = Literal["float16", "bfloat16", "float32"]
 
+_U32 = 2**32 - 1
 
 NOT_SERVED = "not served yet"
 
@@ -58,16 +59,31 @@ class ServeConfig:
     otlp_service_name: str = option(
         "text-generation-inference.server", env=None, panel=_RUN, help="Service name in traces"
     )
-    max_input_tokens: int | None = option(None, env=None, help="Longest prompt the router will send, in tokens")
-    max_batch_total_tokens: int | None = option(
-        None, env=None, help="Upper bound of the KV cache in tokens; unset: measured (GPU) or 16000 and up (CPU)"
+    max_input_tokens: int | None = option(
+        None, env=None, minimum=1, maximum=_U32, help="Longest prompt the router will send, in tokens"
     )
-    cuda_memory_fraction: float = option(1.0, help="Share of the device's memory that may be used")
+    max_batch_total_tokens: int | None = option(
+        None,
+        env=None,
+        minimum=1,
+        maximum=_U32,
+        help="Upper bound of the KV cache in tokens; unset: measured (GPU) or 16000 and up (CPU)",
+    )
+    cuda_memory_fraction: float = option(
+        1.0, minimum=0.0, maximum=1.0, help="Share of the device's memory that may be used"
+    )
     cuda_graphs: list[int] = option(
-        [], separator=",", help="Decode batch sizes to capture as CUDA graphs, 0 for none; unset: 1 to 256"
+        [],
+        separator=",",
+        maximum=_U32,
+        help="Decode batch sizes to capture as CUDA graphs, 0 for none; unset: 1 to 256",
     )
     max_batch_size: int | None = option(
-        None, env="MAX_BATCH_SIZE", help="Most requests that the router decodes at once; larger graphs are left out"
+        None,
+        env="MAX_BATCH_SIZE",
+        minimum=1,
+        maximum=_U32,
+        help="Most requests that the router decodes at once; larger graphs are left out",
     )
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(
@@ -90,7 +106,9 @@ class ServeConfig:
         None, env="TERCET_PROFILE", help="Folder for a Chrome trace of some steps, rank-<rank>.json"
     )
     profile_steps: int = option(50, env="TERCET_PROFILE_STEPS", minimum=1, help="Steps that --profile records")
-    watermark_gamma: float = option(0.5, help="Share of the vocabulary that a watermark favours")
+    watermark_gamma: float = option(
+        0.5, minimum=0.0, maximum=1.0, help="Share of the vocabulary that a watermark favours"
+    )
     watermark_delta: float = option(2.0, help="Bias that a watermark adds to the logits of its share")
     sharded: bool = option(
         False,
@@ -109,6 +127,7 @@ class ServeConfig:
         env="TGI_DIST_TIMEOUT",
         panel=_DISTRIBUTED,
         minimum=0.1,
+        maximum=_U32,
         help="Seconds that the ranks wait for each other at the start",
     )
 
@@ -205,3 +224,7 @@ def check(config: ServeConfig) -> None:
         raise StartupError("ROPE_FACTOR must be > 0")
     if config.sharded and (config.rank is None or config.world_size is None):
         raise StartupError("--sharded needs the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
+    if config.sharded and config.place[0] >= config.place[1]:
+        raise StartupError("RANK must be < WORLD_SIZE. Given: {} and {}".format(*config.place))
+    if config.cuda_memory_fraction == 0:
+        raise StartupError("CUDA_MEMORY_FRACTION must be > 0")

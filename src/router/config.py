@@ -41,19 +41,28 @@ class RouterConfig:
     max_stop_sequences: int = option(4, panel=_LIMITS, help="Largest number of `stop` texts in a request.")
     max_top_n_tokens: int = option(5, panel=_LIMITS, maximum=_U32, help="Largest `top_n_tokens` and `top_logprobs`.")
     max_input_tokens: int | None = option(
-        None, panel=_LIMITS, help="Longest prompt in tokens. Default: what fits, from the warm-up."
+        None,
+        panel=_LIMITS,
+        minimum=1,
+        maximum=_U32,
+        help="Longest prompt in tokens. Default: what fits, from the warm-up.",
     )
     max_total_tokens: int | None = option(
-        None, panel=_LIMITS, help="Prompt and generated tokens of one request. Default: what fits, from the warm-up."
+        None,
+        panel=_LIMITS,
+        minimum=2,
+        maximum=_U32,
+        help="Prompt and generated tokens of one request. Default: what fits, from the warm-up.",
     )
     max_client_batch_size: int = option(4, panel=_LIMITS, help="Largest number of prompts or choices in a request.")
-    payload_limit: int = option(2_000_000, panel=_LIMITS, help="Largest request body in bytes.")
+    payload_limit: int = option(2_000_000, panel=_LIMITS, minimum=1, help="Largest request body in bytes.")
     max_stop_sequence_bytes: int = option(4096, panel=_LIMITS, help="Bytes of all `stop` texts of a request together.")
     max_request_seconds: float | None = option(
         None,
         panel=_LIMITS,
         help="Seconds after which a request that has not ended is failed. Default: no limit.",
         minimum=0.001,
+        maximum=_U32,
     )
     disable_grammar_support: bool = option(False, panel=_LIMITS, help="Refuse requests with a grammar.")
     request_logprobs: bool = option(
@@ -63,23 +72,29 @@ class RouterConfig:
     waiting_served_ratio: float = option(
         1.2, panel=_BATCHING, help="Waiting to running requests from which a prefill interrupts decoding.", minimum=0
     )
-    max_batch_prefill_tokens: int = option(4096, panel=_BATCHING, maximum=_U32, help="Token budget of one prefill.")
+    max_batch_prefill_tokens: int = option(
+        4096, panel=_BATCHING, minimum=1, maximum=_U32, help="Token budget of one prefill."
+    )
     min_batch_prefill_tokens: int | None = option(
         None,
         panel=_BATCHING,
         help="How far the prefill budget may be lowered where memory is short at the start. Default: not at all.",
         minimum=1,
+        maximum=_U32,
     )
     max_batch_total_tokens: int | None = option(
         None,
         panel=_BATCHING,
+        minimum=1,
         maximum=_U32,
         help="Token budget of a running batch. Default: what fits, from the warm-up.",
     )
     max_waiting_tokens: int = option(20, panel=_BATCHING, help="Decode steps after which waiting requests are let in.")
-    max_batch_size: int | None = option(None, panel=_BATCHING, help="Largest number of requests in a batch.")
+    max_batch_size: int | None = option(
+        None, panel=_BATCHING, maximum=_U32, help="Largest number of requests in a batch."
+    )
     max_step_seconds: float = option(
-        60.0, panel=_BATCHING, help="A step that takes longer means that a shard is stuck.", minimum=0.1
+        60.0, panel=_BATCHING, help="A step that takes longer means that a shard is stuck.", minimum=0.1, maximum=_U32
     )
 
     hostname: str = option("0.0.0.0", panel=_HTTP, help="IP address to listen on.")
@@ -91,14 +106,20 @@ class RouterConfig:
     cors_allow_origin: tuple[str, ...] = option((), panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
     max_connections: int = option(4096, panel=_HTTP, help="Open connections; more are closed with 503.", minimum=1)
     head_timeout_seconds: float = option(
-        10.0, panel=_HTTP, help="Time in which the head of a request must arrive.", minimum=0.1
+        10.0, panel=_HTTP, help="Time in which the head of a request must arrive.", minimum=0.1, maximum=_U32
     )
     body_timeout_seconds: float = option(
-        60.0, panel=_HTTP, help="Time in which the body of a request must arrive.", minimum=0.1
+        60.0, panel=_HTTP, help="Time in which the body of a request must arrive.", minimum=0.1, maximum=_U32
     )
-    keep_alive_seconds: int = option(75, panel=_HTTP, help="Time that an idle connection is kept.", minimum=1)
+    keep_alive_seconds: int = option(
+        75, panel=_HTTP, help="Time that an idle connection is kept.", minimum=1, maximum=_U32
+    )
     stalled_client_seconds: float = option(
-        30.0, panel=_HTTP, help="Seconds after which a client that reads nothing is given up.", minimum=0.1
+        30.0,
+        panel=_HTTP,
+        help="Seconds after which a client that reads nothing is given up.",
+        minimum=0.1,
+        maximum=_U32,
     )
     max_unread_bytes: int = option(
         1_048_576,
@@ -134,7 +155,7 @@ class RouterConfig:
     )
     compute_type: str = option("gpu+optimized", panel=_OPERATION, help="What the response header x-compute-type says.")
     graceful_termination_timeout: int = option(
-        90, panel=_OPERATION, help="Seconds that running requests get after a signal to stop."
+        90, panel=_OPERATION, maximum=_U32, help="Seconds that running requests get after a signal to stop."
     )
     otlp_endpoint: str | None = option(
         None,

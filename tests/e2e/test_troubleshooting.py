@@ -101,13 +101,13 @@ def test_row(row: Row, folder: Path, hub: str) -> None:
         if "in use" not in row.message:
             other.close()
         done = run(row, folder, environ, port)
-    said = done.stderr.rstrip("\n").splitlines() or done.stdout.rstrip("\n").splitlines()[-1:]
+    *before, last = done.stderr.rstrip("\n").splitlines() or done.stdout.rstrip("\n").splitlines()[-1:]
     expected = row.message.replace("8080", str(port)).replace("huggingface.co", "hub.invalid")
     assert done.returncode == row.status, done.stdout + done.stderr
-    assert without_reason(said[0]).endswith(without_reason(expected)), done.stdout + done.stderr
-    # One message: a usage error only adds where to read more.
-    pointer = ["", f"For more information, try '{command_of(row)} --help'."]
-    assert said[1:] == (pointer if row.status == 2 else [])
+    assert without_reason(last).endswith(without_reason(expected)), done.stdout + done.stderr
+    # One message: a usage error only says before it where to read more.
+    pointer = [f"For more information, try '{command_of(row)} --help'.", ""]
+    assert before == (pointer if row.status == 2 else [])
     assert "Traceback" not in done.stdout + done.stderr
 
 

@@ -83,5 +83,6 @@ def _print_version(prog: str, version: str | Callable[[], str]) -> int:
 
 
 def _refuse(prog: str, message: str) -> int:
-    print(f"error: {shown_in_line(message)}\n\nFor more information, try '{prog} --help'.", file=sys.stderr)  # noqa: T201
+    # The error last: supervisors and people read the end of a log.
+    print(f"For more information, try '{prog} --help'.\n\nerror: {shown_in_line(message)}", file=sys.stderr)  # noqa: T201
     return 2

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 UNSIGNED_MAX = 2**64 - 1
 """Upper bound of an `int` option that names none (clap's usize on 64-bit machines)."""
+FLOAT_MAX = 3.4028234663852886e38
+"""Upper bound of a `float` option that names none, and less than its negative is refused too (clap's f32)."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -153,14 +155,13 @@ def _convert(opt: Option, text: str) -> Any:
             number = math.nan
         if not math.isfinite(number):
             raise ValueError("expected a number")
-        return _in_range(opt, number, None, None)
+        return _in_range(opt, number, -FLOAT_MAX, FLOAT_MAX)
     return opt.item(text)
 
 
-def _in_range(opt: Option, number: float, low: float | None, high: float | None) -> float:
+def _in_range(opt: Option, number: float, low: float, high: float) -> float:
     low = opt.minimum if opt.minimum is not None else low
     high = opt.maximum if opt.maximum is not None else high
-    if (low is not None and number < low) or (high is not None and number > high):
-        bounds = f"{spell(low)}..={spell(high)}" if high is not None else f"at least {spell(low)}"
-        raise ValueError(f"{spell(number)} is not in {bounds}" if high is not None else f"must be {bounds}")
+    if not low <= number <= high:
+        raise ValueError(f"{spell(number)} is not in {spell(low)}..={spell(high)}")
     return number

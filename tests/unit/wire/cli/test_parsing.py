@@ -113,7 +113,7 @@ def test_port_of_a_kubernetes_service_is_ignored(caplog: pytest.LogCaptureFixtur
         (["--ratio", "nan"], {}, ["number"]),
         (["--ratio", "inf"], {}, ["number"]),
         (["--ratio", "1_0"], {}, ["number"]),
-        (["--ratio", "-0.5"], {}, ["at least 0"]),
+        (["--ratio", "-0.5"], {}, ["not in 0..=3.4028234663852886e+38"]),
         (["--sharded"], {}, ["a value is required", "--sharded"]),
         (["--sharded", "--json-output"], {}, ["a value is required"]),
         (["--sharded", "maybe"], {}, ["true or false"]),

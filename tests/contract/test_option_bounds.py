@@ -1,0 +1,74 @@
+"""Every number that a command line takes: what no program can do anything with is refused, by flag and value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import launcher.config
+import model_server.config
+import router.config
+from launcher.config import LauncherConfig
+from model_server.config import ServeConfig
+from router.config import RouterConfig
+from wire.cli.options import Option, options_of
+from wire.cli.parsing import UsageError, parse
+
+CHECKS: dict[type, Callable[[Any], None]] = {
+    LauncherConfig: launcher.config.check,
+    RouterConfig: router.config.check,
+    ServeConfig: model_server.config.check,
+}
+NUMBERS = [(kind, one) for kind in CHECKS for one in options_of(kind) if one.item in (int, float)]
+NAMES = [f"{kind.__name__} {one.flag}" for kind, one in NUMBERS]
+
+ZERO_MEANS_SOMETHING = {
+    "cuda_graphs",  # none
+    "graceful_termination_timeout",  # at once
+    "master_port", "port", "aip_http_port", "prometheus_port",  # a free one, none
+    "max_stop_sequences", "max_stop_sequence_bytes", "max_top_n_tokens",  # no request may have any
+    "max_waiting_tokens", "waiting_served_ratio",  # do not wait
+    "rank",
+    "speculate",  # off
+    "tgi_wiggle_room",
+    "watermark_gamma", "watermark_delta",  # favours nothing
+}  # fmt: skip
+NEGATIVE_MEANS_SOMETHING = {"watermark_delta"}
+
+
+def outcome(kind: type, one: Option, text: str) -> str:
+    """What is said, or `accepted`."""
+    positional = ["model"] if kind is ServeConfig else []
+    try:
+        CHECKS[kind](parse(kind, [f"{one.flag}={text}", *positional], {}))
+    except UsageError as error:
+        assert f"invalid value '{text}' for '{one.flag} " in str(error)
+        return str(error)
+    except Exception as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.mark.parametrize(("kind", "one"), NUMBERS, ids=NAMES)
+def test_what_is_no_number_or_a_negative_one_is_refused(kind: type, one: Option) -> None:
+    for text in ("nan", "inf", "-inf", "1e400", str(2**64), "-1", "", "x"):
+        is_meant = (text == "-1" and one.name in NEGATIVE_MEANS_SOMETHING) or (not text and one.separator)
+        is_small = text == str(2**64) and one.item is float and one.maximum is None
+        assert (outcome(kind, one, text) == "accepted") == bool(is_meant or is_small), text
+
+
+@pytest.mark.parametrize(("kind", "one"), NUMBERS, ids=NAMES)
+def test_zero_is_refused_where_nothing_could_be_served_with_it(kind: type, one: Option) -> None:
+    assert (outcome(kind, one, "0") == "accepted") == (one.name in ZERO_MEANS_SOMETHING)
+
+
+@pytest.mark.parametrize(("kind", "one"), NUMBERS, ids=NAMES)
+def test_numbers_fit_where_they_travel(kind: type, one: Option) -> None:
+    """Tokens and batches as 32 bits to the shards, seconds into timers, floats as 32 bits."""
+    travels = any(word in one.name for word in ("input", "total_tokens", "prefill", "batch_size", "seconds", "timeout"))
+    if one.item is float:
+        assert outcome(kind, one, "1e39") != "accepted"
+    if travels and one.name != "max_client_batch_size":
+        assert outcome(kind, one, str(2**32)) != "accepted"
