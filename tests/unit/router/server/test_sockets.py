@@ -44,7 +44,7 @@ def test_a_hostname_that_is_no_address(caplog: pytest.LogCaptureFixture) -> None
 @pytest.mark.parametrize(
     ("hostname", "is_told"),
     [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("127.0.0.2", False), ("::1", False)],
-    [("0.0.0.0", True), ("::", True), ("127.0.0.1", False), ("127.0.0.2", False), ("::1", False)],
+)
 def test_a_port_that_is_open_to_everybody_is_told(
     caplog: pytest.LogCaptureFixture, hostname: str, is_told: bool
 ) -> None:
