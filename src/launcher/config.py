@@ -144,8 +144,13 @@ class LauncherConfig:
     prometheus_port: int | None = option(
         None, panel=_HTTP, maximum=_PORT, help="A second port for /metrics alone; opened only if given, 0 for none."
     )
-    api_key: str | None = option(None, panel=_HTTP, help="Bearer token that clients must send.")
-    cors_allow_origin: list[str] = option([], panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
+    api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that clients must send.")
+    cors_allow_origin: list[str] = option(
+        [], panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
+    )
+    compute_type: str | None = option(
+        None, panel=_HTTP, header=True, help="What the response header x-compute-type says. Default: from the GPUs."
+    )
 
     json_output: bool = option(False, panel=_RUN, help="Write the log as JSON.")
     log_level: str = option("info", panel=_RUN, help="Least level that is logged, or a filter: `warn,router=debug`.")
@@ -203,7 +208,7 @@ ROUTER_FLAGS = (
     "max_batch_total_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers", "cors_allow_origin",
     "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name", "usage_stats",
 )  # fmt: skip
-ROUTER_VARIABLES = ("log_level", "api_key")
+ROUTER_VARIABLES = ("log_level", "api_key", "compute_type")
 """The key is not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
     "revision", "dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name", "max_batch_total_tokens",

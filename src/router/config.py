@@ -102,8 +102,10 @@ class RouterConfig:
     prometheus_port: int | None = option(
         None, panel=_HTTP, help="A second port for /metrics alone; opened only if given.", maximum=65535
     )
-    api_key: str | None = option(None, panel=_HTTP, help="Bearer token that every POST route demands.")
-    cors_allow_origin: tuple[str, ...] = option((), panel=_HTTP, help="An allowed origin; repeatable. Default: any.")
+    api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that every POST route demands.")
+    cors_allow_origin: tuple[str, ...] = option(
+        (), panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
+    )
     max_connections: int = option(4096, panel=_HTTP, help="Open connections; more are closed with 503.", minimum=1)
     head_timeout_seconds: float = option(
         10.0, panel=_HTTP, help="Time in which the head of a request must arrive.", minimum=0.1, maximum=_U32
@@ -153,7 +155,9 @@ class RouterConfig:
     log_level: str = option(
         "info", panel=_OPERATION, help="Least level that is logged, or a filter: `warn,router=debug`."
     )
-    compute_type: str = option("gpu+optimized", panel=_OPERATION, help="What the response header x-compute-type says.")
+    compute_type: str = option(
+        "gpu+optimized", panel=_OPERATION, header=True, help="What the response header x-compute-type says."
+    )
     graceful_termination_timeout: int = option(
         90, panel=_OPERATION, maximum=_U32, help="Seconds that running requests get after a signal to stop."
     )

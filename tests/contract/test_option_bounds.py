@@ -1,4 +1,4 @@
-"""Every number that a command line takes: what no program can do anything with is refused, by flag and value."""
+"""What nothing could run with is refused at once, by flag: numbers out of range, texts that no header holds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import launcher.config
 import model_server.config
 import router.config
+from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig
 from model_server.config import ServeConfig
 from router.config import RouterConfig
@@ -72,3 +73,26 @@ def test_numbers_fit_where_they_travel(kind: type, one: Option) -> None:
         assert outcome(kind, one, "1e39") != "accepted"
     if travels and one.name != "max_client_batch_size":
         assert outcome(kind, one, str(2**32)) != "accepted"
+
+
+# What a program of ours puts into a header of HTTP: another one is to be declared so too.
+IN_HEADERS = [
+    (LauncherConfig, "compute_type"), (LauncherConfig, "api_key"), (LauncherConfig, "cors_allow_origin"),
+    (RouterConfig, "compute_type"), (RouterConfig, "api_key"), (RouterConfig, "cors_allow_origin"),
+    (BenchConfig, "api_key"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), IN_HEADERS)
+@pytest.mark.parametrize(
+    "text", ["a\r\nx-evil: 1", "a\nb", "\x00", "a\tb", "caf\u00e9", "\u65e5", "\udcff", " k3y", "k3y "]
+)
+def test_no_text_reaches_a_header_that_cannot_stand_there(kind: type, name: str, text: str) -> None:
+    (one,) = (one for one in options_of(kind) if one.name == name)
+    with pytest.raises(UsageError) as by_flag:
+        parse(kind, [f"{one.flag}={text}"], {})
+    assert one.flag in str(by_flag.value) and text not in str(by_flag.value), "it may be a secret"
+    if one.env is not None:
+        with pytest.raises(UsageError, match=one.env):
+            parse(kind, [], {one.env: text})
+    parse(kind, [f"{one.flag}=1-nvidia h100 (a, b)"], {})

@@ -21,7 +21,7 @@ class BenchConfig:
         "auto: tgi if the server answers /info as TGI does, else openai",
     )  # fmt: skip
     model: str | None = option(None, env=None, help="Name sent as `model` to an OpenAI route; unset: the first listed")
-    api_key: str | None = option(None, env="API_KEY", help="Bearer token of the server")
+    api_key: str | None = option(None, env="API_KEY", header=True, help="Bearer token of the server")
     concurrency: list[int] = option(
         [1, 8, 32], env=None, separator=",", minimum=1, maximum=10_000,
         help="Closed loop: number of clients, each of which sends its next request when its last one has ended",

@@ -37,6 +37,7 @@ class _Declared:
     separator: str | None = None
     negatable: bool = False
     positional: bool = False
+    header: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,8 @@ class Option:
     separator: str | None
     minimum: float | None
     maximum: float | None
+    header: bool
+    """Its value travels in an HTTP header."""
 
     @property
     def label(self) -> str:
@@ -92,17 +95,18 @@ def option(
     maximum: float | None = None,
     separator: str | None = None,
     negatable: bool = False,
+    header: bool = False,
 ) -> Any:
     """A config field that is an option: flag `--field-name`, variable `FIELD_NAME` unless `env` says otherwise.
 
     `env=None`: no variable. `short`: one letter, with or without its dash. Annotations: `bool` (a switch; `--no-x`
     exists if it is on by default or `negatable`), `bool | None` (takes true/false), `int`, `float`, `str`, `Path`,
     `Literal[...]`, an Enum, each `| None`, or `list[...]` / `tuple[..., ...]` of them: repeatable, and cut at
-    `separator` if one is given.
+    `separator` if one is given. `header`: texts that no HTTP header can hold are refused.
     """
     declared = _Declared(
         help=help, env=env, short=short, panel=panel, metavar=metavar, hidden=hidden,
-        minimum=minimum, maximum=maximum, separator=separator, negatable=negatable,
+        minimum=minimum, maximum=maximum, separator=separator, negatable=negatable, header=header,
     )  # fmt: skip
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata={_KEY: declared})
@@ -159,6 +163,7 @@ def _option_of(field: dataclasses.Field[Any], annotation: Any) -> Option:
         separator=declared.separator,
         minimum=declared.minimum,
         maximum=declared.maximum,
+        header=declared.header,
     )
 
 

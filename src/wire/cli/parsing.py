@@ -25,6 +25,7 @@ UNSIGNED_MAX = 2**64 - 1
 FLOAT_MAX = 3.4028234663852886e38
 """Upper bound of a `float` option that names none, and less than its negative is refused too (clap's f32)."""
 
+_HEADER_TEXT = re.compile(r"([!-~]([ -~]*[!-~])?)?")
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -129,6 +130,8 @@ def _value_of(opt: Option, texts: Sequence[str], *, source: str) -> Any:
         try:
             values.append(_convert(opt, text))
         except ValueError as error:
+            if opt.header:  # it may be a key
+                raise UsageError(f"invalid value for '{opt.label}'{source}: {error}") from None
             raise UsageError(f"invalid value '{text}' for '{opt.label}'{source}: {error}") from None
     return opt.container(values) if opt.is_repeated else values[0]
 
@@ -156,6 +159,8 @@ def _convert(opt: Option, text: str) -> Any:
         if not math.isfinite(number):
             raise ValueError("expected a number")
         return _in_range(opt, number, -FLOAT_MAX, FLOAT_MAX)
+    if opt.header and not _HEADER_TEXT.fullmatch(text):
+        raise ValueError("expected printable ASCII characters, with no space at either end")
     return opt.item(text)
 
 

@@ -180,6 +180,8 @@ def test_compute_type_of_the_user_wins() -> None:
     gpu = Hardware(gpus=(Gpu(card="nvidia-h200"),), cores=4)
     assert commands.router(plan(gpu), {}).env["COMPUTE_TYPE"] == "1-nvidia-h200"
     assert commands.router(plan(gpu), {"COMPUTE_TYPE": "mine"}).env["COMPUTE_TYPE"] == "mine"
+    asked = plan(gpu, compute_type="asked")
+    assert commands.router(asked, {"COMPUTE_TYPE": "mine"}).env["COMPUTE_TYPE"] == "asked"
     assert "COMPUTE_TYPE" not in commands.router(plan(), {}).env
 
 
