@@ -1,6 +1,6 @@
 """Grammars that clients ask for, and whether they can be compiled.
 
-Grammars are compiled in a process of their own with bounds on time and memory: one that explodes costs its own request
+Grammars are compiled in processes of their own with bounds on time and memory: one that explodes costs its own request
 a 422 and nothing else. Outcomes are remembered, and requests with the same grammar share one compilation.
 """
 
@@ -10,14 +10,14 @@ import asyncio
 import hashlib
 import logging
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
-from router.errors import OverloadedError, ValidationError
-from router.worker.process import WorkerEndedError, WorkerProcess
+from router.errors import ValidationError
+from router.worker.pair import LARGE_BYTES, WorkerPair
+from router.worker.process import WorkerEndedError
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ GrammarKind = Literal["json", "regex"]
 
 TIMEOUT_S = 5.0
 CACHE_BYTES = 8 << 20
-_MAX_WAITING = 64
+_MAX_SLOW_WAITING = 64
 _ENTRY_BYTES = 200
 _ANY_OBJECT = '{"type":"object"}'
 
@@ -70,13 +70,23 @@ class _Outcome:
         return _ENTRY_BYTES + len((self.grammar or "").encode()) + len(self.fault.encode())
 
 
+@dataclass
+class _Check:
+    """A compilation under way, and how many requests wait for it."""
+
+    outcome: asyncio.Task[_Outcome]
+    num_waiting: int = 0
+
+
 class GrammarChecker:
-    """Finds out whether grammars can be compiled. The process is started with the first one."""
+    """Finds out whether grammars can be compiled. The processes are started when they are needed."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S, cache_bytes: int = CACHE_BYTES) -> None:
-        self._compiler = _Compiler(timeout_s)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._running: dict[bytes, asyncio.Task[_Outcome]] = {}
+        self._timeout_s = timeout_s
+        self._workers = WorkerPair(
+            "router.grammar.worker", limit_s=timeout_s, max_waiting_cost=_MAX_SLOW_WAITING * LARGE_BYTES
+        )
+        self._running: dict[bytes, _Check] = {}
         self._known: OrderedDict[bytes, _Outcome] = OrderedDict()
         self._cache_bytes = cache_bytes
         self._num_bytes = 0
@@ -88,35 +98,44 @@ class GrammarChecker:
         if outcome is not None:
             self._known.move_to_end(key)
         else:
-            task = self._running.get(key)
-            if task is None:
-                if len(self._running) >= _MAX_WAITING:
-                    raise OverloadedError(round(TIMEOUT_S))
-                task = asyncio.get_running_loop().create_task(self._run(key, kind, text))
-                self._running[key] = task
-            # Shielded: a client that leaves must not take the others' outcome with it.
-            outcome = await asyncio.shield(task)
+            outcome = await self._shared(key, kind, text)
         if outcome.grammar is None:
             raise ValidationError(f"grammar is not valid: {outcome.fault}")
         return outcome.grammar
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
-        self._compiler.kill()
-        self._thread.submit(self._compiler.end)
-        self._thread.shutdown()
+        """Ends the processes, whatever they do."""
+        self._workers.close()
 
-    async def _run(self, key: bytes, kind: GrammarKind, text: str) -> _Outcome:
+    async def _shared(self, key: bytes, kind: GrammarKind, text: str) -> _Outcome:
+        """One compilation for all requests that wait for it; it is dropped when the last of them has left."""
+        check = self._running.get(key)
+        if check is None:
+            check = self._running[key] = _Check(asyncio.create_task(self._outcome(key, kind, text)))
+        check.num_waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            outcome = await loop.run_in_executor(self._thread, self._compiler.compile, kind, text)
-            self._remember(key, outcome)
-            return outcome
+            return await asyncio.shield(check.outcome)
+        finally:
+            check.num_waiting -= 1
+            if not check.num_waiting and self._running.get(key) is check:
+                del self._running[key]
+                check.outcome.cancel()
+
+    async def _outcome(self, key: bytes, kind: GrammarKind, text: str) -> _Outcome:
+        try:
+            reply = orjson.loads(await self._workers.ask(orjson.dumps([kind, text])))
+            outcome = _Outcome(reply.get("grammar"), reply.get("fault", ""))
+        except TimeoutError:
+            logger.warning("a grammar of %d characters took more than %g s to compile", len(text), self._timeout_s)
+            outcome = _Outcome(None, f"it takes more than {self._timeout_s:g} s to compile")
+        except WorkerEndedError:
+            logger.warning("a grammar of %d characters ended the process that compiles it", len(text))
+            outcome = _Outcome(None, "it takes too much memory or time to compile")
         except (OSError, RuntimeError) as error:  # RuntimeError: closed in the meantime
             logger.error("the process that checks grammars does not start: %s", error)
             return _Outcome(None, "it cannot be checked at the moment")
-        finally:
-            del self._running[key]
+        self._remember(key, outcome)
+        return outcome
 
     def _remember(self, key: bytes, outcome: _Outcome) -> None:
         self._known[key] = outcome
@@ -124,23 +143,3 @@ class GrammarChecker:
         while self._num_bytes > self._cache_bytes:
             _, oldest = self._known.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
-
-
-class _Compiler(WorkerProcess):
-    """The process, from the side of the one thread that talks to it; `kill` may be called from any."""
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__("router.grammar.worker")
-        self._timeout_s = timeout_s
-
-    def compile(self, kind: GrammarKind, text: str) -> _Outcome:
-        """Raises OSError if the process cannot be started."""
-        try:
-            reply = orjson.loads(self.exchange(orjson.dumps([kind, text]), self._timeout_s))
-        except TimeoutError:
-            logger.warning("a grammar of %d characters took more than %g s to compile", len(text), self._timeout_s)
-            return _Outcome(None, f"it takes more than {self._timeout_s:g} s to compile")
-        except WorkerEndedError:
-            logger.warning("a grammar of %d characters ended the process that compiles it", len(text))
-            return _Outcome(None, "it takes too much memory or time to compile")
-        return _Outcome(reply.get("grammar"), reply.get("fault", ""))

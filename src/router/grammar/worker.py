@@ -1,7 +1,7 @@
 """The process that compiles grammars on behalf of the router: `python -m router.grammar.worker`.
 
-A grammar may be built to take all memory or to run for ever; here it takes 512 MiB at most, and the router kills the
-process when it takes too long. Frames hold JSON. Knows nothing of requests.
+A grammar may be built to take all memory or to run for ever; here it takes 512 MiB at most, in a fork that is ended
+when it takes too long. Frames hold JSON. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import orjson
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from router.grammar.closed_schema import close_objects
+from router.worker.forked import Forked, JobEndedError
 from router.worker.main import serve
 from wire.grammar import GrammarKind, compile_grammar
 
@@ -68,10 +69,14 @@ def _walk(matcher: LLMatcher) -> None:
 def main() -> None:
     """Serve until the router closes the pipe."""
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+    forked = Forked()
 
-    def answer(asked: bytes) -> bytes:
+    def answer(asked: bytes, limit_s: float) -> bytes:
         kind, text = orjson.loads(asked)
-        return orjson.dumps(check(kind, text, tokenizer))
+        try:
+            return forked.run(lambda: orjson.dumps(check(kind, text, tokenizer)), limit_s)
+        except JobEndedError:
+            return orjson.dumps({"fault": "it takes too much memory or time to compile"})
 
     serve(answer, memory_limit=MEMORY_LIMIT, cpu_limit_s=_CPU_LIMIT_S)
 

@@ -1,10 +1,16 @@
-"""The frames between the router and a worker process: 4 bytes of length, big-endian, then the data."""
+"""The frames between the router and a worker process: 4 bytes of length, big-endian, then the data.
+
+What the router asks begins with a limit in seconds; an empty answer says that there was none within it.
+"""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 
 LENGTH_BYTES = 4
+LATE = b""
+_LIMIT = struct.Struct(">d")
 
 
 def frame(data: bytes) -> bytes:
@@ -14,3 +20,14 @@ def frame(data: bytes) -> bytes:
 def read_frame(read_exactly: Callable[[int], bytes]) -> bytes:
     """The data of the next frame. `read_exactly(n)` returns n bytes or raises, as this function then does."""
     return read_exactly(int.from_bytes(read_exactly(LENGTH_BYTES), "big"))
+
+
+def with_limit(limit_s: float, data: bytes) -> bytes:
+    """What is asked."""
+    return _LIMIT.pack(limit_s) + data
+
+
+def limit_and_data(asked: bytes) -> tuple[float, bytes]:
+    """The limit in seconds and the rest of what is asked."""
+    (limit_s,) = _LIMIT.unpack_from(asked)
+    return limit_s, asked[_LIMIT.size :]

@@ -21,12 +21,12 @@ T = TypeVar("T")
 
 # Costs are bytes or characters of what a job works on. A job of this many may be overtaken for a second.
 _COST_OF_A_SECOND = 100_000
-_MAX_WAITING_COST = 64 << 20
+MAX_WAITING_COST = 256 << 20
 _RETRY_AFTER_S = 10
 
 
 @dataclass(order=True, slots=True)
-class _Job(Generic[T]):
+class Job(Generic[T]):
     due: float
     number: int
     cost: int = field(compare=False)
@@ -38,13 +38,13 @@ class _Job(Generic[T]):
 class Lane:
     """Runs jobs in `num_threads` threads, which are started when they are needed."""
 
-    def __init__(self, name: str, *, num_threads: int = 1, max_waiting_cost: int = _MAX_WAITING_COST) -> None:
+    def __init__(self, name: str, *, num_threads: int = 1, max_waiting_cost: int = MAX_WAITING_COST) -> None:
         """`max_waiting_cost`: of all jobs that have not begun; one job may always wait."""
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._max_waiting_cost = max_waiting_cost
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._waiting: list[_Job[Any]] = []
+        self._waiting: list[Job[Any]] = []
         self._waiting_cost = 0
 
     async def run(self, cost: int, work: Callable[[], T]) -> T:
@@ -54,25 +54,30 @@ class Lane:
 
         Raises OverloadedError for what would wait behind too much, and RuntimeError after `close`.
         """
-        job = _Job(time.monotonic() + cost / _COST_OF_A_SECOND, next(self._numbers), cost, work)
+        job = self.submit(cost, work)
+        try:
+            return await asyncio.wrap_future(job.outcome)
+        finally:
+            self._forget(job)
+
+    def submit(self, cost: int, work: Callable[[], T]) -> Job[T]:
+        """As `run`, for callers that do not wait."""
+        job = Job(time.monotonic() + cost / _COST_OF_A_SECOND, next(self._numbers), cost, work)
         with self._lock:
             if self._waiting_cost and self._waiting_cost + cost > self._max_waiting_cost:
                 raise OverloadedError(_RETRY_AFTER_S)
             self._threads.submit(self._run_next)  # takes whichever job is first by then
             heapq.heappush(self._waiting, job)
             self._waiting_cost += cost
-        try:
-            return await asyncio.wrap_future(job.outcome)
-        finally:
-            self._forget(job)
+        return job
 
-    def close(self) -> None:
-        """Jobs that run go on; those that wait are cancelled."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def close(self, *, wait: bool = False) -> None:
+        """Jobs that run go on; those that wait are cancelled. `wait`: for those that run."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for job in waiting:
             job.outcome.cancel()
+        self._threads.shutdown(wait=wait, cancel_futures=True)
 
     def _run_next(self) -> None:
         with self._lock:
@@ -89,12 +94,12 @@ class Lane:
         else:
             job.outcome.set_result(result)
 
-    def _forget(self, job: _Job[Any]) -> None:
+    def _forget(self, job: Job[Any]) -> None:
         """Lets go of what a job that will not begin works on; its place in the queue is skipped."""
         with self._lock:
             self._take(job)
 
-    def _take(self, job: _Job[T]) -> Callable[[], T] | None:
+    def _take(self, job: Job[T]) -> Callable[[], T] | None:
         """The work of a job that has not begun, for whoever comes first."""
         work, job.work = job.work, None
         if work is not None:

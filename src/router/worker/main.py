@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO
 
-from router.worker.frames import frame, read_frame
+from router.worker.frames import frame, limit_and_data, read_frame
 
 
-def serve(answer: Callable[[bytes], bytes], *, memory_limit: int, cpu_limit_s: int) -> None:
+def serve(answer: Callable[[bytes, float], bytes], *, memory_limit: int, cpu_limit_s: int) -> None:
     """Answers frame by frame. `memory_limit` bytes of address space in all; `cpu_limit_s` seconds for one frame.
+
+    `answer` gets the data and a limit in seconds, after which it returns LATE.
 
     The router kills a process that takes too long; the limit on CPU time is for when the router is gone.
     """
@@ -31,7 +33,8 @@ def serve(answer: Callable[[bytes], bytes], *, memory_limit: int, cpu_limit_s: i
         except EOFError:
             return
         _allow_cpu_time(cpu_limit_s)
-        reply = answer(asked)
+        limit_s, data = limit_and_data(asked)
+        reply = answer(data, limit_s)
 
 
 def _read_exactly(stream: BinaryIO, count: int) -> bytes:

@@ -1,7 +1,7 @@
 """The process that renders chat templates on behalf of the router: `python -m router.openai.template.worker`.
 
 A template may loop for ever or build what no memory holds, and Python cannot interrupt every such step from within.
-Here it takes 512 MiB at most, is interrupted after a second, and is killed by the router where that does not help.
+Here it takes 512 MiB at most, is interrupted after its limit, and is killed by the router where that does not help.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import signal
 from collections import OrderedDict
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
-from jinja2.exceptions import SecurityError
 from jinja2.exceptions import TemplateError as JinjaError
 
 from router.openai.template.compiled import CompiledTemplate
 from router.openai.template.messages import Turn
 from router.openai.template.sandbox import ChatEnvironment
+from router.worker.frames import LATE
 from router.worker.main import serve
 
+T = TypeVar("T")
+
 MEMORY_LIMIT = 512 << 20
-TIME_LIMIT_S = 1.0
+COMPILE_LIMIT_S = 1.0
 _CPU_LIMIT_S = 5
 _MAX_COMPILED = 32
 _LONGEST_FAULT = 1000
@@ -35,27 +37,26 @@ class TemplateTimeoutError(BaseException):
 class Worker:
     """Answers one job after the other; remembers compiled templates by their source."""
 
-    def __init__(self, *, time_limit_s: float = TIME_LIMIT_S) -> None:
+    def __init__(self) -> None:
         self._environment = ChatEnvironment()
         self._compiled: OrderedDict[str, CompiledTemplate] = OrderedDict()
-        self._time_limit_s = time_limit_s
         self._is_running = False
         signal.signal(signal.SIGALRM, self._alarm)
 
-    def answer(self, asked: bytes) -> bytes:
-        """`{"text": prompt}` or `{"fault": sentence}`."""
+    def answer(self, asked: bytes, limit_s: float) -> bytes:
+        """`{"text": prompt}` or `{"fault": sentence}`; LATE after `limit_s`, or COMPILE_LIMIT_S for a new template."""
         job = orjson.loads(asked)
         try:
-            return orjson.dumps({"text": self._bounded(lambda: self._render(job))})
+            # Once for a template: never cut short for the sake of other jobs.
+            template = self._bounded(lambda: self._template(job["source"]), COMPILE_LIMIT_S)
+            return orjson.dumps({"text": self._bounded(lambda: _render(template, job), limit_s)})
+        except TemplateTimeoutError:
+            return LATE
         except JinjaError as error:
             fault = str(error)
         except Exception as error:  # what Python raises inside of a template for messages that it did not expect
             fault = f"{type(error).__name__}: {error}"
         return orjson.dumps({"fault": fault[:_LONGEST_FAULT]})
-
-    def _render(self, job: dict[str, Any]) -> str:
-        turns = [Turn(**fields) for fields in job["turns"]]
-        return self._template(job["source"]).render(turns, job["tools"], job["tool_prompt"], job["variables"])
 
     def _template(self, source: str) -> CompiledTemplate:
         template = self._compiled.get(source)
@@ -65,9 +66,10 @@ class Worker:
                 self._compiled.popitem(last=False)
         return template
 
-    def _bounded(self, run: Callable[[], str]) -> str:
+    def _bounded(self, run: Callable[[], T], limit_s: float) -> T:
+        """Raises TemplateTimeoutError."""
         try:
-            signal.setitimer(signal.ITIMER_REAL, self._time_limit_s)
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
             self._is_running = True
             try:
                 return run()
@@ -75,7 +77,7 @@ class Worker:
                 self._stop()
         except TemplateTimeoutError:
             self._stop()  # it may have come just before the first one
-            raise SecurityError("the template runs for too long") from None
+            raise
 
     def _stop(self) -> None:
         self._is_running = False
@@ -86,6 +88,11 @@ class Worker:
         if self._is_running:
             self._is_running = False
             raise TemplateTimeoutError
+
+
+def _render(template: CompiledTemplate, job: dict[str, Any]) -> str:
+    turns = [Turn(**fields) for fields in job["turns"]]
+    return template.render(turns, job["tools"], job["tool_prompt"], job["variables"])
 
 
 def main() -> None:

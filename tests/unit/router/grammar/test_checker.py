@@ -6,18 +6,18 @@ import asyncio
 import json
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from router_fakes import INFO, Router
+from router_fakes import INFO, Router, until
 
 from router.config import RouterConfig
 from router.errors import OverloadedError, ValidationError
 from router.grammar.checker import AskedGrammar, GrammarChecker, read_grammar
+from router.worker.pair import LARGE_BYTES
 from router.worker.process import WorkerEndedError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -135,14 +135,14 @@ async def test_equal_grammars_at_once_are_compiled_once(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[str] = []
-    compile_ = checker._compiler.compile
+    ask = checker._workers.ask
 
-    def counting(kind: Any, text: str) -> Any:
-        compiled.append(text)
-        time.sleep(0.05)
-        return compile_(kind, text)
+    async def counting(data: bytes) -> bytes:
+        compiled.append(json.loads(data)[1])
+        await asyncio.sleep(0.05)
+        return await ask(data)
 
-    monkeypatch.setattr(checker._compiler, "compile", counting)
+    monkeypatch.setattr(checker._workers, "ask", counting)
     first = asyncio.ensure_future(checker.check("regex", "once+"))
     others = [asyncio.ensure_future(checker.check("regex", "once+")) for _ in range(5)]
     await asyncio.sleep(0.01)
@@ -155,36 +155,62 @@ async def test_equal_grammars_at_once_are_compiled_once(
     assert compiled == ["once+", "once("]
 
 
-@pytest.fixture
-async def impatient() -> AsyncIterator[GrammarChecker]:
-    opened = GrammarChecker(timeout_s=60)
-    await opened.check("regex", "a")
-    yield opened
-    opened.close()
+def dear(number: int) -> str:
+    """A schema of some hundred bytes that takes seconds."""
+    numbers = {f"n{i}": {"type": "integer", "multipleOf": 9973 + 100 * number + i} for i in range(50)}
+    return json.dumps({"type": "object", "properties": numbers})
 
 
-async def test_what_takes_too_long_is_refused_and_the_process_replaced(impatient: GrammarChecker) -> None:
-    before = impatient._compiler._process
+async def test_what_takes_too_long_is_refused_and_remembered() -> None:
+    checker = GrammarChecker(timeout_s=0.3)
+    for _ in range(2):
+        with pytest.raises(ValidationError, match=r"takes more than 0\.3 s"):
+            await checker.check("json", dear(0))
+    slow = checker._workers.slow.process.pid
+    with pytest.raises(ValidationError, match=r"takes more than 0\.3 s"):
+        await checker.check("json", dear(1))
+    assert checker._workers.slow.process.pid == slow, "its fork alone has ended"
+    checker.close()
+
+
+async def test_grammars_do_not_wait_for_dear_ones_which_leave_with_their_clients() -> None:
+    checker = GrammarChecker(timeout_s=60)
+    slow = checker._workers.slow
+    left = [asyncio.create_task(checker.check("json", dear(number))) for number in range(4)]
+    await until(lambda: slow.current is not None)
+    for number in range(5):
+        assert await checker.check("regex", f"x{number}") == f"x{number}"
+    assert not any(task.done() for task in left)
+    for task in left:
+        task.cancel()
+    await asyncio.wait(left)
+    assert checker._running == {}
+    large = json.dumps({"type": "integer", "description": "x" * LARGE_BYTES}, separators=(",", ":"))
+    assert await asyncio.wait_for(checker.check("json", large), 20) == large
+    assert slow.current is None
+    checker.close()
+
+
+async def test_a_process_that_hangs_is_replaced() -> None:
+    checker = GrammarChecker(timeout_s=60)
+    assert await checker.check("regex", "a") == "a"
+    before = checker._workers.quick.process._process
     assert before is not None
-    os.kill(before.pid, signal.SIGSTOP)  # nothing takes longer
-    impatient._compiler._timeout_s = 0.3
-    with pytest.raises(ValidationError, match=r"takes more than 0\.3 s"):
-        await impatient.check("regex", "slow")
+    os.kill(before.pid, signal.SIGSTOP)
+    assert await checker.check("regex", "b") == "b", "by the slow process"
     assert before.returncode is not None
-    with pytest.raises(ValidationError, match=r"takes more than 0\.3 s"):
-        await impatient.check("regex", "slow")  # remembered
-    assert impatient._compiler._process is None
-    impatient._compiler._timeout_s = 60
-    assert await impatient.check("regex", "b") == "b"
+    assert await checker.check("regex", "c") == "c"
+    checker.close()
 
 
 async def test_a_process_that_was_killed_is_no_fault_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = GrammarChecker()
     assert await checker.check("regex", "a") == "a"
-    assert checker._compiler._process is not None
-    checker._compiler._process.kill()
+    quick = checker._workers.quick.process
+    assert quick._process is not None
+    quick._process.kill()
     assert await checker.check("regex", "b") == "b"
-    monkeypatch.setattr(checker._compiler, "exchange", Mock(side_effect=WorkerEndedError("it ended with status -6")))
+    monkeypatch.setattr(quick, "exchange", Mock(side_effect=WorkerEndedError("it ended with status -6")))
     with pytest.raises(ValidationError, match="too much memory or time"):
         await checker.check("regex", "c")
     checker.close()
@@ -200,11 +226,13 @@ async def test_memory_of_outcomes_is_bounded() -> None:
     checker.close()
 
 
-async def test_too_many_bombs_at_once_are_overload(checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.grammar.checker._MAX_WAITING", 3)
-    bombs = [checker.check("regex", f"b{i}{'{4294967295}'}") for i in range(16)]
-    outcomes = await asyncio.gather(*bombs, return_exceptions=True)
-    assert [type(one) for one in outcomes] == [ValidationError] * 3 + [OverloadedError] * 13
+async def test_too_many_dear_ones_at_once_are_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.grammar.checker._MAX_SLOW_WAITING", 3)
+    checker = GrammarChecker(timeout_s=0.3)
+    outcomes = await asyncio.gather(*(checker.check("json", dear(i)) for i in range(9)), return_exceptions=True)
+    kinds = [type(one) for one in outcomes]
+    assert set(kinds) == {ValidationError, OverloadedError} and kinds.count(ValidationError) >= 4
+    checker.close()
 
 
 def test_a_schema_as_text_stays_text() -> None:

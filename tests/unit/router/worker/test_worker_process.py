@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from router.worker.frames import with_limit
 from router.worker.process import WorkerEndedError, WorkerProcess
 
 _MODULE = """
 import os, time
 from router.worker.main import serve
 
-def answer(asked):
+def answer(asked, limit_s):
     if asked == b"sleep":
         time.sleep(60)
     if asked.startswith(b"die"):
@@ -34,11 +35,16 @@ serve(answer, memory_limit=256 << 20, cpu_limit_s=5)
 """
 
 
+class Worker(WorkerProcess):
+    def exchange(self, data: bytes, timeout_s: float) -> bytes:
+        return super().exchange(with_limit(timeout_s, data), timeout_s)
+
+
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcess]:
     (tmp_path / "worker_of_a_test.py").write_text(_MODULE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(filter(None, sys.path))}")
-    process = WorkerProcess("worker_of_a_test")
+    process = Worker("worker_of_a_test")
     yield process
     process.end()
 

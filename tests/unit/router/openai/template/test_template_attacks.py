@@ -19,6 +19,7 @@ from router.errors import TemplateError
 from router.openai.template.messages import Turn
 from router.openai.template.renderer import Renderer
 from router.openai.template.template import ChatTemplate
+from router.worker.pair import LARGE_BYTES
 from router.worker.process import WorkerEndedError
 
 USER = Turn(role="user", parts="Hello")
@@ -119,46 +120,60 @@ async def test_the_event_loop_goes_on_while_a_template_renders(own_renderer: Ren
     template = ChatTemplate({"default": _LOOPS}, {}, renderer=own_renderer)
     assert await template.render([USER]) == "ok"
     rendering = asyncio.create_task(template.render([Turn(role="user", parts="loop")]))
-    await until(lambda: own_renderer._current is not None)  # seen from the loop, so the loop runs beside it
+    await until(lambda: own_renderer.workers.slow.current is not None)  # seen from the loop, so the loop runs beside it
     assert not rendering.done()
     with pytest.raises(TemplateError, match="too long"):
         await rendering
 
 
+async def test_chats_do_not_wait_for_long_ones(own_renderer: Renderer) -> None:
+    template = ChatTemplate({"default": _LOOPS}, {}, renderer=own_renderer)
+    large, slow = Turn(role="user", parts="x" * LARGE_BYTES), Turn(role="user", parts="loop")
+    waiting = [asyncio.create_task(template.render([turn])) for turn in (slow, large, large)]
+    await until(lambda: own_renderer.workers.slow.current is not None)
+    for _ in range(3):
+        assert await template.render([USER]) == "ok"
+    assert not waiting[0].done()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(outcomes[0], TemplateError) and outcomes[1:] == ["ok", "ok"]
+
+
 async def test_an_endless_template_is_interrupted_and_its_process_lives_on(own_renderer: Renderer) -> None:
     template = ChatTemplate({"default": _LOOPS}, {}, renderer=own_renderer)
     assert await template.render([USER]) == "ok"
-    before = own_renderer._process.pid
+    before = own_renderer.workers.quick.process.pid
     with pytest.raises(TemplateError, match="too long"):
         await template.render([Turn(role="user", parts="loop")])
     assert await template.render([USER]) == "ok"
-    assert own_renderer._process.pid == before
+    assert own_renderer.workers.quick.process.pid == before
 
 
 async def test_a_caller_who_leaves_takes_the_rendering_along(own_renderer: Renderer) -> None:
     template = ChatTemplate({"default": _LOOPS}, {}, renderer=own_renderer)
     assert await template.render([USER]) == "ok"
-    before = own_renderer._process.pid
     rendering = asyncio.create_task(template.render([Turn(role="user", parts="loop")]))
     waiting = asyncio.create_task(template.render([Turn(role="user", parts="loop")]))
-    await until(lambda: own_renderer._current is not None)
+    slow = own_renderer.workers.slow
+    await until(lambda: slow.current is not None and slow.process.pid is not None)
+    before = slow.process.pid
     waiting.cancel()
     rendering.cancel()
     for task in (rendering, waiting):
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert await asyncio.wait_for(template.render([USER]), 10) == "ok"
-    assert own_renderer._process.pid == before
+    long_chat = [Turn(role="user", parts="x" * LARGE_BYTES)]
+    assert await asyncio.wait_for(template.render(long_chat), 10) == "ok"
+    assert slow.process.pid == before
 
 
 async def test_a_process_that_was_killed_is_no_fault_of_the_request(own_renderer: Renderer) -> None:
     template = ChatTemplate({"default": "ok"}, {}, renderer=own_renderer)
     assert await template.render([USER]) == "ok"
-    process: Any = own_renderer._process._process
+    process: Any = own_renderer.workers.quick.process._process
     process.kill()
     process.wait()
     assert await template.render([USER]) == "ok"
-    assert own_renderer._process.pid != process.pid
+    assert own_renderer.workers.quick.process.pid != process.pid
 
 
 @pytest.mark.parametrize(
@@ -171,7 +186,7 @@ async def test_a_process_that_was_killed_is_no_fault_of_the_request(own_renderer
 async def test_an_end_while_rendering_is_not_one_while_starting(
     own_renderer: Renderer, monkeypatch: pytest.MonkeyPatch, error: OSError, text: str
 ) -> None:
-    monkeypatch.setattr(own_renderer._process, "exchange", Mock(side_effect=error))
+    monkeypatch.setattr(own_renderer.workers.quick.process, "exchange", Mock(side_effect=error))
     with pytest.raises(TemplateError, match=text):
         await ChatTemplate({"default": "ok"}, {}, renderer=own_renderer).render([USER])
 

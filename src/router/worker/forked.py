@@ -1,0 +1,70 @@
+"""A job in a fork of the worker process: it can be ended at any moment, and leaves no memory behind.
+
+For work inside of a library that nothing interrupts. A fork costs a millisecond or two, a new process a tenth of a
+second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from router.worker.frames import LATE
+
+_BLOCK = 1 << 16
+_PDEATHSIG = 1  # <sys/prctl.h>
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+
+
+class JobEndedError(Exception):
+    """The fork ended without an answer."""
+
+
+class Forked:
+    """Runs one job at a time. SIGALRM ends the job: the router sends it when the client has left."""
+
+    def __init__(self) -> None:
+        self._child: int | None = None
+        signal.signal(signal.SIGALRM, self._alarm)
+
+    def run(self, work: Callable[[], bytes], limit_s: float) -> bytes:
+        """What `work` returns, LATE after `limit_s`. Raises JobEndedError."""
+        reading, writing = os.pipe()
+        self._child = os.fork()
+        if not self._child:
+            _run_in_child(work, limit_s, writing)
+        os.close(writing)
+        with open(reading, "rb", buffering=0) as answers:
+            data = answers.readall()
+        _, status = os.waitpid(self._child, 0)
+        self._child = None
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+            return LATE
+        if status or not data:
+            raise JobEndedError
+        return data
+
+    def _alarm(self, number: int, frame: FrameType | None) -> None:
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGALRM)
+
+
+def _run_in_child(work: Callable[[], bytes], limit_s: float, writing: int) -> None:
+    """Does not return."""
+    status = 1
+    try:
+        if _PRCTL is not None:
+            _PRCTL(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+        rest = memoryview(work())
+        while rest:
+            rest = rest[os.write(writing, rest[:_BLOCK]) :]
+        status = 0
+    finally:
+        os._exit(status)

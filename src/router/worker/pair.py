@@ -1,0 +1,113 @@
+"""Two worker processes of a kind, so that what takes long does not hold up what does not.
+
+How long a job takes is often not known before: a grammar of forty characters may take seconds. Each is tried in the
+quick process, with little time; what is not done by then starts again in the slow one. Large jobs begin there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from functools import partial
+
+from router.worker.frames import with_limit
+from router.worker.lane import MAX_WAITING_COST, Lane
+from router.worker.process import WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+QUICK_LIMIT_S = 0.1
+LARGE_BYTES = 64 * 1024
+# A process stops a job by itself, unless it is inside of a step that cannot be interrupted: then it is replaced.
+_GRACE_S = 1.0
+
+
+class WorkerPair:
+    """The processes are started when they are needed; the quick one before by `warm_up`."""
+
+    def __init__(self, module: str, *, limit_s: float, max_waiting_cost: int = MAX_WAITING_COST) -> None:
+        """`limit_s`: of one job. `max_waiting_cost`: of jobs for the slow process, each of LARGE_BYTES at least."""
+        self._limit_s = limit_s
+        self.quick = Seat(module, Lane(f"{module}-quick"))
+        self.slow = Seat(module, Lane(f"{module}-slow", max_waiting_cost=max_waiting_cost))
+
+    async def ask(self, data: bytes) -> bytes:
+        """The answer. A caller that is cancelled takes its job along, whether it has begun or not.
+
+        Raises TimeoutError, WorkerEndedError if the job ends every process that gets it, another OSError if there is
+        no process, RuntimeError after `close`, OverloadedError.
+        """
+        if len(data) < LARGE_BYTES:
+            try:
+                return await self.quick.ask(len(data), data, min(QUICK_LIMIT_S, self._limit_s))
+            except TimeoutError:
+                logger.debug("a job of %d bytes is moved to the slow worker process", len(data))
+        return await self.slow.ask(max(len(data), LARGE_BYTES), data, self._limit_s)
+
+    def warm_up(self) -> None:
+        """Starts the quick process; does not wait for it."""
+        self.quick.warm_up()
+
+    def close(self) -> None:
+        """Ends the processes, whatever they do."""
+        for seat in (self.quick, self.slow):
+            seat.close()
+
+
+class Seat:
+    """One process and the jobs that wait for it."""
+
+    def __init__(self, module: str, lane: Lane) -> None:
+        self.process = WorkerProcess(module)
+        self._module = module
+        self._lane = lane
+        self._lock = threading.Lock()
+        self.current: object | None = None
+        """The job that the process has."""
+
+    async def ask(self, cost: int, data: bytes, limit_s: float) -> bytes:
+        """See WorkerPair."""
+        job = object()
+        try:
+            return await self._lane.run(cost, partial(self._exchange, job, data, limit_s))
+        except asyncio.CancelledError:
+            self._interrupt(job)
+            raise
+
+    def warm_up(self) -> None:
+        self._lane.submit(0, self._start)
+
+    def close(self) -> None:
+        self.process.kill()
+        self._lane.close(wait=True)
+        self.process.end()
+
+    def _exchange(self, job: object, data: bytes, limit_s: float) -> bytes:
+        with self._lock:
+            self.current = job
+        try:
+            reply = self.process.exchange(with_limit(limit_s, data), limit_s + _GRACE_S)
+        except TimeoutError:
+            logger.warning("%s could not be interrupted: its process is replaced", self._module)
+            raise
+        finally:
+            with self._lock:
+                self.current = None
+        if not reply:
+            raise TimeoutError
+        return reply
+
+    def _start(self) -> None:
+        try:
+            self.process.start()
+        except OSError as error:
+            logger.error("%s does not start: %s", self._module, error)
+
+    def _interrupt(self, job: object) -> None:
+        with self._lock:
+            pid = self.process.pid
+            if self.current is job and pid is not None:
+                os.kill(pid, signal.SIGALRM)
