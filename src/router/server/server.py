@@ -183,7 +183,10 @@ async def _answer(
             await metrics_task
     if not stop.scheduler_failed:
         return 0
-    return STALLED if isinstance(started.scheduler.failure, StalledError) else 1
+    failure = started.scheduler.failure
+    # After all that this has led to: the last error is what the launcher gives as the reason.
+    logger.error("the scheduler has ended: %s", failure)
+    return STALLED if isinstance(failure, StalledError) else 1
 
 
 def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int) -> uvicorn.Config:

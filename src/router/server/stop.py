@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import socket
 import time
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ FLUSH_TIMEOUT_S = 2
 
 # The launcher waits a second or two more than the drain itself takes, and five when the shards are gone.
 _FLUSH_TIMEOUT_OF_DRAIN_S = 1
+_CANCELLED_TIMEOUT_S = 0.5
 # A second signal within this time is the same wish: service managers signal every process of the group, and the
 # launcher passes its own signal on.
 _REPEATED_SIGNAL_S = 0.3
@@ -29,11 +31,19 @@ _POLL_EVERY_S = 0.05
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, which raise the signal again after an orderly stop."""
+    """uvicorn's server without its signal handlers, which raise the signal again after an orderly stop.
+
+    It ends after the requests that it cancels, which may log and use what is closed next.
+    """
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if cancelled := set(self.server_state.tasks):
+            await asyncio.wait(cancelled, timeout=_CANCELLED_TIMEOUT_S)
 
 
 class Drain:
@@ -124,7 +134,6 @@ class Stop:
             self.scheduler_failed = failure is not None
             return
         self.scheduler_failed = True
-        logger.error("the scheduler has ended: %s", failure)
         assert self._drain is not None
         self._drain.end_without_scheduler()
 

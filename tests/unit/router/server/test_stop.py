@@ -80,6 +80,19 @@ async def test_the_status_says_that_the_shards_are_stuck(config: RouterConfig, s
     assert await asyncio.wait_for(serving_task, ENDS_S) == STALLED
 
 
+async def test_the_last_word_is_why_the_scheduler_ended(
+    config: RouterConfig, scheduler: EndingScheduler, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving_task = asyncio.ensure_future(serve(config))
+    async with open_stream(config.port):  # whose answer cannot be ended in time, which is logged as an error
+        scheduler.failure = StalledError("no step finished for 2 s", detail="no step")
+        scheduler.ended.set()
+        assert await asyncio.wait_for(serving_task, ENDS_S) == STALLED
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "Exception in ASGI application\n" in errors
+    assert errors[-1] == "the scheduler has ended: no step finished for 2 s"
+
+
 async def test_requests_that_outlast_the_deadline_are_told(
     model: Path, free_port: int, scheduler: EndingScheduler
 ) -> None:
