@@ -79,8 +79,10 @@ VARIABLES = (
         in_code=True,
     ),
     Variable(
-        "TOKENIZERS_PARALLELISM", "tokenizers", "Set to `false` for the conversion of a tokenizer.", in_code=True,
+        "TOKENIZERS_PARALLELISM", "tokenizers", "Set to `false` for the conversion and the trial of a tokenizer.",
+        in_code=True,
     ),
+    Variable("RAYON_NUM_THREADS", "tokenizers", "Set to 1 for the trial of a tokenizer.", in_code=True),
     Variable("TRANSFORMERS_VERBOSITY", "transformers", "Set for the conversion of a tokenizer.", in_code=True),
     Variable(
         "GLOO_SOCKET_IFNAME", "shard", "Interface that shards on CPUs use. Set to `lo` for shards of one machine.",

@@ -141,6 +141,8 @@ class _Launch:
                     return status
                 directory = model_info.directory(model_id, config.revision, self._environ)
                 self._end_phase("download")
+            preflight.check_tokenizer(directory)
+            self._end_phase("trial of the tokenizer")
             info = model_info.read(directory)
             check_model(model_id, info)
             num_shard = resolve_num_shard(config, machine, info).value

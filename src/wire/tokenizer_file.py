@@ -7,7 +7,7 @@ lies in the hub cache, under a name that changes with the files it was made from
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 NAME = "tokenizer.json"
@@ -22,6 +22,9 @@ _SOURCES = (
     ("tekken.json",),
     ("vocab.txt",),
 )
+# Vocabularies with gaps are made for embeddings that are wider: by a half at most, of those known.
+_MOST_IDS_PER_TOKEN = 2
+_FEW_IDS = 2**20
 _SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -34,6 +37,15 @@ def find(folder: Path) -> Path | None:
         return None
     copy = converted_copy(folder)
     return copy if copy.is_file() else None
+
+
+def num_ids(ids: Collection[int], error: type[Exception]) -> int:
+    """Of a vocabulary: its ids run from 0 to one less than this. Raises `error` where they are far more than there are
+    tokens, since what is kept for each id would be kept for all of them."""
+    largest = max(ids, default=-1)
+    if largest >= max(_MOST_IDS_PER_TOKEN * len(ids), _FEW_IDS):
+        raise error(f"the tokenizer has a token with the id {largest}, but only {len(ids)} tokens")
+    return largest + 1
 
 
 def sources(names: Iterable[str]) -> tuple[str, ...]:

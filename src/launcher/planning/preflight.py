@@ -25,7 +25,9 @@ from launcher.errors import ArgumentValidation
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo
 from launcher.planning.plan import DEFAULT_MASTER_PORT
+from wire import tokenizer_file
 from wire.processes import unix_socket
+from wire.text import tokenizer_trial
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -56,6 +58,14 @@ def check_memory(model_id: str, hardware: Hardware, info: ModelInfo | None, num_
             f"`--model-id` {model_id} has {size / 2**30:.1f} GiB of weights, which cannot fit in the "
             f"{available / 2**30:.1f} GiB of {where}; {remedy}"
         )
+
+
+def check_tokenizer(directory: Path | None) -> None:
+    """Loads and uses the model's tokenizer.json in a process with limits. Raises ArgumentValidation."""
+    path = None if directory is None else tokenizer_file.find(directory)
+    failure = None if path is None else tokenizer_trial.failure_of(path)
+    if failure is not None:
+        raise ArgumentValidation(failure)
 
 
 def is_ip_address(text: str) -> bool:

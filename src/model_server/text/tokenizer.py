@@ -49,8 +49,7 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         self.special_ids = frozenset(flagged | named)
         self.model_max_length = model_max_length
-        # Ids run from 0 to vocab_size - 1.
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.vocab_size = tokenizer_file.num_ids(vocabulary.values(), StartupError)
         self._texts: dict[int, str] = {}
 
     @classmethod

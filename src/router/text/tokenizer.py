@@ -20,6 +20,7 @@ from router.text.token_bound import token_bound
 from router.worker.lane import Lane
 from wire.model_files import read_tokenizer
 from wire.text.tokenizer_failure import reason_of
+from wire.tokenizer_file import num_ids
 
 T = TypeVar("T")
 
@@ -42,6 +43,10 @@ class PromptTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, num_workers: int) -> None:
+        """Raises StartupError for ids that no vocabulary has."""
+        # There are gaps in some vocabularies. Looked at first: what follows takes time and memory for each id.
+        ids = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = num_ids(ids, StartupError)
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._on_loop = tokenizer
@@ -49,9 +54,6 @@ class PromptTokenizer:
         self._per_thread = threading.local()
         self._short = Lane("tokenizer", num_threads=num_workers)
         self._long = Lane("tokenizer-long")
-        # Ids run from 0 to vocab_size - 1, with gaps in some vocabularies.
-        ids = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
-        self.vocab_size = max(ids, default=-1) + 1
         self._ids_with_gaps = None if len(ids) == self.vocab_size else ids
         self._bound = token_bound(tokenizer)
 

@@ -1,1 +1,1 @@
-"""How text that others wrote is shown."""
+"""Text that others wrote: how it is shown, and what the library that cuts it into tokens may do."""
