@@ -73,9 +73,10 @@ bench-router: $(VENV)/.installed-test
 bench-gpu: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.gpu $(if $(MODEL),--model $(MODEL)) $(if $(STAGES),--stages $(STAGES))
 
-# Ten thousand clients that leave early, random bodies, overload; a quarter of an hour.
+# Every attack of tests/hostile on one server until the time is over, and a report in soak-report.md.
+HOURS ?= 0.25
 soak: $(VENV)/.installed-test
-	PYTHONPATH=tests $(BIN)/python -m soak
+	PYTHONPATH=tests $(BIN)/python -m hostile --hours $(HOURS)
 
 # The oldest supported generator, in an environment of its own: its stubs load on every newer runtime.
 stubs:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from support.invariants import metrics_of
+from support.metrics_text import metrics_of
 from support.running_server import RunningServer, running_server
 
 NOTICED_S = 60.0

@@ -34,6 +34,8 @@ async def talk(port: int, *pieces: bytes, timeout_s: float = 60.0) -> bytes:
         return b""
     finally:
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 def status_of(answer: bytes) -> int:

@@ -34,8 +34,13 @@ class RunningServer:
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
 
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
+    def log(self, begin: int = 0) -> str:
+        """What was written, from that byte on."""
+        return self._log.read_bytes()[begin:].decode(errors="replace")
+
+    def log_size(self) -> int:
+        """Bytes."""
+        return self._log.stat().st_size
 
     def health_status(self) -> int | None:
         """What /health answers; None if there is no answer."""

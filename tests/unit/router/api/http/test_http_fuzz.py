@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 
 import pytest
+from hostile.random_bodies import random_request
 from router_fakes import Router
-from support.random_bodies import random_request
 
 from router.config import RouterConfig
 

@@ -16,9 +16,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from support.hostile_clients import leave_early
-from support.invariants import Invariants, metrics_of
-from support.random_bodies import random_request
+from hostile.attacks.leaving import leave_early
+from hostile.invariants import Invariants
+from hostile.random_bodies import random_request
+from support.metrics_text import metrics_of
 from support.raw_http import deaf_client, generation, json_of, post, status_of, talk
 from support.running_server import RunningServer, running_server
 

@@ -12,8 +12,11 @@ from router.schemas.chat import ChatBody, Message
 from router.schemas.completion import CompletionBody
 from router.schemas.generate import CompatBody, GenerateParameters
 
+MARK = "mark3r"
+"""In what is said to the model: a log that holds it holds a prompt."""
 _TEXTS = [
     "",
+    MARK,
     "a",
     "system",
     "tool",
@@ -57,16 +60,16 @@ def some(source: random.Random, model: type[Any]) -> dict[str, Any]:
 
 
 def native_body(source: random.Random) -> Any:
-    return {"inputs": "Hello", "parameters": some(source, GenerateParameters), "stream": source.random() < 0.5}
+    return {"inputs": f"Hello {MARK}", "parameters": some(source, GenerateParameters), "stream": source.random() < 0.5}
 
 
 def chat_body(source: random.Random) -> Any:
-    messages = [{"role": "user", "content": "Hello"}, {"role": "user"} | some(source, Message)]
+    messages = [{"role": "user", "content": f"Hello {MARK}"}, {"role": "user"} | some(source, Message)]
     return some(source, ChatBody) | {"messages": messages[: source.randint(1, 2)], "stream": source.random() < 0.5}
 
 
 def completion_body(source: random.Random) -> Any:
-    prompt = source.choice(["Hello", ["Hello", "x"], [1, 2], value(source)])
+    prompt = source.choice([f"Hello {MARK}", [MARK, "x"], [1, 2], value(source)])
     return some(source, CompletionBody) | {"prompt": prompt, "stream": source.random() < 0.5}
 
 

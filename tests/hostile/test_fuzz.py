@@ -17,9 +17,10 @@ from typing import Any
 
 import httpx
 import hypothesis
-import psutil
 import pytest
 import schemathesis
+from hostile.invariants import Invariants
+from hostile.wrong_bodies import CHAT, COMPLETIONS, GENERATE, HOSTILE, chat, native, said, schema
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -29,7 +30,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from support.effort import examples
-from support.hostile_bodies import CHAT, COMPLETIONS, GENERATE, HOSTILE, chat, native, said, schema
 from support.running_server import RunningServer, running_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -57,63 +57,15 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-class Baseline:
-    """What an untouched server looks like, and whether it looks like that again."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self._url = server.url
-        self.ids = self._ordinary()
-        self._processes = psutil.Process(server.process.pid).children(recursive=True)
-        self._idle()
-        self._threads = self._count("num_threads")
-        self._descriptors = self._count("num_fds")
-
-    def check(self) -> None:
-        """Raises AssertionError if the server has lost anything."""
-        gauges = self._idle()
-        assert gauges["tgi_kv_blocks_live"] == 0
-        assert self._ordinary() == self.ids
-        with httpx.Client(base_url=self._url, timeout=ANSWER_LIMIT_S) as client:
-            assert client.get("/health").status_code == 200
-            # The largest request there can be.
-            body = {"inputs": "Hi", "parameters": {"max_new_tokens": TOTAL - 8, "ignore_eos": True, "details": True}}
-            details = client.post(GENERATE, json=body).json()["details"]
-            assert details["generated_tokens"] == TOTAL - 8
-        assert all(process.is_running() for process in self._processes)
-        # Idle connections and the process that checks grammars may come or go.
-        assert self._count("num_threads") <= self._threads + 8
-        assert self._count("num_fds") <= self._descriptors + 16
-
-    def _ordinary(self) -> list[int]:
-        answer = httpx.post(f"{self._url}{GENERATE}", json=ORDINARY, timeout=ANSWER_LIMIT_S)
-        assert answer.status_code == 200, answer.text
-        return [token["id"] for token in answer.json()["details"]["tokens"]]
-
-    def _idle(self) -> dict[str, float]:
-        """The gauges once nothing runs any more."""
-        deadline = time.monotonic() + ANSWER_LIMIT_S
-        while True:
-            text = httpx.get(f"{self._url}/metrics", timeout=ANSWER_LIMIT_S).text
-            lines = [line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("tgi_") and "{" not in line]
-            gauges = {name: float(value) for name, value in lines}
-            if gauges["tgi_queue_size"] == 0 == gauges["tgi_batch_current_size"]:
-                return gauges
-            assert time.monotonic() < deadline, "requests run that nobody waits for"
-            time.sleep(0.05)
-
-    def _count(self, what: str) -> int:
-        return sum(getattr(process, what)() for process in self._processes)
-
-
 @pytest.fixture(scope="module")
-def baseline(server: RunningServer) -> Baseline:
-    return Baseline(server)
+def invariants(server: RunningServer) -> Invariants:
+    return Invariants(server)
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(baseline: Baseline) -> Iterator[None]:
+def nothing_is_left(invariants: Invariants) -> Iterator[None]:
     yield
-    baseline.check()
+    invariants.check()
 
 
 @pytest.fixture

@@ -1,0 +1,54 @@
+"""`make soak HOURS=1`: rounds of every attack on one server until the time is over, and a report.
+
+Ends with 1 at the first thing that is not as it should be, or if the router or the shard has grown by more than 5 %
+since the first ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hostile.report import Report
+from hostile.rounds import Rounds, Sizes
+from hostile.target import target
+
+SIZES = Sizes(
+    bodies=5000, raw=400, leaving=500, grpc=300, workers=4, overload=500, mixed_seconds=60, launches=1, folders=2
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="soak", description=__doc__)
+    parser.add_argument("--hours", type=float, default=0.25, help="at least one round is done")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--report", type=Path, default=Path("soak-report.md"), help="where the report is written")
+    asked = parser.parse_args()
+    report = Report(commit=_commit(), seed=asked.seed)
+    try:
+        with target() as attacked:
+            rounds = Rounds(attacked, asked.seed, SIZES)
+            until = time.monotonic() + 3600 * asked.hours
+            while report.num_rounds == 0 or time.monotonic() < until:
+                for outcome in rounds.one():
+                    report.add(outcome)
+                    print(report.line(outcome), flush=True)
+                report.end_round()
+    except AssertionError as error:
+        report.fault = str(error)
+        print(error, file=sys.stderr)
+    asked.report.write_text(report.text())
+    print(report.text())
+    return 0 if report.is_good else 1
+
+
+def _commit() -> str:
+    asked = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

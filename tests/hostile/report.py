@@ -1,0 +1,92 @@
+"""What a soak has seen, as Markdown."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from pathlib import Path
+
+from hostile.rounds import Outcome
+
+SETTLED_S = 600.0
+"""Allocators need a while: growth counts from the first look after that."""
+MAX_GROWTH = 0.05
+
+
+class Report:
+    """Sums over all rounds, and the memory of each process over time."""
+
+    def __init__(self, *, commit: str, seed: int) -> None:
+        self.num_rounds = 0
+        self.fault: str | None = None
+        self._title = f"commit {commit}, seed {seed}, {_processor()}"
+        self._started = time.monotonic()
+        self._sums: dict[str, Counter[str]] = {}
+        self._seconds: Counter[str] = Counter()
+        self._memory: list[tuple[float, dict[str, int]]] = []
+
+    def add(self, outcome: Outcome) -> None:
+        self._sums.setdefault(outcome.name, Counter()).update(outcome.seen)
+        self._seconds[outcome.name] += round(outcome.seconds)
+        self._memory.append((time.monotonic() - self._started, outcome.memory))
+
+    def end_round(self) -> None:
+        self.num_rounds += 1
+
+    def line(self, outcome: Outcome) -> str:
+        sizes = ", ".join(f"{name} {size >> 20} MiB" for name, size in outcome.memory.items())
+        elapsed = self._memory[-1][0]
+        return f"{elapsed:6.0f} s  {outcome.name}: {dict(outcome.seen)}, {outcome.seconds:.0f} s; {sizes}"
+
+    @property
+    def growth(self) -> dict[str, float]:
+        """Of each process since it had settled; nothing if that was not long enough ago."""
+        settled = [sizes for elapsed, sizes in self._memory if elapsed >= SETTLED_S]
+        if len(settled) < 2:
+            return {}
+        return {name: settled[-1][name] / settled[0][name] - 1 for name in settled[0]}
+
+    @property
+    def is_good(self) -> bool:
+        return self.fault is None and all(growth < MAX_GROWTH for growth in self.growth.values())
+
+    def text(self) -> str:
+        elapsed = time.monotonic() - self._started
+        lines = [
+            "# Soak",
+            "",
+            f"{self._title}; {self.num_rounds} whole rounds in {elapsed / 60:.0f} minutes",
+            "",
+            "| Attack | Seconds | Seen |",
+            "|---|---|---|",
+        ]
+        for name, seen in self._sums.items():
+            told = ", ".join(f"{what} {number}" for what, number in sorted(seen.items()))
+            lines.append(f"| {name} | {self._seconds[name]} | {told} |")
+        lines += ["", "| Minute | " + " | ".join(f"{name}, MiB" for name in self._names()) + " |"]
+        lines.append("|---|" + "---|" * len(self._names()))
+        lines += [
+            f"| {elapsed / 60:.0f} | " + " | ".join(str(sizes[name] >> 20) for name in self._names()) + " |"
+            for elapsed, sizes in self._every_ten_minutes()
+        ]
+        growth = ", ".join(f"{name} {value:+.1%}" for name, value in self.growth.items())
+        lines += ["", f"Growth since minute {SETTLED_S / 60:.0f}: {growth or 'the soak was too short'}.", ""]
+        lines.append(f"**Fault**: {self.fault}" if self.fault else "Nothing was held, lost or answered twice.")
+        return "\n".join(lines) + "\n"
+
+    def _names(self) -> list[str]:
+        return list(self._memory[0][1]) if self._memory else []
+
+    def _every_ten_minutes(self) -> list[tuple[float, dict[str, int]]]:
+        chosen: list[tuple[float, dict[str, int]]] = []
+        for look in self._memory:
+            if not chosen or look[0] - chosen[-1][0] >= 600 or look is self._memory[-1]:
+                chosen.append(look)
+        return chosen
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.processor()

@@ -1,0 +1,97 @@
+"""One round of every attack on one server; after each of them everything must be as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+from hostile.attacks.bodies import random_bodies
+from hostile.attacks.grpc_calls import grpc_calls
+from hostile.attacks.launches import damaged_folders, interrupted_launches
+from hostile.attacks.leaving import leaving_clients
+from hostile.attacks.mixed_load import MixedLoad
+from hostile.attacks.overload import overload
+from hostile.attacks.sockets import raw_bytes
+from hostile.attacks.workers import killed_workers
+from hostile.invariants import Invariants
+from hostile.random_bodies import MARK
+from hostile.target import KEY, Target
+
+_TRACEBACK = "Traceback (most recent call last)"
+_UNREADABLE = re.compile(re.escape(_TRACEBACK) + r"[^Z]*?protobuf\.message\.DecodeError")
+"""gRPC's own record of a message that is none; no time of a later record lies in it."""
+Attack = Callable[[Target, random.Random, int], Awaitable[Counter[str]]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of each attack is in a round: requests, connections, calls or starts; of the mixed load seconds."""
+
+    bodies: int
+    raw: int
+    leaving: int
+    grpc: int
+    workers: int
+    overload: int
+    mixed_seconds: int
+    launches: int
+    folders: int
+
+
+@dataclass
+class Outcome:
+    """One attack of one round."""
+
+    name: str
+    seconds: float
+    seen: Counter[str]
+    memory: dict[str, int] = field(default_factory=dict)
+
+
+class Rounds:
+    """Attacks on one target. Every random choice follows from the seed; the server's timing does not."""
+
+    def __init__(self, target: Target, seed: int, sizes: Sizes, mixed: MixedLoad | None = None) -> None:
+        self._target = target
+        self._source = random.Random(seed)
+        self._log_read = 0
+        self._invariants = Invariants(target.server, {"authorization": f"Bearer {KEY}"})
+        self._attacks: list[tuple[str, Attack, int]] = [
+            ("random bodies", random_bodies, sizes.bodies),
+            ("raw bytes", raw_bytes, sizes.raw),
+            ("clients that leave", leaving_clients, sizes.leaving),
+            ("gRPC calls", grpc_calls(self._invariants.socket), sizes.grpc),
+            ("killed workers", killed_workers, sizes.workers),
+            ("overload", overload, sizes.overload),
+            ("mixed load", mixed or MixedLoad(), sizes.mixed_seconds),
+            ("interrupted launches", interrupted_launches, sizes.launches),
+            ("damaged model folders", damaged_folders, sizes.folders),
+        ]
+
+    def one(self) -> Iterator[Outcome]:
+        """Raises AssertionError as soon as something is not as it should be."""
+        for name, attack, count in self._attacks:
+            if count == 0:
+                continue
+            started = time.monotonic()
+            seen = asyncio.run(self._run(attack, count))
+            seconds = time.monotonic() - started
+            self._invariants.check()
+            self._check_log()
+            yield Outcome(name, seconds, seen, self._invariants.memory_of_all())
+
+    async def _run(self, attack: Attack, count: int) -> Counter[str]:
+        return await attack(self._target, self._source, count)
+
+    def _check_log(self) -> None:
+        end = self._target.server.log_size()
+        log = _UNREADABLE.sub("", self._target.server.log(self._log_read))
+        self._log_read = end
+        for word in (KEY, MARK, _TRACEBACK):
+            position = log.find(word)
+            assert position < 0, f"{word!r} is in the log: {log[max(0, position - 500) : position + 1500]}"

@@ -1,0 +1,75 @@
+"""The server under attack: every bound is small, so that each is reached."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from support.launched import sabotaged
+from support.running_server import RunningServer, running_server
+
+KEY = "key-marker-5b1f0c"
+"""In every request; never in an answer or in the log."""
+CONCURRENT = 96
+ANSWER_LIMIT_S = 240.0
+"""Longer means a hang."""
+_OPTIONS = (
+    "--api-key", KEY, "--dtype", "float32", "--max-concurrent-requests", str(CONCURRENT), "--max-total-tokens", "1600",
+    "--max-input-tokens", "1000", "--max-batch-prefill-tokens", "1600", "--max-batch-total-tokens", "3200",
+)  # fmt: skip
+_ENVIRON = {
+    "HEAD_TIMEOUT_SECONDS": "2",
+    "BODY_TIMEOUT_SECONDS": "2",
+    "STALLED_CLIENT_SECONDS": "5",
+    "MAX_UNREAD_BYTES": "100000",
+    "KEEP_ALIVE_SECONDS": "10",
+    "KSERVE_API": "true",
+}
+
+
+# A request that fits with 1024 new tokens reserves them all and is never preempted. With fewer, requests of some
+# hundred tokens run out of blocks, many times a second.
+_RESERVE_LESS = """
+import sys
+if "router" in sys.orig_argv:
+    from router.scheduling.queue import request_queue
+    request_queue.RESERVED_NEW_TOKENS = 64
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an attack needs to know."""
+
+    server: RunningServer
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def raw_headers(self) -> str:
+        """Of a request written by hand."""
+        return f"authorization: Bearer {KEY}\r\n"
+
+    def client(self) -> httpx.AsyncClient:
+        """With as many connections as are asked for, none of them kept as long as the server keeps them."""
+        return httpx.AsyncClient(
+            base_url=self.server.url,
+            timeout=ANSWER_LIMIT_S,
+            headers={"authorization": f"Bearer {KEY}"},
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=2.0),
+        )
+
+
+@contextlib.contextmanager
+def target() -> Iterator[Target]:
+    """The demo model with a cache that four long answers fill."""
+    with tempfile.TemporaryDirectory(prefix="tercet-hostile-") as folder:
+        environ = _ENVIRON | sabotaged(Path(folder), _RESERVE_LESS)
+        with running_server("demo", *_OPTIONS, environ=environ) as server:
+            yield Target(server)

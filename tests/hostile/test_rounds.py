@@ -1,0 +1,25 @@
+"""A short form of `make soak`: one round of each attack, the same checks."""
+
+from __future__ import annotations
+
+import pytest
+from hostile.attacks.mixed_load import MixedLoad
+from hostile.rounds import Rounds, Sizes
+from hostile.target import target
+from support.effort import examples
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.random
+def test_one_round() -> None:
+    sizes = Sizes(
+        bodies=examples(250, 2000), raw=examples(48, 400), leaving=examples(100, 500), grpc=100, workers=2,
+        overload=examples(0, 300), mixed_seconds=examples(4, 20), launches=examples(0, 2), folders=examples(1, 6),
+    )  # fmt: skip
+    mixed = MixedLoad(num_long=examples(3, 12), num_short=examples(9, 28), long_tokens=(150, 300))
+    with target() as attacked:
+        seen = {outcome.name: outcome.seen for outcome in Rounds(attacked, seed=7, sizes=sizes, mixed=mixed).one()}
+    assert seen["random bodies"]["200"] > 20 and seen["random bodies"]["422"] > 20
+    assert seen["mixed load"]["compared"] > 50 and seen["mixed load"]["preempted"] > 0
+    assert seen["killed workers"]["killed"] > 0
