@@ -10,6 +10,7 @@ import argparse
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from hostile.report import Report
@@ -37,9 +38,9 @@ def main() -> int:
                     report.add(outcome)
                     print(report.line(outcome), flush=True)
                 report.end_round()
-    except AssertionError as error:
-        report.fault = str(error)
-        print(error, file=sys.stderr)
+    except Exception as error:
+        report.fault = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
     asked.report.write_text(report.text())
     print(report.text())
     return 0 if report.is_good else 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 
 import psutil
 from hostile.answers import check
+from hostile.invariants import worker_processes
 from hostile.target import Target
 
 
@@ -25,9 +27,9 @@ async def killed_workers(target: Target, source: random.Random, count: int) -> C
 
 
 def _kill(target: Target, source: random.Random) -> int:
-    family = psutil.Process(target.server.process.pid).children(recursive=True)
-    workers = [p for p in family if any(word.endswith(".worker") for word in p.cmdline())]
+    workers = worker_processes(psutil.Process(target.server.process.pid))
     chosen = [worker for worker in workers if source.random() < 0.7]
     for worker in chosen:
-        worker.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
     return len(chosen)
