@@ -142,7 +142,9 @@ def _agreed_step(
     engine.set_cache(None)
     use = _left(plan)
     tokens = request.max_prefill_tokens
-    logger.warning("Memory was short in a warm-up with %d tokens of prompts: %s\n%s", tokens, short, use.table())
+    logger.warning(
+        "Memory was short in a warm-up with %d tokens of prompts: %s\nMemory in MiB\n%s", tokens, short, use.table()
+    )
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens` ({use.line()})"
     ) from short
@@ -188,7 +190,7 @@ def _report_memory(
         )
     logger.log(
         logging.INFO if world.rank == 0 else logging.DEBUG,
-        "%s",
+        "Memory in MiB\n%s",
         use.table(
             f"{cache.num_blocks} blocks of {engine.options.block_size} tokens",
             f"the largest step, {request.max_prefill_tokens} tokens of prompts",

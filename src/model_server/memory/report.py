@@ -24,10 +24,9 @@ class MemoryUse:
 
     def table(self, cache_note: str = "", step_note: str = "") -> str:
         """A line for each use, in MiB."""
-        lines = [
+        return "\n".join(
             f"{name:<12}{size / _MIB:>10.1f}  {note}".rstrip() for name, size, note in self._rows(cache_note, step_note)
-        ]
-        return "\n".join(["Memory in MiB", *lines])
+        )
 
     def line(self) -> str:
         """The same in a few words."""
