@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.requests import Request
 
-from router.api.http.body import BodyType, read_body
+from router.api.http.body import LARGE_BODY, BodyType, read_body, read_one_of
 from router.config import RouterConfig
 from router.generation.inference import Inference
 from router.limits import ShardInfo
 from router.openai.template.template import ChatTemplate
+from router.schemas.base import Body
+from router.worker.lane import Lanes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +30,17 @@ class AppState:
     git_sha: str | None = None
     docker_label: str | None = None
     """What an image was built from, and its name: empty outside of one."""
+    bodies: Lanes = field(default_factory=partial(Lanes, "bodies", large_from=LARGE_BODY))
+    """Work on bodies that would hold up the event loop."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def read(self, request: Request, body_type: type[BodyType]) -> BodyType:
         """The checked body, within `--payload-limit`. Raises BodyError, or ClientDisconnect if the client left."""
-        return await read_body(request, body_type, limit=self.config.payload_limit)
+        return await read_body(request, body_type, limit=self.config.payload_limit, large=self.bodies.large)
+
+    async def read_one_of(self, request: Request, *body_types: type[Body]) -> Body:
+        """The checked body as the first of several types that fits."""
+        return await read_one_of(request, *body_types, limit=self.config.payload_limit, large=self.bodies.large)
 
     def count_request(self) -> None:
         """Each request for a generation, once its body is read."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -16,7 +15,7 @@ from router.api.errors import openai_event_body, public_error
 from router.api.http import sse
 from router.api.http.disconnect import cancel_on_disconnect
 from router.api.http.headers import json_headers, stream_headers
-from router.api.json_out import JsonResponse
+from router.api.json_out import JsonResponse, dumps
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
 from router.errors import RouterError, ValidationError
@@ -39,6 +38,7 @@ from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
 routes = Routes("Chat", is_fast=True)
 
 _MANY_MESSAGES = 500
+_BYTES_OF_A_MESSAGE = 100  # at least, and what takes time is their number
 
 
 @routes.answers(
@@ -120,7 +120,8 @@ class Chat:
         try:
             # Schemas and long chats may take a tenth of a second to go through.
             if tools is not None or len(body.messages) > _MANY_MESSAGES:
-                turns, listed, grammar = await asyncio.to_thread(_prepared, body, tools)
+                work = partial(_prepared, body, tools)
+                turns, listed, grammar = await self.state.bodies.run(_cost(body), work)
             else:
                 turns, listed, grammar = _prepared(body, tools)
             prompt = await self._template.render(
@@ -129,6 +130,12 @@ class Chat:
         except RouterError as error:
             raise self._inference.refused(error) from None
         return request_of(body, prompt, grammar)
+
+
+def _cost(body: ChatBody) -> int:
+    """About the bytes that `_prepared` goes through."""
+    schemas = (tool.function.schema_of_parameters for tool in body.tools or ())
+    return len(body.messages) * _BYTES_OF_A_MESSAGE + sum(len(dumps(schema)) for schema in schemas)
 
 
 def _prepared(

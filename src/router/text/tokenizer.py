@@ -7,22 +7,19 @@ tokenizer.json, and truncation is the tokenizer's own, from the left, special to
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
 from router.errors import StartupError, ValidationError
 from router.text.spans import TokenSpans
 from router.text.token_bound import token_bound
-from router.worker.lane import Lane
+from router.worker.lane import Lanes
 from wire.model_files import read_tokenizer
 from wire.text.tokenizer_failure import reason_of
 from wire.tokenizer_file import num_ids
-
-T = TypeVar("T")
 
 # Up to this length encoding costs the loop about as much (1 us a character) as a hop to a thread and back (60-90 us of
 # the loop's time), and saves the wait for the thread.
@@ -52,8 +49,7 @@ class PromptTokenizer:
         self._on_loop = tokenizer
         self._source = tokenizer.to_str()
         self._per_thread = threading.local()
-        self._short = Lane("tokenizer", num_threads=num_workers)
-        self._long = Lane("tokenizer-long")
+        self._lanes = Lanes("tokenizer", large_from=LONG_CHARACTERS, num_threads=num_workers)
         self._ids_with_gaps = None if len(ids) == self.vocab_size else ids
         self._bound = token_bound(tokenizer)
 
@@ -72,7 +68,7 @@ class PromptTokenizer:
         """The ids of a prompt, at most the last `truncate` of them."""
         if len(text) <= _INLINE_CHARACTERS:
             return _ids(self._on_loop, text, add_special_tokens, truncate)
-        return await self._run(len(text), partial(self._encode, text, add_special_tokens, truncate))
+        return await self._lanes.run(len(text), partial(self._encode, text, add_special_tokens, truncate))
 
     def fewest_tokens(self, text: str) -> int:
         """A text has at least this many tokens; 0 where that cannot be known without cutting it."""
@@ -86,27 +82,22 @@ class PromptTokenizer:
 
     async def spans(self, text: str, *, add_special_tokens: bool) -> TokenSpans:
         """Every token of a text with its place."""
-        return await self._run(len(text), partial(self._spans, text, add_special_tokens))
+        return await self._lanes.run(len(text), partial(self._spans, text, add_special_tokens))
 
     async def offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Where each token of a text begins, in characters; added special tokens are at 0."""
-        return await self._run(len(text), partial(self._offsets, text, add_special_tokens))
+        return await self._lanes.run(len(text), partial(self._offsets, text, add_special_tokens))
 
     async def text_of(self, ids: Sequence[int]) -> tuple[str, bool]:
         """The text of ids, special tokens included, and whether it has exactly these tokens when it is cut again."""
-        return await self._run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._text, list(ids)))
+        return await self._lanes.run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._text, list(ids)))
 
     async def offsets_of_ids(self, ids: Sequence[int]) -> list[int]:
         """Where each of the tokens begins in `text_of(ids)`, in characters."""
-        return await self._run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._offsets_of_ids, list(ids)))
+        return await self._lanes.run(_CHARACTERS_OF_AN_ID * len(ids), partial(self._offsets_of_ids, list(ids)))
 
     def close(self) -> None:
-        self._short.close()
-        self._long.close()
-
-    async def _run(self, num_characters: int, work: Callable[[], T]) -> T:
-        lane = self._short if num_characters <= LONG_CHARACTERS else self._long
-        return await lane.run(num_characters, work)
+        self._lanes.close()
 
     @property
     def _tokenizer(self) -> Tokenizer:

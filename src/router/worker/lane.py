@@ -105,3 +105,22 @@ class Lane:
         if work is not None:
             self._waiting_cost -= job.cost
         return work
+
+
+class Lanes:
+    """A lane for ordinary jobs and one for those that cost more than `large_from`, in a thread of its own."""
+
+    def __init__(self, name: str, *, large_from: int, num_threads: int = 1) -> None:
+        self.ordinary = Lane(name, num_threads=num_threads)
+        self.large = Lane(f"{name}-large")
+        self._large_from = large_from
+
+    async def run(self, cost: int, work: Callable[[], T]) -> T:
+        """See Lane."""
+        lane = self.large if cost > self._large_from else self.ordinary
+        return await lane.run(cost, work)
+
+    def close(self) -> None:
+        """See Lane."""
+        self.ordinary.close()
+        self.large.close()

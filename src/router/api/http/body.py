@@ -1,16 +1,16 @@
 """Reads and checks a request body: content type, size, JSON syntax, shape; in that order.
 
 JSON here is stricter than Python's: no NaN or Infinity, no key twice, no number outside of 64 bits, no lone surrogate,
-no nesting beyond 128 levels (serde's limit, which TGI has).
+no nesting beyond 128 levels (serde's limit, which TGI has), not more than 200,000 objects and arrays.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -18,13 +18,18 @@ import pydantic
 from starlette.requests import ClientDisconnect, Request
 
 from router.api.errors import BodyError
+from router.api.http.disconnect import cancel_on_disconnect
 from router.schemas.base import Body
 from router.schemas.unknown import UnknownNames
+from router.worker.lane import Lane
 
 BodyType = TypeVar("BodyType", bound=Body)
 
 _MAX_DEPTH = 128
-_LARGE = 64 * 1024  # parsed off the event loop: two megabytes of `{},` take most of a second
+# Parsed off the event loop, one at a time: each thread that computes makes the loop wait for the interpreter.
+LARGE_BODY = 64 * 1024
+# Of objects and arrays. The garbage collector goes through all of them in one go, 20 ms for this many.
+_MAX_CONTAINERS = 200_000
 _MAX_DIGITS = 20  # of 2**64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
@@ -37,22 +42,28 @@ class _ShapeError(ValueError):
     """Valid syntax that no body can have; answered with 422."""
 
 
-async def read_body(request: Request, body_type: type[BodyType], *, limit: int) -> BodyType:
-    """The checked body. Raises BodyError, or ClientDisconnect if the client left before it was complete."""
+async def read_body(request: Request, body_type: type[BodyType], *, limit: int, large: Lane) -> BodyType:
+    """The checked body. `large` is where large ones are parsed.
+
+    Raises BodyError, OverloadedError while too many large ones wait, or ClientDisconnect if the client left before it
+    was complete.
+    """
     raw = await _read_json(request, limit)
-    if len(raw) > _LARGE:
-        return await asyncio.to_thread(_checked, raw, body_type)
+    if len(raw) > LARGE_BODY:
+        return await cancel_on_disconnect(request.receive, large.run(len(raw), partial(_checked, raw, body_type)))
     return _checked(raw, body_type)
 
 
-async def read_one_of(request: Request, *body_types: type[Body], limit: int) -> Body:
-    """The body as the first of several types that fits. Each is known by its one required member.
+async def read_one_of(request: Request, *body_types: type[Body], limit: int, large: Lane) -> Body:
+    """As `read_body`, the first of several types that fits. Each is known by its one required member.
 
     Raises BodyError with the fault of the first type whose required member is there.
     """
     raw = await _read_json(request, limit)
-    if len(raw) > _LARGE:
-        return await asyncio.to_thread(_checked_one_of, raw, body_types)
+    if len(raw) > LARGE_BODY:
+        return await cancel_on_disconnect(
+            request.receive, large.run(len(raw), partial(_checked_one_of, raw, body_types))
+        )
     return _checked_one_of(raw, body_types)
 
 
@@ -120,7 +131,7 @@ def parse_json(raw: bytes) -> Any:
     """Raises BodyError 400 for wrong syntax, 422 for what JSON allows and no request may hold."""
     try:
         if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH:
-            _check_depth(raw)
+            _check_structure(raw)
         if _SURROGATE.search(raw):
             orjson.loads(raw)  # refuses half pairs, which Python's parser lets through
         return _DECODER.decode(raw.decode().removeprefix("\ufeff"))
@@ -131,15 +142,18 @@ def parse_json(raw: bytes) -> Any:
         raise BodyError(400, "bad_request", f"Failed to parse the request body as JSON: {_clean(detail)}") from None
 
 
-def _check_depth(raw: bytes) -> None:
+def _check_structure(raw: bytes) -> None:
     """Counts brackets outside of strings."""
-    depth = 0
+    depth = num_containers = 0
     for match in _BRACKETS.finditer(raw):
         token = match[0]
         if token in (b"[", b"{"):
             depth += 1
+            num_containers += 1
             if depth > _MAX_DEPTH:
                 raise ValueError("nested too deeply")
+            if num_containers > _MAX_CONTAINERS:
+                raise _ShapeError(f"more than {_MAX_CONTAINERS} objects and arrays")
         elif token in (b"]", b"}"):
             depth -= 1
 

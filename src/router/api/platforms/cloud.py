@@ -10,7 +10,6 @@ from starlette.responses import Response
 from router.api import chat, completions, generate
 from router.api.app_state import AppState, state_of
 from router.api.errors import BodyError
-from router.api.http.body import read_one_of
 from router.api.json_out import JsonResponse
 from router.api.platforms.batch import BatchItem, item_of, texts_of
 from router.api.routes import Routes
@@ -36,7 +35,7 @@ routes = Routes("Platforms")
 async def invocations(request: Request) -> Response:
     """`inputs` are answered as by `/`, `messages` as by the chat route, a `prompt` as by the completions route."""
     state = state_of(request)
-    body = await read_one_of(request, CompatBody, ChatBody, CompletionBody, limit=state.config.payload_limit)
+    body = await state.read_one_of(request, CompatBody, ChatBody, CompletionBody)
     if isinstance(body, CompatBody):
         return await generate.answer_compat(request, state, body)
     if isinstance(body, ChatBody):

@@ -49,7 +49,7 @@ async def test_too_much_text_at_once_is_overload(router: Router, monkeypatch: py
     async def full(*_: object) -> None:
         raise OverloadedError(7)
 
-    monkeypatch.setattr(router.tokenizer._long, "run", full)
+    monkeypatch.setattr(router.tokenizer._lanes.large, "run", full)
     for path in ("/tokenize", "/generate"):
         answer = await router.post(path, {"inputs": "dog " * LONG_CHARACTERS, "parameters": {"truncate": 5}})
         assert answer.status_code == 429 and answer.headers["retry-after"] == "7"

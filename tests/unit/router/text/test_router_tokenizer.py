@@ -109,7 +109,7 @@ async def test_a_long_prompt_does_not_hold_up_the_loop(prompts: PromptTokenizer)
 
 async def test_short_texts_do_not_wait_for_long_ones(prompts: PromptTokenizer) -> None:
     begun, gate = threading.Event(), threading.Event()
-    blocking = asyncio.create_task(prompts._long.run(0, lambda: begun.set() or gate.wait(60)))
+    blocking = asyncio.create_task(prompts._lanes.large.run(0, lambda: begun.set() or gate.wait(60)))
     await until(begun.is_set)
     long = asyncio.create_task(prompts.encode("dog " * LONG_CHARACTERS, add_special_tokens=True, truncate=5))
     for text in ("dog " * 100, "dog " * (LONG_CHARACTERS // 4)):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from router_fakes import Router
 
+from router.api.http import body as body_module
+from router.api.http.body import LARGE_BODY
 from router.config import RouterConfig
 
 MakeRouter = Callable[..., Router]
@@ -79,6 +83,30 @@ async def test_a_megabyte_without_a_space(router: Router) -> None:
     assert answer.status_code == 422 and "or more `inputs` tokens" in answer.json()["error"]
     answer = await router.post("/generate", {"inputs": "x" * 1_000_000, "parameters": {"truncate": 7}})
     assert answer.status_code == 200 and router.scheduler.last.input_length == 7
+
+
+async def test_more_objects_than_the_collector_can_go_through_quickly(router: Router) -> None:
+    body = await refused(router, "/generate", b'{"inputs":"x","a":[' + b"[]," * 200_000 + b"1]}", 422)
+    assert "more than 200000 objects and arrays" in body["error"]
+    in_a_text = {"inputs": "[" * 250_000, "parameters": {"truncate": 7}}
+    assert (await router.post("/generate", in_a_text)).status_code == 200
+
+
+async def test_large_bodies_are_parsed_one_at_a_time_and_beside_the_others(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    checked = body_module._checked
+
+    def watched(raw: bytes, body_type: type[Any]) -> Any:
+        parsed.append(threading.current_thread().name)
+        return checked(raw, body_type)
+
+    monkeypatch.setattr(body_module, "_checked", watched)
+    large = {"inputs": "x " * LARGE_BODY, "parameters": {"truncate": 7}}
+    answers = await asyncio.gather(*(router.post("/generate", body) for body in (large, large, {"inputs": "x"}, large)))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert len(parsed) == 4 and parsed.count(threading.current_thread().name) == 1 and len(set(parsed)) == 2
 
 
 async def test_content_types(router: Router) -> None:
