@@ -12,7 +12,7 @@ import torch
 from model_server.cpp.compile import CompileError, compiled
 from model_server.cpp.config import SWITCH, are_switched_off
 from model_server.cpp.openmp import entry_points
-from model_server.cpp.structs import FUNCTIONS
+from model_server.cpp.structs import FUNCTIONS, WITHOUT_STATUS
 
 D = TypeVar("D", bound=ctypes.CDLL)
 logger = logging.getLogger(__name__)
@@ -54,8 +54,15 @@ def _declared(loaded: D) -> D:
     for name, arguments in FUNCTIONS.items():
         function = getattr(loaded, name)
         function.argtypes = arguments
-        function.restype = ctypes.c_long if name == "cpp_panel" else None
+        function.restype = None if name == "cpp_init" else ctypes.c_long
+        if name not in WITHOUT_STATUS:
+            function.errcheck = _checked
     return loaded
+
+
+def _checked(status: int, function: object, arguments: object) -> None:
+    if status:
+        raise MemoryError("a C++ operator found no memory for its scratch")
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:

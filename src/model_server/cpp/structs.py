@@ -102,7 +102,8 @@ class StackStepStruct(ctypes.Structure):
     ]
 
 
-# Arguments of every function of operators.cpp; none but `cpp_panel` gives something back.
+WITHOUT_STATUS = ("cpp_init", "cpp_panel")
+# Arguments of every function of operators.cpp; all others return 0, or 1 where there was no memory.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cpp_init": (c_void_p,) * 4,
     "cpp_panel": (),

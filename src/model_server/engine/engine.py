@@ -290,7 +290,7 @@ class Engine:
         runs out of memory leaves the others inside a collective, so it must end."""
         try:
             yield
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             if running is not None:
                 self._lose(running, step)
                 self._stepper.drop_tensors(running)

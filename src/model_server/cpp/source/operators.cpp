@@ -1,4 +1,5 @@
-// The C interface: pointers to torch's memory, called through ctypes. `type`: 0 float32, 1 bfloat16.
+// The C interface: pointers to torch's memory, called through ctypes. `type`: 0 float32, 1 bfloat16. Operators return 0,
+// or 1 where there was no memory for their own scratch: their output is then worth nothing.
 #include <algorithm>
 #include <vector>
 
@@ -25,9 +26,23 @@ template <class F> void over_rows(long rows, long width, const F& work) {
     }, limit);
 }
 
-template <class F> void with_type(long type, const F& run) {
-    if (type == 0) run(float{});
-    else run(bf16{});
+constexpr long DONE = 0, NO_MEMORY = 1;
+
+// No exception may leave for Python: it would end the process.
+template <class F> long status_of(const F& run) {
+    try {
+        run();
+        return DONE;
+    } catch (const std::bad_alloc&) {
+        return NO_MEMORY;
+    }
+}
+
+template <class F> long with_type(long type, const F& run) {
+    return status_of([&] {
+        if (type == 0) run(float{});
+        else run(bf16{});
+    });
 }
 }  // namespace
 
@@ -43,8 +58,8 @@ void cpp_init(void* parallel_pointer, void* number, void* size, void* most) {
 long cpp_panel() { return PANEL; }
 
 // weight [outputs, inputs] -> out [outputs filled up to whole panels, inputs].
-void cpp_pack(long type, const void* weight, void* out, long outputs, long inputs) {
-    with_type(type, [&](auto zero) {
+long cpp_pack(long type, const void* weight, void* out, long outputs, long inputs) {
+    return with_type(type, [&](auto zero) {
         using T = decltype(zero);
         parallel([&](Team team) {
             long first, last;
@@ -55,9 +70,9 @@ void cpp_pack(long type, const void* weight, void* out, long outputs, long input
 }
 
 // out [rows, outputs] = x @ matrix.T + bias; float32 whatever the type if `wide`.
-void cpp_linear(long type, const void* panels, const void* bias, long outputs, long inputs, const void* x, long stride,
+long cpp_linear(long type, const void* panels, const void* bias, long outputs, long inputs, const void* x, long stride,
                    long rows, void* out, long wide) {
-    with_type(type, [&](auto zero) {
+    return with_type(type, [&](auto zero) {
         using T = decltype(zero);
         Matrix<T> m = {static_cast<const T*>(panels), static_cast<const T*>(bias), outputs, inputs};
         // A product of few numbers is over before a second thread has woken up.
@@ -76,9 +91,9 @@ void cpp_linear(long type, const void* panels, const void* bias, long outputs, l
 }
 
 // out = norm(x) [rows, n], each row with weight row (r % heads); with `added`, x += added first.
-void cpp_rms_norm(long type, void* x, const void* added, const float* weight, long heads, float eps, void* out, long rows,
+long cpp_rms_norm(long type, void* x, const void* added, const float* weight, long heads, float eps, void* out, long rows,
                      long n) {
-    with_type(type, [&](auto zero) {
+    return with_type(type, [&](auto zero) {
         using T = decltype(zero);
         over_rows(rows, n, [&](long r) {
             T* row = static_cast<T*>(x) + r * n;
@@ -89,8 +104,8 @@ void cpp_rms_norm(long type, void* x, const void* added, const float* weight, lo
 }
 
 // out [rows, n] = silu(gate_up[:, :n]) * gate_up[:, n:]
-void cpp_silu_gated(long type, const void* gate_up, void* out, long rows, long n) {
-    with_type(type, [&](auto zero) {
+long cpp_silu_gated(long type, const void* gate_up, void* out, long rows, long n) {
+    return with_type(type, [&](auto zero) {
         using T = decltype(zero);
         over_rows(rows, 4 * n, [&](long r) {
             const T* gate = static_cast<const T*>(gate_up) + r * 2 * n;
@@ -99,9 +114,9 @@ void cpp_silu_gated(long type, const void* gate_up, void* out, long rows, long n
     });
 }
 
-void cpp_rotate_write(long type, void* qkv, const HeadLayout* layout, const float* turns, void* cache, long row_width,
+long cpp_rotate_write(long type, void* qkv, const HeadLayout* layout, const float* turns, void* cache, long row_width,
                          const int64_t* slots, long rows) {
-    with_type(type, [&](auto zero) {
+    return with_type(type, [&](auto zero) {
         using T = decltype(zero);
         over_rows(rows, layout->qkv_width, [&](long r) {
             rotate_and_write(*layout, static_cast<T*>(qkv) + r * layout->qkv_width,
@@ -111,9 +126,9 @@ void cpp_rotate_write(long type, void* qkv, const HeadLayout* layout, const floa
 }
 
 // Attention of one layer; query and out: see AttentionStep.
-void cpp_attend(long type, const AttentionShape* shape, const Paging* paging, const void* cache, const void* query,
+long cpp_attend(long type, const AttentionShape* shape, const Paging* paging, const void* cache, const void* query,
                    long query_stride, void* out) {
-    with_type(type, [&](auto zero) {
+    return with_type(type, [&](auto zero) {
         using T = decltype(zero);
         Schedule plan(*shape, *paging);
         std::vector<float> values(plan.shared_values(*shape));
@@ -122,23 +137,25 @@ void cpp_attend(long type, const AttentionShape* shape, const Paging* paging, co
                               query_stride, static_cast<T*>(out), values.data(), parts.data()};
         std::atomic<long> next{0};
         parallel([&](Team team) {
-            step.run(next);
+            team.attempt([&] { step.run(next); });
             team.barrier();
-            if (plan.joins()) step.join_all(team);
+            if (plan.joins()) team.attempt([&] { step.join_all(team); });
         });
     });
 }
 
-void cpp_stack(long type, const StackConfig* config, const StackStep* step) {
+long cpp_stack(long type, const StackConfig* config, const StackStep* step) {
     static thread_local Scratch scratch;
-    with_type(type, [&](auto zero) {
+    return with_type(type, [&](auto zero) {
         Stack<decltype(zero)> stack(*config, *step, scratch);
         parallel([&](Team team) { stack.run(team); });
     });
 }
 
 // Of each row of float logits the lowest id of the largest, that logit, and the sum of e^(logit - largest).
-void cpp_greedy(const float* logits, long rows, long width, long stride, int64_t* ids, float* peaks, float* totals) {
-    over_rows(rows, width, [&](long r) { greedy(logits + r * stride, width, ids[r], peaks[r], totals[r]); });
+long cpp_greedy(const float* logits, long rows, long width, long stride, int64_t* ids, float* peaks, float* totals) {
+    return status_of([&] {
+        over_rows(rows, width, [&](long r) { greedy(logits + r * stride, width, ids[r], peaks[r], totals[r]); });
+    });
 }
 }

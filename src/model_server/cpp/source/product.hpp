@@ -18,6 +18,7 @@ struct Scratch {
     char* of(size_t size) {
         if (capacity < size + 64) {
             bytes.reset();
+            capacity = 0;  // should there be no memory
             bytes.reset(new char[size + 64]);
             capacity = size + 64;
         }
@@ -75,7 +76,9 @@ struct Pieces {
 template <class T, class Out, class X>
 void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* out, const Out* onto, Team team,
              std::atomic<long>& next) {
-    const Input<T>* x = rows_as_input<T>(rows_in, stride, rows, m.inputs);
+    const Input<T>* x = nullptr;
+    team.attempt([&] { x = rows_as_input<T>(rows_in, stride, rows, m.inputs); });
+    if (!x) return;
     auto work = [&](long row, long count, long first, long last, long distance) {
         multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.outputs,
                          onto ? onto + row * m.outputs : nullptr, first, last, distance);

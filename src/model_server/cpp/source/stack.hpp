@@ -137,10 +137,10 @@ template <class T> class Stack {
         team.barrier();
         const Schedule& plan = schedule(shape);
         AttentionStep<T, Input<T>> attend{shape, step.paging, plan, cache, qkv, qkv_width, attended, values, parts};
-        attend.run(counters[index * COUNTERS + 1]);
+        team.attempt([&] { attend.run(counters[index * COUNTERS + 1]); });
         team.barrier();
         if (!plan.joins()) return;
-        attend.join_all(team);
+        team.attempt([&] { attend.join_all(team); });
         team.barrier();
     }
 

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <new>
 
 typedef void (*ParallelFunction)(void (*)(void*), void*, unsigned, unsigned);
 extern ParallelFunction parallel_function;  // GOMP_parallel
@@ -48,6 +49,15 @@ class Meeting {
 struct Team {
     int index, size;
     Meeting* meeting;
+    std::atomic<bool>* is_short_of_memory;
+    // For what takes memory: a thread that has none must still come to every barrier, or the others wait for ever.
+    template <class F> void attempt(const F& work) const {
+        try {
+            work();
+        } catch (const std::bad_alloc&) {
+            is_short_of_memory->store(true, std::memory_order_relaxed);
+        }
+    }
     // All threads of the team have come here.
     void barrier() const {
         if (size > 1) meeting->wait(size);
@@ -59,19 +69,26 @@ struct Team {
     }
 };
 
-// Run `body(Team)` on every thread of a team.
+// Run `body(Team)` on every thread of a team. Throws std::bad_alloc afterwards where an attempt of one had no memory;
+// what the body has written is then worth nothing. No exception may leave the body: the runtime would end the process.
 template <class F> void parallel(const F& body, int limit = 1 << 30) {
     int threads = parallel_function ? most_threads_function() : 1;
     if (threads > limit) threads = limit;
-    if (threads <= 1) return body(Team{0, 1, nullptr});
+    std::atomic<bool> is_short_of_memory{false};
     struct Work {
         const F& body;
+        std::atomic<bool>& is_short_of_memory;
         Meeting meeting;
-    } work{body, {}};
-    parallel_function(
-        [](void* data) {
-            auto& work = *static_cast<Work*>(data);
-            work.body(Team{thread_number_function(), team_size_function(), &work.meeting});
-        },
-        &work, unsigned(threads), 0);
+    } work{body, is_short_of_memory, {}};
+    if (threads <= 1) {
+        body(Team{0, 1, nullptr, &is_short_of_memory});
+    } else {
+        parallel_function(
+            [](void* data) {
+                auto& work = *static_cast<Work*>(data);
+                work.body(Team{thread_number_function(), team_size_function(), &work.meeting, &work.is_short_of_memory});
+            },
+            &work, unsigned(threads), 0);
+    }
+    if (is_short_of_memory.load(std::memory_order_relaxed)) throw std::bad_alloc();
 }

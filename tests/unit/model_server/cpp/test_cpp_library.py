@@ -200,3 +200,45 @@ def test_another_default_type_changes_nothing() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(ids, expected[0]) and torch.equal(peaks, expected[1]) and torch.equal(totals, expected[2])
+
+
+SHORT_OF_MEMORY = """
+import ctypes, resource, sys
+import torch
+from model_server.cpp.library import prepared
+from model_server.cpp.structs import AttentionShapeStruct, PagingStruct
+
+torch.set_num_threads(2)
+operators = prepared()
+wide = 2**22
+shape = AttentionShapeStruct(1, 1, wide, wide, wide, 2 * wide, 0, 0, 1.0, 0.0, None, None)
+cache, query, out = torch.ones(2, 2 * wide), torch.ones(2, wide), torch.zeros(1, wide)
+table = torch.zeros(1, 1, dtype=torch.int32)
+
+def attend(queries):
+    lengths, starts = torch.tensor([2], dtype=torch.int32), torch.tensor([0, queries], dtype=torch.int32)
+    paging = PagingStruct(table.data_ptr(), lengths.data_ptr(), starts.data_ptr(), 1, 1, 16)
+    operators.cpp_attend(0, shape, paging, cache.data_ptr(), query.data_ptr(), wide, out.data_ptr())
+
+def used():
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+(torch.ones(1000, 1000) @ torch.ones(1000, 1000)).sum()  # the threads are there
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+for queries in (2, 1):  # a prompt, a single token
+    resource.setrlimit(resource.RLIMIT_AS, (used() + 2**23, hard))
+    try:
+        attend(queries)
+    except MemoryError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+attend(1)
+print(out.unique().tolist())
+"""
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+def test_an_operator_without_memory_for_its_scratch_raises_and_the_next_call_is_served() -> None:
+    ended = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, timeout=300)
+    message = "a C++ operator found no memory for its scratch"
+    assert ended.stdout.splitlines() == [message, message, "[1.0]"], ended.stderr

@@ -87,7 +87,8 @@ def test_top_tokens_that_have_no_text(tiny_tokenizer: Tokenizer, monkeypatch: py
         assert [i for g in said[plain.id] if g.tokens for i in g.tokens.ids] == shard.expected(plain)
 
 
-def test_a_batch_without_memory_ends_alone_and_its_tensors_go(tiny_tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("no memory"), MemoryError("an operator's scratch")])
+def test_a_batch_without_memory_ends_alone_and_its_tensors_go(tiny_tokenizer: Tokenizer, fault: Exception) -> None:
     """Even while somebody still holds the error, whose frames held the step's tensors."""
     taken: list[weakref.ref[torch.Tensor]] = []
 
@@ -96,7 +97,7 @@ def test_a_batch_without_memory_ends_alone_and_its_tensors_go(tiny_tokenizer: To
             activations = torch.zeros(3)
             if self.num_forwards == 2:
                 taken.append(weakref.ref(activations))
-                raise torch.OutOfMemoryError("no memory")
+                raise fault
             return super().forward(inputs, cache)
 
     shard = EngineShard(tiny_tokenizer, runner=Hungry(vocab_size=tiny_tokenizer.vocab_size))
