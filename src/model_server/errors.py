@@ -19,6 +19,17 @@ class ModelServerError(Exception):
     """Base of everything the model server raises on purpose."""
 
 
+def public_text(error: BaseException) -> str:
+    """What the router may pass on to a client: our own words on what a call asked for.
+
+    What ends the process, and what torch, gloo or anything else says, may name paths and addresses: that is for the
+    log, to which the caller writes it.
+    """
+    if isinstance(error, ModelServerError) and not isinstance(error, FatalError):
+        return str(error)
+    return "the model server failed; its log says why"
+
+
 class RequestError(ModelServerError):
     """The call asks for something that cannot be done. Batches that it named may be lost (`BatchStore`)."""
 

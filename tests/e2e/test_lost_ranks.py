@@ -46,6 +46,9 @@ def assert_failed(running: list[Stream]) -> None:
         assert not stream.is_complete
         assert stream.status == 200 and "error" in stream.events[-1]
         assert sum("error" in event for event in stream.events) == 1
+        said = str(stream.events[-1]["error"])  # neither a path nor an address
+        assert "the model server" in said or "no step finished" in said
+        assert "/" not in said and "127.0.0.1" not in said
 
 
 def children(server: RunningServer) -> list[psutil.Process]:

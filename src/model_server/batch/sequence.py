@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from model_server.batch.results import FinishReason, GeneratedText
 from model_server.batch.stopping import StoppingState
-from model_server.errors import RequestError
+from model_server.errors import RequestError, public_text
 from model_server.runner.runner import RequestState
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.row import SamplingRow
 from model_server.text.detokenizer import Detokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,9 @@ class Sequence:
             try:
                 text = self.detokenizer.append(token_id) if self.detokenizer is not None else ""
             except Exception as error:
-                raise RequestError(f"request {self.id}: {type(error).__name__}: {error}") from error
+                if not isinstance(error, RequestError):
+                    logger.exception("the text of request %d cannot be made", self.id)
+                raise RequestError(f"request {self.id}: {public_text(error)}") from error
             if self._end_reason(token_id, text) is not None:
                 raise RequestError(f"request {self.id}: it ends with its resume_ids, nothing is left to generate")
 

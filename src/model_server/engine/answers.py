@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable
 
 import torch
@@ -10,9 +11,11 @@ import torch
 from model_server.batch.extension import Failure
 from model_server.batch.results import Generation, Tokens
 from model_server.batch.sequence import Sequence
-from model_server.errors import RequestError
+from model_server.errors import RequestError, public_text
 from model_server.sampling.sampler import HostSampled
 from model_server.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Answers:
@@ -69,8 +72,9 @@ class Answers:
             else:
                 sequence.disown()
                 self._follow(sequence, host.ids[first + len(sequence.ids) - known : first + count])
-            name = "" if isinstance(error, RequestError) else f"{type(error).__name__}: "
-            return self.error(sequence.id, f"{name}{error}")
+            if not isinstance(error, RequestError):
+                logger.exception("the answer of request %d cannot be made", sequence.id)
+            return self.error(sequence.id, public_text(error))
 
     def _tokens(self, sequence: Sequence, host: HostSampled, first: int, count: int) -> Generation:
         """Its tokens as far as the request goes: what follows its end is dropped.

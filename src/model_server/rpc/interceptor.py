@@ -1,7 +1,8 @@
 """From exceptions to gRPC statuses, in one place.
 
-TGI answers every error with INTERNAL and the exception's text, which the router passes on to the caller. Ours cuts the
-text so that it always fits the trailers: a longer one would turn the call into RESOURCE_EXHAUSTED.
+TGI answers every error with INTERNAL and the exception's text, which the router passes on to the caller. Ours says so
+much only of what a call asked for, and to the router while it starts: its operator reads that. It cuts the text so that
+it always fits the trailers: a longer one would turn the call into RESOURCE_EXHAUSTED.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from urllib.parse import quote
 
 import grpc
 
-from model_server.errors import FatalError, ModelServerError
+from model_server.errors import FatalError, ModelServerError, public_text
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,9 @@ A = TypeVar("A")
 
 # Bytes that an error text may take in its percent-encoded form (gRPC's metadata limit is 8 KiB in all).
 MAX_ENCODED_TEXT = 4096
+
+
+_AT_START = frozenset({"Info", "ServiceDiscovery", "Warmup"})
 
 
 def is_fatal(error: BaseException) -> bool:
@@ -60,7 +64,8 @@ def answering_errors(
         except Exception as error:
             expected = isinstance(error, ModelServerError)
             logger.error("%s failed: %s", method.__name__, error, exc_info=None if expected else error)
-            await context.abort(grpc.StatusCode.INTERNAL, fit_text(str(error) or type(error).__name__))
+            text = str(error) or type(error).__name__ if method.__name__ in _AT_START else public_text(error)
+            await context.abort(grpc.StatusCode.INTERNAL, fit_text(text))
             raise AssertionError("abort does not return") from error
 
     return wrapped

@@ -22,7 +22,7 @@ _CHANNEL_OPTIONS = [
 ]
 
 # Nothing more can be expected of a shard that answers so: it is gone, or it does not answer at all.
-_PUBLIC = {
+_GONE = {
     grpc.StatusCode.UNAVAILABLE: "the model server cannot be reached",
     grpc.StatusCode.DEADLINE_EXCEEDED: "the model server did not answer in time",
     grpc.StatusCode.CANCELLED: "the model server has stopped",
@@ -77,6 +77,6 @@ class _Answer:
         except grpc.aio.AioRpcError as error:
             code = error.code()
             detail = error.details() or code.name
-            # gRPC's own message about a connection names sockets, which clients must not see.
-            message = _PUBLIC.get(code, detail)
-            raise ShardError(message, fatal=code in _PUBLIC, detail=f"{self._rpc}: {detail}") from error
+            # With INTERNAL shards answer what callers may read. Other texts are gRPC's own, and may name sockets.
+            public = detail if code is grpc.StatusCode.INTERNAL else f"the model server failed ({code.name})"
+            raise ShardError(_GONE.get(code, public), fatal=code in _GONE, detail=f"{self._rpc}: {detail}") from error

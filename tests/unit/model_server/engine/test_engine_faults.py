@@ -53,7 +53,11 @@ def _grammar(sequence: Sequence) -> None:
 @pytest.mark.parametrize("step", [0, 3])
 @pytest.mark.parametrize("budget", [None, 16])
 def test_only_the_request_at_fault_fails(
-    tiny_tokenizer: Tokenizer, hook: Callable[[Sequence], None], step: int, budget: int | None
+    tiny_tokenizer: Tokenizer,
+    caplog: pytest.LogCaptureFixture,
+    hook: Callable[[Sequence], None],
+    step: int,
+    budget: int | None,
 ) -> None:
     with torch.inference_mode():
         shard = EngineShard(tiny_tokenizer, budget=budget)
@@ -69,7 +73,8 @@ def test_only_the_request_at_fault_fails(
             results.append(shard.decode(0))
         said = generations_of(*results)
         errors = [generation.error for generation in said.pop(faulty.id) if generation.error is not None]
-        assert len(errors) == 1 and "a bug" in errors[0], errors
+        assert errors == ["the model server failed; its log says why"]
+        assert caplog.text.count("KeyError: 'a bug'") == 1
         got = {id_: [i for g in generations for i in g.tokens.ids] for id_, generations in said.items() if generations}
         assert got == {request.id: shard.expected(request) for request in (before, after)}
         again = shard.request([1, 2], STEPS)

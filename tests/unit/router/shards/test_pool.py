@@ -103,6 +103,20 @@ async def test_errors_carry_what_the_shard_said(prefix):
         await pool.close()
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED])
+async def test_what_grpc_itself_says_is_for_the_log(prefix, code):
+    shard = FakeShard()
+    async with serve(shard, prefix=prefix) as path:
+        pool = await started(path)
+        shard.failure = lambda rpc, request: ShardFailure("/grpc/pair.cc:534 Socket closed", code=code)
+        with pytest.raises(ShardError) as caught:
+            await pool.health()
+        assert str(caught.value) == f"the model server failed ({code.name})"
+        assert not caught.value.fatal
+        assert caught.value.detail == "Health: /grpc/pair.cc:534 Socket closed"
+        await pool.close()
+
+
 async def test_nobody_listens(prefix):
     with pytest.raises(ShardError) as caught:
         await ShardPool.discover(prefix + "-0")
