@@ -8,9 +8,10 @@ from functools import partial
 
 from starlette.requests import Request
 
-from router.api.http.body import LARGE_BODY, BodyType, read_body, read_one_of
+from router.api.http.body import LARGE_BODY, BodyType, LargeBodies, read_body, read_one_of
 from router.config import RouterConfig
 from router.generation.inference import Inference
+from router.generation.parsed_bodies import ParsedBodies
 from router.limits import ShardInfo
 from router.openai.template.template import ChatTemplate
 from router.schemas.base import Body
@@ -32,15 +33,20 @@ class AppState:
     """What an image was built from, and its name: empty outside of one."""
     bodies: Lanes = field(default_factory=partial(Lanes, "bodies", large_from=LARGE_BODY))
     """Work on bodies that would hold up the event loop."""
+    parsed_bodies: ParsedBodies = field(default_factory=ParsedBodies)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def large_bodies(self) -> LargeBodies:
+        return LargeBodies(self.bodies.large, self.parsed_bodies)
 
     async def read(self, request: Request, body_type: type[BodyType]) -> BodyType:
         """The checked body, within `--payload-limit`. Raises BodyError, or ClientDisconnect if the client left."""
-        return await read_body(request, body_type, limit=self.config.payload_limit, large=self.bodies.large)
+        return await read_body(request, body_type, limit=self.config.payload_limit, large=self.large_bodies)
 
     async def read_one_of(self, request: Request, *body_types: type[Body]) -> Body:
         """The checked body as the first of several types that fits."""
-        return await read_one_of(request, *body_types, limit=self.config.payload_limit, large=self.bodies.large)
+        return await read_one_of(request, *body_types, limit=self.config.payload_limit, large=self.large_bodies)
 
     def count_request(self) -> None:
         """Each request for a generation, once its body is read."""

@@ -17,6 +17,7 @@ from router.errors import (
     UnhealthyError,
     ValidationError,
 )
+from router.generation import parsed_bodies
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, collect, collect_all, start_all
 from router.generation.permits import HeldPermits, PermitPool
@@ -79,6 +80,7 @@ class Inference:
             valid = await (validation if asked is None else asked.around_validation(validation))
         except (ValidationError, OverloadedError) as error:
             raise self.refused(error) from None
+        parsed_bodies.leave()
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         self.metrics.observe("tgi_request_input_length", valid.input_length)
         self.metrics.observe("tgi_request_max_new_tokens", min(valid.stopping.max_new_tokens, 1024))

@@ -25,6 +25,7 @@ from router.api.platforms import cloud, kserve
 from router.api.routes import Routes
 from router.config import RouterConfig
 from router.errors import RouterError
+from router.generation import parsed_bodies
 from router.tracing import RequestSpan, enter
 from wire.tracing import Tracing
 
@@ -129,6 +130,7 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            parsed_bodies.leave()
             span.finish(status)
 
 

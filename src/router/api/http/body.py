@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,10 +20,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from router.api.errors import BodyError
 from router.api.http.disconnect import cancel_on_disconnect
+from router.generation.parsed_bodies import ParsedBodies
 from router.schemas.base import Body
 from router.schemas.unknown import UnknownNames
 from router.worker.lane import Lane
 
+T = TypeVar("T")
 BodyType = TypeVar("BodyType", bound=Body)
 
 _MAX_DEPTH = 128
@@ -30,6 +33,7 @@ _MAX_DEPTH = 128
 LARGE_BODY = 64 * 1024
 # Of objects and arrays. The garbage collector goes through all of them in one go, 20 ms for this many.
 _MAX_CONTAINERS = 200_000
+_MANY_CONTAINERS = 2_000
 _MAX_DIGITS = 20  # of 2**64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE)
@@ -42,29 +46,42 @@ class _ShapeError(ValueError):
     """Valid syntax that no body can have; answered with 422."""
 
 
-async def read_body(request: Request, body_type: type[BodyType], *, limit: int, large: Lane) -> BodyType:
-    """The checked body. `large` is where large ones are parsed.
+@dataclass(frozen=True)
+class LargeBodies:
+    """Where bodies above LARGE_BODY are parsed, and what those with many objects wait for before."""
+
+    lane: Lane
+    parsed: ParsedBodies
+
+    async def parse(self, request: Request, raw: bytes, work: Callable[[], T]) -> T:
+        """What `work` makes of a body. Raises ClientDisconnect if the client leaves first."""
+        if len(raw) <= LARGE_BODY:
+            return work()
+        return await cancel_on_disconnect(request.receive, self._parse(raw, work))
+
+    async def _parse(self, raw: bytes, work: Callable[[], T]) -> T:
+        if raw.count(b"{") + raw.count(b"[") > _MANY_CONTAINERS:
+            await self.parsed.enter()
+        return await self.lane.run(len(raw), work)
+
+
+async def read_body(request: Request, body_type: type[BodyType], *, limit: int, large: LargeBodies) -> BodyType:
+    """The checked body.
 
     Raises BodyError, OverloadedError while too many large ones wait, or ClientDisconnect if the client left before it
     was complete.
     """
     raw = await _read_json(request, limit)
-    if len(raw) > LARGE_BODY:
-        return await cancel_on_disconnect(request.receive, large.run(len(raw), partial(_checked, raw, body_type)))
-    return _checked(raw, body_type)
+    return await large.parse(request, raw, partial(_checked, raw, body_type))
 
 
-async def read_one_of(request: Request, *body_types: type[Body], limit: int, large: Lane) -> Body:
+async def read_one_of(request: Request, *body_types: type[Body], limit: int, large: LargeBodies) -> Body:
     """As `read_body`, the first of several types that fits. Each is known by its one required member.
 
     Raises BodyError with the fault of the first type whose required member is there.
     """
     raw = await _read_json(request, limit)
-    if len(raw) > LARGE_BODY:
-        return await cancel_on_disconnect(
-            request.receive, large.run(len(raw), partial(_checked_one_of, raw, body_types))
-        )
-    return _checked_one_of(raw, body_types)
+    return await large.parse(request, raw, partial(_checked_one_of, raw, body_types))
 
 
 async def _read_json(request: Request, limit: int) -> bytes:

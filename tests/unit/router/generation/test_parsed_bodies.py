@@ -1,0 +1,62 @@
+"""Bodies of many objects: two at once on their way to the queue, whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from router_fakes import Router, until
+
+from router.generation import parsed_bodies
+from router.generation.parsed_bodies import ParsedBodies
+
+
+async def test_a_third_waits_for_a_place() -> None:
+    bodies, go = ParsedBodies(), asyncio.Event()
+    inside: list[int] = []
+
+    async def request(number: int) -> None:
+        await bodies.enter()
+        inside.append(number)
+        await go.wait()
+        parsed_bodies.leave()
+        parsed_bodies.leave()  # at its end, once more
+
+    tasks = [asyncio.create_task(request(number)) for number in range(5)]
+    await until(lambda: len(inside) == 2)
+    tasks[2].cancel()  # while it waits
+    await asyncio.wait([tasks[2]])
+    assert inside == [0, 1]
+    go.set()
+    await asyncio.gather(tasks[0], tasks[1], tasks[3], tasks[4])
+    assert sorted(inside) == [0, 1, 3, 4] and bodies._places._value == 2
+
+
+def many_messages(role: str = "user", **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": f"{number} {'x' * 40}"} for number in range(2_500)], **fields}
+
+
+@pytest.mark.parametrize("limit", [100_000, 10], ids=["served", "too long"])
+async def test_every_way_out_gives_the_place_back(router: Router, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    taken: list[int] = []
+    enter = ParsedBodies.enter
+
+    async def counted(self: ParsedBodies) -> None:
+        await enter(self)
+        taken.append(self._places._value)
+
+    monkeypatch.setattr(ParsedBodies, "enter", counted)
+    chat, tokens = "/v1/chat/completions", "/chat_tokenize"
+    bodies = [
+        (chat, many_messages()),
+        (chat, many_messages(role="")),
+        (chat, many_messages(max_tokens=limit)),
+        (tokens, many_messages()),
+        (chat, many_messages(n=100)),
+    ]
+    answers = await asyncio.gather(*(router.post(path, body) for path, body in bodies))
+    assert {answer.status_code for answer in answers} <= {200, 422}
+    assert len(taken) == 5 and set(taken) == {0, 1}
+    assert router.app.state.app_state.parsed_bodies._places._value == 2
+    router.assert_idle()
