@@ -14,7 +14,9 @@ STARTERS = {
     "launcher/processes/parent_watchdog.py",  # becomes what `child` wants
     "model_server/cpp/compile.py",  # the C++ compiler
     "model_server/weights/conversion/clean_process.py",
+    "router/worker/forked.py",  # a copy of a worker, which imports nothing more
     "router/worker/process.py",
+    "wire/text/tokenizer_trial.py",
 }
 _MODULES = {"subprocess", "multiprocessing", "pty", "concurrent.futures.process"}
 _NAMES = ("exec", "spawn", "posix_spawn", "fork", "popen", "system", "create_subprocess", "ProcessPool")
