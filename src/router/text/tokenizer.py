@@ -16,6 +16,7 @@ from tokenizers import Encoding, Tokenizer
 from router.errors import StartupError, ValidationError
 from router.text.spans import TokenSpans
 from router.text.token_bound import token_bound
+from router.worker import memory
 from router.worker.lane import Lanes
 from wire.model_files import read_tokenizer
 from wire.text.tokenizer_failure import reason_of
@@ -49,7 +50,9 @@ class PromptTokenizer:
         self._on_loop = tokenizer
         self._source = tokenizer.to_str()
         self._per_thread = threading.local()
-        self._lanes = Lanes("tokenizer", large_from=LONG_CHARACTERS, num_threads=num_workers)
+        self._lanes = Lanes(
+            "tokenizer", large_from=LONG_CHARACTERS, num_threads=num_workers, after_large=memory.give_back
+        )
         self._ids_with_gaps = None if len(ids) == self.vocab_size else ids
         self._bound = token_bound(tokenizer)
 

@@ -38,10 +38,21 @@ class Job(Generic[T]):
 class Lane:
     """Runs jobs in `num_threads` threads, which are started when they are needed."""
 
-    def __init__(self, name: str, *, num_threads: int = 1, max_waiting_cost: int = MAX_WAITING_COST) -> None:
-        """`max_waiting_cost`: of all jobs that have not begun; one job may always wait."""
+    def __init__(
+        self,
+        name: str,
+        *,
+        num_threads: int = 1,
+        max_waiting_cost: int = MAX_WAITING_COST,
+        after_each: Callable[[], None] | None = None,
+    ) -> None:
+        """`max_waiting_cost`: of all jobs that have not begun; one job may always wait.
+
+        `after_each`: called in the job's thread when its caller has the outcome.
+        """
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._max_waiting_cost = max_waiting_cost
+        self._after_each = after_each
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._waiting: list[Job[Any]] = []
@@ -93,6 +104,8 @@ class Lane:
             job.outcome.set_exception(error)
         else:
             job.outcome.set_result(result)
+        if self._after_each is not None:
+            self._after_each()
 
     def _forget(self, job: Job[Any]) -> None:
         """Lets go of what a job that will not begin works on; its place in the queue is skipped."""
@@ -110,9 +123,12 @@ class Lane:
 class Lanes:
     """A lane for ordinary jobs and one for those that cost more than `large_from`, in a thread of its own."""
 
-    def __init__(self, name: str, *, large_from: int, num_threads: int = 1) -> None:
+    def __init__(
+        self, name: str, *, large_from: int, num_threads: int = 1, after_large: Callable[[], None] | None = None
+    ) -> None:
+        """`num_threads`: for ordinary jobs. `after_large`: see `after_each` of Lane."""
         self.ordinary = Lane(name, num_threads=num_threads)
-        self.large = Lane(f"{name}-large")
+        self.large = Lane(f"{name}-large", after_each=after_large)
         self._large_from = large_from
 
     async def run(self, cost: int, work: Callable[[], T]) -> T:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from router_fakes import Router, until
 from tokenizers import Tokenizer
@@ -117,6 +119,30 @@ async def test_short_texts_do_not_wait_for_long_ones(prompts: PromptTokenizer) -
     assert not long.done() and not blocking.done()
     gate.set()
     assert len(await long) == 5
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc alone keeps what is freed")
+async def test_memory_of_long_texts_is_given_back(prompts: PromptTokenizer) -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 20_000
+    idle = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    await prompts.encode(text, add_special_tokens=True, truncate=5)  # its worker's tokenizer exists from now on
+    lane = prompts._lanes.large
+    give_back = lane._after_each
+    assert give_back is not None
+    peaks: list[int] = []
+
+    def watched() -> None:
+        peaks.append(psutil.Process().memory_info().rss)
+        give_back()
+        peaks.append(psutil.Process().memory_info().rss)
+        loop.call_soon_threadsafe(idle.set)
+
+    lane._after_each = watched
+    await prompts.encode(text, add_special_tokens=True, truncate=5)
+    await asyncio.wait_for(idle.wait(), 60)
+    before, after = peaks
+    assert before - after > len(text) * 20, "a text takes a hundred times its length while it is tokenised"
 
 
 async def test_the_prompt_length_header_is_the_truncated_length(router: Router) -> None:

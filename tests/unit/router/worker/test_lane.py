@@ -111,6 +111,17 @@ async def test_what_a_job_raises(lane: Lane) -> None:
     assert await lane.run(1, lambda: 5) == 5
 
 
+async def test_what_is_done_after_each_job_does_not_keep_its_caller_waiting() -> None:
+    gate = Gate()
+    lane = Lane("test", after_each=gate)
+    assert await lane.run(1, lambda: 5) == 5
+    await until(gate.begun.is_set)
+    gate.open()
+    with pytest.raises(KeyError):
+        await lane.run(1, lambda: {}[1])
+    lane.close()
+
+
 async def test_closed(lane: Lane) -> None:
     gate, running = await occupied(lane)
     waiting = await queued(lane, 1, lambda: None)
