@@ -11,9 +11,8 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from router.errors import OverloadedError
 
@@ -25,14 +24,18 @@ MAX_WAITING_COST = 256 << 20
 _RETRY_AFTER_S = 10
 
 
-@dataclass(order=True, slots=True)
-class Job(Generic[T]):
-    due: float
-    number: int
-    cost: int = field(compare=False)
-    work: Callable[[], T] | None = field(compare=False)
-    """None: its caller has left."""
-    outcome: Future[T] = field(default_factory=Future, compare=False)
+class _Job:
+    """`work` is None as soon as it has begun, or its caller has left."""
+
+    __slots__ = ("cost", "settle", "work")
+
+    def __init__(
+        self, cost: int, work: Callable[[], Any], settle: Callable[[Any, BaseException | None], object]
+    ) -> None:
+        """`settle`: called once with the result or what was raised."""
+        self.cost = cost
+        self.work: Callable[[], Any] | None = work
+        self.settle = settle
 
 
 class Lane:
@@ -55,7 +58,7 @@ class Lane:
         self._after_each = after_each
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._waiting: list[Job[Any]] = []
+        self._waiting: list[tuple[float, int, _Job]] = []  # due, number
         self._waiting_cost = 0
 
     async def run(self, cost: int, work: Callable[[], T]) -> T:
@@ -65,59 +68,80 @@ class Lane:
 
         Raises OverloadedError for what would wait behind too much, and RuntimeError after `close`.
         """
-        job = self.submit(cost, work)
-        try:
-            return await asyncio.wrap_future(job.outcome)
-        finally:
-            self._forget(job)
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
 
-    def submit(self, cost: int, work: Callable[[], T]) -> Job[T]:
-        """As `run`, for callers that do not wait."""
-        job = Job(time.monotonic() + cost / _COST_OF_A_SECOND, next(self._numbers), cost, work)
-        with self._lock:
-            if self._waiting_cost and self._waiting_cost + cost > self._max_waiting_cost:
-                raise OverloadedError(_RETRY_AFTER_S)
-            self._threads.submit(self._run_next)  # takes whichever job is first by then
-            heapq.heappush(self._waiting, job)
-            self._waiting_cost += cost
-        return job
+        def settle(result: Any, error: BaseException | None) -> None:
+            loop.call_soon_threadsafe(_settle, outcome, result, error)
+
+        job = _Job(cost, work, settle)
+        self._queue(job)
+        try:
+            return await outcome
+        finally:
+            if job.work is not None:
+                self._forget(job)
+
+    def submit(self, cost: int, work: Callable[[], object]) -> None:
+        """As `run`, for callers that want no outcome."""
+        self._queue(_Job(cost, work, lambda result, error: None))
 
     def close(self, *, wait: bool = False) -> None:
         """Jobs that run go on; those that wait are cancelled. `wait`: for those that run."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        for job in waiting:
-            job.outcome.cancel()
+        for _, _, job in waiting:
+            if job.work is not None:
+                job.settle(None, asyncio.CancelledError())
         self._threads.shutdown(wait=wait, cancel_futures=True)
+
+    def _queue(self, job: _Job) -> None:
+        with self._lock:
+            if self._waiting_cost and self._waiting_cost + job.cost > self._max_waiting_cost:
+                raise OverloadedError(_RETRY_AFTER_S)
+            self._threads.submit(self._run_next)  # takes whichever job is first by then
+            due = time.monotonic() + job.cost / _COST_OF_A_SECOND
+            heapq.heappush(self._waiting, (due, next(self._numbers), job))
+            self._waiting_cost += job.cost
 
     def _run_next(self) -> None:
         with self._lock:
             if not self._waiting:  # closed
                 return
-            job = heapq.heappop(self._waiting)
+            _, _, job = heapq.heappop(self._waiting)
             work = self._take(job)
-        if work is None or not job.outcome.set_running_or_notify_cancel():
+        if work is None:
             return
         try:
-            result = work()
-        except BaseException as error:
-            job.outcome.set_exception(error)
-        else:
-            job.outcome.set_result(result)
+            result, error = work(), None
+        except BaseException as raised:
+            result, error = None, raised
+        job.settle(result, error)
         if self._after_each is not None:
             self._after_each()
 
-    def _forget(self, job: Job[Any]) -> None:
+    def _forget(self, job: _Job) -> None:
         """Lets go of what a job that will not begin works on; its place in the queue is skipped."""
         with self._lock:
             self._take(job)
 
-    def _take(self, job: Job[T]) -> Callable[[], T] | None:
+    def _take(self, job: _Job) -> Callable[[], Any] | None:
         """The work of a job that has not begun, for whoever comes first."""
         work, job.work = job.work, None
         if work is not None:
             self._waiting_cost -= job.cost
         return work
+
+
+def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if outcome.done():  # its caller has left
+        return
+    if error is None:
+        outcome.set_result(result)
+    elif isinstance(error, asyncio.CancelledError):
+        outcome.cancel()
+    else:
+        outcome.set_exception(error)
 
 
 class Lanes:
