@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,8 @@ class AppState:
     bodies: Lanes = field(default_factory=partial(Lanes, "bodies", large_from=LARGE_BODY))
     """Work on bodies that would hold up the event loop."""
     parsed_bodies: ParsedBodies = field(default_factory=ParsedBodies)
+    long_answers: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one that is written at the moment."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

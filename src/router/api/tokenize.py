@@ -37,7 +37,7 @@ async def tokenize(request: Request) -> Response:
     spans = await cancel_on_disconnect(request.receive, _spans(state, body.inputs, add_special_tokens=True))
     if len(spans) <= _PIECE:
         return JsonResponse(_listed(spans))
-    return StreamingResponse(_pieces(spans), media_type="application/json")
+    return StreamingResponse(_pieces(state, spans), media_type="application/json")
 
 
 @routes.answers("/chat_tokenize", ChatBody, ChatTokenizeResponse, span="chat_tokenize", errors=READS_ONLY)
@@ -50,7 +50,7 @@ async def chat_tokenize(request: Request) -> Response:
     if len(spans) <= _PIECE:
         return JsonResponse({"tokenize_response": _listed(spans), "templated_text": prompt})
     before, after = b'{"tokenize_response":', b',"templated_text":' + dumps(prompt) + b"}"
-    return StreamingResponse(_pieces(spans, before, after), media_type="application/json")
+    return StreamingResponse(_pieces(state, spans, before, after), media_type="application/json")
 
 
 async def _chat_spans(state: AppState, body: ChatBody) -> tuple[str, TokenSpans]:
@@ -69,11 +69,18 @@ def _listed(spans: Iterable[Span]) -> list[dict[str, int | str]]:
     return [{"id": span.id, "text": span.text, "start": span.start, "stop": span.stop} for span in spans]
 
 
-async def _pieces(spans: TokenSpans, before: bytes = b"", after: bytes = b"") -> AsyncGenerator[bytes, None]:
-    """The list as JSON, a piece at a time: other requests get their turns between two pieces."""
+async def _pieces(
+    state: AppState, spans: TokenSpans, before: bytes = b"", after: bytes = b""
+) -> AsyncGenerator[bytes, None]:
+    """The list as JSON, a piece at a time: however many such answers there are, one makes a piece in a turn of the
+    event loop."""
     rest, separator = iter(spans), before + b"["
-    while piece := _listed(islice(rest, _PIECE)):
+    while True:
+        async with state.long_answers:
+            await asyncio.sleep(0)
+            piece = _listed(islice(rest, _PIECE))
+        if not piece:
+            break
         yield separator + dumps(piece)[1:-1]
         separator = b","
-        await asyncio.sleep(0)
     yield b"]" + after

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tokenizers import Encoding
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSpan:
+class TokenSpan(NamedTuple):
     """A token and the bytes of the UTF-8 text that it stands for."""
 
     id: int
