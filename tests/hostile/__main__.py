@@ -18,7 +18,7 @@ from hostile.rounds import Rounds, Sizes
 from hostile.target import target
 
 SIZES = Sizes(
-    bodies=5000, raw=400, leaving=500, grpc=300, workers=4, overload=500, mixed_seconds=60, launches=1, folders=2
+    bodies=6000, raw=400, leaving=600, grpc=300, workers=4, overload=400, mixed_seconds=50, launches=1, folders=2
 )
 
 
