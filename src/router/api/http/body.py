@@ -99,12 +99,15 @@ def _validated(value: Any, body_type: type[BodyType]) -> BodyType:
     unknown = UnknownNames()
     try:
         body = body_type.model_validate(value, context=unknown)
+        fault = unknown.fault
     except pydantic.ValidationError as error:
         # A misspelt name may be why another is missing.
-        raise _misshapen(unknown.fault or _first_fault(error)) from None
-    if unknown.fault is not None:
-        raise _misshapen(unknown.fault)
-    return body
+        fault = unknown.fault or _first_fault(error)
+    if fault is None:
+        return body
+    # Out here, so that pydantic's error is not the context of ours: it hides what it refers to from the garbage
+    # collector, and in a cycle with the frames of the request it would keep all of these for good.
+    raise _misshapen(fault)
 
 
 def _checked_one_of(raw: bytes, body_types: Sequence[type[Body]]) -> Body:

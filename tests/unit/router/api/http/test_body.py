@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from router_fakes import Router
+from starlette.requests import Request
 
 from router.api.http import body as body_module
 from router.api.http.body import LARGE_BODY
@@ -107,6 +109,15 @@ async def test_large_bodies_are_parsed_one_at_a_time_and_beside_the_others(
     answers = await asyncio.gather(*(router.post("/generate", body) for body in (large, large, {"inputs": "x"}, large)))
     assert [answer.status_code for answer in answers] == [200] * 4
     assert len(parsed) == 4 and parsed.count(threading.current_thread().name) == 1 and len(set(parsed)) == 2
+
+
+async def test_what_is_refused_is_not_kept(router: Router) -> None:
+    """Neither by what pydantic raises, which the garbage collector cannot look into."""
+    for _ in range(20):
+        await refused(router, "/invocations", b'{"prompt":[]}', 422)
+        await refused(router, "/generate", b'{"inputs":"x","parameters":{"stop":1}}', 422)
+    gc.collect()
+    assert sum(isinstance(one, Request) for one in gc.get_objects()) < 10
 
 
 async def test_content_types(router: Router) -> None:
