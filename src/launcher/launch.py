@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
-from launcher.errors import DownloadError, LauncherError
+from launcher.errors import ArgumentValidation, DownloadError, LauncherError
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
@@ -141,7 +141,12 @@ class _Launch:
                     return status
                 directory = model_info.directory(model_id, config.revision, self._environ)
                 self._end_phase("download")
-            preflight.check_tokenizer(directory)
+            try:
+                preflight.check_tokenizer(directory)
+            except ArgumentValidation:
+                if self._signals.take():  # it has ended the trial as well
+                    return 0
+                raise
             self._end_phase("trial of the tokenizer")
             info = model_info.read(directory)
             check_model(model_id, info)

@@ -95,13 +95,23 @@ def _try(path: Path) -> None:
         num_ids(tokenizer.get_vocab(with_added_tokens=True).values(), Refused)
         normalizer = tokenizer.normalizer
         for sample in (*_SAMPLES, *(() if normalizer is None else _patterns(json.loads(normalizer.__getstate__())))):
-            if normalizer is not None:
-                _check_growth(sample, normalizer.normalize_str(sample))
-            tokenizer.decode(tokenizer.encode(sample).ids, skip_special_tokens=False)
+            _use(tokenizer, sample)
     except Refused as refusal:
         raise Refused(f"{path}: {refusal}") from None
     except BaseException as error:
         raise Refused(f"{path} cannot be used: {reason_of(error)}") from None
+
+
+def _use(tokenizer: Any, text: str) -> None:
+    """A text on which the library fails is no fault: a vocabulary without an unknown token refuses most texts."""
+    try:
+        if tokenizer.normalizer is not None:
+            _check_growth(text, tokenizer.normalizer.normalize_str(text))
+        tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False)
+    except (Refused, MemoryError):
+        raise
+    except BaseException as error:
+        reason_of(error)  # raises what is none of the library's
 
 
 def _check_growth(text: str, normalized: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import signal
 import socket
 import stat
 from collections.abc import Iterator
@@ -269,3 +270,16 @@ def test_start_up_phases(signals: Signals, monkeypatch: pytest.MonkeyPatch, capl
     assert [name for name, took in seen[1] if took >= 0] == names
     assert "Default `max_batch_prefill_tokens` to 4096" in caplog.text
     assert "│ url" in caplog.text
+
+
+def test_a_stop_that_ends_the_trial_of_the_tokenizer(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal's Ctrl-C goes to the trial too, which is then no fault of the tokenizer."""
+
+    def interrupted(path: Path) -> str:
+        signals.notify(signal.SIGINT)
+        return f"{path} takes more memory or time"
+
+    monkeypatch.setattr(launch.preflight.tokenizer_trial, "failure_of", interrupted)
+    monkeypatch.setattr(launch.Supervisor, "serve", lambda *_, **__: pytest.fail("a child would have been started"))
+    config = parse(LauncherConfig, ["--model-id", "demo", "--port", "0"], {})
+    assert launch._Launch(config, signals, {"CUDA_VISIBLE_DEVICES": ""}).run() == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from launcher.errors import ArgumentValidation
 from launcher.planning.preflight import check_tokenizer
@@ -58,6 +59,15 @@ def test_a_normalizer_that_grows_its_text_is_refused(
     ) as caught:
         check_tokenizer(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_without_an_unknown_token_passes(tmp_path: Path) -> None:
+    """Texts beyond it are refused one by one."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"e4": 0, "e5": 1}))
+    with pytest.raises(Exception, match="UNK"):
+        words.encode("two words")
+    words.save(str(tmp_path / "tokenizer.json"))
+    check_tokenizer(tmp_path)
 
 
 def test_an_id_far_above_the_vocabulary_is_refused_by_every_process(changed: Callable[..., Path]) -> None:
