@@ -23,6 +23,8 @@ QUICK_LIMIT_S = 0.1
 LARGE_BYTES = 64 * 1024
 # A process stops a job by itself, unless it is inside of a step that cannot be interrupted: then it is replaced.
 _GRACE_S = 1.0
+# A signal comes to nothing before the process has begun the job.
+_INTERRUPT_EVERY_S = 0.1
 
 
 class WorkerPair:
@@ -107,7 +109,10 @@ class Seat:
             logger.error("%s does not start: %s", self._module, error)
 
     def _interrupt(self, job: object) -> None:
+        """Until the process has no longer the job."""
         with self._lock:
-            pid = self.process.pid
-            if self.current is job and pid is not None:
+            if self.current is not job:
+                return
+            if (pid := self.process.pid) is not None:
                 os.kill(pid, signal.SIGALRM)
+        asyncio.get_running_loop().call_later(_INTERRUPT_EVERY_S, self._interrupt, job)

@@ -69,8 +69,8 @@ class Worker:
     def _bounded(self, run: Callable[[], T], limit_s: float) -> T:
         """Raises TemplateTimeoutError."""
         try:
-            signal.setitimer(signal.ITIMER_REAL, limit_s)
             self._is_running = True
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
             try:
                 return run()
             finally:
