@@ -190,7 +190,7 @@ def test_a_killed_launcher_leaves_nothing(tmp_path: Path) -> None:
     folder.mkdir()
     with doomed_launcher(folder) as (process, child, grandchild, guard):
         process.send_signal(signal.SIGKILL)
-        assert wait_until_gone([child, grandchild, guard], 2.0) == []
+        assert wait_until_gone([child, grandchild, guard], LIMIT_S) == []
         assert not folder.exists()
 
 
@@ -234,7 +234,7 @@ def test_without_its_guard_the_watchdog_still_kills(tmp_path: Path) -> None:
         os.kill(guard, signal.SIGKILL)
         process.send_signal(signal.SIGKILL)
         try:
-            assert wait_until_gone([child], 2.0) == []
+            assert wait_until_gone([child], LIMIT_S) == []
         finally:
             os.kill(grandchild, signal.SIGKILL)
 

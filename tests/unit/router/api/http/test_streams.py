@@ -116,9 +116,9 @@ class Closer:
         self.times += 1
 
 
-async def run_stream(stream: EventStream, send: Any, *, leave_after_s: float | None = None) -> None:
+async def run_stream(stream: EventStream, send: Any, *, leave: asyncio.Event | None = None) -> None:
     async def receive() -> dict[str, Any]:
-        await asyncio.sleep(leave_after_s if leave_after_s is not None else 3600)
+        await (leave or asyncio.Event()).wait()
         return {"type": "http.disconnect"}
 
     await stream({"type": "http"}, receive, send)
@@ -126,14 +126,17 @@ async def run_stream(stream: EventStream, send: Any, *, leave_after_s: float | N
 
 async def test_silence_is_filled_with_comments() -> None:
     sent: list[bytes] = []
+    enough = asyncio.Event()
 
     async def events() -> Any:
         yield b"data: 1\n\n"
-        await until(lambda: sent.count(b":\n\n") >= 2)
+        await enough.wait()
         yield b"data: 2\n\n"
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b"head"))
+        if sent.count(b":\n\n") == 2:
+            enough.set()
 
     closer = Closer()
     await run_stream(EventStream(events(), headers={}, close=closer, stalled_s=5, keep_alive_s=0.1), send)
@@ -166,12 +169,15 @@ async def test_leaving_ends_the_events_at_once() -> None:
         finally:
             ended()
 
+    leave = asyncio.Event()
+
     async def send(message: Any) -> None:
-        pass
+        if message["type"] == "http.response.body":
+            leave.set()
 
     closer = Closer()
     stream = EventStream(events(), headers={}, close=closer, stalled_s=5)
-    await asyncio.wait_for(run_stream(stream, send, leave_after_s=0.05), 60)
+    await asyncio.wait_for(run_stream(stream, send, leave=leave), 60)
     assert (closer.times, ended.times) == (1, 1)
 
 

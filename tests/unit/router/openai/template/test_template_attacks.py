@@ -19,6 +19,7 @@ from router.errors import TemplateError
 from router.openai.template.messages import Turn
 from router.openai.template.renderer import Renderer
 from router.openai.template.template import ChatTemplate
+from router.worker import pair
 from router.worker.pair import LARGE_BYTES
 from router.worker.process import WorkerEndedError
 
@@ -94,17 +95,23 @@ def _resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("source", ATTACKS)
-async def test_an_attack_ends_as_a_template_error(renderer: Renderer, source: str) -> None:
+async def test_an_attack_ends_as_a_template_error(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     before = _resident_bytes()
     with pytest.raises(TemplateError):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await ChatTemplate({"default": source}, {}, renderer=renderer).render([USER])
     assert _resident_bytes() - before < 200 << 20
+    monkeypatch.setattr(renderer.workers, "_limit_s", 60.0)  # of the processes that had the attack, on a busy machine
     assert await ChatTemplate({"default": "ok"}, {}, renderer=renderer).render([USER]) == "ok"
 
 
 @pytest.fixture
-def own_renderer() -> Iterator[Renderer]:
+def own_renderer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Renderer]:
+    """With time enough for a busy machine: an endless loop ends after 3 s, and no process is replaced."""
+    monkeypatch.setattr("router.openai.template.renderer.TIME_LIMIT_S", 3.0)
+    monkeypatch.setattr(pair, "_GRACE_S", 60.0)
     one = Renderer()
     yield one
     one.close()
@@ -122,20 +129,22 @@ async def test_the_event_loop_goes_on_while_a_template_renders(own_renderer: Ren
     rendering = asyncio.create_task(template.render([Turn(role="user", parts="loop")]))
     await until(lambda: own_renderer.workers.slow.current is not None)  # seen from the loop, so the loop runs beside it
     assert not rendering.done()
-    with pytest.raises(TemplateError, match="too long"):
-        await rendering
+    rendering.cancel()
 
 
-async def test_chats_do_not_wait_for_long_ones(own_renderer: Renderer) -> None:
+async def test_chats_do_not_wait_for_long_ones(own_renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_renderer.workers, "_limit_s", 60.0)
     template = ChatTemplate({"default": _LOOPS}, {}, renderer=own_renderer)
     large, slow = Turn(role="user", parts="x" * LARGE_BYTES), Turn(role="user", parts="loop")
-    waiting = [asyncio.create_task(template.render([turn])) for turn in (slow, large, large)]
+    waiting = [asyncio.create_task(template.render([slow]))]
     await until(lambda: own_renderer.workers.slow.current is not None)
+    waiting += [asyncio.create_task(template.render([large])) for _ in range(2)]
+    monkeypatch.setattr(pair, "QUICK_LIMIT_S", 60.0)  # of those that come now: a busy machine moves none of them
     for _ in range(3):
         assert await template.render([USER]) == "ok"
-    assert not waiting[0].done()
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert isinstance(outcomes[0], TemplateError) and outcomes[1:] == ["ok", "ok"]
+    assert not any(task.done() for task in waiting)
+    waiting[0].cancel()
+    assert await asyncio.gather(*waiting[1:]) == ["ok", "ok"]
 
 
 async def test_an_endless_template_is_interrupted_and_its_process_lives_on(own_renderer: Renderer) -> None:
@@ -162,7 +171,7 @@ async def test_a_caller_who_leaves_takes_the_rendering_along(own_renderer: Rende
         with pytest.raises(asyncio.CancelledError):
             await task
     long_chat = [Turn(role="user", parts="x" * LARGE_BYTES)]
-    assert await asyncio.wait_for(template.render(long_chat), 10) == "ok"
+    assert await asyncio.wait_for(template.render(long_chat), 60) == "ok"
     assert slow.process.pid == before
 
 
