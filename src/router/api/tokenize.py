@@ -16,6 +16,7 @@ from router.api.json_out import JsonResponse, dumps
 from router.api.openapi.answers import READS_ONLY
 from router.api.routes import Routes
 from router.errors import RouterError, ValidationError
+from router.generation import parsed_bodies
 from router.schemas.chat import ChatBody
 from router.schemas.generate import ChatTokenizeResponse, TokenizeBody, TokenSpan
 from router.text.spans import TokenSpan as Span
@@ -60,9 +61,11 @@ async def _chat_spans(state: AppState, body: ChatBody) -> tuple[str, TokenSpans]
 
 async def _spans(state: AppState, text: str, *, add_special_tokens: bool) -> TokenSpans:
     try:
-        return await state.inference.tokenizer.spans(text, add_special_tokens=add_special_tokens)
+        spans = await state.inference.tokenizer.spans(text, add_special_tokens=add_special_tokens)
     except RouterError as error:
         raise state.inference.refused(error) from None
+    parsed_bodies.leave()  # the client may take its time to read them
+    return spans
 
 
 def _listed(spans: Iterable[Span]) -> list[dict[str, int | str]]:

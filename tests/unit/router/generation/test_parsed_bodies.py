@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -60,3 +61,20 @@ async def test_every_way_out_gives_the_place_back(router: Router, monkeypatch: p
     assert len(taken) == 5 and set(taken) == {0, 1}
     assert router.app.state.app_state.parsed_bodies._places._value == 2
     router.assert_idle()
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/chat_tokenize"])
+async def test_a_client_that_reads_slowly_keeps_no_place(
+    router: Router, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    places = router.app.state.app_state.parsed_bodies._places
+    held: list[int] = []
+
+    async def pieces(*_: object) -> AsyncIterator[bytes]:
+        held.append(places._value)
+        yield b"[]"
+
+    monkeypatch.setattr("router.api.tokenize._pieces", pieces)
+    body = {"inputs": "{ } " * 25_000} if path == "/tokenize" else many_messages()
+    assert (await router.post(path, body)).status_code == 200
+    assert held == [2]
