@@ -51,5 +51,8 @@ def _intruder(name: str, path: Sequence[str]) -> Path | None:
     spec = PathFinder.find_spec(name, path)
     if spec is None:  # Ours, by the finder of an editable installation.
         return None
-    place = Path(spec.origin if spec.origin is not None else next(iter(spec.submodule_search_locations or ())))
-    return None if place in (_HOME / name, _HOME / name / "__init__.py") else place
+    folder = next(iter(spec.submodule_search_locations or ()), None)
+    # Resolved: the import path may name our folder twice, once by a link.
+    if folder is not None and Path(folder).resolve() == (_HOME / name).resolve():
+        return None
+    return Path(spec.origin or folder or name)

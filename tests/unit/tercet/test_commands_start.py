@@ -61,6 +61,16 @@ def test_python_m_in_a_folder_with_a_module_of_that_name(tmp_path: Path) -> None
     assert done.returncode == 0  # its router is started without this folder
 
 
+def test_the_same_folder_by_a_link_is_no_intruder(tmp_path: Path) -> None:
+    """`python -m launcher` in the folder of our packages finds them there, its children by the import path."""
+    home = Path(tercet.__file__).parents[1]
+    (tmp_path / "link").symlink_to(home)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "link")}
+    command = [sys.executable, "-m", "launcher", "--version"]
+    done = subprocess.run(command, cwd=home, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_every_installed_command_is_one_of_these() -> None:
     scripts = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["scripts"]
     assert set(scripts.values()) == {f"tercet:{name}" for name in COMMANDS}
