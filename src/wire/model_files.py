@@ -94,11 +94,13 @@ def _bytes(path: Path, error: type[Exception], most_bytes: int) -> bytes | None:
     try:
         with open_regular(path, error) as file:
             _check_size(path, file, error, most_bytes)
-            found = file.read(most_bytes + 1)
+            found: bytes | None = file.read(most_bytes + 1)
     except FileNotFoundError:
         return None
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror}") from cause
+    if found is None:  # the kernel's log: regular by its mode, and whoever reads it would wait
+        raise error(f"{path} is not a regular file")
     if len(found) > most_bytes:  # it has grown since
         raise _too_large(path, error, most_bytes)
     return found

@@ -29,9 +29,9 @@ _SETTINGS = ("config.json", "tokenizer_config.json", "special_tokens_map.json", 
 
 
 def find(folder: Path) -> Path | None:
-    """The tokenizer.json of the model in `folder`; None if there is none, or none yet."""
+    """The tokenizer.json of the model in `folder`, whatever kind of file it is; None if there is none, or none yet."""
     own = folder / NAME
-    if own.is_file():
+    if own.exists():
         return own
     if not sources(_names(folder)):
         return None

@@ -117,3 +117,16 @@ def test_length_limit(value: Any, limit: int | None) -> None:
 @pytest.mark.parametrize(("token", "text"), [("</s>", "</s>"), ({"content": "</s>"}, "</s>"), ({}, None), (None, None)])
 def test_token_text(token: Any, text: str | None) -> None:
     assert token_text(token) == text
+
+
+def test_a_file_that_readers_would_wait_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc/kmsg is, where there is nothing new: a regular file by its mode."""
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    monkeypatch.setattr(model_files, "open_regular", lambda path, error: os.fdopen(os.dup(reading), "rb"))
+    try:
+        for read in (read_object, read_text, read_tokenizer):
+            with pytest.raises(Refused, match=r"^config\.json is not a regular file$"):
+                read(Path("config.json"), Refused)
+    finally:
+        os.close(reading)
+        os.close(writing)

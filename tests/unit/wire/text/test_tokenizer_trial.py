@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ def changed(tmp_path: Path) -> Callable[[Callable[[State], object]], Path]:
 def replacing(pattern: dict[str, str], content: str, times: int) -> State:
     step = {"type": "Replace", "pattern": pattern, "content": content}
     return {"type": "Sequence", "normalizers": [step] * times}
+
+
+def test_a_pipe_in_its_place_is_named_and_not_missed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(ArgumentValidation, match=r"tokenizer\.json is not a regular file$"):
+        check_tokenizer(tmp_path)
 
 
 def test_the_demo_model_and_a_normalizer_like_llamas_pass(changed: Callable[..., Path]) -> None:
