@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 SRC = Path(__file__).parents[2] / "src"
@@ -37,6 +38,7 @@ def _starts_processes(tree: ast.AST) -> bool:
     return False
 
 
+@functools.cache
 def _trees() -> dict[str, ast.AST]:
     return {str(path.relative_to(SRC)): ast.parse(path.read_text()) for path in sorted(SRC.rglob("*.py"))}
 

@@ -138,9 +138,10 @@ async def test_more_connections_than_there_may_be(server: RunningServer, client:
     held = await asyncio.gather(*opening)
     try:
         assert await ids(client, 4)
-        refused = [await asyncio.wait_for(reader.read(), 20) for reader, _ in held[CONNECTIONS:]]
-        assert {status_of(answer) for answer in refused} == {503}
-        assert json_of(refused[0])["error_type"] == "overloaded"
+        refused = [await asyncio.wait_for(reader.read(), 60) for reader, _ in held[CONNECTIONS:]]
+        by_status = {status_of(answer): answer for answer in refused}
+        assert 503 in by_status and by_status.keys() <= {503, 408}  # 408: a machine that took seconds to open them
+        assert json_of(by_status[503])["error_type"] == "overloaded"
     finally:
         for _, writer in held:
             writer.close()
@@ -167,7 +168,7 @@ async def test_no_descriptor_left(server: RunningServer, client: httpx.AsyncClie
         router.rlimit(resource.RLIMIT_NOFILE, before)
         for _, writer in held:
             writer.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while status_of(await talk(server.port, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")) != 200:
         assert time.monotonic() < deadline, "new connections are accepted again"
         await asyncio.sleep(0.2)

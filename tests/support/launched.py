@@ -107,7 +107,7 @@ class Family:
 
     def left(self) -> list[list[str]]:
         """Command lines of those that do not go: the kernel may need some seconds on a busy machine."""
-        _, alive = psutil.wait_procs(self.members, timeout=20)
+        _, alive = psutil.wait_procs(self.members, timeout=60)
         return [self.command_lines[p.pid] for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 

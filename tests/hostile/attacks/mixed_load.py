@@ -27,7 +27,11 @@ Asked = tuple[str, dict[str, Any]]
 class MixedLoad:
     """The attack, and what each of its requests was answered alone."""
 
-    def __init__(self, *, num_long: int = 12, num_short: int = 28, long_tokens: tuple[int, int] = (300, 900)) -> None:
+    def __init__(
+        self, *, num_long: int = 12, num_short: int = 28, long_tokens: tuple[int, int] = (300, 900), least: int = 0
+    ) -> None:
+        """`least`: the load goes on until so many answers were compared, however slow the machine."""
+        self._least = least
         self._sizes = (num_long, num_short, long_tokens)
         self._alone: list[tuple[Asked, Any]] = []
 
@@ -39,26 +43,23 @@ class MixedLoad:
                     self._alone.append((asked, await _answer(client, asked)))
             seen: Counter[str] = Counter()
             until = time.monotonic() + count
-            async with _preemptions(client, seen, until):
-                clients = (self._repeat(client, random.Random(source.random()), until) for _ in range(_NUM_CLIENTS))
-                for compared in await asyncio.gather(*clients):
-                    seen.update(compared)
+            async with _preemptions(client, seen):
+                sources = (random.Random(source.random()) for _ in range(_NUM_CLIENTS))
+                await asyncio.gather(*(self._repeat(client, own, until, seen) for own in sources))
         return seen
 
-    async def _repeat(self, client: httpx.AsyncClient, source: random.Random, until: float) -> Counter[str]:
-        compared: Counter[str] = Counter()
-        while time.monotonic() < until:
+    async def _repeat(self, client: httpx.AsyncClient, source: random.Random, until: float, seen: Counter[str]) -> None:
+        while time.monotonic() < until or seen["compared"] < self._least:
             num_long = self._sizes[0]
             kin = self._alone[:num_long] if source.random() < _LONG_SHARE else self._alone[num_long:]
             asked, alone = source.choice(kin)
             said = await _answer(client, asked)
             if said is None:
-                compared["429"] += 1
+                seen["429"] += 1
                 await asyncio.sleep(0.2)
                 continue
             assert said == alone, f"not as alone: {asked}\nalone: {alone}\nnow: {said}"
-            compared["compared"] += 1
-        return compared
+            seen["compared"] += 1
 
     def _requests(self, source: random.Random) -> list[Asked]:
         num_long, num_short, (least, most) = self._sizes
@@ -68,15 +69,14 @@ class MixedLoad:
 
 
 @contextlib.asynccontextmanager
-async def _preemptions(client: httpx.AsyncClient, seen: Counter[str], until: float) -> AsyncIterator[None]:
+async def _preemptions(client: httpx.AsyncClient, seen: Counter[str]) -> AsyncIterator[None]:
     """Counts preemptions, the seconds of the load, and those of them in which something was preempted."""
 
     async def watch() -> None:
-        before = await count()
-        while time.monotonic() < until:
+        before = at_first
+        while True:
             await asyncio.sleep(1)
             now = await count()
-            seen["preempted"] += now - before
             seen["seconds"] += 1
             seen["seconds with a preemption"] += now > before
             before = now
@@ -84,9 +84,11 @@ async def _preemptions(client: httpx.AsyncClient, seen: Counter[str], until: flo
     async def count() -> int:
         return int(metrics_of((await client.get("/metrics")).text)["tgi_request_preempted"])
 
+    at_first = await count()
     watching = asyncio.create_task(watch())
     try:
         yield
+        seen["preempted"] += await count() - at_first
     finally:
         watching.cancel()
 

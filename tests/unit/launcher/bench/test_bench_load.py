@@ -14,7 +14,7 @@ LAST = b'{"token":{"id":1},"details":{"generated_tokens":2,"input_length":9}}'
 
 
 def target(server: ScriptedServer) -> Target:
-    return Target(url=server.url, api=TgiApi(Sampling(None, ignore_eos=True)), timeout_s=20)
+    return Target(url=server.url, api=TgiApi(Sampling(None, ignore_eos=True)), timeout_s=60)
 
 
 async def test_a_closed_loop_answers_every_prompt(server: ScriptedServer, events: Callable[..., bytes]) -> None:

@@ -69,7 +69,7 @@ def test_one_deadline_for_everything(launch: Launch) -> None:
     stubborn = router(launch.folder, launch.port, on_term="ignore")
     began = time.monotonic()
     assert launch.serve([shard(launch.folder, on_term="ignore")], stubborn, graceful_s=2.0, draining_record_s=0.1) == 0
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     assert launch.story.has("router did not stop in 2 s: killed")
     assert launch.story.has("shard 0 did not stop")
     assert launch.story.has("Waiting for router to finish")
@@ -149,7 +149,7 @@ def test_of_several_dead_shards_the_first_cause_is_named(launch: Launch, first: 
     children = [plain(head + last, name="shard", rank=rank) for rank, last in enumerate([first, second])]
 
     def both_dead() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while any(p.status() != psutil.STATUS_ZOMBIE for p in psutil.Process().children() if p.pid in pids()):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -205,7 +205,7 @@ def test_a_rank_that_is_killed_takes_the_others_with_it(ranks: Ranks, size: int,
         assert process.stdout.readline() == "READY\n"
     started[1].send_signal(signal.SIGKILL)
     for rank, process in enumerate(started):
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=90)
         if rank == 1:
             assert process.returncode == -signal.SIGKILL
         else:

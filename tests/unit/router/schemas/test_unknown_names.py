@@ -107,9 +107,9 @@ def fault(body_type: type[Body], names: list[str]) -> str | None:
 
 
 @pytest.mark.parametrize("body_type", [GenerateParameters, ChatBody, CompletionBody, VertexBody])
-@pytest.mark.parametrize("name", OF_OTHERS.split())
-def test_what_clients_of_other_servers_send_is_no_mistake(body_type: type[Body], name: str) -> None:
-    assert fault(body_type, [name]) is None
+def test_what_clients_of_other_servers_send_is_no_mistake(body_type: type[Body]) -> None:
+    for name in OF_OTHERS.split():
+        assert fault(body_type, [name]) is None, name
 
 
 @pytest.mark.parametrize(
