@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from router.errors import OverloadedError
@@ -70,17 +71,16 @@ class Lane:
         """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
-
-        def settle(result: Any, error: BaseException | None) -> None:
-            loop.call_soon_threadsafe(_settle, outcome, result, error)
-
-        job = _Job(cost, work, settle)
+        job = _Job(cost, work, partial(loop.call_soon_threadsafe, _settle, outcome))
         self._queue(job)
         try:
             return await outcome
         finally:
             if job.work is not None:
                 self._forget(job)
+            # An exception refers to this frame by its traceback: were the frame to refer to it in turn, what the job
+            # worked on would be kept until the garbage collector comes.
+            del outcome, job
 
     def submit(self, cost: int, work: Callable[[], object]) -> None:
         """As `run`, for callers that want no outcome."""
@@ -117,6 +117,7 @@ class Lane:
         except BaseException as raised:
             result, error = None, raised
         job.settle(result, error)
+        del job, result, error  # as in `run`
         if self._after_each is not None:
             self._after_each()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
@@ -168,3 +171,42 @@ def test_every_job_ends_once(jobs: list[tuple[int, bool, bool]], num_threads: in
         lane.close()
 
     asyncio.run(play())
+
+
+class Weighty:
+    """What a job works on."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_job_worked_on_goes_with_its_outcome(lane: Lane, fails: bool) -> None:
+    """Without the garbage collector, which comes late: an exception must not be in a cycle with the job's frames."""
+
+    def weigh(weighty: Weighty) -> str:
+        if fails:
+            raise ValueError("too heavy")
+        return "light"
+
+    weighty = Weighty()
+    kept = weakref.ref(weighty)
+    job = partial(weigh, weighty)
+    del weighty
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            await lane.run(1, job)
+        del job
+        await until(lambda: kept() is None)
+    finally:
+        gc.enable()
+
+
+async def test_a_job_whose_caller_has_left_ends_as_any_other() -> None:
+    ended = threading.Event()
+    lane = Lane("test", after_each=ended.set)
+    gate, task = await occupied(lane)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.open()
+    await until(ended.is_set)
+    lane.close()
