@@ -71,7 +71,7 @@ class Lane:
         """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
-        job = _Job(cost, work, partial(loop.call_soon_threadsafe, _settle, outcome))
+        job = _Job(cost, work, partial(_settle_soon, loop, outcome))
         self._queue(job)
         try:
             return await outcome
@@ -132,6 +132,13 @@ class Lane:
         if work is not None:
             self._waiting_cost -= job.cost
         return work
+
+
+def _settle_soon(
+    loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[Any], result: Any, error: BaseException | None
+) -> None:
+    """From another thread."""
+    loop.call_soon_threadsafe(_settle, outcome, result, error)
 
 
 def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
