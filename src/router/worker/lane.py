@@ -1,4 +1,4 @@
-"""A queue of blocking jobs with threads of its own: cheap jobs before dear ones, and nothing for callers that left.
+"""A queue of blocking jobs with threads of its own: cheap jobs before costly ones, and nothing for callers that left.
 
 Jobs that may take long get another lane than the short ones: a job that runs is never interrupted by the queue.
 """

@@ -7,6 +7,7 @@ quick process, with little time; what is not done by then starts again in the sl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -33,8 +34,8 @@ class WorkerPair:
     def __init__(self, module: str, *, limit_s: float, max_waiting_cost: int = MAX_WAITING_COST) -> None:
         """`limit_s`: of one job. `max_waiting_cost`: of jobs for the slow process, each of LARGE_BYTES at least."""
         self._limit_s = limit_s
-        self.quick = Seat(module, Lane(f"{module}-quick"))
-        self.slow = Seat(module, Lane(f"{module}-slow", max_waiting_cost=max_waiting_cost))
+        self.quick = QueuedWorker(module, Lane(f"{module}-quick"))
+        self.slow = QueuedWorker(module, Lane(f"{module}-slow", max_waiting_cost=max_waiting_cost))
 
     async def ask(self, data: bytes) -> bytes:
         """The answer. A caller that is cancelled takes its job along, whether it has begun or not.
@@ -55,11 +56,11 @@ class WorkerPair:
 
     def close(self) -> None:
         """Ends the processes, whatever they do."""
-        for seat in (self.quick, self.slow):
-            seat.close()
+        for worker in (self.quick, self.slow):
+            worker.close()
 
 
-class Seat:
+class QueuedWorker:
     """One process and the jobs that wait for it."""
 
     def __init__(self, module: str, lane: Lane) -> None:
@@ -114,5 +115,6 @@ class Seat:
             if self.current is not job:
                 return
             if (pid := self.process.pid) is not None:
-                os.kill(pid, signal.SIGALRM)
+                with contextlib.suppress(ProcessLookupError):  # it is being replaced
+                    os.kill(pid, signal.SIGALRM)
         asyncio.get_running_loop().call_later(_INTERRUPT_EVERY_S, self._interrupt, job)
