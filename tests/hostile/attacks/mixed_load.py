@@ -43,7 +43,7 @@ class MixedLoad:
                     self._alone.append((asked, await _answer(client, asked)))
             seen: Counter[str] = Counter()
             until = time.monotonic() + count
-            async with _preemptions(client, seen):
+            async with _preemptions(client, seen, until):
                 sources = (random.Random(source.random()) for _ in range(_NUM_CLIENTS))
                 await asyncio.gather(*(self._repeat(client, own, until, seen) for own in sources))
         return seen
@@ -69,12 +69,12 @@ class MixedLoad:
 
 
 @contextlib.asynccontextmanager
-async def _preemptions(client: httpx.AsyncClient, seen: Counter[str]) -> AsyncIterator[None]:
-    """Counts preemptions, the seconds of the load, and those of them in which something was preempted."""
+async def _preemptions(client: httpx.AsyncClient, seen: Counter[str], until: float) -> AsyncIterator[None]:
+    """Counts preemptions, the seconds in which new requests come, and those of them in which one was preempted."""
 
     async def watch() -> None:
         before = at_first
-        while True:
+        while time.monotonic() < until:
             await asyncio.sleep(1)
             now = await count()
             seen["seconds"] += 1
