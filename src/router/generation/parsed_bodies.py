@@ -9,18 +9,33 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 
+from router.errors import OverloadedError
+
 _NUM_AT_ONCE = 2  # one is parsed while the template of another is rendered
+_MAX_WAITING_BYTES = 256 << 20
+_RETRY_AFTER_S = 10
 
 
 class ParsedBodies:
     """Places for them; who finds none waits in line."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_waiting_bytes: int = _MAX_WAITING_BYTES) -> None:
         self._places = asyncio.Semaphore(_NUM_AT_ONCE)
+        self._max_waiting_bytes = max_waiting_bytes
+        self._waiting_bytes = 0
 
-    async def enter(self) -> None:
-        """Takes a place for the request that is being answered, until `leave`."""
-        await self._places.acquire()
+    async def enter(self, num_bytes: int) -> None:
+        """Takes a place for the request that is being answered, until `leave`. `num_bytes`: of its body.
+
+        Raises OverloadedError for what would wait behind too much.
+        """
+        if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
+            raise OverloadedError(_RETRY_AFTER_S)
+        self._waiting_bytes += num_bytes
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting_bytes -= num_bytes
         _current.set(_Place(self._places))
 
 

@@ -61,7 +61,7 @@ class LargeBodies:
 
     async def _parse(self, raw: bytes, work: Callable[[], T]) -> T:
         if raw.count(b"{") + raw.count(b"[") > _MANY_CONTAINERS:
-            await self.parsed.enter()
+            await self.parsed.enter(len(raw))
         return await self.lane.run(len(raw), work)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from router_fakes import Router, until
 
+from router.errors import OverloadedError
 from router.generation import parsed_bodies
 from router.generation.parsed_bodies import ParsedBodies
 
@@ -18,7 +19,7 @@ async def test_a_third_waits_for_a_place() -> None:
     inside: list[int] = []
 
     async def request(number: int) -> None:
-        await bodies.enter()
+        await bodies.enter(10)
         inside.append(number)
         await go.wait()
         parsed_bodies.leave()
@@ -34,6 +35,20 @@ async def test_a_third_waits_for_a_place() -> None:
     assert sorted(inside) == [0, 1, 3, 4] and bodies._places._value == 2
 
 
+async def test_what_would_wait_behind_too_much_is_refused() -> None:
+    bodies = ParsedBodies(max_waiting_bytes=100)
+    inside = [asyncio.create_task(bodies.enter(1000)) for _ in range(2)]
+    await asyncio.gather(*inside)
+    waiting = [asyncio.create_task(bodies.enter(200))]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await bodies.enter(1)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert bodies._waiting_bytes == 0
+
+
 def many_messages(role: str = "user", **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": f"{number} {'x' * 40}"} for number in range(2_500)], **fields}
 
@@ -43,8 +58,8 @@ async def test_every_way_out_gives_the_place_back(router: Router, monkeypatch: p
     taken: list[int] = []
     enter = ParsedBodies.enter
 
-    async def counted(self: ParsedBodies) -> None:
-        await enter(self)
+    async def counted(self: ParsedBodies, num_bytes: int) -> None:
+        await enter(self, num_bytes)
         taken.append(self._places._value)
 
     monkeypatch.setattr(ParsedBodies, "enter", counted)
