@@ -3,7 +3,7 @@ gathered in the validation's context."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,11 @@ from pydantic_core import CoreSchema
 
 from router.schemas.unknown import UnknownNames
 
+T = TypeVar("T")
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list whose first wrong item ends its validation: an error for each of a million is a second without the event loop,
+and a gigabyte."""
 FLOAT32_MAX = 3.4028234663852886e38
 _FLOAT32_TINY = 2.0**-149
 

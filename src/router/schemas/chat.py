@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from router.schemas.base import Body
+from router.schemas.base import Body, Items
 from router.schemas.grammar import Grammar
 from router.schemas.openai import OpenAIBody
 from router.schemas.parameters import MaxTokens, PositiveInt, TopN
@@ -63,10 +63,10 @@ class Message(Body):
         description="`system`, `developer`, `user`, `assistant`, `tool`, or what else the chat template knows.",
         examples=["user"],
     )
-    content: str | list[ContentPart] | None = Field(
+    content: str | Items[ContentPart] | None = Field(
         default=None, description="A text, or parts.", examples=["Hello", [{"type": "text", "text": "Hello"}]]
     )
-    tool_calls: list[ToolCall] | None = Field(
+    tool_calls: Items[ToolCall] | None = Field(
         default=None,
         description="Calls that the assistant made in this turn.",
         examples=[[{"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}]],
@@ -126,7 +126,7 @@ _TOOLS = [
 class ChatBody(OpenAIBody):
     """An OpenAI chat request, with TGI's and common servers' additions. `user`, `store` and the like are ignored."""
 
-    messages: list[Message] = Field(
+    messages: Items[Message] = Field(
         max_length=10_000,
         description="The turns so far.",
         examples=[[{"role": "user", "content": "Hello! What is 2 plus 3?"}]],
@@ -140,7 +140,7 @@ class ChatBody(OpenAIBody):
     top_logprobs: TopN | None = Field(
         default=None, description="With `logprobs`: as many of the likeliest tokens at each step.", examples=[2]
     )
-    tools: list[Tool] | None = Field(
+    tools: Items[Tool] | None = Field(
         default=None,
         description="Functions that the model may call; not with a `response_format` that constrains.",
         examples=[_TOOLS],

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
 
-from router.schemas.base import FLOAT32_MAX, Body, Float32, Int32, UInt32, UInt64
+from router.schemas.base import FLOAT32_MAX, Body, Float32, Int32, Items, UInt32, UInt64
 
 _INT32_MAX = 2**31 - 1
 _UINT32_MAX = 2**32 - 1
@@ -95,7 +95,7 @@ MaxTokens = Annotated[
     ),
 ]
 Stop = Annotated[
-    list[str],
+    Items[str],
     WithJsonSchema(_STOP_TEXTS),
     Field(
         description="Texts at which the answer ends, wherever they come up in it; the text is kept. Their bytes "
@@ -104,7 +104,7 @@ Stop = Annotated[
     ),
 ]
 OpenAIStop = Annotated[
-    Annotated[str | list[str], WithJsonSchema({"anyOf": [{"type": "string"}, _STOP_TEXTS]})] | None,
+    Annotated[str | Items[str], WithJsonSchema({"anyOf": [{"type": "string"}, _STOP_TEXTS]})] | None,
     Field(
         description="A text or several at which the answer ends; the text itself is left out. Their bytes in all are "
         "limited.",
@@ -113,7 +113,7 @@ OpenAIStop = Annotated[
 ]
 LogitBias = Annotated[
     Annotated[
-        dict[str, Float32] | list[Float32],
+        dict[str, Float32] | Items[Float32],
         WithJsonSchema({"anyOf": [_BIASES, {"type": "array", "maxItems": 0}]}),
     ]
     | None,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from router.schemas.base import Body
+from router.schemas.base import Body, Items
 from router.schemas.chat import ChatBody
 from router.schemas.generate import NO_PARAMETERS, GenerateBody, GenerateParameters
 
@@ -25,7 +25,7 @@ Instance = Annotated[
 class VertexBody(Body):
     """A batch. A chat's `stream` and a text's `details` have no place in the answer and are ignored."""
 
-    instances: list[Instance] = Field(
+    instances: Items[Instance] = Field(
         description="Bodies of `/generate` and chats, answered side by side; not more than the server takes requests.",
         examples=[[{"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8}}]],
         json_schema_extra={"minItems": 1},
@@ -40,9 +40,9 @@ class InferInput(Body):
     """A text as the bytes of its UTF-8 form."""
 
     name: str = Field(description="Without influence.", examples=["input"])
-    shape: list[int] = Field(description="Without influence.", examples=[[1]])
+    shape: Items[int] = Field(description="Without influence.", examples=[[1]])
     datatype: str = Field(description="Without influence; `data` are bytes.", examples=["BYTES"])
-    data: list[Annotated[int, Field(ge=0, le=255)]] = Field(
+    data: Items[Annotated[int, Field(ge=0, le=255)]] = Field(
         description="The bytes of the text in UTF-8.", examples=[[72, 101, 108, 108, 111]]
     )
 
@@ -57,11 +57,11 @@ class InferBody(Body):
     """One generation for each input, named by the output at the same place."""
 
     id: str = Field(description="Comes back in the answer.", examples=["1"])
-    inputs: list[InferInput] = Field(
+    inputs: Items[InferInput] = Field(
         description="The prompts.",
         examples=[[{"name": "input", "shape": [1], "datatype": "BYTES", "data": [72, 101, 108, 108, 111]}]],
     )
-    outputs: list[InferOutputName] = Field(
+    outputs: Items[InferOutputName] = Field(
         description="As many names as there are inputs.", examples=[[{"name": "output"}]]
     )
     parameters: GenerateParameters = Field(

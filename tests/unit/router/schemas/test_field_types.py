@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from router_fakes import Router
 
+from router.schemas.base import Body
 from router.schemas.chat import ChatBody
 from router.schemas.completion import CompletionBody
+from router.schemas.generate import GenerateBody
 from router.schemas.parameters import UNSERVED
+from router.schemas.platforms import InferBody, VertexBody
 
 INTEGERS = ["best_of", "top_k", "max_new_tokens", "truncate", "seed", "top_n_tokens"]
 
@@ -140,3 +145,22 @@ async def test_what_other_servers_have_and_would_change_the_answer_is_refused_by
             assert f"`{name}` is not served here: {remedy}" in body["error"]
         for value in (None, *neutral):
             body_type.model_validate_json(build(name, json.dumps(value)))
+
+
+@pytest.mark.parametrize(
+    ("body_type", "body"),
+    [
+        (GenerateBody, {"inputs": "Hi", "parameters": {"stop": [1] * 99}}),
+        (ChatBody, {"model": "m", "messages": [1] * 99}),
+        (ChatBody, {"model": "m", "messages": [{"role": "user", "content": [1] * 99}]}),
+        (ChatBody, {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "stop": [1] * 99}),
+        (ChatBody, {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [1] * 99}),
+        (VertexBody, {"instances": [1] * 99}),
+        (InferBody, {"id": "1", "inputs": [1] * 99, "outputs": []}),
+    ],
+)
+def test_the_first_wrong_item_of_a_list_ends_its_check(body_type: type[Body], body: dict[str, Any]) -> None:
+    """An error is made for each fault that is found, and a body has room for a million of them."""
+    with pytest.raises(ValidationError) as caught:
+        body_type.model_validate(body)
+    assert caught.value.error_count() <= 2, "one, and one for the text that may stand in the list's place"
