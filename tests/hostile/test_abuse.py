@@ -22,7 +22,7 @@ from support.metrics_text import metrics_of
 from support.raw_http import deaf_client, generation, json_of, post, status_of, talk
 from support.running_server import RunningServer, running_server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("nothing_is_left")]
 
 CONCURRENT, CONNECTIONS = 64, 400
 HEAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -43,17 +43,6 @@ def server() -> Iterator[RunningServer]:
     cache = ("--max-batch-total-tokens", "2048", "--max-batch-prefill-tokens", "2048", "--max-total-tokens", "1536")
     with running_server("demo", "--max-concurrent-requests", str(CONCURRENT), *cache, environ=SETTINGS) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def invariants(server: RunningServer) -> Invariants:
-    return Invariants(server)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(invariants: Invariants) -> Iterator[None]:
-    yield
-    invariants.check()
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import httpx
 import hypothesis
 import pytest
 import schemathesis
-from hostile.invariants import Invariants
 from hostile.wrong_bodies import CHAT, COMPLETIONS, GENERATE, HOSTILE, chat, native, said, schema
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -32,7 +31,11 @@ from schemathesis.specs.openapi.checks import (
 from support.effort import examples
 from support.running_server import RunningServer, running_server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.usefixtures("nothing_is_left"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
 
 BLOCK = 16
 TOTAL = 8 * BLOCK
@@ -55,17 +58,6 @@ def server() -> Iterator[RunningServer]:
         str(TOTAL), "--max-batch-total-tokens", str(CAPACITY), "--max-concurrent-requests", str(PLACES),
     ) as running:  # fmt: skip
         yield running
-
-
-@pytest.fixture(scope="module")
-def invariants(server: RunningServer) -> Invariants:
-    return Invariants(server)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(invariants: Invariants) -> Iterator[None]:
-    yield
-    invariants.check()
 
 
 @pytest.fixture
