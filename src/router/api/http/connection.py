@@ -6,6 +6,7 @@ uvicorn has neither: half a head stays open for ever, a header may have megabyte
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,11 @@ _ANSWERS = {
     431: ("Request Header Fields Too Large", "headers_too_large", "the request's header is too large"),
     503: ("Service Unavailable", "overloaded", "too many connections"),
 }
+
+
+# Java's HTTP client offers HTTP/2 with every request. The parser would hand over the connection at that header, body
+# and all; a server that stays with HTTP/1.1 is to ignore it.
+_UPGRADE = re.compile(rb"(?<=\r\n)upgrade(?=:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +114,8 @@ class Connection(HttpToolsProtocol):
         if self._is_refused:
             return
         was_in_message, self._num_begun = self._in_message, 0
+        if self._in_head or not was_in_message:
+            data = _without_upgrade(data)
         super().data_received(data)
         # Only what the parser still keeps to itself: complete fields are counted in on_header. Where other messages
         # came in the same read it is not known what belongs to this one; what follows is counted.
@@ -241,3 +249,10 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         self._stop_timer()
         self._timer = self.loop.call_later(_LINGER_S, self._close)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A read that begins in a request's head, its offer of another protocol under a name that nobody knows."""
+    end = data.find(b"\r\n\r\n")
+    found = _UPGRADE.search(data, 0, end if end >= 0 else len(data))
+    return data if found is None else data[: found.start()] + b"x-" + data[found.start() :]

@@ -126,7 +126,6 @@ async def test_memory_of_long_texts_is_given_back(prompts: PromptTokenizer) -> N
     text = "The quick brown fox jumps over the lazy dog. " * 20_000
     idle = asyncio.Event()
     loop = asyncio.get_running_loop()
-    await prompts.encode(text, add_special_tokens=True, truncate=5)  # its worker's tokenizer exists from now on
     lane = prompts._lanes.large
     give_back = lane._after_each
     assert give_back is not None
@@ -139,8 +138,11 @@ async def test_memory_of_long_texts_is_given_back(prompts: PromptTokenizer) -> N
         loop.call_soon_threadsafe(idle.set)
 
     lane._after_each = watched
-    await prompts.encode(text, add_special_tokens=True, truncate=5)
-    await asyncio.wait_for(idle.wait(), 60)
+    for _ in range(2):  # the first time its worker's tokenizer is made too
+        peaks.clear()
+        idle.clear()
+        await prompts.encode(text, add_special_tokens=True, truncate=5)
+        await asyncio.wait_for(idle.wait(), 60)
     before, after = peaks
     assert before - after > len(text) * 20, "a text takes a hundred times its length while it is tokenised"
 

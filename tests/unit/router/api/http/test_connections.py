@@ -58,6 +58,17 @@ async def test_what_is_refused_at_the_door(router: Router, sent: bytes, status: 
     router.assert_idle()
 
 
+@pytest.mark.parametrize("offer", [b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ", b"upgrade: websocket"])
+@pytest.mark.parametrize("cut", [None, 30, 90])
+async def test_an_offer_of_another_protocol_is_ignored(router: Router, offer: bytes, cut: int | None) -> None:
+    first = GOOD.replace(b"host: x", b"host: x\r\nConnection: Upgrade, HTTP2-Settings\r\n" + offer)
+    last = GOOD.replace(b"host: x", b"host: x\r\nconnection: close")
+    async with router.listening() as port:
+        answer = await talk(port, first[:cut], first[cut:] + last if cut else last, pause_s=0.05)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2, answer
+    router.assert_idle()
+
+
 async def test_a_head_that_does_not_come_in_time(router: Router) -> None:
     async with router.listening(Bounds(head_s=0.2)) as port:
         for pieces in ((b"",), (HEAD[:-5],), (HEAD, b"x: 1\r\n")):
