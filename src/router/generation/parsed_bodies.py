@@ -10,16 +10,15 @@ import asyncio
 from contextvars import ContextVar
 
 from router.errors import OverloadedError
+from router.worker.lane import MAX_WAITING_COST, RETRY_AFTER_S
 
 _NUM_AT_ONCE = 2  # one is parsed while the template of another is rendered
-_MAX_WAITING_BYTES = 256 << 20
-_RETRY_AFTER_S = 10
 
 
 class ParsedBodies:
     """Places for them; who finds none waits in line."""
 
-    def __init__(self, max_waiting_bytes: int = _MAX_WAITING_BYTES) -> None:
+    def __init__(self, max_waiting_bytes: int = MAX_WAITING_COST) -> None:
         self._places = asyncio.Semaphore(_NUM_AT_ONCE)
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
@@ -30,7 +29,7 @@ class ParsedBodies:
         Raises OverloadedError for what would wait behind too much.
         """
         if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
-            raise OverloadedError(_RETRY_AFTER_S)
+            raise OverloadedError(RETRY_AFTER_S)
         self._waiting_bytes += num_bytes
         try:
             await self._places.acquire()

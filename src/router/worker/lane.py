@@ -22,7 +22,7 @@ T = TypeVar("T")
 # Costs are bytes or characters of what a job works on. A job of this many may be overtaken for a second.
 _COST_OF_A_SECOND = 100_000
 MAX_WAITING_COST = 256 << 20
-_RETRY_AFTER_S = 10
+RETRY_AFTER_S = 10
 
 
 class _Job:
@@ -98,7 +98,7 @@ class Lane:
     def _queue(self, job: _Job) -> None:
         with self._lock:
             if self._waiting_cost and self._waiting_cost + job.cost > self._max_waiting_cost:
-                raise OverloadedError(_RETRY_AFTER_S)
+                raise OverloadedError(RETRY_AFTER_S)
             self._threads.submit(self._run_next)  # takes whichever job is first by then
             due = time.monotonic() + job.cost / _COST_OF_A_SECOND
             heapq.heappush(self._waiting, (due, next(self._numbers), job))
