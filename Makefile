@@ -9,7 +9,7 @@ PIN    := -c constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: run test test-all unit thorough parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak \
-        stubs reference locks check-deploy clean
+        operators stubs reference locks check-deploy clean
 
 run: $(VENV)/.installed
 	exec $(BIN)/launcher --model-id demo --hostname 127.0.0.1 --port $(PORT)
@@ -121,17 +121,29 @@ $(VENV)-deploy/.installed: tests/deploy/requirements.txt
 	$(VENV)-deploy/bin/pip install --quiet -r tests/deploy/requirements.txt
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+# An editable install builds the C++ operators beside their sources. pip hides what the compiler says: whether there
+# are any now is told afterwards.
+BUILT_FROM := pyproject.toml setup.py src/model_server/cpp/instruction_sets.py $(wildcard src/model_server/cpp/source/*)
+OPERATORS  := $(BIN)/python -m model_server.cpp || true
+
+$(VENV)/.installed: $(VENV)/.torch $(BUILT_FROM)
 	@echo "Installing Tercet and what it needs"
 	$(BIN)/pip install --quiet $(PIN) --editable .
-	-$(BIN)/python -m model_server.cpp
+	@$(OPERATORS)
 	touch $@
 
-$(VENV)/.installed-test: $(VENV)/.torch pyproject.toml
+$(VENV)/.installed-test: $(VENV)/.torch $(BUILT_FROM)
 	@echo "Installing Tercet and what its tests need"
 	$(BIN)/pip install --quiet $(PIN) --editable ".[test]"
-	-$(BIN)/python -m model_server.cpp
+	@$(OPERATORS)
 	touch $@ $(VENV)/.installed
 
+# Built anew after a change of their sources, with what the compiler says.
+operators: $(VENV)/.torch
+	$(BIN)/pip install --quiet "setuptools>=77"
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@$(OPERATORS)
+
 clean:
-	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-deploy .venv-clients build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-deploy .venv-clients build dist src/*.egg-info \
+	    src/model_server/cpp/*.so

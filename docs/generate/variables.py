@@ -40,8 +40,8 @@ VARIABLES = (
     ),
     Variable("HF_HOME", "launcher, hub library", "The hub cache is `$HF_HOME/hub`.", in_code=True),
     Variable(
-        "XDG_CACHE_HOME", "launcher, shard, hub library",
-        "In the place of `~/.cache`: the hub cache, and the operators that a shard compiles for its CPU.", in_code=True,
+        "XDG_CACHE_HOME", "launcher, hub library",
+        "In the place of `~/.cache`, where the hub cache is.", in_code=True,
     ),
     Variable("HF_ENDPOINT", "launcher, hub library", "Address of the hub or of a mirror.", in_code=True),
     Variable(
@@ -67,7 +67,13 @@ VARIABLES = (
         in_code=True,
     ),
     Variable(
-        "TERCET_NATIVE", "shard", "`0`: torch's operators on a CPU instead of ours, which are compiled at first use.",
+        "TERCET_NATIVE", "shard", "`0`: torch's operators on a CPU instead of ours.",
+        in_code=True,
+    ),
+    Variable(
+        "TERCET_INSTRUCTION_SET", "shard",
+        "The best instruction set that the C++ operators may use: `amx`, `avx512_bf16`, `avx512` or `avx2`. Unset: the"
+        " best that the CPU has.",
         in_code=True,
     ),
     Variable("LOG_COLORIZE", "launcher", "`0`: no colours on a terminal.", in_code=True),

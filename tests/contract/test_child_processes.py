@@ -13,7 +13,6 @@ STARTERS = {
     "launcher/planning/hardware.py",  # nvidia-smi
     "launcher/processes/child.py",
     "launcher/processes/parent_watchdog.py",  # becomes what `child` wants
-    "model_server/cpp/compile.py",  # the C++ compiler
     "model_server/weights/conversion/clean_process.py",
     "router/worker/forked.py",  # a copy of a worker, which imports nothing more
     "router/worker/process.py",

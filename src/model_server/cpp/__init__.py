@@ -1,1 +1,1 @@
-"""Operators in C++ for CPUs, compiled once on the machine they run on; without a compiler torch's own are used."""
+"""Operators in C++ for CPUs, built when the package is installed; where none can be used torch's own are."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+
+from model_server.cpp.instruction_sets import SETS
+from model_server.errors import StartupError
 
 # Set to 0 to serve with torch's operators alone.
 SWITCH = "TERCET_NATIVE"
+# The best instruction set that may be used.
+CAP = "TERCET_INSTRUCTION_SET"
 
 
 def are_switched_off() -> bool:
     return os.environ.get(SWITCH) == "0"
 
 
-def user_cache() -> Path:
-    """The folder for compiled libraries. Raises RuntimeError for a user without a home."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tercet" / "cpp"
+def instruction_set_cap() -> str | None:
+    """Raises StartupError for a word that is no instruction set."""
+    cap = os.environ.get(CAP)
+    if cap is None or cap in SETS:
+        return cap
+    raise StartupError(f"{CAP}={cap} is unknown; choose one of {', '.join(SETS)}, or unset it")

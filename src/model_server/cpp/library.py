@@ -1,4 +1,4 @@
-"""The compiled operators, loaded once per process, on the threads of the OpenMP runtime that torch uses itself."""
+"""The operators for this CPU, loaded once per process, on the threads of the OpenMP runtime that torch uses itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from model_server.cpp.compile import CompileError, compiled
-from model_server.cpp.config import SWITCH, are_switched_off
+from model_server.cpp.config import SWITCH, are_switched_off, instruction_set_cap
+from model_server.cpp.instruction_sets import is_served, module, path, survey
 from model_server.cpp.openmp import entry_points
 from model_server.cpp.structs import FUNCTIONS, WITHOUT_STATUS
 
@@ -22,21 +22,27 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The operators, or None where they cannot be had; the log says why, once."""
+    """The operators, or None where they cannot be had; the log says why, once.
+
+    Raises StartupError for an instruction set that does not exist.
+    """
     if are_switched_off():
         logger.info("C++ operators are switched off (%s=0): torch's are used", SWITCH)
         return None
-    try:
-        loaded = _declared(ctypes.CDLL(str(compiled())))
-    except (CompileError, OSError) as error:
-        logger.warning("No C++ operators, torch's are used: %s", error)
+    found = survey(instruction_set_cap())
+    if found.chosen is None:
+        level = logging.WARNING if is_served() else logging.INFO
+        logger.log(level, "No C++ operators, torch's are used: %s", found.lack())
         return None
+    for fault in found.faults:
+        logger.warning("C++ operators: %s", fault)
+    loaded = _declared(ctypes.CDLL(str(path(module(found.chosen)))))
     entries = entry_points()
     if entries is None:
         logger.warning("torch's OpenMP runtime was not found: C++ operators run on one thread")
     else:
         loaded.cpp_init(*entries)
-    logger.info("C++ operators: products, norms and attention on this CPU, panels of %d", loaded.cpp_panel())
+    logger.info("C++ operators for %s: products, norms and attention on this CPU", found.chosen)
     return loaded
 
 

@@ -102,9 +102,11 @@ class StackStepStruct(ctypes.Structure):
     ]
 
 
-WITHOUT_STATUS = ("cpp_init", "cpp_panel")
+WITHOUT_STATUS = ("cpp_sources", "cpp_prepare", "cpp_init", "cpp_panel")
 # Arguments of every function of operators.cpp; all others return 0, or 1 where there was no memory.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
+    "cpp_sources": (),
+    "cpp_prepare": (),
     "cpp_init": (c_void_p,) * 4,
     "cpp_panel": (),
     "cpp_pack": (c_long, c_void_p, c_void_p, c_long, c_long),

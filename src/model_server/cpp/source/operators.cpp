@@ -48,6 +48,12 @@ template <class F> long with_type(long type, const F& run) {
 
 extern "C" {
 
+// A hash of what this library was built from (instruction_sets.py).
+long cpp_sources() { return TERCET_SOURCES; }
+
+// Ask the operating system for what the instructions need; 1: it does not let this process use them.
+long cpp_prepare() { return 0; }
+
 void cpp_init(void* parallel_pointer, void* number, void* size, void* most) {
     parallel_function = reinterpret_cast<ParallelFunction>(parallel_pointer);
     thread_number_function = reinterpret_cast<int (*)()>(number);

@@ -1,29 +1,27 @@
-"""How the C++ operators come to be, and that the server does without."""
+"""How the C++ operators are loaded, and that the server does without."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from support.linears import make_linear
 
-from model_server.cpp import compile as compiling
+from model_server.cpp import instruction_sets
 from model_server.cpp import library as loading
-from model_server.cpp.compile import CompileError, compiled
-from model_server.cpp.config import SWITCH
+from model_server.cpp.config import CAP, SWITCH
 from model_server.cpp.greedy import greedy
+from model_server.cpp.instruction_sets import Survey
+from model_server.errors import StartupError
 from model_server.layers.fused.choice import fused_for
 from model_server.layers.fused.torch import TorchFused
 from model_server.layers.linear.packed import PackedLinear
 
 CPU = torch.device("cpu")
-HAS_COMPILER = any(shutil.which(name) for name in compiling.COMPILERS)
+HAS_OPERATORS = loading.library() is not None
 
 
 @pytest.fixture
@@ -33,14 +31,19 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "library", lambda: fresh())
 
 
+def found(monkeypatch: pytest.MonkeyPatch, chosen: str | None, *faults: str) -> None:
+    monkeypatch.setattr(loading, "survey", lambda cap: Survey((), (), chosen, faults))
+
+
 @pytest.mark.usefixtures("unloaded")
-def test_without_a_compiler_torch_computes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+def test_where_none_were_built_torch_computes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiling, "COMPILERS", ("no-such-compiler",))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nor is there a library that was made ahead
+    monkeypatch.setattr(instruction_sets, "is_served", lambda: True)
+    found(monkeypatch, None)
     assert not loading.usable(CPU, torch.float32)
-    assert "no C++ compiler is installed (looked for no-such-compiler)" in caplog.text
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "none were built: install g++" in record.getMessage()
     weight, x = torch.randn(64, 32), torch.randn(5, 32)
     linear = make_linear(weight)
     assert not isinstance(linear, PackedLinear)
@@ -49,16 +52,37 @@ def test_without_a_compiler_torch_computes(
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_a_user_without_a_home_is_served_by_torch(
+def test_on_another_architecture_torch_computes_and_that_is_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    monkeypatch.setattr(instruction_sets.platform, "machine", lambda: "aarch64")
+    found(monkeypatch, None)
+    with caplog.at_level("INFO"):
+        assert not loading.usable(CPU, torch.float32)
+    (record,) = caplog.records
+    assert (
+        record.levelname == "INFO" and "they are for Linux on x86-64, this is linux on aarch64" in record.getMessage()
+    )
 
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(compiling.Path, "home", no_home)
-    assert not loading.usable(CPU, torch.float32)
-    assert "set HOME or XDG_CACHE_HOME" in caplog.text
+
+@pytest.mark.skipif(not HAS_OPERATORS, reason="needs the C++ operators")
+@pytest.mark.usefixtures("unloaded")
+def test_a_better_set_that_cannot_be_used_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found(monkeypatch, "avx2", "avx512 was built from other sources")
+    with caplog.at_level("INFO"):
+        assert loading.usable(CPU, torch.float32)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "avx512 was built from other sources" in caplog.text
+    assert "C++ operators for avx2" in caplog.text
+
+
+@pytest.mark.usefixtures("unloaded")
+def test_an_instruction_set_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CAP, "avx1024")
+    with pytest.raises(StartupError, match="TERCET_INSTRUCTION_SET=avx1024 is unknown; choose one of amx, avx512_bf16"):
+        loading.usable(CPU, torch.float32)
 
 
 @pytest.mark.usefixtures("unloaded")
@@ -70,92 +94,6 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_types_and_devices_are_not_served() -> None:
     assert not loading.usable(CPU, torch.float16)
     assert not loading.usable(torch.device("cuda"), torch.bfloat16)
-
-
-def small_source(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.mkdir()
-    (folder / compiling.MAIN).write_text(text)
-    monkeypatch.setattr(compiling, "SOURCES", folder)
-
-
-def test_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_source(tmp_path / "source", 'extern "C" int answer() { return 42; }\n', monkeypatch)
-    cache = tmp_path / "cache"
-    if not HAS_COMPILER:
-        with pytest.raises(CompileError, match="no C\\+\\+ compiler"):
-            compiled(cache)
-        return
-    first = compiled(cache)
-    made = first.stat().st_mtime_ns
-    assert compiled(cache) == first
-    assert first.stat().st_mtime_ns == made
-    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-    (tmp_path / "source" / compiling.MAIN).write_text('extern "C" int answer() { return 43; }\n')
-    assert compiled(cache) != first
-
-
-@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
-def test_a_library_made_ahead_serves_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an image that compiles while it is built and leaves the compiler out."""
-    small_source(tmp_path / "source", 'extern "C" int answer() { return 42; }\n', monkeypatch)
-    made = compiled(tmp_path / "cache")
-    monkeypatch.setattr(compiling, "COMPILERS", ("no-such-compiler",))
-    assert compiled(tmp_path / "cache") == made
-    with pytest.raises(CompileError, match=r"no C\+\+ compiler is installed"):
-        compiled(tmp_path / "another-cache")
-    # What was made of other sources is not this library.
-    (tmp_path / "source" / compiling.MAIN).write_text('extern "C" int answer() { return 43; }\n')
-    with pytest.raises(CompileError, match=r"no C\+\+ compiler is installed"):
-        compiled(tmp_path / "cache")
-
-
-def fake_compiler(folder: Path, version: str) -> str:
-    """Writes its version where the library should go."""
-    tool = folder / "fake-c++"
-    tool.write_text(
-        "#!/bin/sh\n"
-        f'if [ "$1" = --version ]; then echo "{version}"; exit; fi\n'
-        'while [ "$1" != -o ]; do shift; done\n'
-        f'echo "{version}" > "$2"\n'
-    )
-    tool.chmod(0o700)
-    return str(tool)
-
-
-def test_another_compiler_makes_it_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_source(tmp_path / "source", "", monkeypatch)
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(compiling, "COMPILERS", (fake_compiler(tmp_path, "one 1.0"),))
-    first = compiled(cache)
-    assert first.read_text() == "one 1.0\n"
-    fake_compiler(tmp_path, "one 2.0")
-    second = compiled(cache)
-    assert second != first and second.read_text() == "one 2.0\n"
-    assert first.exists()
-    monkeypatch.setattr(compiling, "COMPILERS", ("no-such-compiler",))
-    os.utime(first, ns=(1, 1))
-    assert compiled(cache) == second
-
-
-def test_sources_that_do_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_source(tmp_path / "source", "this is no C++\n", monkeypatch)
-    with pytest.raises(CompileError, match="failed" if HAS_COMPILER else "no C\\+\\+ compiler"):
-        compiled(tmp_path / "cache")
-    left = [path.name for path in (tmp_path / "cache").glob("*")] if HAS_COMPILER else []
-    assert left in ([], ["compile.lock"])
-
-
-def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(CompileError, match="nobody else can write to"):
-        compiled(tmp_path)
-
-
-def test_a_link_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with pytest.raises(CompileError):
-        compiled(tmp_path / "link")
 
 
 def test_torch_and_the_operators_share_their_threads() -> None:
@@ -175,7 +113,7 @@ def test_torch_and_the_operators_share_their_threads() -> None:
     assert done.stdout.strip() == "1"
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="needs a compiler")
+@pytest.mark.skipif(not HAS_OPERATORS, reason="needs the C++ operators")
 def test_what_does_not_fit_is_refused_as_torch_does() -> None:
     """Behind an address nobody looks at sizes."""
     linear = make_linear(torch.randn(64, 32))
@@ -189,7 +127,7 @@ def test_what_does_not_fit_is_refused_as_torch_does() -> None:
         norm(torch.randn(5, 40))
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="needs a compiler")
+@pytest.mark.skipif(not HAS_OPERATORS, reason="needs the C++ operators")
 def test_another_default_type_changes_nothing() -> None:
     """A model's own code may have set one."""
     logits = torch.randn(3, 500)
@@ -237,7 +175,7 @@ print(out.unique().tolist())
 """
 
 
-@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C++ compiler")
+@pytest.mark.skipif(not HAS_OPERATORS, reason="needs the C++ operators")
 def test_an_operator_without_memory_for_its_scratch_raises_and_the_next_call_is_served() -> None:
     ended = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY], capture_output=True, text=True, timeout=300)
     message = "a C++ operator found no memory for its scratch"

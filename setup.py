@@ -1,0 +1,50 @@
+"""The C++ operators, a library for each instruction set; all else about the package is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(Path(__file__).parent / "src"))
+
+from model_server.cpp import instruction_sets as sets
+
+
+class BuildLibraries(build_ext):
+    """Compiles each library from its one source file, by g++ or what CXX names, with our own flags alone: Python's are
+    for code that was written for Python, and a caller's might ask for the instructions of the machine that builds."""
+
+    def build_extension(self, ext: Extension) -> None:
+        library = Path(self.get_ext_fullpath(ext.name))
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.unlink(missing_ok=True)  # an older one must not stay where this one cannot be compiled
+        compiler = shlex.split(os.environ.get("CXX") or "g++")
+        self.spawn([*compiler, *ext.extra_compile_args, *ext.sources, "-o", str(library)])
+
+
+def extension(name: str, source: str, flags: tuple[str, ...]) -> Extension:
+    """Optional: what cannot be compiled here is left out. It knows nothing of Python, so one serves every version."""
+    return Extension(
+        f"{sets.__package__}.{name}",
+        [f"src/model_server/cpp/source/{source}"],
+        extra_compile_args=list(flags),
+        optional=True,
+        py_limited_api=True,
+    )
+
+
+# Separate libraries, not one of several object files: of an inline function that was compiled for AVX2 and for AVX-512
+# the linker keeps one, and a CPU without AVX-512 might run it.
+extensions = [extension(sets.FEATURES, "cpu_features.cpp", sets.FEATURES_FLAGS)]
+extensions += [extension(sets.module(name), "operators.cpp", sets.flags(name)) for name in sets.SETS]
+
+setup(
+    cmdclass={"build_ext": BuildLibraries},
+    ext_modules=extensions if sets.is_served() else [],
+    options={"build_ext": {"parallel": True}, "bdist_wheel": {"py_limited_api": "cp311"}},
+)

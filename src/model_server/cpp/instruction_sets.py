@@ -1,0 +1,136 @@
+"""The libraries of C++ operators, one for each instruction set: how they are compiled, and which of them runs here.
+
+setup.py reads the flags, a shard the rest. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import platform
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+_AVX512_BF16 = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
+# The compiler's flags of each set, the best set first; cpu_features.cpp asks the CPU for the same.
+SETS = {
+    "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "avx512_bf16": _AVX512_BF16,
+    "avx512": ("-march=x86-64-v4",),
+    "avx2": ("-march=x86-64-v3",),
+}
+# Loops are written in vectors already, so that the compiler's own vectorizer would only cost time. No fast-math: NaN
+# must stay NaN, it tells of rows that failed. No unique symbols: two libraries in a process would share their scratch.
+_FLAGS = (
+    "-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-tree-vectorize", "-fno-gnu-unique",
+    "-fPIC", "-shared", "-w",
+)  # fmt: skip
+# The library that asks the CPU, compiled for any x86-64.
+FEATURES = "cpu_features"
+FEATURES_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared")
+
+
+def is_served() -> bool:
+    """Whether the operators can be built for machines of this kind."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
+
+
+def module(name: str) -> str:
+    """What setuptools calls the library of a set."""
+    return f"operators_{name}"
+
+
+def path(library: str, folder: Path = FOLDER) -> Path:
+    """Where setuptools puts a library."""
+    return folder / f"{library}.abi3.so"
+
+
+def flags(name: str, folder: Path = FOLDER) -> tuple[str, ...]:
+    """How the library of a set is compiled from operators.cpp."""
+    return (*_FLAGS, *SETS[name], f"-DTERCET_SOURCES={_sources_hash(name, folder)}L")
+
+
+def _sources_hash(name: str, folder: Path) -> int:
+    """A positive number of 63 bits, of all that a library is made from."""
+    digest = hashlib.sha256(repr((_FLAGS, SETS[name])).encode())
+    for source in sorted((folder / "source").glob("*.[ch]pp")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return int.from_bytes(digest.digest()[:8]) >> 1
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Names of sets, the best first: `built`, had by this CPU (`supported`), used (`chosen`); and why better ones that
+    were built and are supported are not, a line each (`faults`)."""
+
+    built: tuple[str, ...]
+    supported: tuple[str, ...]
+    chosen: str | None
+    faults: tuple[str, ...]
+
+    def lack(self) -> str | None:
+        """Why no operators can be used and what to do about it; None where they can."""
+        if self.chosen is not None:
+            return None
+        if self.faults:
+            return "; ".join(self.faults)
+        if not is_served():
+            return f"they are for Linux on x86-64, this is {sys.platform} on {platform.machine()}"
+        if not self.built:
+            return "none were built: install g++ (11 or newer) and then Tercet again (in a checkout: make operators)"
+        if not self.supported:
+            return f"this CPU has none of {', '.join(SETS)}"
+        return f"built for {', '.join(self.built)}; this CPU may use {', '.join(self.supported)}"
+
+
+def survey(cap: str | None = None, folder: Path = FOLDER) -> Survey:
+    """The best set up to `cap` that was built, that this CPU has, and whose library agrees to run."""
+    built = tuple(name for name in SETS if path(module(name), folder).exists())
+    supported = _supported(folder)
+    faults: list[str] = []
+    for name in candidates(built, supported, cap):
+        fault = _fault(name, folder)
+        if fault is None:
+            return Survey(built, supported, name, tuple(faults))
+        faults.append(fault)
+    return Survey(built, supported, None, tuple(faults))
+
+
+def candidates(built: Collection[str], supported: Collection[str], cap: str | None) -> list[str]:
+    """Sets that may be used, the best first; none above `cap`."""
+    names = list(SETS)
+    allowed = names if cap is None else names[names.index(cap) :]
+    return [name for name in allowed if name in built and name in supported]
+
+
+def _supported(folder: Path) -> tuple[str, ...]:
+    """Sets that this CPU has and its operating system saves; none where there is no library to ask."""
+    try:
+        features = ctypes.CDLL(str(path(FEATURES, folder)))
+    except OSError:
+        return ()
+    return tuple(name for name in SETS if features.cpu_supports(name.encode()))
+
+
+def _fault(name: str, folder: Path) -> str | None:
+    """What keeps this process from using the library of a set that the CPU has."""
+    try:
+        operators = ctypes.CDLL(str(path(module(name), folder)))
+    except OSError as error:
+        return f"{name} cannot be loaded ({error})"
+    if _is_stale(name, operators, folder):
+        return f"{name} was built from other sources than those beside it: run `make operators`"
+    if operators.cpp_prepare() != 0:
+        return f"the kernel does not let this process use {name}"
+    return None
+
+
+def _is_stale(name: str, operators: ctypes.CDLL, folder: Path) -> bool:
+    if not hasattr(operators, "cpp_sources"):
+        return True
+    operators.cpp_sources.restype = ctypes.c_long
+    return bool(operators.cpp_sources() != _sources_hash(name, folder))
