@@ -126,10 +126,10 @@ def check_writable(container: Container) -> str:
 
 def check_operators(container: Container) -> str:
     logs = container.logs()
-    line = next((line for line in logs.splitlines() if "ative operators" in line), "")
-    if "C++ operators:" not in line and "Device cuda" not in logs:
+    line = next((line for line in logs.splitlines() if "C++ operators" in line), "")
+    if "C++ operators for" not in line and "Device cuda" not in logs:
         raise Failed(f"no operators for this CPU: {line or 'nothing is said of them'}")
-    return "the operators for this CPU were compiled" if line else "a GPU is used"
+    return line.partition(": ")[0].strip() if line else "a GPU is used"
 
 
 def check_end(container: Container) -> str:

@@ -25,7 +25,7 @@ if [ -z "${HF_HUB_CACHE:-}${HUGGINGFACE_HUB_CACHE:-}" ] && ! can_write "$HF_HOME
 fi
 export HF_HOME
 
-# Compiled operators and kernels: made again where they are missing.
+# Kernels that Triton has compiled: made again where they are missing.
 if [ -z "${XDG_CACHE_HOME:-}" ]; then
     XDG_CACHE_HOME=$HF_HOME/cache
     can_write "$XDG_CACHE_HOME" || XDG_CACHE_HOME=$scratch/cache
