@@ -30,7 +30,7 @@ def limits() -> dict[str, Any]:
     """Bytes per second and FLOP per second, with the names of processor and libraries."""
     torch.set_num_threads(available_cpus())
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": available_cpus(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -87,7 +87,7 @@ def _packed_product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")  # type: ignore[no-any-return]
 
 
-def _processor() -> str:
+def processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines() if os.path.exists("/proc/cpuinfo") else ():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
