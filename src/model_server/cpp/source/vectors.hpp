@@ -135,7 +135,7 @@ INLINE float largest(vf x) {
 // that -inf does; NaN gives NaN.
 INLINE vf exp(vf x) {
     vf n = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: the fraction is rounded away
-    vi whole = (vi)n - 0x4b400000;
+    vu whole = (vu)n - 0x4b400000;  // unsigned: for other x it wraps around, and is not used
     n = n - 12582912.0f;
     vf r = n * -0.693359375f + x;
     r = n * 2.12194440e-4f + r;
@@ -146,7 +146,7 @@ INLINE vf exp(vf x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r + 1.0f);
-    vf y = (vf)((vi)p + (whole << 23));
+    vf y = (vf)((vu)p + (whole << 23));
     y = choose(x < -87.0f, vf{}, y);
     return choose(x == x, y, x);
 }

@@ -1,0 +1,131 @@
+"""A whole stack of blocks of Llama's kind, with every one of its options."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from operator_attention import Layer, Paging, attention, filled_cache, random_batch, random_layer, rotated
+from support.cpp_operators import AS, BF16, Operators, address, assert_near, exact, widen
+
+from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackStepStruct
+
+EPS, QK_EPS = 1e-5, 1e-6
+
+
+class Block:
+    """The weights of one block, and what keeps the memory of its packed ones."""
+
+    def __init__(
+        self, operators: Operators, random: np.random.Generator, type: int, layer: Layer, hidden: int, inner: int
+    ) -> None:
+        self.layer = layer
+        width, kept_width = layer.heads * layer.key_dim, layer.heads * layer.value_dim
+        sizes = {
+            "qkv": (width + layer.row_width, hidden),
+            "output": (hidden, kept_width),
+            "up": (2 * inner, hidden),
+            "down": (hidden, inner),
+        }
+        self.weights = {n: AS[type](random.standard_normal(s) / np.sqrt(s[1])) for n, s in sizes.items()}
+        self.panels = {name: operators.packed(type, weight) for name, weight in self.weights.items()}
+        self.biases = {
+            name: exact(AS[type](random.standard_normal(size[0]) * 0.1), True) if random.random() < 0.3 else None
+            for name, size in sizes.items()
+        }
+        self.norms = [exact(random.standard_normal(hidden).astype(np.float32), True) for _ in range(2)]
+        self.qk_norm = None
+        if random.random() < 0.3:
+            self.qk_norm = exact(
+                random.standard_normal((layer.heads + layer.kv_heads, layer.key_dim)).astype(np.float32)
+            )
+        self.rope = int(random.integers(-1, 2))
+
+    def struct(self, rotary: int) -> StackLayerStruct:
+        struct = StackLayerStruct(
+            address(self.norms[0]),
+            address(self.norms[1]),
+            qk_norm=address(self.qk_norm),
+            rope=self.rope,
+            rotary=rotary,
+            attention=self.layer.struct(),
+        )
+        for name, panels in self.panels.items():
+            setattr(struct, name, address(panels))
+            setattr(struct, f"{name}_bias", address(self.biases[name]))
+        return struct
+
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        bias = self.biases[name]
+        out: np.ndarray = x @ widen(self.weights[name]).T + (0 if bias is None else widen(bias))
+        return out
+
+    def run(self, x: np.ndarray, paging: Paging, cache: np.ndarray, rotations: list[np.ndarray]) -> np.ndarray:
+        """x [tokens, hidden] -> the same, in float64; `cache` gets the keys and values."""
+        layer = self.layer
+        turns = None if self.rope < 0 else rotations[self.rope]
+        qkv = self.linear("qkv", normed(x, self.norms[0]))
+        qkv = rotated(qkv, layer.heads + layer.kv_heads, layer.key_dim, turns, self.qk_norm, QK_EPS)
+        query_width = layer.heads * layer.key_dim
+        cache[paging.new_slots()] = qkv[:, query_width:]
+        x = x + self.linear("output", attention(layer, paging, cache, qkv[:, :query_width]))
+        gate, up = np.split(self.linear("up", normed(x, self.norms[1])), 2, axis=1)
+        return x + self.linear("down", gate / (1 + np.exp(-gate)) * up)
+
+
+def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    out: np.ndarray = x / np.sqrt((x**2).mean(1, keepdims=True) + EPS) * weight
+    return out
+
+
+def stack_case(operators: Operators, random: np.random.Generator, type: int) -> None:
+    dim, value_dim = [(32, 32), (64, 64), (16, 16), (6, 6), (34, 34), (16, 8), (64, 40)][random.integers(7)]
+    kv_heads, group = int(random.choice([1, 2])), int(random.choice([1, 2, 3]))
+    hidden = int(random.choice([2, 30, 32, 34, 64, 96, 100, 256]))
+    inner = operators.panel * int(random.choice([1, 2, 3, 5]))
+    layers = [random_layer(random, (dim, value_dim), kv_heads, group) for _ in range(2)]
+    blocks = [Block(operators, random, type, layer, hidden, inner) for layer in layers]
+    paging = Paging(random, random_batch(random, 300), 16)
+    rotary = int(random.choice([2, dim]))
+    rotations = [exact(turns(random, paging.tokens, rotary), True) for _ in range(2)]
+    caches = [filled_cache(random, paging, [layer], type) for layer in layers]
+    x = AS[type](random.standard_normal((paging.tokens, hidden)))
+    kept = None
+    if random.random() < 0.6:
+        kept = np.sort(random.permutation(paging.tokens)[: random.integers(0, min(paging.tokens, 9) + 1)])
+    rows = paging.tokens if kept is None else len(kept)
+    given, out = exact(x, True), exact(np.zeros((rows, hidden), x.dtype), True)
+    wanted, filled = widen(x), [widen(cache) for cache in caches]
+    for block, cache in zip(blocks, filled, strict=True):
+        wanted = block.run(wanted, paging, cache, rotations)
+    structs = (StackLayerStruct * 2)(*(block.struct(rotary) for block in blocks))
+    # Of no rows torch gives a null address.
+    kept_rows = None if kept is None else exact(kept)
+    slots = exact(paging.new_slots())
+    operators.cpp_stack(
+        type,
+        StackConfigStruct(2, hidden, inner, EPS, QK_EPS, structs),
+        StackStepStruct(
+            paging.tokens,
+            rows,
+            address(given),
+            (ctypes.c_void_p * 2)(*map(address, rotations)),
+            address(slots),
+            address(kept_rows),
+            (ctypes.c_void_p * 2)(*map(address, caches)),
+            address(given if kept is None else out),
+            paging.struct(),
+        ),
+    )
+    result = given if kept is None else out
+    if kept is not None:
+        wanted = wanted[kept]
+    # Roundings to bfloat16 grow from block to block.
+    assert_near(result, wanted, 0.1 if type == BF16 else 1e-3, 1.0 + np.abs(wanted).max(initial=0.0))
+
+
+def turns(random: np.random.Generator, tokens: int, rotary: int) -> np.ndarray:
+    """[tokens, rotary]: cos and sin side by side."""
+    angles = random.random((tokens, rotary // 2)) * 6
+    out: np.ndarray = np.stack([np.cos(angles), np.sin(angles)], 2).reshape(tokens, rotary).astype(np.float32)
+    return out
