@@ -15,15 +15,15 @@ def main() -> int:
     except StartupError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    lines = [
-        f"C++ operators were built for: {', '.join(found.built) or 'no instruction set'}",
-        f"This CPU has: {', '.join(found.supported) or 'none of them'}",
-        *found.faults,
-        f"Used: {found.chosen or 'none'}",
-    ]
     lack = found.lack()
-    if lack is not None:
-        lines.append(f"No C++ operators, torch's are used: {lack}")
+    lines = [f"No C++ operators, torch's are used: {lack}" if lack else f"C++ operators for {found.chosen} are used"]
+    if found.built:
+        lines += [
+            f"Built for: {', '.join(found.built)}",
+            f"This CPU has: {', '.join(found.supported) or 'none of them'}",
+        ]
+    if found.chosen is not None:
+        lines += found.faults
     sys.stdout.write("\n".join(lines) + "\n")
     return 0 if found.chosen is not None else 1
 

@@ -130,6 +130,9 @@ def _fault(name: str, folder: Path) -> str | None:
 
 
 def _is_stale(name: str, operators: ctypes.CDLL, folder: Path) -> bool:
+    """Whether its sources have changed; those of an installed package do not."""
+    if not (folder.parents[2] / "setup.py").exists():
+        return False
     if not hasattr(operators, "cpp_sources"):
         return True
     operators.cpp_sources.restype = ctypes.c_long

@@ -44,7 +44,7 @@ template <> struct Packing<bf16> : FloatRows {
 template <class T> using Input = typename Packing<T>::Input;
 
 // How many rows a tile has: as many sums as the registers hold beside the operands.
-#if defined(__AVX512F__) || defined(__aarch64__)
+#if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6;
 #else
 constexpr int TILE_ROWS = 3;

@@ -31,18 +31,9 @@ class Meeting {
             return;
         }
         for (int looks = 0; round.load(std::memory_order_acquire) == seen; looks++) {
-            if (looks < PATIENCE) relax();
+            if (looks < PATIENCE) __builtin_ia32_pause();
             else sched_yield();
         }
-    }
-
-  private:
-    static void relax() {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        asm volatile("yield");
-#endif
     }
 };
 

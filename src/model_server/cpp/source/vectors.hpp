@@ -1,6 +1,6 @@
 // Vectors of floats as wide as the target's registers, and the two number types: float and bfloat16 (a uint16_t with the
-// upper half of a float). Everything is the compiler's own vector extension, so that it runs on any target; AVX-512
-// instructions are named only where the compiler does not find them by itself.
+// upper half of a float). Everything is the compiler's own vector extension, which needs AVX2; AVX-512 instructions are
+// named only where the compiler does not find them by itself.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -14,10 +14,8 @@
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-#elif defined(__AVX__)
-constexpr int LANES = 8;
 #else
-constexpr int LANES = 4;
+constexpr int LANES = 8;
 #endif
 
 typedef float vf __attribute__((vector_size(LANES * 4)));
@@ -164,14 +162,10 @@ INLINE vf tanh(vf x) {
 constexpr vi EVEN = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
 constexpr vi FIRST = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
 constexpr vi COUNTING = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#elif defined(__AVX__)
+#else
 constexpr vi EVEN = {0, 2, 4, 6, 8, 10, 12, 14};
 constexpr vi FIRST = {0, 0, 2, 2, 4, 4, 6, 6};
 constexpr vi COUNTING = {0, 1, 2, 3, 4, 5, 6, 7};
-#else
-constexpr vi EVEN = {0, 2, 4, 6};
-constexpr vi FIRST = {0, 0, 2, 2};
-constexpr vi COUNTING = {0, 1, 2, 3};
 #endif
 constexpr vi ODD = EVEN + 1, SECOND = FIRST + 1, SWAPPED = COUNTING ^ 1;
 

@@ -32,9 +32,10 @@ class Machine:
     were built from the sources that lie there, unless they are in `stale`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        (folder / "setup.py").touch()
+        self.folder = folder = folder / "src" / "model_server" / "cpp"
         self.supported, self.refused, self.stale = set(NAMES), set[str](), set[str]()
-        (folder / "source").mkdir()
+        (folder / "source").mkdir(parents=True)
         (folder / "source" / "operators.cpp").write_text("// one\n")
         for library in (sets.FEATURES, *map(module, NAMES)):
             path(library, folder).touch()
@@ -93,6 +94,13 @@ def test_what_was_built_from_other_sources_is_not_used(machine: Machine) -> None
     found = survey("avx2", machine.folder)
     assert found.chosen is None
     assert found.lack() == "avx2 was built from other sources than those beside it: run `make operators`"
+
+
+def test_an_installed_package_is_not_compared_with_its_sources(machine: Machine, tmp_path: Path) -> None:
+    """A wheel may hold a source too many, left in the build folder by an earlier version."""
+    machine.stale = set(NAMES)
+    (tmp_path / "setup.py").unlink()
+    assert survey(folder=machine.folder).chosen == "amx"
 
 
 def test_a_change_of_sources_or_flags_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

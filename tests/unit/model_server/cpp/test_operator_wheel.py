@@ -66,8 +66,7 @@ def test_without_a_compiler_a_wheel_is_built_and_says_what_it_lacks(tmp_path: Pa
     assert libraries(unpacked) == set()
     done = run(sys.executable, "-m", "model_server.cpp", cwd=tmp_path, PYTHONPATH=str(unpacked))
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-2:] == [
-        "Used: none",
+    assert done.stdout.splitlines() == [
         "No C++ operators, torch's are used: none were built: install g++ (11 or newer) and then Tercet again "
         "(in a checkout: make operators)",
     ]
@@ -86,9 +85,7 @@ def test_a_compiler_that_lacks_a_set_loses_that_set_alone(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(survey("avx2").chosen is None, reason="needs the C++ operators")
 @needs_emulator
-def test_fewer_features_choose_another_set_with_the_same_bits(
-    tmp_path: Path,
-) -> None:
+def test_fewer_features_choose_another_set_with_the_same_bits(tmp_path: Path) -> None:
     """The libraries of this checkout, where the CPU has AVX2 alone and where only that may be used."""
     source = ROOT / "src"
     capped = run(sys.executable, str(DRIVER), str(source), cwd=tmp_path, TERCET_INSTRUCTION_SET="avx2")
