@@ -22,9 +22,9 @@ _libc.free.argtypes = (ctypes.c_void_p,)
 
 
 class Operators:
-    """One library, on `threads` threads of the OpenMP runtime that torch brings along."""
+    """One library, on `threads` threads of an OpenMP runtime: the one that torch brings along if none is given."""
 
-    def __init__(self, library: Path, threads: int) -> None:
+    def __init__(self, library: Path, threads: int, runtime: Path | None = None) -> None:
         self._library = ctypes.CDLL(str(library))
         for name, arguments in FUNCTIONS.items():
             function = getattr(self._library, name)
@@ -32,12 +32,10 @@ class Operators:
             function.restype = None if name == "cpp_init" else ctypes.c_long
             if name not in WITHOUT_STATUS:
                 function.errcheck = self._done
-        torch = importlib.util.find_spec("torch")
-        assert torch is not None and torch.origin is not None
-        runtime = ctypes.CDLL(str(next((Path(torch.origin).parent / "lib").glob("libgomp*"))))
+        openmp = ctypes.CDLL(str(runtime or runtime_of_torch()))
         names = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads"
-        self._library.cpp_init(*(ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in names))
-        runtime.omp_set_num_threads(threads)
+        self._library.cpp_init(*(ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in names))
+        openmp.omp_set_num_threads(threads)
         self.panel = self._library.cpp_panel()
 
     def __getattr__(self, name: str) -> Any:
@@ -55,6 +53,13 @@ class Operators:
         panels = exact(np.empty((math.ceil(outputs / self.panel) * self.panel, inputs), weight.dtype))
         self.cpp_pack(type, address(exact(weight)), address(panels), outputs, inputs)
         return panels
+
+
+def runtime_of_torch() -> Path:
+    """Found without an import of torch."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    return next((Path(found.origin).parent / "lib").glob("libgomp*"))
 
 
 def exact(values: np.ndarray, is_shifted: bool = False) -> np.ndarray:

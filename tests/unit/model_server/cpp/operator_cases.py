@@ -1,6 +1,6 @@
 """Every C++ operator with shapes at and around its boundaries, against numpy in float64.
 
-    python operator_cases.py LIBRARY THREADS ROUNDS SEED
+    python operator_cases.py LIBRARY THREADS ROUNDS SEED [OPENMP_RUNTIME]
 
 Memory is exactly as large as each operator's contract says; what must not be read holds NaN or a block that does not
 exist. For libraries built with sanitizers, in a process of their own, and without.
@@ -132,8 +132,8 @@ def greedy_case(operators: Operators, random: np.random.Generator, type: int) ->
 CASES = linear_case, norm_case, silu_case, rotation_case, greedy_case, attention_case, stack_case
 
 
-def main(library: str, threads: str, rounds: str, seed: str) -> None:
-    operators = Operators(Path(library), int(threads))
+def main(library: str, threads: str, rounds: str, seed: str, *runtime: str) -> None:
+    operators = Operators(Path(library), int(threads), *map(Path, runtime))
     for round in range(int(rounds)):
         for case in CASES:
             for type in (FLOAT, BF16):
