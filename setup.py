@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
@@ -19,6 +20,9 @@ class BuildLibraries(build_ext):
     """Compiles each library from its one source file, by g++ or what CXX names, with our own flags alone: Python's are
     for code that was written for Python, and a caller's might ask for the instructions of the machine that builds."""
 
+    def get_ext_filename(self, fullname: str) -> str:
+        return fullname.replace(".", os.sep) + ".so"
+
     def build_extension(self, ext: Extension) -> None:
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -27,14 +31,20 @@ class BuildLibraries(build_ext):
         self.spawn([*compiler, *ext.extra_compile_args, *ext.sources, "-o", str(library)])
 
 
+class Wheel(bdist_wheel):
+    """For any Python: the libraries are called through ctypes and know nothing of it."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 def extension(name: str, source: str, flags: tuple[str, ...]) -> Extension:
-    """Optional: what cannot be compiled here is left out. It knows nothing of Python, so one serves every version."""
+    """Optional: what cannot be compiled here is left out."""
     return Extension(
         f"{sets.__package__}.{name}",
         [f"src/model_server/cpp/source/{source}"],
         extra_compile_args=list(flags),
         optional=True,
-        py_limited_api=True,
     )
 
 
@@ -44,7 +54,7 @@ extensions = [extension(sets.FEATURES, "cpu_features.cpp", sets.FEATURES_FLAGS)]
 extensions += [extension(sets.module(name), "operators.cpp", sets.flags(name)) for name in sets.SETS]
 
 setup(
-    cmdclass={"build_ext": BuildLibraries},
+    cmdclass={"build_ext": BuildLibraries, "bdist_wheel": Wheel},
     ext_modules=extensions if sets.is_served() else [],
-    options={"build_ext": {"parallel": True}, "bdist_wheel": {"py_limited_api": "cp311"}},
+    options={"build_ext": {"parallel": True}},
 )

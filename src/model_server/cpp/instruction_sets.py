@@ -40,13 +40,13 @@ def is_served() -> bool:
 
 
 def module(name: str) -> str:
-    """What setuptools calls the library of a set."""
+    """What setup.py calls the library of a set."""
     return f"operators_{name}"
 
 
 def path(library: str, folder: Path = FOLDER) -> Path:
-    """Where setuptools puts a library."""
-    return folder / f"{library}.abi3.so"
+    """Where setup.py puts a library."""
+    return folder / f"{library}.so"
 
 
 def flags(name: str, folder: Path = FOLDER) -> tuple[str, ...]:
