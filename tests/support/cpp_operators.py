@@ -77,6 +77,8 @@ def exact(values: np.ndarray, is_shifted: bool = False) -> np.ndarray:
 def rows_apart(values: np.ndarray, stride: int, is_shifted: bool = False) -> np.ndarray:
     """A copy of [rows, width] whose rows begin `stride` numbers apart; nothing lies behind the last one."""
     rows, width = values.shape
+    if not rows:
+        return values
     flat = np.zeros((rows - 1) * stride + width, values.dtype)
     out = np.lib.stride_tricks.as_strided(
         exact(flat, is_shifted), values.shape, (stride * values.itemsize, values.itemsize)

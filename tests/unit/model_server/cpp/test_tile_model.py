@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 from support.cpp_builds import build, needs_compiler
 
+from model_server.cpp.instruction_sets import SETS
+
 pytestmark = needs_compiler
 DRIVER = Path(__file__).with_name("tile_driver.cpp")
+FLAGS = "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"
 SMALLEST = Fraction(2) ** -126  # of the normal floats
 A, B, C = 4, 6, 0
 
@@ -34,7 +37,7 @@ def configuration(rows: int, pairs: int, columns: int, **changes: int) -> bytear
 
 @pytest.fixture(scope="module")
 def driver_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory, DRIVER, "-O2", "-march=native", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+    return build(tmp_path_factory, DRIVER, *FLAGS, "-march=native", "-DTERCET_TILE_MODEL")
 
 
 @pytest.fixture
@@ -207,6 +210,23 @@ def test_each_thread_has_tiles_of_its_own(driver: ctypes.CDLL) -> None:
     assert driver.tile_model_is_released() and driver.tile_model_configured_threads() == 0
     driver.read_configuration((ctypes.c_char * 64).from_buffer(read))
     assert read == bytes(64)
+
+
+def test_the_same_source_is_compiled_to_the_instructions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    made = build(tmp_path_factory, DRIVER, *FLAGS, *SETS["amx"])
+    listed = subprocess.run(["objdump", "-d", str(made)], capture_output=True, text=True, check=True).stdout
+    instructions = (
+        "ldtilecfg",
+        "sttilecfg",
+        "tilerelease",
+        "tilezero",
+        "tileloadd",
+        "tileloaddt1",
+        "tilestored",
+        "tdpbf16ps",
+    )
+    assert [name for name in instructions if name not in listed] == []
+    assert "tile_model" not in listed
 
 
 CHILD = """
