@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from model_server.cpp.config import SWITCH, are_switched_off, instruction_set_cap
-from model_server.cpp.instruction_sets import is_served, module, path, survey
+from model_server.cpp.instruction_sets import SETS, is_served, module, path, survey
 from model_server.cpp.openmp import entry_points
 from model_server.cpp.structs import FUNCTIONS, WITHOUT_STATUS
 
@@ -44,6 +44,11 @@ def library() -> ctypes.CDLL | None:
         loaded.cpp_init(*entries)
     logger.info("C++ operators for %s: products, norms and attention on this CPU", found.chosen)
     return loaded
+
+
+def instruction_set() -> str:
+    """What the operators were compiled for. Only after `usable`."""
+    return next(name for name in SETS if str(path(module(name))) == prepared()._name)
 
 
 @cache

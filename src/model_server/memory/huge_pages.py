@@ -60,4 +60,6 @@ class Arena:
         self._end = self._next + length
 
 
-zeros = Arena().zeros
+# Of what lives as long as the model.
+WEIGHTS = Arena()
+zeros = WEIGHTS.zeros

@@ -1,7 +1,8 @@
 """Which kind of product a matrix gets: decided once, when it is loaded.
 
 On a CPU matrices are packed, which makes decode GEMMs (few rows) 1.3 to 3 times faster: into the panels of our C++
-operators, or where these cannot be had into oneDNN's layout. On a GPU decode GEMMs are measured at load.
+operators, or where these cannot be had or are slower (`panel_choice`) into oneDNN's layout. On a GPU decode GEMMs are
+measured at load.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor
 
 from model_server.cpp import library as cpp
+from model_server.cpp.config import are_measured
 from model_server.distributed.group import ProcessGroup
 from model_server.kernels.availability import usable
 from model_server.layers.linear.decode_gemm import BUCKETS, DecodeGemm, DecodeGemmLinear, Product, measure
 from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.linear.onednn import SMALLEST_PACKED, OneDnnLinear, weight_packer
 from model_server.layers.linear.packed import PackedLinear
+from model_server.layers.linear.panel_choice import PanelChoice
 from model_server.quantization.forms import Form
 
 # Matrices below this size take no time worth the measurement.
@@ -28,17 +31,22 @@ SMALLEST_MEASURED = 1 << 20
 class LinearFactory:
     """Makes the products of a model of one type on one device, and keeps the shapes that are to be measured."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, num_ranks: int = 1) -> None:
+        """num_ranks: that divide the matrices among them."""
         self.device = device
         self.dtype = dtype
-        self._packs_panels = cpp.usable(device, dtype)
+        # Several ranks must multiply alike what all of them multiply, and come to shapes at different times.
+        measured = num_ranks == 1 and are_measured()
+        self._panels = None
+        if cpp.usable(device, dtype):
+            self._panels = PanelChoice(weight_packer(device, dtype) if measured else None)
         self._candidates = _kernels(device, dtype)
         self._gemms: dict[tuple[int, int], DecodeGemm] = {}
 
     def make(self, form: Form, bias: Tensor | None = None) -> Linear:
         """The fastest product with `form` [out, in], on the factory's device, and `bias` [out] of its type."""
         weight = form.dequantize(self.dtype)
-        if self._packs_panels and weight.shape[1] % 2 == 0:
+        if self._panels is not None and weight.shape[1] % 2 == 0 and self._panels.takes(weight):
             return PackedLinear(weight, bias)
         packer = weight_packer(self.device, self.dtype) if weight.numel() >= SMALLEST_PACKED else None
         if packer is not None:
@@ -48,7 +56,12 @@ class LinearFactory:
         return TorchLinear(weight, bias)
 
     def measure(self, group: ProcessGroup) -> None:
-        """Choose for all shapes that were made so far: `decode_gemm.measure`. All ranks call it at the same point."""
+        """Choose for all shapes that were made so far: `decode_gemm.measure`. All ranks call it at the same point.
+
+        On a CPU that is done already; the log says what was chosen.
+        """
+        if self._panels is not None:
+            self._panels.log()
         if self.device.type == "cuda":
             measure(list(self._gemms.values()), self.device, group)
 

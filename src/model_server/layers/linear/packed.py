@@ -17,12 +17,12 @@ class PackedLinear:
 
     __slots__ = ("_address", "_bias_address", "_function", "_type", "bias", "inputs", "outputs", "panels")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, arena: huge_pages.Arena = huge_pages.WEIGHTS) -> None:
         self.outputs, self.inputs = weight.shape
         self._type = TYPES[weight.dtype]
         operators = prepared()
         panel = operators.cpp_panel()
-        self.panels = huge_pages.zeros((self.outputs + panel - 1) // panel * panel, self.inputs, dtype=weight.dtype)
+        self.panels = arena.zeros((self.outputs + panel - 1) // panel * panel, self.inputs, dtype=weight.dtype)
         self.bias = bias
         self._address = self.panels.data_ptr()
         self._bias_address = None if bias is None else bias.data_ptr()

@@ -48,7 +48,7 @@ class Loader:
     _alibis: dict[tuple[tuple[float, ...], float | None], Alibi] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.linears = LinearFactory(self.device, self.reader.dtype)
+        self.linears = LinearFactory(self.device, self.reader.dtype, num_ranks=self.tensor_group.size)
 
     def share(self, size: int) -> Range:
         """This rank's part of a dimension that must divide evenly."""
