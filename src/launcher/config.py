@@ -49,6 +49,11 @@ class LauncherConfig:
         None, panel=_MODEL,
         help="Type of weights and activations. Default: float16 on a GPU, on a CPU by its instructions and the model.",
     )  # fmt: skip
+    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
+        None, panel=_MODEL,
+        help="Type of the numbers in the KV cache, which then holds twice the tokens of a 16-bit one. Default: the "
+        "model's; on a GPU what the checkpoint asks for.",
+    )  # fmt: skip
     trust_remote_code: bool = option(False, panel=_MODEL, help="Allow code from the model's repository.")
     tokenizer_config_path: Path | None = option(
         None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's (chat template)."
@@ -188,9 +193,6 @@ class LauncherConfig:
     quantize: Quantize | None = option(None, panel=_NOT_YET, help="Weight quantization.")
     speculate: int | None = option(None, panel=_NOT_YET, help="Tokens to speculate.")
     lora_adapters: str | None = option(None, panel=_NOT_YET, help="Adapters to load.")
-    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
-        None, panel=_NOT_YET, help="Type of KV cache elements."
-    )
     weights_cache_override: Path | None = option(None, panel=_NOT_YET, help="A flat directory of weight files.")
     max_image_fetch_size: int | None = option(None, panel=_NOT_YET, help="Largest image in bytes that is fetched.")
     ngrok: bool = option(False, panel=_NOT_YET, help="A tunnel to the internet.")
@@ -211,7 +213,8 @@ ROUTER_FLAGS = (
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type")
 """The key is not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
-    "revision", "dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name", "max_batch_total_tokens",
+    "revision", "dtype", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
+    "max_batch_total_tokens",
 )  # fmt: skip
 PROFILE_FLAGS = ("profile", "profile_steps")
 """Of a shard, given only with `--profile`: TGI's own shard does not know them."""
@@ -253,6 +256,11 @@ def check(config: LauncherConfig) -> None:
     ):
         if count == 0:
             raise ArgumentValidation(f"`{flag}` must be > 0")
+    if config.kv_cache_dtype is not None and config.attention in ("flash_attn", "torch_varlen"):
+        raise ArgumentValidation(
+            f"--attention {config.attention} keeps its cache in the model's type; "
+            "leave --kv-cache-dtype out or use triton"
+        )
     if config.rope_factor == 0:
         raise ArgumentValidation("`--rope-factor` must be > 0")
     if config.cuda_memory_fraction == 0:
@@ -298,7 +306,6 @@ def _check_served(config: LauncherConfig) -> None:
         ("--quantize", config.quantize is not None, "serve the unquantized checkpoint"),
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
         ("--lora-adapters", bool(config.lora_adapters), "merge the adapter into the model first"),
-        ("--kv-cache-dtype", config.kv_cache_dtype is not None, "leave it out, the cache then has the model's type"),
         ("--rope-scaling dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind of config.json"),
         ("--weights-cache-override", not _is_the_model(config), "give the directory as `--model-id`"),
         ("--max-image-fetch-size", _limits_images(config), "leave it out, requests with images are refused"),

@@ -91,6 +91,11 @@ class ServeConfig:
         help="Attention backend: triton, flash_attn, torch_varlen, cpp or reference; TGI's names stand for the best "
         "one that can serve the model",
     )
+    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
+        None,
+        env=None,
+        help="Type of the numbers in the KV cache. Unset: the model's; on a GPU what the checkpoint asks for",
+    )
     rope_scaling: Literal["linear", "dynamic"] | None = option(
         None, help="RoPE scaling in the place of the config's; only `linear` is served"
     )
@@ -133,9 +138,6 @@ class ServeConfig:
 
     quantize: Quantize | None = option(None, env=None, panel=_REFUSED, help="Quantization of the weights")
     speculate: int | None = option(None, env=None, panel=_REFUSED, help="Tokens to speculate; 0 is accepted")
-    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
-        None, env=None, panel=_REFUSED, help="Type of KV cache elements"
-    )
     lora_adapters: str | None = option(None, panel=_REFUSED, help="Adapters to load")
     weights_cache_override: Path | None = option(None, panel=_REFUSED, help="A flat directory of weight files")
 
@@ -213,7 +215,6 @@ def check(config: ServeConfig) -> None:
     for flag, is_set, remedy in (
         ("--quantize", config.quantize is not None, "serve the unquantized checkpoint"),
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
-        ("--kv-cache-dtype", config.kv_cache_dtype is not None, "leave it out, the cache then has the model's type"),
         ("LORA_ADAPTERS", config.lora_adapters is not None, "merge the adapter into the model first"),
         ("ROPE_SCALING dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind that config.json can name"),
         ("WEIGHTS_CACHE_OVERRIDE", config.weights_cache_override is not None, "give the directory as the model"),

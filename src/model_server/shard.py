@@ -21,7 +21,7 @@ from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, war
 from model_server.errors import LostPeerError, StartupError
 from model_server.memory.budget import CudaMemory
 from model_server.models.load import load_runner
-from model_server.models.model import Model, describe
+from model_server.models.model import Model, cache_dtype, describe
 from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
@@ -54,15 +54,16 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     dtype = resolve_dtype(config.dtype, device, checkpoint.file_bytes, needs_bfloat16=checkpoint.needs_bfloat16)
     num_threads = tune(device, layout.local.size, checkpoint.file_bytes, keep_threads=threads_are_set())
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
-    attention = AttentionChoice(config.attention, device, dtype)
+    stored = cache_dtype(model, config.kv_cache_dtype, device, config.attention)
+    attention = AttentionChoice(config.attention, device, dtype, stored)
     ranks = Ranks.of(_connect(config, layout.world, device))
     runner: Runner | None = None
     orderly = False
     phases.enter(phases.LOADING)
     try:
-        runner = _load(config, model, Placement(device, dtype, ranks), attention, graphs)
+        runner = _load(config, model, Placement(device, dtype, ranks, stored), attention, graphs)
         engine = _engine(config, runner, tokenizer, device, layout)
-        facts, plan = announce(config, runner, device, dtype, layout), _memory_plan(config, engine, dtype)
+        facts, plan = announce(config, runner, device, dtype, layout), _memory_plan(config, engine, stored or dtype)
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
@@ -136,12 +137,12 @@ def announce(
     )
 
 
-def _memory_plan(config: ServeConfig, engine: Engine, dtype: torch.dtype) -> MemoryPlan:
+def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype) -> MemoryPlan:
     """Made just after the model was loaded: on a GPU, what is allocated is the weights."""
     device = engine.options.device
     is_cuda = device.type == "cuda"
     return MemoryPlan(
-        dtype=dtype,
+        dtype=cache_dtype,
         max_batch_total_tokens=config.max_batch_total_tokens,
         cuda_memory_fraction=config.cuda_memory_fraction,
         model_max_length=engine.tokenizer.model_max_length,

@@ -27,10 +27,11 @@ pytestmark = pytest.mark.e2e
 CAPACITY = 64 * 16
 
 
-@pytest.fixture(scope="module")
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="module", params=[(), ("--kv-cache-dtype", "fp8_e4m3fn")], ids=["float32", "fp8"])
+def socket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A shard, with its cache in the model's type and in float8."""
     model = tiny_checkpoint("llama", tmp_path_factory.mktemp("model"))
-    process = ShardProcess(model, tmp_path_factory.mktemp("socket") / "s")
+    process = ShardProcess(model, tmp_path_factory.mktemp("socket") / "s", 0, 1, 0, *request.param)
     try:
         process.wait_ready()
         yield str(process.socket)

@@ -110,7 +110,7 @@ class Scene:
         )
         return step.attend(layer, self.query, key.to(self.query.dtype), value.to(self.query.dtype))
 
-    def expected(self, layer: AttentionLayer, key_scale: float = 1.0, value_scale: float = 1.0) -> Tensor:
+    def expected(self, layer: AttentionLayer) -> Tensor:
         """[num_tokens, num_heads * value_dim] float64 on the CPU, straight from the definition."""
         page = self.cache.block_size
         keys, values = (t.flatten(0, 1).cpu().double() for t in (self.cache.keys[0], self.cache.values[0]))
@@ -122,7 +122,7 @@ class Scene:
                 continue
             at = torch.arange(total)
             slots = table[at // page].long() * page + at % page
-            rows.append(defined(layer, query, keys[slots] * key_scale, values[slots] * value_scale))
+            rows.append(defined(layer, query, keys[slots] * layer.key_scale, values[slots] * layer.value_scale))
         return torch.cat(rows).flatten(1)
 
 

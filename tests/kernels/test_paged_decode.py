@@ -27,7 +27,6 @@ def few_processors(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Non
 
 def decode(scene: Scene, layer: AttentionLayer, **options: Any) -> Tensor:
     """What the kernel makes of a scene of single queries; the output was NaN before."""
-    scales = {name: options.pop(name) for name in ("key_scale", "value_scale") if name in options}
     rows = scene.cache.rows[0]
     config = paged_decode.decode_config(
         layer, value_in_key=scene.shape.value_in_key, cache_dtype=rows.dtype, device=rows.device, **options
@@ -36,14 +35,13 @@ def decode(scene: Scene, layer: AttentionLayer, **options: Any) -> Tensor:
     plan = paged_decode.plan_rows(config, layer, metadata.kv_lengths, metadata.cu_seqlens_q, len(scene.batch))
     out = scene.query.new_full((len(scene.query), layer.num_heads * layer.value_dim), math.nan)
     keys, values = scene.cache.keys[0], scene.cache.values[0]
-    paged_decode.paged_decode(scene.query, keys, values, metadata.block_tables, plan, layer, config, out=out, **scales)
+    paged_decode.paged_decode(scene.query, keys, values, metadata.block_tables, plan, layer, config, out=out)
     assert not plan.arrivals.any(), "a layer must leave the counters as it found them"
     return out
 
 
 def check(scene: Scene, layer: AttentionLayer, **options: Any) -> None:
-    expected = scene.expected(layer, options.get("key_scale", 1.0), options.get("value_scale", 1.0))
-    assert relative_error(decode(scene, layer, **options), expected) < LIMITS[scene.query.dtype]
+    assert relative_error(decode(scene, layer, **options), scene.expected(layer)) < LIMITS[scene.query.dtype]
 
 
 def singles(*lengths: int) -> list[tuple[int, int]]:
@@ -139,7 +137,7 @@ def test_float8_cache(cache_dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         pytest.skip("no float8 e4m3 before 8.9")
     scene = Scene(singles(150, 17), device, dtype=torch.bfloat16, cache_dtype=cache_dtype)
-    check(scene, scene.layer(), num_splits=2, key_scale=0.5, value_scale=3.0)
+    check(scene, scene.layer(key_scale=0.5, value_scale=3.0), num_splits=2)
 
 
 def test_rows_without_keys_give_zeros(device: torch.device) -> None:

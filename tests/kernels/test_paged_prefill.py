@@ -31,7 +31,7 @@ def few_processors(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> Non
         monkeypatch.setattr(paged_decode, "num_processors", lambda device: 2)
 
 
-def prefill(scene: Scene, layer: AttentionLayer, tiles: Tiles | None = None, **scales: float) -> Tensor:
+def prefill(scene: Scene, layer: AttentionLayer, tiles: Tiles | None = None) -> Tensor:
     """What the kernel makes of a scene; the output was NaN before."""
     rows, metadata = scene.cache.rows[0], scene.metadata
     config = paged_prefill.prefill_config(
@@ -50,13 +50,12 @@ def prefill(scene: Scene, layer: AttentionLayer, tiles: Tiles | None = None, **s
     out = scene.query.new_full((len(scene.query), layer.num_heads * layer.value_dim), math.nan)
     keys, values = scene.cache.keys[0], scene.cache.values[0]
     return paged_prefill.paged_prefill(
-        scene.query, keys, values, metadata.block_tables, listed.to(rows.device), layer, config, out=out, **scales
+        scene.query, keys, values, metadata.block_tables, listed.to(rows.device), layer, config, out=out
     )
 
 
-def check(scene: Scene, layer: AttentionLayer, tiles: Tiles | None = None, **scales: float) -> None:
-    expected = scene.expected(layer, **scales)
-    assert relative_error(prefill(scene, layer, tiles, **scales), expected) < LIMITS[scene.query.dtype]
+def check(scene: Scene, layer: AttentionLayer, tiles: Tiles | None = None) -> None:
+    assert relative_error(prefill(scene, layer, tiles), scene.expected(layer)) < LIMITS[scene.query.dtype]
 
 
 @pytest.mark.parametrize("page", [16, 32, 64, 128, 256])
@@ -151,7 +150,7 @@ def test_float8_cache(cache_dtype: torch.dtype, device: torch.device) -> None:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         pytest.skip("no float8 e4m3 before 8.9")
     scene = Scene([(30, 150), (17, 17)], device, dtype=torch.bfloat16, cache_dtype=cache_dtype)
-    check(scene, scene.layer(), key_scale=0.5, value_scale=3.0)
+    check(scene, scene.layer(key_scale=0.5, value_scale=3.0))
 
 
 def test_a_poisoned_sequence_stays_alone(device: torch.device) -> None:

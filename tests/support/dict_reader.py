@@ -37,6 +37,10 @@ class DictReader:
         rows = torch.cat([self.tensors[name][a:b] for a, b in ranges])
         return rows if dtype is None else rows.to(dtype)
 
+    def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
+        cuts = tuple(slice(*cut) for cut in (rows, columns) if cut is not None)
+        return self.tensors[name][cuts or ...].clone()
+
     def fill(
         self, out: Tensor, name: str, rows: Sequence[Range], columns: Range | None = None, *,
         index: int | None = None, place: Any = Tensor.copy_, unit: int = 1,

@@ -47,11 +47,12 @@ def load(
     backend: AttentionBackend | None = None,
     trust_remote_code: bool = False,
     rope_factor: float | None = None,
+    cache_dtype: torch.dtype | None = None,
 ) -> Runner:
     """The model in `path` on the CPU. backend: None: the reference."""
     return load_runner(
         describe(examine(path), rope_factor=rope_factor),
-        Placement(CPU, dtype, Ranks.of(group or ProcessGroup())),
+        Placement(CPU, dtype, Ranks.of(group or ProcessGroup()), cache_dtype),
         FixedAttention(backend or ReferenceBackend()),
         trust_remote_code=trust_remote_code,
     )

@@ -21,7 +21,14 @@ class ShardProcess:
     """`model-server serve` and a client of it."""
 
     def __init__(
-        self, model: Path, prefix: Path, rank: int = 0, world_size: int = 1, port: int = 0, **variables: str
+        self,
+        model: Path,
+        prefix: Path,
+        rank: int = 0,
+        world_size: int = 1,
+        port: int = 0,
+        *flags: str,
+        **variables: str,
     ) -> None:
         environ = {**os.environ, **variables, "RANK": str(rank), "WORLD_SIZE": str(world_size), "REQUEST_LOGPROBS": "1",
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}  # fmt: skip
@@ -30,7 +37,7 @@ class ShardProcess:
         command = [sys.executable, "-m", "model_server", "serve", str(model), "--uds-path", str(prefix)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, "--dtype", "float32", *(["--sharded"] if world_size > 1 else [])],
+                [*command, "--dtype", "float32", *(["--sharded"] if world_size > 1 else []), *flags],
                 env=environ, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.channel = grpc.insecure_channel(f"unix://{self.socket}", options=[("grpc.max_receive_message_length", -1)])

@@ -36,6 +36,9 @@ class AttentionLayer:
 
     Score of a query and a key: softcap * tanh(scale * q k / softcap), without softcap scale * q k; then ALiBi is added.
     A sink is one more score of its head in the softmax, which takes its share of the weight and gives nothing.
+
+    key_scale, value_scale: what the numbers in the cache are multiplied by to give keys and values; 1 but for caches of
+    float8. No number is: the former goes into the scale of the scores, the latter onto the result.
     """
 
     index: int
@@ -49,6 +52,13 @@ class AttentionLayer:
     softcap: float | None = None
     alibi: Alibi | None = None
     sinks: Tensor | None = None  # [num_heads] float32
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    @property
+    def stored_scale(self) -> float:
+        """`scale` for keys as they are stored."""
+        return self.scale * self.key_scale
 
 
 class AttentionStep(Protocol):
@@ -64,7 +74,7 @@ class AttentionStep(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """A way to compute attention over the paged cache."""
+    """A way to compute attention over the paged cache, whose rows are in the query's type or in float8."""
 
     @property
     def name(self) -> str:

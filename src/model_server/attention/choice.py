@@ -19,6 +19,7 @@ from model_server.attention.availability import UnavailableError
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.errors import StartupError
+from model_server.kernels.availability import has_float8
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,9 @@ TGI_NAMES = ("paged", "flashdecoding", "flashdecoding-ipex", "flashinfer")
 
 # Where the model brings its own attention, or none.
 OF_THE_MODEL = "transformers"
+
+# Backends that read no cache in float8.
+KEEP_MODEL_TYPE = ("flash_attn", "torch_varlen")
 
 # The best first; the reference serves everything everywhere. What a user has to name is not among them.
 PREFERENCE = {
@@ -55,9 +59,16 @@ class Offer:
 class AttentionChoice:
     """What the user asked for, on this device and in this type; answers which backend serves given layers."""
 
-    def __init__(self, requested: str | None, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        requested: str | None,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
         """requested: the user's word (`--attention`, ATTENTION), None if unset. TGI's names stand for "the best that
-        is available", which is told in one line; a word of our own is kept to or refused.
+        is available", which is told in one line; a word of our own is kept to or refused. cache_dtype: of the KV cache
+        if that is not the model's `dtype`.
 
         Raises StartupError for an unknown word, and for a backend that the user named and that is not available.
         """
@@ -66,8 +77,9 @@ class AttentionChoice:
         self.requested = requested
         self._device = device
         self._dtype = dtype
+        self._cache_dtype = cache_dtype
         if requested in OWN_NAMES:
-            _named(requested, device, dtype, ())
+            _named(requested, device, dtype, cache_dtype, ())
 
     def for_layers(self, layers: Sequence[AttentionLayer] = ()) -> AttentionBackend:
         """The backend for a model with these attention layers, of any rank; empty: it has none, or not known ones.
@@ -75,8 +87,8 @@ class AttentionChoice:
         Raises StartupError if the user has named one and it cannot serve.
         """
         if self.requested in OWN_NAMES:
-            return _named(self.requested, self._device, self._dtype, layers)
-        backend = _best(self._device, self._dtype, layers)
+            return _named(self.requested, self._device, self._dtype, self._cache_dtype, layers)
+        backend = _best(self._device, self._dtype, self._cache_dtype, layers)
         if self.requested is not None:
             name, place = backend.name, self._device.type
             logger.info("Attention `%s` is served by the `%s` backend on %s", self.requested, name, place)
@@ -96,6 +108,8 @@ class AttentionChoice:
             logger.info("Prefix caching is off: a state cannot be shared")
             return
         logger.info("Attention %s: %s", name, self._reason(name))
+        if name == "cpp" and self._cache_dtype is not None:
+            logger.info("Attention cpp: the `reference` reads the KV cache, which is in %s", self._cache_dtype)
         if not caching_asked:
             logger.info("Prefix caching is off: PREFIX_CACHING says so")
 
@@ -107,9 +121,28 @@ class AttentionChoice:
         return f"the best backend here, which `{self.requested}` stands for"
 
 
-def _named(name: str, device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLayer]) -> AttentionBackend:
+def _offer(name: str, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> Offer:
+    """Raises UnavailableError."""
+    if cache_dtype is not None and name in KEEP_MODEL_TYPE:
+        raise UnavailableError("it keeps its cache in the model's type")
+    if name == "triton" and cache_dtype is torch.float8_e4m3fn and not has_float8(device):
+        raise UnavailableError("it reads a cache in float8_e4m3fn on GPUs of capability 8.9 or later")
+    return _OFFERS[name](device, dtype)
+
+
+def _named(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
+    layers: Sequence[AttentionLayer],
+) -> AttentionBackend:
+    if cache_dtype is not None and name in KEEP_MODEL_TYPE:
+        raise StartupError(
+            f"--attention {name} keeps its cache in the model's type; leave --kv-cache-dtype out or use triton"
+        )
     try:
-        offer = _OFFERS[name](device, dtype)
+        offer = _offer(name, device, dtype, cache_dtype)
     except UnavailableError as unavailable:
         raise StartupError(f"--attention {name} cannot be used: {unavailable}") from None
     refusal = offer.refusal(layers)
@@ -118,11 +151,13 @@ def _named(name: str, device: torch.device, dtype: torch.dtype, layers: Sequence
     return offer.backend
 
 
-def _best(device: torch.device, dtype: torch.dtype, layers: Sequence[AttentionLayer]) -> AttentionBackend:
+def _best(
+    device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype | None, layers: Sequence[AttentionLayer]
+) -> AttentionBackend:
     shortfalls = []
     for name in PREFERENCE.get(device.type, ("reference",)):
         try:
-            offer = _OFFERS[name](device, dtype)
+            offer = _offer(name, device, dtype, cache_dtype)
         except UnavailableError as unavailable:
             logger.debug("Attention backend `%s` is not available: %s", name, unavailable)
             shortfalls.append(f"no `{name}` ({unavailable})")

@@ -4,7 +4,9 @@ A query that stands alone (decode) is batched with its like: their K/V rows are 
 length and masked. A run of queries of one sequence (prefill) is computed on its own, in pieces of bounded size.
 Every gathered slot belongs to the sequence itself and has been written (padding repeats the last one), so that no
 other sequence's numbers, not even its NaNs, can reach a result. Scores and softmax are float32 inside torch's kernel,
-and so they are for layers that the kernel does not know (softcap, sinks).
+and so they are for layers that the kernel does not know (softcap, sinks). A cache of float8 is read in the query's
+type from the gather on, the step's own keys as well: what a prompt gives is the same whether its beginning was computed
+in this step or before.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from model_server.attention.backend import Alibi, AttentionLayer
 from model_server.attention.metadata import AttentionMetadata
-from model_server.memory.kv_cache import KvCache
+from model_server.memory.kv_cache import FLOAT8, KvCache, from_float8
 
 # Most K and V gathered at once in decode: bounds memory and keeps the gathered rows in a core's cache, from which
 # they are read again at once (measured: 1 to 2 MiB best, 8 MiB takes twice as long).
@@ -105,10 +107,16 @@ class ReferenceStep:
     def __init__(self, metadata: AttentionMetadata, cache: KvCache) -> None:
         self._metadata = metadata
         self._cache = cache
+        self._float8 = any(rows.dtype in FLOAT8 for rows in cache.rows)
         self._plans: dict[tuple[int | None, int | None, bool, bool], _Plan] = {}
         self._biases: dict[tuple[int, int], tuple[Alibi, Tensor]] = {}  # by the ids of keys and slopes, kept alive
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = self._attend(layer, query, key, value)
+        return output if layer.value_scale == 1.0 else output.mul_(layer.value_scale)
+
+    def _attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Of values as they are stored."""
         unfused = layer.softcap is not None or layer.sinks is not None
         reach = (layer.window, layer.chunk, layer.alibi is not None, unfused)
         plan = self._plans.get(reach)
@@ -130,7 +138,7 @@ class ReferenceStep:
         The query heads that share a KV head stand where a kernel expects several queries: no repeats are made.
         """
         heads, groups = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
-        key, value = self._gather(layer, chunk.slots, chunk.num_rows)
+        key, value = self._gather(layer, chunk.slots, chunk.num_rows, query.dtype)
         query = query.view(chunk.num_rows, heads, groups, layer.head_dim)
         mask = chunk.keys.mask
         if layer.alibi is not None:
@@ -141,7 +149,7 @@ class ReferenceStep:
             sinks = None if layer.sinks is None else layer.sinks.view(1, heads, groups, 1)
             output = _attend_written_out(layer, query, key, value, mask, sinks)
         else:
-            output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.scale)
+            output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.stored_scale)
         if layer.value_dim != layer.head_dim:
             output = output[..., : layer.value_dim]
         return output.reshape(chunk.num_rows, layer.num_heads * layer.value_dim)
@@ -156,7 +164,7 @@ class ReferenceStep:
                 value = key
             keys, values = (t[piece.at].transpose(0, 1).unsqueeze(0) for t in (key, value))
         else:
-            keys, values = self._gather(layer, piece.slots, 1)
+            keys, values = self._gather(layer, piece.slots, 1, query.dtype)
         # [n, num_heads, head_dim] -> [num_kv_heads, groups, n, head_dim]; keys are expanded, not copied.
         queries = query[piece.tokens].view(-1, heads, groups, layer.head_dim).permute(1, 2, 0, 3)
         keys, values = (t.transpose(0, 1).expand(heads, groups, -1, -1) for t in (keys, values))
@@ -168,7 +176,7 @@ class ReferenceStep:
             output = _attend_written_out(layer, queries, keys, values, mask, sinks)
         else:
             output = F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.stored_scale
             )
         if layer.value_dim != layer.head_dim:
             output = output[..., : layer.value_dim]
@@ -195,14 +203,17 @@ class ReferenceStep:
             found = self._biases[index] = (alibi, bias.to(dtype))
         return found[1]
 
-    def _gather(self, layer: AttentionLayer, slots: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """K and V at `slots` [num_rows * length] as [num_rows, num_kv_heads, length, dim].
+    def _gather(self, layer: AttentionLayer, slots: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """K and V at `slots` [num_rows * length] as [num_rows, num_kv_heads, length, dim]; of a cache in float8 in
+        `dtype`, before their scales.
 
         Values inside of keys come with the rest of the key: torch's kernel wants both of one width, or it writes all
         scores out. What they have too much is cut off the result.
         """
         shape = self._cache.shapes[layer.index]
         rows = self._cache.rows[layer.index].index_select(0, slots)
+        if rows.dtype in FLOAT8:
+            rows = from_float8(rows, dtype)
         key_width = shape.num_kv_heads * shape.key_dim
         key = rows[:, :key_width].view(num_rows, -1, shape.num_kv_heads, shape.key_dim).transpose(1, 2)
         if shape.value_in_key:
@@ -244,8 +255,8 @@ class ReferenceStep:
             order = sorted(sequences, key=lambda s: visible[s])
         token_of = dict(zip(sequences, tokens, strict=True)) if tokens is not None else None
         chunks: list[_DecodeChunk] = []
-        row = self._cache.rows[0]
-        for rows in _split(order, visible, max_keys=DECODE_CHUNK_BYTES // (row.shape[1] * row.itemsize)):
+        row_bytes = self._cache.rows[0].shape[1] * dtype.itemsize
+        for rows in _split(order, visible, max_keys=DECODE_CHUNK_BYTES // row_bytes):
             places: slice | Tensor
             if token_of is None and not sort:
                 places = slice(rows[0], rows[-1] + 1)
@@ -284,8 +295,10 @@ class ReferenceStep:
         queries = self._metadata.query_lengths_host[sequence]
         prefix = self._metadata.kv_lengths_host[sequence] - queries
         if prefix == 0 and not reach.biased and reach.first(queries - 1) == 0 and not reach.unfused:
-            tokens = slice(start, start + queries)
-            return [_PrefillPiece(tokens, None, tokens, _Keys(None, None, None))]
+            tokens, slots = slice(start, start + queries), None
+            if self._float8:
+                slots = self._slots_of(sequence, self._arange[:queries])
+            return [_PrefillPiece(tokens, slots, tokens, _Keys(None, None, None))]
         pieces = []
         for offset in range(0, queries, PREFILL_CHUNK_TOKENS):
             count = min(PREFILL_CHUNK_TOKENS, queries - offset)
@@ -300,9 +313,8 @@ class ReferenceStep:
                 hidden |= positions < at - at % reach.chunk
             keys = self._keys(hidden, positions, at, reach, dtype)
             tokens = slice(start + offset, start + offset + count)
-            if prefix:
-                slots = self._slots(self._metadata.block_tables[sequence : sequence + 1], positions).flatten()
-                pieces.append(_PrefillPiece(tokens, slots, slice(0), keys))
+            if prefix or self._float8:
+                pieces.append(_PrefillPiece(tokens, self._slots_of(sequence, positions), slice(0), keys))
             else:
                 pieces.append(_PrefillPiece(tokens, None, slice(start + first, start + last), keys))
         return pieces
@@ -315,6 +327,10 @@ class ReferenceStep:
         return _Keys(
             torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf), None, None
         )
+
+    def _slots_of(self, sequence: int, positions: Tensor) -> Tensor:
+        """Slots [n] of `positions` [n] of one sequence."""
+        return self._slots(self._metadata.block_tables[sequence : sequence + 1], positions).flatten()
 
     def _slots(self, tables: Tensor, positions: Tensor) -> Tensor:
         """Slots [num_rows, n] of `positions` ([n] for all rows, or [num_rows, n]) under block tables [num_rows, m]."""
@@ -340,7 +356,7 @@ def _attend_written_out(
 
     query, key, value: [a, b, n, dim] each with its n; mask, sinks: broadcast over the scores [a, b, queries, keys].
     """
-    scores = torch.matmul(query.float(), key.float().transpose(-1, -2)).mul_(layer.scale)
+    scores = torch.matmul(query.float(), key.float().transpose(-1, -2)).mul_(layer.stored_scale)
     if layer.softcap is not None:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
     if mask is not None:

@@ -12,8 +12,9 @@ from model_server.distributed.layout import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """dtype: of weights, activations and KV cache. ranks: unset: this one alone."""
+    """dtype: of weights and activations. ranks: unset: this one alone. cache_dtype: of the KV cache; None: `dtype`."""
 
     device: torch.device
     dtype: torch.dtype
     ranks: Ranks = field(default_factory=lambda: Ranks.of(ProcessGroup()))
+    cache_dtype: torch.dtype | None = None

@@ -68,7 +68,7 @@ class WarmupRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The user's bounds on memory."""
+    """The user's bounds on memory. dtype: of the KV cache."""
 
     dtype: torch.dtype
     max_batch_total_tokens: int | None

@@ -24,3 +24,8 @@ def usable(device: torch.device) -> bool:
 
         return bool(knobs.runtime.interpret)
     return False
+
+
+def has_float8(device: torch.device) -> bool:
+    """Whether kernels on `device` convert from and to float8_e4m3fn: GPUs from capability 8.9 on, and interpreted."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)

@@ -7,11 +7,15 @@ read. Block 0 is never handed out: padding and probes write there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from model_server.memory import huge_pages
+
+# Types of a cache that are narrower than the model's: what is stored is divided by a scale, which reading makes up for.
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,36 @@ class KvCache:
 
     def write_rows(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store `rows` [num_tokens, row_width], keys then values of each token, at `slots` [num_tokens] int64."""
-        self.rows[layer].index_copy_(0, slots, rows)
+        copy_rows(self.rows[layer], slots, rows)
+
+
+def copy_rows(cache: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """`rows` [n, width] to `slots` [n] int64 of `cache` [num_slots, width], in the type of the cache.
+
+    In float8 numbers are bounded by the largest of the type and rounded to the nearest even; NaN stays NaN.
+    """
+    if cache.dtype in FLOAT8:
+        if rows.dtype is not cache.dtype:
+            bound = torch.finfo(cache.dtype).max
+            rows = rows.clamp(-bound, bound).to(cache.dtype)
+        # As bytes: torch copies rows by index in whole bytes on every device, in float8 only on some.
+        cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)
+    cache.index_copy_(0, slots, rows)
+
+
+def from_float8(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """`numbers` of a type of FLOAT8, contiguous, in `dtype`."""
+    if numbers.device.type != "cpu":
+        return numbers.to(dtype)
+    # torch converts one number at a time here; looking it up is four times as fast.
+    codes = numbers.view(torch.uint8).flatten().int()
+    return _table(numbers.dtype, dtype).index_select(0, codes).view(numbers.shape)
+
+
+@lru_cache
+def _table(stored: torch.dtype, dtype: torch.dtype) -> Tensor:
+    """[256]: the number that each byte of a type of FLOAT8 stands for."""
+    return torch.arange(256, dtype=torch.uint8).view(stored).to(dtype)
 
 
 def _zeros(num_rows: int, row_width: int, dtype: torch.dtype, device: torch.device) -> Tensor:

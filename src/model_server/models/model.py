@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
+import torch
+
+from model_server.attention.choice import KEEP_MODEL_TYPE
 from model_server.errors import StartupError
+from model_server.kernels.availability import has_float8
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import UnknownFamilyError, spec_of
+from model_server.quantization.kv_cache import DTYPES, wants_float8
 from model_server.quantization.scheme import check_served, quantization_of
 from model_server.weights.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,27 @@ def describe(checkpoint: Checkpoint, *, rope_factor: float | None = None) -> Mod
     if rope_factor is not None:
         spec = with_linear_rope(spec, rope_factor)
     return Model(checkpoint=checkpoint, config=config, spec=spec)
+
+
+def cache_dtype(
+    model: Model, requested: str | None, device: torch.device, attention: str | None = None
+) -> torch.dtype | None:
+    """The type of the KV cache; None: the model's. requested: `--kv-cache-dtype`; attention: `--attention`.
+
+    Unset, a checkpoint that was made for a cache in float8 gets one on a GPU that computes with it.
+    """
+    found = None
+    if requested is not None:
+        found = DTYPES[requested]
+    elif device.type == "cuda" and has_float8(device) and model.spec is not None and attention not in KEEP_MODEL_TYPE:
+        found = torch.float8_e4m3fn if wants_float8(model.checkpoint) else None
+    if found is None or model.spec is None or model.spec.attention is None:
+        return found
+    logger.warning(
+        "The KV cache keeps the model's type: %s has latent attention, whose cache is not served in float8",
+        model.config.model_type,
+    )
+    return None
 
 
 def with_linear_rope(spec: Spec, factor: float) -> Spec:

@@ -68,6 +68,9 @@ class WeightReader(Protocol):
     ) -> None:
         """Fill a part of a fused matrix; see `SafetensorsReader`."""
 
+    def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
+        """A tensor as it is stored; see `SafetensorsReader`."""
+
 
 def _copy(destination: Tensor, source: Tensor) -> None:
     destination.copy_(source)

@@ -143,7 +143,6 @@ ADAPTER = "a@b@c"
         (["--ngrok", "--ngrok-authtoken", "t"], "ArgumentValidation", ["--ngrok"]),
         (["--lora-adapters", ADAPTER], "ArgumentValidation", ["--lora-adapters"]),
         (["--speculate", "2"], "ArgumentValidation", ["--speculate"]),
-        (["--kv-cache-dtype", "fp8_e5m2"], "ArgumentValidation", ["--kv-cache-dtype"]),
         (["--num-shard", "3"], "ArgumentValidation", ["--num-shard", "3", "4 attention heads"]),
         (["--cuda-memory-fraction", "0"], "ArgumentValidation", ["--cuda-memory-fraction"]),
         (["--master-port", "PORT", "--num-shard", "2"], "ArgumentValidation", ["--master-port", "in use"]),

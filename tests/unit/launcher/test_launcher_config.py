@@ -47,7 +47,10 @@ def test_defaults_of_tgi() -> None:
         ({"quantize": "fp8"}, ["--quantize", "not served yet"]),
         ({"speculate": 2}, ["--speculate", "not served yet"]),
         ({"lora_adapters": "a"}, ["--lora-adapters", "not served yet"]),
-        ({"kv_cache_dtype": "fp8_e5m2"}, ["--kv-cache-dtype", "not served yet"]),
+        (
+            {"kv_cache_dtype": "fp8_e5m2", "attention": "flash_attn"},
+            ["--attention flash_attn keeps its cache in the model's type; leave --kv-cache-dtype out or use triton"],
+        ),
         ({"max_image_fetch_size": 5}, ["--max-image-fetch-size", "not served yet", "images"]),
         ({"ngrok": True}, ["--ngrok", "not served yet"]),
         ({"rope_scaling": "dynamic"}, ["--rope-scaling dynamic", "not served yet", "`linear`"]),

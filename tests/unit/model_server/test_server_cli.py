@@ -104,7 +104,6 @@ def test_a_shard_alone_needs_nothing_of_the_environment() -> None:
         (["--quantize", "gptq"], {}, "--quantize is not served yet: serve the unquantized"),
         (["--quantize", "fp8", "--dtype", "float16"], {}, "--quantize is not served yet"),
         (["--speculate", "2"], {}, "--speculate is not served yet"),
-        (["--kv-cache-dtype", "fp8_e5m2"], {}, "--kv-cache-dtype is not served yet"),
         ([], {"LORA_ADAPTERS": "a"}, "LORA_ADAPTERS is not served yet: merge"),
         ([], {"ROPE_SCALING": "dynamic", "ROPE_FACTOR": "2"}, "ROPE_SCALING dynamic is not served yet"),
         ([], {"ROPE_FACTOR": "0"}, "ROPE_FACTOR must be > 0"),

@@ -309,18 +309,16 @@ def paged_decode(
     config: DecodeConfig,
     *,
     out: Tensor,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
 ) -> Tensor:
     """Attention of the planned single queries; other rows of `out` are left alone.
 
     query: [num_tokens, num_heads, head_dim], any strides but 1 along the head. keys: [num_blocks, page, num_kv_heads,
     head_dim] and values: the same with value_dim; a token's row may hold both, but both lie as far from token to token.
-    They may be float8: they are multiplied by key_scale and value_scale and computed with in the query's dtype.
+    They may be float8: they are computed with in the query's dtype, the layer's scales taken into account.
     block_tables: [num_seqs, max_blocks] int32. out: [num_tokens, num_heads * value_dim], contiguous, returned.
     Launches one kernel, asks the device for nothing.
     """
-    arguments = layer_arguments(layer, key_scale)
+    arguments = layer_arguments(layer)
     num_items = plan.items.shape[0]
     splits = config.rule.max_splits > 1
     size = (num_items if splits else 0) * layer.num_heads
@@ -342,7 +340,7 @@ def paged_decode(
         arguments.scale,
         arguments.softcap,
         arguments.alibi_scale,
-        value_scale,
+        layer.value_scale,
         query.stride(0),
         query.stride(1),
         keys.stride(1),
@@ -370,7 +368,7 @@ def variants() -> list[Variant]:
         layer = example.layer
         widths = widths_of(layer, example.value_in_key)
         config = _config(widths, layer, example.cache_itemsize, memory, NO_SPLITS)
-        return _constants(layer, layer_arguments(layer, 1.0), config, 16), config.tiles
+        return _constants(layer, layer_arguments(layer), config, 16), config.tiles
 
     return example_variants(
         decode_kernel,

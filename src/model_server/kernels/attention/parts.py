@@ -155,9 +155,9 @@ class LayerArguments:
         return self.softcap > 0
 
 
-def layer_arguments(layer: AttentionLayer, key_scale: float) -> LayerArguments:
-    """key_scale: what a stored key must be multiplied by (1 but for fp8 caches)."""
-    scale = layer.scale * key_scale
+def layer_arguments(layer: AttentionLayer) -> LayerArguments:
+    """What a layer's constants are for the kernels."""
+    scale = layer.stored_scale
     if layer.softcap is None and layer.alibi is None:
         scale *= LOG2_E.value
     alibi_kind, alibi_scale = ALIBI_NONE, 1.0

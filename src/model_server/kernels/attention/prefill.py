@@ -310,17 +310,15 @@ def paged_prefill(
     config: PrefillConfig,
     *,
     out: Tensor,
-    key_scale: float = 1.0,
-    value_scale: float = 1.0,
 ) -> Tensor:
     """Attention of the queries in `tiles` ([num_tiles, TILE_WIDTH] on the device); other rows of `out` are left alone.
 
-    query, keys, values, block_tables, out and the scales as in `paged_decode`; out is returned.
+    query, keys, values, block_tables and out as in `paged_decode`; out is returned.
     Launches one kernel, asks the device for nothing.
     """
     if tiles.shape[0] == 0:
         return out
-    arguments = layer_arguments(layer, key_scale)
+    arguments = layer_arguments(layer)
     prefill_kernel[(tiles.shape[0] * layer.num_kv_heads,)](
         query,
         keys,
@@ -333,7 +331,7 @@ def paged_prefill(
         arguments.scale,
         arguments.softcap,
         arguments.alibi_scale,
-        value_scale,
+        layer.value_scale,
         arguments.reach,
         query.stride(0),
         query.stride(1),
@@ -362,7 +360,7 @@ def variants() -> list[Variant]:
         layer = example.layer
         widths = widths_of(layer, example.value_in_key)
         config = PrefillConfig(widths, prefill_tiles(widths, example.cache_itemsize, memory))
-        return _constants(layer, layer_arguments(layer, 1.0), config, 16), config.tiles
+        return _constants(layer, layer_arguments(layer), config, 16), config.tiles
 
     return example_variants(
         prefill_kernel,

@@ -9,6 +9,7 @@ from model_server.layers.activation import Activation, clamped_swiglu, gated
 from model_server.layers.fused.fused import HeadLayout
 from model_server.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
 from model_server.layers.rotary import Rotations, rotate_
+from model_server.memory.kv_cache import copy_rows
 
 
 class TorchFused:
@@ -40,10 +41,9 @@ class TorchFused:
         if rotations is not None:
             rotate_(_rotated_heads(qkv, layout)[..., : layout.rotary_dim], rotations.gathered)
         stored = qkv[:, layout.num_heads * layout.head_dim :]
-        if rows.dtype is qkv.dtype:
-            rows.index_copy_(0, slots, stored)
-        else:
-            _store_float8(stored, layout, rows, slots)
+        if layout.key_scale != 1.0 or layout.value_scale != 1.0:
+            stored = _scaled(stored, layout)
+        copy_rows(rows, slots, stored)
 
 
 def norm_heads(qkv: Tensor, layout: HeadLayout, qk_norm: Norm) -> None:
@@ -58,14 +58,7 @@ def _rotated_heads(qkv: Tensor, layout: HeadLayout) -> Tensor:
     return qkv[:, : num_rotated * dim].view(qkv.shape[0], num_rotated, dim)
 
 
-def _store_float8(stored: Tensor, layout: HeadLayout, rows: Tensor, slots: Tensor) -> None:
-    """Divided by their scales, rounded to the nearest, bounded by the largest number of the type."""
+def _scaled(stored: Tensor, layout: HeadLayout) -> Tensor:
+    """Keys and values [n, 2 * num_kv_heads * head_dim] in float32, divided by their scales."""
     width = layout.num_kv_heads * layout.head_dim
-    scaled = stored.float()
-    if scaled is stored:
-        scaled = stored.clone()
-    scaled[:, :width] /= layout.key_scale
-    scaled[:, width:] /= layout.value_scale
-    bound = torch.finfo(rows.dtype).max
-    # As bytes: torch copies rows by index in whole bytes on every device, in float8 only on some.
-    rows.view(torch.uint8).index_copy_(0, slots, scaled.clamp_(-bound, bound).to(rows.dtype).view(torch.uint8))
+    return torch.cat((stored[:, :width].float() / layout.key_scale, stored[:, width:].float() / layout.value_scale), 1)

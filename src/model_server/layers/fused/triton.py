@@ -8,15 +8,13 @@ import torch
 from torch import Tensor
 
 from model_server.kernels import activation, norm, rope_cache
+from model_server.kernels.availability import has_float8
 from model_server.layers.activation import Activation
 from model_server.layers.activation import activation as served
 from model_server.layers.fused.fused import HeadLayout
 from model_server.layers.fused.torch import TorchFused, norm_heads
 from model_server.layers.norm import AddNorm, Norm
 from model_server.layers.rotary import Rotations
-
-# Numbers are rounded to float8 by the device from there on.
-FLOAT8_CAPABILITY = (8, 9)
 
 
 class TritonRmsNorm:
@@ -55,7 +53,7 @@ class TritonFused:
     """Each operator as one kernel, for float16, bfloat16 and float32."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stores_float8 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= FLOAT8_CAPABILITY
+        self._stores_float8 = has_float8(device)
 
     def rms_norm(self, weight: Tensor, eps: float) -> AddNorm:
         return TritonRmsNorm(weight, eps)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from model_server.attention.backend import AttentionBackend
 from model_server.distributed.placement import Placement
 from model_server.layers.fused.choice import fused_for
@@ -18,6 +20,7 @@ from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import load_vocabulary
+from model_server.quantization.kv_cache import CacheScales
 from model_server.weights.reader import WeightReader
 
 
@@ -48,6 +51,7 @@ def build(
         spec.norm_affine,
         fused_for(device, reader.dtype) if fused is None else fused,
         first_layer=layers.start,
+        cache_scales=CacheScales(reader) if placement.cache_dtype is torch.float8_e4m3fn else None,
     )
     embedding, output = load_vocabulary(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage
@@ -58,6 +62,8 @@ def build(
         if progress is not None:
             progress(len(blocks), len(layers))
     loader.linears.measure(group)
+    if loader.cache_scales is not None:
+        loader.cache_scales.report()
     return Decoder(
         embedding=embedding,
         blocks=blocks,

@@ -23,6 +23,7 @@ from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rope
 from model_server.quantization.formats import read_matrix
 from model_server.quantization.forms import Form
+from model_server.quantization.kv_cache import CacheScales
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 
@@ -42,6 +43,7 @@ class Loader:
     norm_affine: bool = True  # False: layer norms without tensors
     fused: Fused = field(default_factory=TorchFused)
     first_layer: int = 0  # of this rank: its cache holds the layers from there on
+    cache_scales: CacheScales | None = None  # None: the cache has none
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
     linears: LinearFactory = field(init=False)

@@ -44,6 +44,11 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice) -
         else:
             _report("transformers", hf, error, started, "")
             return runner
+    if placement.cache_dtype is not None:
+        raise StartupError(
+            f"--kv-cache-dtype: {hf.model_type} keeps a state for each request ({reason}), which has the model's type; "
+            "leave it out"
+        )
     if placement.ranks.tensor.size > 1:
         raise StartupError(
             f"{hf.model_type} needs a state for each request ({reason}), which cannot be divided among shards: "

@@ -18,7 +18,7 @@ from torch import Tensor
 from model_server.attention.backend import AttentionLayer, AttentionStep
 from model_server.attention.choice import AttentionChoice
 from model_server.errors import ModelServerError
-from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.memory.kv_cache import FLOAT8, KvCache, KvShape
 from model_server.models.hf.positions import StaticRotary, known_length
 from model_server.runner.runner import ModelInputs, RunnerTraits
 
@@ -129,7 +129,7 @@ class _Step:
             factors = torch.log1p(torch.floor((self.positions.float() + 1) / length)) * weight + 1
             query = (query * factors.view(-1, 1, 1)).to(query.dtype)
         dtype = self.cache.rows[layer.index].dtype
-        if key.dtype != dtype:
+        if key.dtype != dtype and dtype not in FLOAT8:
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         self.cache.write(layer.index, self.slots, key, value)
         return self.attention.attend(layer, query, key, value)

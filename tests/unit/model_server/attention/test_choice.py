@@ -139,6 +139,37 @@ def test_what_cannot_serve_and_was_named_is_refused() -> None:
         AttentionChoice("triton", CUDA, HALF).for_layers(CAPPED)
 
 
+@pytest.mark.usefixtures("offers")
+@pytest.mark.parametrize("word", ["flash_attn", "torch_varlen"])
+def test_who_keeps_the_models_type_and_was_named_is_refused(word: str) -> None:
+    expected = f"--attention {word} keeps its cache in the model's type; leave --kv-cache-dtype out or use triton"
+    with pytest.raises(StartupError) as caught:
+        AttentionChoice(word, CUDA, HALF, torch.float8_e5m2)
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("cache", "capability", "name"),
+    [
+        (torch.float8_e4m3fn, (9, 0), "triton"),
+        (torch.float8_e4m3fn, (8, 0), "reference"),
+        (torch.float8_e5m2, (8, 0), "triton"),
+    ],
+)
+def test_who_reads_a_cache_in_float8(
+    cache: torch.dtype, capability: tuple[int, int], name: str, offers: dict[str, Any], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert AttentionChoice(None, CUDA, HALF, cache).for_layers(PLAIN).name == name
+    if name == "reference":
+        assert "no `flash_attn` (it keeps its cache in the model's type)" in warnings(caplog)[0]
+        with pytest.raises(StartupError, match=r"--attention triton cannot be used: it reads .* capability 8\.9"):
+            AttentionChoice("triton", CUDA, HALF, cache)
+    offers["triton"] = absent("it needs Triton")
+    assert AttentionChoice(None, CUDA, HALF, cache).for_layers(PLAIN).name == "reference", "no flash_attn"
+
+
 def test_the_last_resort_is_told(offers: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     offers["triton"] = absent("it needs Triton")
     assert AttentionChoice("paged", CUDA, HALF).for_layers(LATENT).name == "reference"

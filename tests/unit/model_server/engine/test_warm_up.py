@@ -57,6 +57,7 @@ def _warm_up(
     engine: Engine | None = None,
     memory: DeviceMemory | None = None,
     extensions: frozenset[Extension] = frozenset(),
+    cache_dtype: torch.dtype = torch.float32,
     **limits: int,
 ) -> tuple[Engine, Capacity]:
     engine = engine or _engine(tokenizer, runner or FakeRunner(vocab_size=tokenizer.vocab_size))
@@ -74,7 +75,7 @@ def _warm_up(
         max_total_tokens=limits.get("max_total_tokens"),
     )
     plan = MemoryPlan(
-        dtype=torch.float32, max_batch_total_tokens=max_batch_total_tokens, cuda_memory_fraction=1.0,
+        dtype=cache_dtype, max_batch_total_tokens=max_batch_total_tokens, cuda_memory_fraction=1.0,
         model_max_length=model_max_length, memory=memory, weight_bytes=12 << 20,
     )  # fmt: skip
     with torch.inference_mode():
@@ -297,6 +298,15 @@ def test_a_measured_device_is_filled(tokenizer: Tokenizer) -> None:
     assert memory.asked == ["begin", "peak", "rest"]
     bounded, _ = _warm_up(tokenizer, memory=FakeMemory(), max_batch_total_tokens=640)
     assert bounded.cache.num_blocks == 640 // BLOCK
+
+
+def test_a_cache_in_float8_holds_as_many_more_tokens_as_it_is_narrower(tokenizer: Tokenizer) -> None:
+    sizes = {}
+    for dtype in (torch.float32, torch.float8_e4m3fn):
+        engine, capacity = _warm_up(tokenizer, memory=FakeMemory(), cache_dtype=dtype)
+        assert engine.cache.rows[0].dtype is dtype
+        sizes[dtype] = capacity.total_tokens
+    assert sizes[torch.float8_e4m3fn] >= 3.9 * sizes[torch.float32]
 
 
 def test_a_measured_device_without_room(tokenizer: Tokenizer) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 import torch
 
-from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.memory.kv_cache import FLOAT8, KvCache, KvShape, from_float8
 
 CPU = torch.device("cpu")
 
@@ -46,6 +49,30 @@ def test_write_rows_is_write() -> None:
     b.write_rows(0, slots, torch.cat((key.flatten(1), value.flatten(1)), 1))
     assert torch.equal(a.rows[0], b.rows[0])
     assert torch.equal(a.keys[0], b.keys[0])
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+def test_float8_is_bounded_and_rounded_to_the_nearest_even(dtype: torch.dtype, given: torch.dtype) -> None:
+    cache, largest = make(dtype=dtype), torch.finfo(dtype).max
+    numbers = [1e6, -1e6, math.inf, -math.inf, math.nan, 1.0, -0.5, 0.0]
+    wanted = [largest, -largest, largest, -largest, math.nan, 1.0, -0.5, 0.0]
+    # Of each type: halfway between two numbers, the even one of which is below in the first, above in the second.
+    step = torch.finfo(dtype).eps
+    numbers += [1 + step / 2, 1 + 3 * step / 2] + [0.0] * 6
+    wanted += [1.0, 1 + 2 * step] + [0.0] * 6
+    slots = torch.tensor([5])
+    cache.write_rows(1, slots, torch.tensor([numbers], dtype=given))
+    for decoded in (cache.rows[1][slots].float(), from_float8(cache.rows[1][slots], torch.float32)):
+        torch.testing.assert_close(decoded, torch.tensor([wanted]), rtol=0, atol=0, equal_nan=True)
+    assert not from_float8(cache.rows[1][:5], torch.float32).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", FLOAT8)
+def test_every_byte_is_read_as_torch_reads_it(stored: torch.dtype, dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(stored).view(2, 128)
+    assert torch.equal(from_float8(codes, dtype).nan_to_num(7), codes.to(dtype).nan_to_num(7))
 
 
 def test_values_inside_of_keys_take_no_room() -> None:

@@ -81,6 +81,9 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
     prefix = f"{names.layers}.{index}."
     queries, keys = head_ranges(spec, loader.tensor_group)
     rope = spec.ropes[index]
+    scales = loader.cache_scales
+    module = (prefix + names.output).rpartition(".")[0]
+    key_scale, value_scale = (1.0, 1.0) if scales is None else scales.of(module)
     order = HeadOrder(dim, rope.dim) if rope is not None and not spec.rope_pairs_adjacent else None
     layer = dataclasses.replace(
         attention_layer(spec, index),
@@ -89,6 +92,8 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
         num_kv_heads=keys[1] - keys[0],
         alibi=None if spec.alibi is None else loader.alibi(spec.alibi[slice(*queries)], spec.alibi_bfloat16_scale),
         sinks=_sinks(loader, spec, prefix, queries),
+        key_scale=key_scale,
+        value_scale=value_scale,
     )
     return Attention(
         qkv=loader.column_linear(
@@ -104,6 +109,8 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
             num_kv_heads=layer.num_kv_heads,
             head_dim=dim,
             rotary_dim=0 if rope is None else rope.dim,
+            key_scale=key_scale,
+            value_scale=value_scale,
         ),
         rope=loader.rope_index(rope),
         qk_norm=qk_norm(loader, spec, prefix, queries, keys, order),

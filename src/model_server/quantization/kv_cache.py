@@ -1,0 +1,90 @@
+"""The KV cache in float8: who asks for it, and the scales of its numbers in the checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from model_server.errors import StartupError
+from model_server.weights.checkpoint import Checkpoint
+from model_server.weights.reader import WeightReader
+from wire.model_files import read_object
+
+logger = logging.getLogger(__name__)
+
+# What `--kv-cache-dtype` accepts.
+DTYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+
+# Below an attention module, the first that there is: of vLLM's files, older ones with one scale for both, and those of
+# compressed-tensors, modelopt and quark.
+_KEY_SCALES = ("k_scale", "kv_scale", "attn.k_scale", "k_proj.k_scale", "k_proj.output_scale")
+_VALUE_SCALES = ("v_scale", "kv_scale", "attn.v_scale", "v_proj.v_scale", "v_proj.output_scale")
+
+
+def wants_float8(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint was made for a KV cache in float8 (e4m3). Raises StartupError for a damaged file."""
+    blocks = [
+        part.get(name)
+        for part in (checkpoint.fields, checkpoint.fields.get("text_config"))
+        if isinstance(part, Mapping)
+        for name in ("quantization_config", "compression_config")
+    ]
+    modelopt = checkpoint.directory / "hf_quant_config.json"
+    if modelopt.exists():
+        blocks.append(read_object(modelopt, StartupError).get("quantization"))
+    return any(_is_float8(block) for block in blocks if isinstance(block, Mapping))
+
+
+def _is_float8(block: Mapping[str, Any]) -> bool:
+    scheme = block.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
+        return True
+    return block.get("kv_cache_quant_algo") == "FP8"
+
+
+class CacheScales:
+    """What keys and values are divided by before they are stored in e4m3, layer by layer."""
+
+    def __init__(self, reader: WeightReader) -> None:
+        self._reader = reader
+        self._num_found = 0
+        self._vectors: list[str] = []
+        self._unusable: list[str] = []
+
+    def of(self, module: str) -> tuple[float, float]:
+        """(key_scale, value_scale) of an attention module; 1 where the checkpoint has none. Every rank has the same."""
+        return self._scale(module, _KEY_SCALES), self._scale(module, _VALUE_SCALES)
+
+    def report(self) -> None:
+        """Say in few lines what was found."""
+        if self._vectors:
+            logger.info(
+                "%d scales of the KV cache are several numbers each (the first is %s): the largest of each is used",
+                len(self._vectors),
+                self._vectors[0],
+            )
+        if self._unusable:
+            logger.warning(
+                "%d scales of the KV cache are not positive and finite (the first is %s): 1 is used in their place",
+                len(self._unusable),
+                self._unusable[0],
+            )
+        logger.info("KV cache in float8_e4m3fn: %d scales come from the checkpoint, others are 1", self._num_found)
+
+    def _scale(self, module: str, names: tuple[str, ...]) -> float:
+        name = next((f"{module}.{n}" for n in names if self._reader.has(f"{module}.{n}")), None)
+        if name is None:
+            return 1.0
+        numbers = self._reader.raw(name).float()
+        if numbers.numel() > 1:
+            self._vectors.append(name)
+        scale = float(numbers.max()) if numbers.numel() else math.nan
+        if not 0 < scale < math.inf:
+            self._unusable.append(name)
+            return 1.0
+        self._num_found += 1
+        return scale
