@@ -109,6 +109,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cpp_prepare": (),
     "cpp_init": (c_void_p,) * 4,
     "cpp_panel": (),
+    "cpp_set_tile_rows": (c_long,),
     "cpp_pack": (c_long, c_void_p, c_void_p, c_long, c_long),
     "cpp_linear": (
         c_long,

@@ -3,6 +3,7 @@
 // A sum runs over the inputs in order, in one chain, whatever the number of rows or threads: a row's result does not
 // depend on its neighbours.
 #pragma once
+#include "tiles.hpp"
 #include "vectors.hpp"
 
 constexpr int PANEL = 2 * LANES;
@@ -43,7 +44,7 @@ template <> struct Packing<bf16> : FloatRows {
 #endif
 template <class T> using Input = typename Packing<T>::Input;
 
-// How many rows a tile has: as many sums as the registers hold beside the operands.
+// How many rows a tile of vector registers has: as many sums as the registers hold beside the operands.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6;
 #else
@@ -106,6 +107,14 @@ void tile_of(long height, const Input<T>* a, long stride, const T* const* panels
 template <class T, int P, class Sink>
 INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&panels)[P], long inputs, const Sink& sink,
                   long ahead = 0) {
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (inputs % TILE_INPUTS == 0) {
+            if (rows >= fewest_tile_rows) tile_products<P>(a, stride, rows, panels, inputs, sink, ahead);
+            else chained_products<P>(a, stride, rows, panels, inputs, sink);
+            return;
+        }
+#endif
     constexpr int MOST = P == 4 ? 1 : P == 1 ? 2 * TILE_ROWS : TILE_ROWS;
     const long count = (rows + MOST - 1) / MOST;
     const long pace = ahead ? PANEL * Packing<T>::STEP * sizeof(T) / count : 0;
@@ -124,7 +133,12 @@ INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&pa
 // rows, not three (measured: 30 % at 1024 rows).
 constexpr bool FEW_REGISTERS = TILE_ROWS < 6;
 constexpr long MOST_NARROW = FEW_REGISTERS ? 48 : 16;
-INLINE bool narrow_tiles(long rows) { return rows > TILE_ROWS && (rows <= 16 || FEW_REGISTERS); }
+template <class T> INLINE bool narrow_tiles(long rows) {
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16>) return false;
+#endif
+    return rows > TILE_ROWS && (rows <= 16 || FEW_REGISTERS);
+}
 
 // With few rows memory is the limit, and the processor's own foresight does best. With more of them it must not wait for
 // a panel that it could have asked for while it multiplied the one before (measured: 25 % at 8 rows, 20 % at 32).
@@ -190,7 +204,7 @@ void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out
         p += P;
     };
     while (rows == 1 && p + 4 <= last) next(std::integral_constant<int, 4>{});
-    while (!narrow_tiles(rows) && p + 2 <= last) next(std::integral_constant<int, 2>{});
+    while (!narrow_tiles<T>(rows) && p + 2 <= last) next(std::integral_constant<int, 2>{});
     while (p < last) next(std::integral_constant<int, 1>{});
 }
 
@@ -221,7 +235,7 @@ void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long row
     }
     for (; p < last; p++) {
         const T *const gate[1] = {m.panel(p)}, *const up[1] = {m.panel(half + p)};
-        if (!narrow_tiles(rows)) {
+        if (!narrow_tiles<T>(rows)) {
             const T* const panels[2] = {gate[0], up[0]};
             tiles<T, 2>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[4]) { finish(p, r, s, s + 2); }, ahead);
             continue;

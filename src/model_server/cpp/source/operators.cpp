@@ -52,7 +52,7 @@ extern "C" {
 long cpp_sources() { return TERCET_SOURCES; }
 
 // Ask the operating system for what the instructions need; 1: it does not let this process use them.
-long cpp_prepare() { return 0; }
+long cpp_prepare() { return may_use_tiles() ? 0 : 1; }
 
 void cpp_init(void* parallel_pointer, void* number, void* size, void* most) {
     parallel_function = reinterpret_cast<ParallelFunction>(parallel_pointer);
@@ -62,6 +62,14 @@ void cpp_init(void* parallel_pointer, void* number, void* size, void* most) {
 }
 
 long cpp_panel() { return PANEL; }
+
+// Products of at least so many rows use tiles, where this library has them; the results are the same.
+long cpp_set_tile_rows([[maybe_unused]] long rows) {
+#if defined(TERCET_TILES)
+    fewest_tile_rows = rows;
+#endif
+    return DONE;
+}
 
 // weight [outputs, inputs] -> out [outputs filled up to whole panels, inputs].
 long cpp_pack(long type, const void* weight, void* out, long outputs, long inputs) {

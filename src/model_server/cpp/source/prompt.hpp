@@ -8,7 +8,18 @@
 #include "product.hpp"
 
 constexpr int BLOCK_KEYS = 256;    // blocks begin at multiples of it
+#if defined(TERCET_TILES)
+constexpr int BLOCK_ROWS = 2 * TILE_HEIGHT;  // query rows that are multiplied at once
+#else
+constexpr int BLOCK_ROWS = TILE_ROWS;
+#endif
 constexpr int PROMPT_ROWS = 512;   // query rows (queries times heads) that share a packed block, about
+
+// Weighted values are summed over keys filled up to a multiple of this with weights and values of zero.
+template <class T> constexpr long VALUE_STEP = Packing<T>::STEP;
+#if defined(TERCET_TILES)
+template <> constexpr long VALUE_STEP<bf16> = TILE_INPUTS;
+#endif
 
 // Keys as a matrix with a column for each: panels of PANEL keys over their numbers. Columns from `count` on are zeros.
 template <class T, class Out> void pack_keys(const T* const* rows, long offset, long dim, long count, Out* out) {
@@ -27,7 +38,7 @@ template <class T, class Out> void pack_keys(const T* const* rows, long offset, 
 // Values as a matrix with a column for each of their numbers, over BLOCK_KEYS keys; zeros fill both up.
 template <class T, class Out> void pack_values(const T* const* rows, long offset, long dim, long count, Out* out) {
     constexpr int STEP = Packing<Out>::STEP;
-    long panels = (dim + PANEL - 1) / PANEL, used = (count + STEP - 1) / STEP * STEP;
+    long panels = (dim + PANEL - 1) / PANEL, used = (count + VALUE_STEP<Out> - 1) / VALUE_STEP<Out> * VALUE_STEP<Out>;
     for (long p = 0; p < panels; p++) {
         Out* to = out + p * PANEL * BLOCK_KEYS;
         long width = dim - p * PANEL < PANEL ? dim - p * PANEL : PANEL;
@@ -52,14 +63,14 @@ template <class T> struct PromptTile {
 
     PromptTile(const AttentionShape& shape, Scratch& scratch, long rows) : shape(shape) {
         width = (shape.value_dim + PANEL - 1) / PANEL * PANEL;
-        size_t size = sizeof(T) * (BLOCK_KEYS * (shape.key_dim + width) + rows * shape.key_dim + TILE_ROWS * BLOCK_KEYS) +
-                      sizeof(float) * (TILE_ROWS * BLOCK_KEYS + rows * width) + sizeof(Partial) * rows + 8 * 64;
+        size_t size = sizeof(T) * (BLOCK_KEYS * (shape.key_dim + width) + rows * shape.key_dim + BLOCK_ROWS * BLOCK_KEYS) +
+                      sizeof(float) * (BLOCK_ROWS * BLOCK_KEYS + rows * width) + sizeof(Partial) * rows + 8 * 64;
         char* at = scratch.of(size);
         keys = Scratch::take<T>(at, BLOCK_KEYS * shape.key_dim);
         values = Scratch::take<T>(at, BLOCK_KEYS * width);
         queries = Scratch::take<T>(at, rows * shape.key_dim);
-        weights = Scratch::take<T>(at, TILE_ROWS * BLOCK_KEYS);
-        scores = Scratch::take<float>(at, TILE_ROWS * BLOCK_KEYS);
+        weights = Scratch::take<T>(at, BLOCK_ROWS * BLOCK_KEYS);
+        scores = Scratch::take<float>(at, BLOCK_ROWS * BLOCK_KEYS);
         sums = Scratch::take<float>(at, rows * width);
         parts = Scratch::take<Partial>(at, rows);
     }
@@ -82,7 +93,7 @@ template <class T> struct PromptTile {
             });
         }
         for (long r = 0; r < count; r++) soften(row + r, r, positions[r], heads[r], first, columns);
-        long total = (used + Packing<T>::STEP - 1) / Packing<T>::STEP * Packing<T>::STEP, all = width / PANEL;
+        long total = (used + VALUE_STEP<T> - 1) / VALUE_STEP<T> * VALUE_STEP<T>, all = width / PANEL;
         for (p = 0; p + 2 <= all; p += 2) {
             const T* const pair[2] = {values + p * PANEL * BLOCK_KEYS, values + (p + 1) * PANEL * BLOCK_KEYS};
             tiles<T, 2>(weights, BLOCK_KEYS, count, pair, total, [&](long r, vf(&s)[4]) {
@@ -155,11 +166,11 @@ void attend_prompt(const AttentionShape& shape, const Paging& paging, const T* c
         for (long k = 0; k < from; k++) at[k] = at[from];
         pack_keys(at, kv_head * dim, dim, keys, tile.keys);
         pack_values(at, shape.value_at(kv_head), shape.value_dim, keys, tile.values);
-        for (long row = 0; row < rows; row += TILE_ROWS) {
-            long height = rows - row < TILE_ROWS ? rows - row : TILE_ROWS;
+        for (long row = 0; row < rows; row += BLOCK_ROWS) {
+            long height = rows - row < BLOCK_ROWS ? rows - row : BLOCK_ROWS;
             long last = position + (row + height - 1) / group;
             if (last < first || shape.first_visible(position + row / group) >= first + keys) continue;
-            long positions[TILE_ROWS], heads[TILE_ROWS];
+            long positions[BLOCK_ROWS], heads[BLOCK_ROWS];
             for (long r = 0; r < height; r++) {
                 positions[r] = position + (row + r) / group;
                 heads[r] = kv_head * group + (row + r) % group;

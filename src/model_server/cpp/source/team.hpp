@@ -6,6 +6,8 @@
 #include <atomic>
 #include <new>
 
+#include "tiles.hpp"
+
 typedef void (*ParallelFunction)(void (*)(void*), void*, unsigned, unsigned);
 extern ParallelFunction parallel_function;  // GOMP_parallel
 extern int (*thread_number_function)();     // omp_get_thread_num
@@ -72,11 +74,13 @@ template <class F> void parallel(const F& body, int limit = 1 << 30) {
         Meeting meeting;
     } work{body, is_short_of_memory, {}};
     if (threads <= 1) {
+        TileScope scope;
         body(Team{0, 1, nullptr, &is_short_of_memory});
     } else {
         parallel_function(
             [](void* data) {
                 auto& work = *static_cast<Work*>(data);
+                TileScope scope;
                 work.body(Team{thread_number_function(), team_size_function(), &work.meeting, &work.is_short_of_memory});
             },
             &work, unsigned(threads), 0);

@@ -1,0 +1,94 @@
+"""Products and attention by the tile instructions, on a model of them where the CPU has none (tile_model.hpp)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.cpp_builds import SOURCES, build, needs_compiler
+from support.cpp_operators import BF16, Operators, address, exact, narrow, widen
+
+from model_server.cpp import instruction_sets as sets
+
+pytestmark = needs_compiler
+ROWS = (*range(1, 41), 48, 49, 64, 65, 100)
+NEVER = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    features = ctypes.CDLL(str(build(tmp_path_factory, SOURCES / "cpu_features.cpp", *sets.FEATURES_FLAGS)))
+    if not features.cpu_supports(b"avx512_bf16"):
+        pytest.skip("the model is compiled for CPUs with avx512_bf16")
+    return build(tmp_path_factory, SOURCES / "operators.cpp", *sets.flags("avx512_bf16"), "-DTERCET_TILE_MODEL")
+
+
+@pytest.fixture(params=[1, 3])
+def operators(library: Path, request: pytest.FixtureRequest) -> Iterator[Operators]:
+    made = Operators(library, request.param)
+    yield made
+    made.cpp_set_tile_rows(4)
+    assert made.tile_model_is_released()
+
+
+def product(operators: Operators, panels: np.ndarray, outputs: int, x: np.ndarray) -> np.ndarray:
+    rows, inputs = x.shape
+    out = exact(np.zeros((rows, outputs), np.float32))
+    operators.cpp_linear(
+        BF16, address(panels), None, outputs, inputs, address(exact(x)), inputs, rows, address(out), True
+    )
+    return out
+
+
+def unusual(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Numbers of very different sizes, among them some that cancel, denormals, infinities, zeros of both signs."""
+    values = random.standard_normal(shape) * 10.0 ** random.integers(-3, 4, shape)
+    values[:, 1::7] = -values[:, 0 : values.shape[1] - 1 : 7][:, : values[:, 1::7].shape[1]]
+    values.flat[random.integers(0, values.size, 20)] = 1e-39
+    values.flat[random.integers(0, values.size, 20)] = -0.0
+    values[-1, 0] = np.inf
+    return narrow(values.astype(np.float32))
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (70, 576), (33, 32), (600, 128)])
+def test_a_row_has_the_same_bits_in_any_number_of_rows(operators: Operators, outputs: int, inputs: int) -> None:
+    random = np.random.default_rng(outputs)
+    weight = unusual(random, (outputs, inputs))
+    panels = operators.packed(BF16, weight)
+    x = unusual(random, (100, inputs))
+    before = operators.tile_model_products()
+    wanted = product(operators, panels, outputs, x)
+    assert operators.tile_model_products() > before
+    finite = np.isfinite(wanted)
+    assert finite.mean() > 0.9 and not finite.all()
+    with np.errstate(invalid="ignore"):
+        sums, sizes = widen(x) @ widen(weight).T, np.abs(widen(x)) @ np.abs(widen(weight)).T
+        assert (np.abs(wanted - sums) <= 1e-5 * sizes)[finite].all()
+    for rows in ROWS:
+        for fewest in (1, 4, NEVER):
+            operators.cpp_set_tile_rows(fewest)
+            got = product(operators, panels, outputs, x[:rows])
+            same = (got.view(np.uint32) == wanted[:rows].view(np.uint32)) | np.isnan(got) & np.isnan(wanted[:rows])
+            assert same.all(), (rows, fewest)
+
+
+def test_few_rows_do_without_tiles(operators: Operators) -> None:
+    weight = narrow(np.random.default_rng(1).standard_normal((64, 64)).astype(np.float32))
+    panels = operators.packed(BF16, weight)
+    before = operators.tile_model_products()
+    product(operators, panels, 64, weight[:3])
+    assert operators.tile_model_products() == before
+    product(operators, panels, 64, weight[:4])
+    assert operators.tile_model_products() > before
+
+
+def test_sizes_that_tiles_cannot_take_go_without(operators: Operators) -> None:
+    random = np.random.default_rng(2)
+    weight, x = (narrow(random.standard_normal((40, 48)).astype(np.float32)) for _ in range(2))
+    before = operators.tile_model_products()
+    got = product(operators, operators.packed(BF16, weight), 40, x)
+    assert operators.tile_model_products() == before
+    np.testing.assert_allclose(got, widen(x) @ widen(weight).T, atol=1e-4)
