@@ -17,7 +17,7 @@ struct FloatRows {
 };
 template <> struct Packing<float> : FloatRows {
     static constexpr int STEP = 1, PARTS = 1;
-    static INLINE vf weights(const float* b, int) { return load(b); }
+    template <int> static INLINE vf weights(const float* b, int) { return load(b); }
 };
 #if defined(__AVX512BF16__)
 template <> struct Packing<bf16> {
@@ -28,17 +28,22 @@ template <> struct Packing<bf16> {
         std::memcpy(&pair, a, 4);
         return vu{} + pair;
     }
-    static INLINE vu weights(const bf16* b, int) { return load_pairs(b); }
+    template <int> static INLINE vu weights(const bf16* b, int) { return load_pairs(b); }
     static INLINE vf multiply(vf sum, vu a, vu b) { return dot_pairs(sum, a, b); }
 };
 #else
+// Volatile, so that it is read each time: a tile of many sums has no register for it, and where the compiler found one a
+// sum went to the stack instead (measured: 38 % at 128 rows).
+static const volatile vu UPPER_HALVES = vu{} + 0xffff0000u;
 // Without instructions for it a weight becomes a float in the inner loop, where it serves all rows of a tile; rows are
 // floats from the start.
 template <> struct Packing<bf16> : FloatRows {
     static constexpr int STEP = 2, PARTS = 2;
-    static INLINE vf weights(const bf16* b, int part) {
+    template <int SUMS> static INLINE vf weights(const bf16* b, int part) {
+        constexpr bool KEPT = SUMS < 12 || LANES == 16;
         vu pairs = load_pairs(b);
-        return (vf)(part ? pairs & 0xffff0000u : pairs << 16);
+        if (!part) return (vf)(pairs << 16);
+        return (vf)(pairs & (KEPT ? vu{} + 0xffff0000u : vu(UPPER_HALVES)));
     }
 };
 #endif
@@ -76,8 +81,8 @@ __attribute__((noinline)) void tile(const Input<T>* a, long stride, const T* con
             // Read again rather than kept: every register counts.
             if (part)
                 for (int p = 0; p < P; p++) asm("" : "+r"(b[p]));
-            decltype(K::weights(b[0], part)) w[2 * P];
-            for (int v = 0; v < 2 * P; v++) w[v] = K::weights(b[v / 2] + v % 2 * VECTOR, part);
+            decltype(K::input(a)) w[2 * P];
+            for (int v = 0; v < 2 * P; v++) w[v] = K::template weights<R * 2 * P>(b[v / 2] + v % 2 * VECTOR, part);
             for (int r = 0; r < R; r++) {
                 auto x = K::input(a + r * stride + k + part);
                 for (int v = 0; v < 2 * P; v++) sums[r][v] = K::multiply(sums[r][v], x, w[v]);
@@ -129,15 +134,15 @@ INLINE void tiles(const Input<T>* a, long stride, long rows, const T* const (&pa
 
 // Some more rows than a tile of two panels holds are better multiplied by one panel at a time: then every panel comes
 // from memory once, while all rows are computed (measured: 15 to 20 % at 8 rows).
-// With 16 registers tall tiles of one panel are better for any number of rows: each weight that is loaded serves six
-// rows, not three (measured: 30 % at 1024 rows).
+// With 16 registers tall tiles of one panel are better from three rows on: each weight that is loaded serves six rows, and
+// with three rows of two panels sums are kept on the stack (measured: 30 % at 1024 rows, 60 % at 3).
 constexpr bool FEW_REGISTERS = TILE_ROWS < 6;
 constexpr long MOST_NARROW = FEW_REGISTERS ? 48 : 16;
 template <class T> INLINE bool narrow_tiles(long rows) {
 #if defined(TERCET_TILES)
     if constexpr (std::is_same_v<T, bf16>) return false;
 #endif
-    return rows > TILE_ROWS && (rows <= 16 || FEW_REGISTERS);
+    return FEW_REGISTERS ? rows > 2 : rows > TILE_ROWS && rows <= 16;
 }
 
 // With few rows memory is the limit, and the processor's own foresight does best. With more of them it must not wait for
