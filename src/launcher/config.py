@@ -47,7 +47,8 @@ class LauncherConfig:
     revision: str | None = option(None, panel=_MODEL, help="Branch, tag or commit of a hub model.")
     dtype: Dtype | None = option(
         None, panel=_MODEL,
-        help="Type of weights and activations. Default: float16 on a GPU, on a CPU by its instructions and the model.",
+        help="Type of weights and activations. Default: float16 on a GPU; on a CPU bfloat16 for weights that are "
+        "stored in it (and for float16 if the CPU has instructions for bfloat16), else float32.",
     )  # fmt: skip
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
         None, panel=_MODEL,

@@ -39,7 +39,7 @@ class ServeConfig:
     model_id: str = argument(help="Hub id, local folder, or `demo` for the embedded model")
     revision: str | None = option(None, env=None, help="Branch, tag or commit of a hub model")
     dtype: DtypeName | None = option(
-        None, env=None, help="Type of weights and activations; unset: chosen from the device and the model"
+        None, env=None, help="Type of weights and activations; unset: by the device and what the weights are stored in"
     )
     trust_remote_code: bool = option(
         False,

@@ -51,7 +51,13 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
     model = describe(checkpoint, rope_factor=config.linear_rope_factor)
     device = resolve_device(layout.local.rank, layout.local.size)
-    dtype = resolve_dtype(config.dtype, device, checkpoint.file_bytes, needs_bfloat16=checkpoint.needs_bfloat16)
+    dtype = resolve_dtype(
+        config.dtype,
+        device,
+        checkpoint.stored_in,
+        needs_bfloat16=checkpoint.needs_bfloat16,
+        is_native=model.spec is not None,
+    )
     num_threads = tune(device, layout.local.size, checkpoint.file_bytes, keep_threads=threads_are_set())
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     stored = cache_dtype(model, config.kv_cache_dtype, device, config.attention)

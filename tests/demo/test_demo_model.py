@@ -32,6 +32,12 @@ def test_documented_prompt(demo: check.Demo, prompt: check.Prompt) -> None:
         assert ids[-1] == demo.tokenizer.eos_token_id, "a chat answer must end by itself"
 
 
+def test_documented_prompts_in_the_type_that_they_are_served_in() -> None:
+    demo = check.Demo(package.path())
+    demo.model.to(torch.bfloat16)
+    assert [prompt.name for prompt in DOCUMENTED if not prompt.fits(demo.answer(prompt))] == []
+
+
 def test_held_out_prompts(demo: check.Demo) -> None:
     wrong = {prompt.name: answer for prompt in HELD_OUT if not prompt.fits(answer := demo.answer(prompt))}
     assert len(HELD_OUT) - len(wrong) >= 0.8 * len(HELD_OUT), wrong

@@ -149,7 +149,7 @@ def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
     group = ProcessGroup()
     group.rank, group.size = rank, world_size  # loading needs no word from the others
     device = torch.device("cpu")
-    number_type = resolve_dtype(dtype, device, 2**30)
+    number_type = resolve_dtype(dtype, device)
     tune(device, world_size, 2**30)
     weight_packer(device, number_type)  # what a first product brings into the process is not the weights'
     torch.randn(512, 512) @ torch.randn(512, 512)

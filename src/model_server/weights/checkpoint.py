@@ -40,6 +40,10 @@ _NEED_BFLOAT16 = (
 )  # fmt: skip
 
 
+# Types of weights that are cast to the model's; integers and the like are parts of other formats.
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """What was found. fields: config.json. headers: of each weight file, by path. file_bytes: size of all of these."""
@@ -54,6 +58,17 @@ class Checkpoint:
         """Whether float16 is too narrow for the activations of this type of model."""
         model_type = self.fields.get("model_type")
         return isinstance(model_type, str) and model_type.startswith(_NEED_BFLOAT16)
+
+    @property
+    def stored_in(self) -> str | None:
+        """The header's name of the type in which most bytes of floating-point weights are; None if there are none."""
+        sizes = dict.fromkeys(_FLOATS, 0)
+        for header in self.headers.values():
+            for tensor in header.tensors.values():
+                if tensor.dtype in sizes:
+                    sizes[tensor.dtype] += tensor.end - tensor.begin
+        most = max(sizes, key=sizes.__getitem__)
+        return most if sizes[most] else None
 
 
 def examine(directory: Path) -> Checkpoint:

@@ -35,22 +35,50 @@ def cpu_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("device", [CPU, GPU])
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
 def test_a_requested_dtype_is_taken(name: str, device: torch.device) -> None:
-    assert resolve_dtype(name, device, LARGE) == getattr(torch, name)
+    assert resolve_dtype(name, device) == getattr(torch, name)
 
 
 def test_unknown_dtype() -> None:
     with pytest.raises(StartupError, match="--dtype int8 is unknown; choose one of float16, bfloat16, float32"):
-        resolve_dtype("int8", CPU, LARGE)
+        resolve_dtype("int8", CPU)
 
 
-def test_default_dtype(cpu_flags: Path) -> None:
-    assert resolve_dtype(None, GPU, 1) == torch.float16
-    assert resolve_dtype(None, GPU, 1, needs_bfloat16=True) == torch.bfloat16
-    assert resolve_dtype("float16", GPU, 1, needs_bfloat16=True) == torch.float16
-    assert resolve_dtype(None, CPU, LARGE) == torch.bfloat16
-    assert resolve_dtype(None, CPU, LARGE - 1) == torch.float32
-    cpu_flags.write_text("flags : fpu avx2\n")
-    assert resolve_dtype(None, CPU, LARGE) == torch.float32
+def test_default_dtype_on_a_gpu() -> None:
+    for stored in (None, "BF16", "F16", "F32"):
+        assert resolve_dtype(None, GPU, stored) == torch.float16
+        assert resolve_dtype(None, GPU, stored, needs_bfloat16=True) == torch.bfloat16
+    assert resolve_dtype("float16", GPU, needs_bfloat16=True) == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("stored", "flags", "operators", "is_native", "wanted"),
+    [
+        ("BF16", "avx512_bf16", True, True, torch.bfloat16),
+        ("BF16", "avx512_bf16", False, True, torch.bfloat16),
+        ("BF16", "avx512_bf16", True, False, torch.bfloat16),
+        ("BF16", "avx2", True, True, torch.bfloat16),
+        ("BF16", "avx2", False, True, torch.float32),  # torch's own product of bfloat16 is slow there
+        ("BF16", "avx2", True, False, torch.float32),
+        ("F16", "amx_bf16", True, True, torch.bfloat16),
+        ("F16", "avx2", True, True, torch.float32),
+        ("F32", "avx512_bf16", True, True, torch.float32),
+        ("F64", "avx512_bf16", True, True, torch.float32),
+        (None, "avx512_bf16", True, True, torch.float32),
+    ],
+)
+def test_default_dtype_on_a_cpu(
+    stored: str | None,
+    flags: str,
+    operators: bool,
+    is_native: bool,
+    wanted: torch.dtype,
+    cpu_flags: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu_flags.write_text(f"flags : fpu {flags}\n")
+    monkeypatch.setattr(rules, "usable", lambda device, dtype: operators and dtype == torch.bfloat16)
+    assert resolve_dtype(None, CPU, stored, is_native=is_native) == wanted
+    assert resolve_dtype(None, CPU, stored, is_native=is_native, needs_bfloat16=True) == wanted
 
 
 def test_native_bfloat16(cpu_flags: Path) -> None:

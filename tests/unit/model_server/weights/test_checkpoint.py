@@ -41,6 +41,17 @@ def test_good(tmp_path: Path) -> None:
     assert not examine(make(tmp_path, model_type=None)).needs_bfloat16
 
 
+def test_the_type_of_most_bytes(tmp_path: Path) -> None:
+    make(tmp_path)
+    assert examine(tmp_path).stored_in == "F32"
+    save_file({"c": torch.zeros(9, dtype=torch.bfloat16)}, tmp_path / "model-1.safetensors")
+    assert examine(tmp_path).stored_in == "BF16"  # 18 bytes of it, 8 of float32
+    save_file({"d": torch.zeros(99, dtype=torch.int32)}, tmp_path / "model-2.safetensors")
+    assert examine(tmp_path).stored_in == "BF16"  # codes of quantized weights are no type of activations
+    save_file({"c": torch.zeros(9, dtype=torch.uint8)}, tmp_path / "model-1.safetensors")
+    assert examine(tmp_path).stored_in is None
+
+
 def test_infinity_that_is_no_size(tmp_path: Path) -> None:
     """mamba2's own configs hold one."""
     examine(make(tmp_path, time_step_limit=[0.0, float("inf")], time_step_max=float("inf"), attn_config={"x": 1}))
