@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from model_server.cpp.library import instruction_set
+from model_server.layers.linear import tile_rows
 from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.onednn import OneDnnLinear, Packer
 from model_server.layers.linear.packed import PackedLinear
@@ -54,6 +55,7 @@ class PanelChoice:
         self._packer = packer
         self._time_of = time_of
         self._gains: dict[tuple[int, ...], float] = {}
+        self._tile_rows: int | None = None  # not chosen, or no tiles here
 
     def takes(self, weight: Tensor) -> bool:
         """Whether the matrix [outputs, inputs] goes into panels."""
@@ -70,7 +72,8 @@ class PanelChoice:
         """One line for the model."""
         if not self._gains:
             return
-        ours = f"C++ operators ({instruction_set()})"
+        tiles = "" if self._tile_rows is None else f", tiles from {self._tile_rows} rows"
+        ours = f"C++ operators ({instruction_set()}{tiles})"
         lost = [1 / gain for gain in self._gains.values() if not _stays(gain)]
         if lost:
             number = f"{len(lost)} of {len(self._gains)}"
@@ -83,6 +86,8 @@ class PanelChoice:
         """How many times as fast panels are, as the geometric mean over ROWS; on one thread, in turns."""
         with _one_thread(), torch.inference_mode():
             panels, onednn = PackedLinear(weight, None, Arena()), OneDnnLinear(weight, None, packer)
+            if self._tile_rows is None and tile_rows.are_used(panels):
+                self._tile_rows = tile_rows.choose(panels, self._time_of)
             ratios = [self._ratio(panels, onednn, rows) for rows in ROWS]
         return statistics.geometric_mean(ratios)
 
