@@ -32,20 +32,32 @@ class Operators:
             function.restype = None if name == "cpp_init" else ctypes.c_long
             if name not in WITHOUT_STATUS:
                 function.errcheck = self._done
-        openmp = ctypes.CDLL(str(runtime or runtime_of_torch()))
+        self._openmp = openmp = ctypes.CDLL(str(runtime or runtime_of_torch()))
         names = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads"
         self._library.cpp_init(*(ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in names))
-        openmp.omp_set_num_threads(threads)
+        self.set_threads(threads)
         self.panel = self._library.cpp_panel()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._library, name)
+
+    def set_threads(self, threads: int) -> None:
+        self._openmp.omp_set_num_threads(threads)
+        self.threads = threads
 
     def _done(self, status: int, function: object, arguments: object) -> None:
         assert status == 0
         # The model of the tile instructions knows whether a thread has kept a configuration.
         left = getattr(self._library, "tile_model_configured_threads", None)
         assert left is None or left() == 0
+
+    def same_on_one_thread(self, run: Callable[[], np.ndarray]) -> np.ndarray:
+        """What `run` gives: to the bit the same on one thread and on all of them."""
+        out, threads = run(), self.threads
+        self.set_threads(1)
+        np.testing.assert_array_equal(run(), out)
+        self.set_threads(threads)
+        return out
 
     def packed(self, type: int, weight: np.ndarray) -> np.ndarray:
         """weight [outputs, inputs] -> its panels."""

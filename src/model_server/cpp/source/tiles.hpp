@@ -56,7 +56,7 @@ inline void configure_tiles(int height) {
         wanted.row_bytes[i] = 64;
         wanted.rows[i] = uint8_t(i < 6 ? height : TILE_HEIGHT);
     }
-    asm volatile("" ::: "memory");  // the intrinsic does not say that it reads
+    asm volatile("" ::"r"(&wanted) : "memory");  // the intrinsic does not say that it reads all of it
     _tile_loadconfig(&wanted);
     configured_height = height;
 }

@@ -135,6 +135,7 @@ CASES = linear_case, norm_case, silu_case, rotation_case, greedy_case, attention
 def main(library: str, threads: str, rounds: str, seed: str, *runtime: str) -> None:
     operators = Operators(Path(library), int(threads), *map(Path, runtime))
     for round in range(int(rounds)):
+        operators.cpp_set_tile_rows((1, 2, 4, 8)[round % 4])  # where there are tiles: of equal results
         for case in CASES:
             for type in (FLOAT, BF16):
                 try:
