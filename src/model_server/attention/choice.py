@@ -108,8 +108,6 @@ class AttentionChoice:
             logger.info("Prefix caching is off: a state cannot be shared")
             return
         logger.info("Attention %s: %s", name, self._reason(name))
-        if name == "cpp" and self._cache_dtype is not None:
-            logger.info("Attention cpp: the `reference` reads the KV cache, which is in %s", self._cache_dtype)
         if not caching_asked:
             logger.info("Prefix caching is off: PREFIX_CACHING says so")
 

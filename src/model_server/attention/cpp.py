@@ -17,6 +17,9 @@ from model_server.cpp.library import TYPES, prepared, usable
 from model_server.cpp.structs import AttentionShapeStruct, PagingStruct
 from model_server.memory.kv_cache import KvCache, KvShape
 
+# Types of a cache that are read beside the query's own, by their numbers in attention.hpp.
+STORED = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
+
 
 class CppBackend:
     """For what `cpp.library.usable` serves."""
@@ -44,7 +47,8 @@ class CppStep:
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         shape = self._cache.shapes[layer.index]
         rows = self._cache.rows[layer.index]
-        if not serves(layer, shape) or query.dtype not in TYPES or rows.dtype != query.dtype:
+        stored = STORED.get(rows.dtype, 0)
+        if not serves(layer, shape) or query.dtype not in TYPES or (rows.dtype != query.dtype and not stored):
             if self._reference is None:
                 self._reference = ReferenceBackend().begin(self._metadata, self._cache)
             return self._reference.attend(layer, query, key, value)
@@ -53,14 +57,14 @@ class CppStep:
         out = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
         self._operators.cpp_attend(
             TYPES[query.dtype],
-            shape_struct(layer, shape),
+            shape_struct(layer, shape, stored),
             self._address,
             rows.data_ptr(),
             query.data_ptr(),
             query.stride(0),
             out.data_ptr(),
         )
-        return out
+        return out if layer.value_scale == 1.0 else out.mul_(layer.value_scale)
 
 
 def available(device: torch.device) -> bool:
@@ -73,8 +77,9 @@ def serves(layer: AttentionLayer, shape: KvShape) -> bool:
     return (layer.alibi is None or layer.alibi.bfloat16_scale is None) and shape.key_dim % 2 == 0
 
 
-def shape_struct(layer: AttentionLayer, shape: KvShape) -> AttentionShapeStruct:
-    """The layer's constants for the C++ operators; its tensors must outlive the struct."""
+def shape_struct(layer: AttentionLayer, shape: KvShape, stored: int = 0) -> AttentionShapeStruct:
+    """The layer's constants for the C++ operators; its tensors must outlive the struct. stored: one of STORED, 0 for a
+    cache in the query's type."""
     return AttentionShapeStruct(
         heads=layer.num_heads,
         kv_heads=layer.num_kv_heads,
@@ -84,10 +89,11 @@ def shape_struct(layer: AttentionLayer, shape: KvShape) -> AttentionShapeStruct:
         row_width=shape.row_width,
         window=layer.window or 0,
         chunk=layer.chunk or 0,
-        scale=layer.scale,
+        scale=layer.stored_scale,
         softcap=layer.softcap or 0.0,
         slopes=None if layer.alibi is None else layer.alibi.slopes.data_ptr(),
         sinks=None if layer.sinks is None else layer.sinks.data_ptr(),
+        stored=stored,
     )
 
 

@@ -22,6 +22,7 @@ class AttentionShapeStruct(ctypes.Structure):
         ("softcap", c_float),
         ("slopes", c_void_p),
         ("sinks", c_void_p),
+        ("stored", c_long),
     ]
 
 

@@ -5,6 +5,7 @@
 // a row's result depends neither on its neighbours nor on how spans were shared among threads.
 #pragma once
 #include "vectors.hpp"
+#include "float8.hpp"
 #include "matrix.hpp"
 
 constexpr int SPAN = 256;
@@ -18,6 +19,7 @@ struct AttentionShape {
     float scale, softcap;          // softcap 0: none
     const float* slopes;           // ALiBi [heads], or null
     const float* sinks;            // [heads], or null
+    long stored;                   // of the cache: 0: the query's type, 1: e4m3, 2: e5m2
 
     long group() const { return heads / kv_heads; }
     long first_visible(long position) const {
@@ -75,6 +77,40 @@ template <class T> INLINE void fetch(const T* const* rows, long first, long last
             __builtin_prefetch(reinterpret_cast<const char*>(rows[k] + offset) + at, 0, 2);
 }
 
+// Where the key and the value of one KV head begin in its rows.
+struct HeadPlaces {
+    long key, value;
+};
+
+// The rows of `count` <= SPAN keys of one KV head from key `first` on: in the cache, or, if that is in 8 bits, decoded to
+// `space`, which has as many numbers as `decoded_size` says.
+template <class T, class C>
+HeadPlaces head_rows(const AttentionShape& shape, const Paging& paging, const C* cache, long sequence, long first,
+                     long count, long kv_head, T* space, const T** rows) {
+    HeadPlaces at = {kv_head * shape.key_dim, shape.value_at(kv_head)};
+    if constexpr (std::is_same_v<T, C>) {
+        paging.rows_of(cache, shape.row_width, sequence, first, count, rows);
+        return at;
+    } else {
+        constexpr long AHEAD = 16;
+        const C* stored[SPAN];
+        paging.rows_of(cache, shape.row_width, sequence, first, count, stored);
+        for (long k = 0; k < count; k++, space += shape.key_dim + shape.value_dim) {
+            if (k + AHEAD < count) {
+                fetch(stored, k + AHEAD, k + AHEAD + 1, at.key, shape.key_dim);
+                fetch(stored, k + AHEAD, k + AHEAD + 1, at.value, shape.value_dim);
+            }
+            decode(stored[k] + at.key, space, shape.key_dim);
+            decode(stored[k] + at.value, space + shape.key_dim, shape.value_dim);
+            rows[k] = space;
+        }
+        return {0, shape.key_dim};
+    }
+}
+template <class T, class C> long decoded_size(const AttentionShape& shape) {
+    return std::is_same_v<T, C> ? 0 : SPAN * (shape.key_dim + shape.value_dim);
+}
+
 // From raw products to scores: scale, softcap, ALiBi. `distance`: key position - query position.
 INLINE vf score(const AttentionShape& shape, long head, vf product, vf distance) {
     vf s = product * shape.scale;
@@ -113,16 +149,15 @@ void weigh_heads(const float (*weights)[SPAN], const T* const* rows, long offset
 }
 
 // `count` <= MOST_HEADS query heads from `head` on, which read one KV head, against the keys [first, last) of one span.
-// out: [count, value_dim] weighted values, parts: [count].
-template <class T>
-void attend_span(const AttentionShape& shape, const Paging& paging, const T* cache, long sequence, const T* query,
-                 long head, long count, long position, long first, long last, float* out, Partial* parts) {
+// out: [count, value_dim] weighted values, parts: [count]. space: see head_rows.
+template <class T, class C>
+void attend_span(const AttentionShape& shape, const Paging& paging, const C* cache, long sequence, const T* query,
+                 long head, long count, long position, long first, long last, T* space, float* out, Partial* parts) {
     const T* rows[SPAN + LANES];
     float weights[MOST_HEADS][SPAN];
-    long keys = last - first, kv_head = head / shape.group(), key_at = kv_head * shape.key_dim;
-    paging.rows_of(cache, shape.row_width, sequence, first, keys, rows);
+    long keys = last - first;
+    auto [key_at, value_at] = head_rows(shape, paging, cache, sequence, first, keys, head / shape.group(), space, rows);
     for (int i = 0; i < LANES; i++) rows[keys + i] = rows[keys - 1];  // what is computed too much is hidden below
-    long value_at = shape.value_at(kv_head);
     fetch(rows, 0, keys < FETCHED ? keys : FETCHED, key_at, shape.key_dim);
     for (long h = 0; h < count; h++) {
         vf peaks = splat(-INFINITY);

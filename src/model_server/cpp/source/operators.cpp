@@ -44,6 +44,22 @@ template <class F> long with_type(long type, const F& run) {
         else run(bf16{});
     });
 }
+
+template <class T, class C>
+void attend(const AttentionShape& shape, const Paging& paging, const void* cache, const void* query, long query_stride,
+            void* out) {
+    Schedule plan(shape, paging);
+    std::vector<float> values(plan.shared_values(shape));
+    std::vector<Partial> parts(plan.shared_parts(shape));
+    AttentionStep<T, T, C> step{shape, paging, plan, static_cast<const C*>(cache), static_cast<const T*>(query),
+                                query_stride, static_cast<T*>(out), values.data(), parts.data()};
+    std::atomic<long> next{0};
+    parallel([&](Team team) {
+        team.attempt([&] { step.run(next); });
+        team.barrier();
+        if (plan.joins()) team.attempt([&] { step.join_all(team); });
+    });
+}
 }  // namespace
 
 extern "C" {
@@ -144,17 +160,9 @@ long cpp_attend(long type, const AttentionShape* shape, const Paging* paging, co
                    long query_stride, void* out) {
     return with_type(type, [&](auto zero) {
         using T = decltype(zero);
-        Schedule plan(*shape, *paging);
-        std::vector<float> values(plan.shared_values(*shape));
-        std::vector<Partial> parts(plan.shared_parts(*shape));
-        AttentionStep<T, T> step{*shape, *paging, plan, static_cast<const T*>(cache), static_cast<const T*>(query),
-                              query_stride, static_cast<T*>(out), values.data(), parts.data()};
-        std::atomic<long> next{0};
-        parallel([&](Team team) {
-            team.attempt([&] { step.run(next); });
-            team.barrier();
-            if (plan.joins()) team.attempt([&] { step.join_all(team); });
-        });
+        if (shape->stored == 1) attend<T, e4m3>(*shape, *paging, cache, query, query_stride, out);
+        else if (shape->stored == 2) attend<T, e5m2>(*shape, *paging, cache, query, query_stride, out);
+        else attend<T, T>(*shape, *paging, cache, query, query_stride, out);
     });
 }
 

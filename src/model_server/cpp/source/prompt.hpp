@@ -62,10 +62,12 @@ template <class T> struct PromptTile {
     Partial* parts;
     long width;  // of `sums`: value_dim filled up to whole panels
 
-    PromptTile(const AttentionShape& shape, Scratch& scratch, long rows) : shape(shape) {
+    char* space;  // `space_size` bytes for who uses the tile
+
+    PromptTile(const AttentionShape& shape, Scratch& scratch, long rows, size_t space_size) : shape(shape) {
         width = (shape.value_dim + PANEL - 1) / PANEL * PANEL;
         size_t size = sizeof(T) * (BLOCK_KEYS * (shape.key_dim + width) + rows * shape.key_dim + BLOCK_ROWS * BLOCK_KEYS) +
-                      sizeof(float) * (BLOCK_ROWS * BLOCK_KEYS + rows * width) + sizeof(Partial) * rows + 8 * 64;
+                      sizeof(float) * (BLOCK_ROWS * BLOCK_KEYS + rows * width) + sizeof(Partial) * rows + space_size + 8 * 64;
         char* at = scratch.of(size);
         keys = Scratch::take<T>(at, BLOCK_KEYS * shape.key_dim);
         values = Scratch::take<T>(at, BLOCK_KEYS * width);
@@ -74,6 +76,7 @@ template <class T> struct PromptTile {
         scores = Scratch::take<float>(at, BLOCK_ROWS * BLOCK_KEYS);
         sums = Scratch::take<float>(at, rows * width);
         parts = Scratch::take<Partial>(at, rows);
+        space = at;
     }
 
     // Rows [row, row + count): scores of the block's keys [0, used), the first of which is key `first`, softmax, weighted
@@ -146,13 +149,14 @@ template <class T> struct PromptTile {
 
 // `count` queries of a sequence from `start` (of its step's queries) on, the heads of one KV head. query and out: rows of
 // the whole step, `query_stride` and heads * value_dim apart.
-template <class T, class Out>
-void attend_prompt(const AttentionShape& shape, const Paging& paging, const T* cache, long sequence, long start,
+template <class T, class Out, class C>
+void attend_prompt(const AttentionShape& shape, const Paging& paging, const C* cache, long sequence, long start,
                    long count, long kv_head, const T* query, long query_stride, Out* out, Scratch& scratch) {
     long group = shape.group(), rows = count * group, dim = shape.key_dim;
     long token = paging.starts[sequence] + start;
     long position = paging.lengths[sequence] - (paging.starts[sequence + 1] - paging.starts[sequence]) + start;
-    PromptTile<Input<T>> tile(shape, scratch, rows);
+    PromptTile<Input<T>> tile(shape, scratch, rows, decoded_size<T, C>(shape) * sizeof(T));
+    T* space = reinterpret_cast<T*>(tile.space);
     for (long i = 0; i < count; i++)
         convert(query + (token + i) * query_stride + kv_head * group * dim, tile.queries + i * group * dim, group * dim);
     std::memset(tile.sums, 0, rows * tile.width * sizeof(float));
@@ -163,10 +167,11 @@ void attend_prompt(const AttentionShape& shape, const Paging& paging, const T* c
         // Keys before the first query's reach may hold anything by now: they are not read.
         long from = first < lowest ? lowest - first : 0;
         long keys = end - first < BLOCK_KEYS ? end - first : BLOCK_KEYS;
-        paging.rows_of(cache, shape.row_width, sequence, first + from, keys - from, at + from);
+        auto [key_at, value_at] =
+            head_rows(shape, paging, cache, sequence, first + from, keys - from, kv_head, space, at + from);
         for (long k = 0; k < from; k++) at[k] = at[from];
-        pack_keys(at, kv_head * dim, dim, keys, tile.keys);
-        pack_values(at, shape.value_at(kv_head), shape.value_dim, keys, tile.values);
+        pack_keys(at, key_at, dim, keys, tile.keys);
+        pack_values(at, value_at, shape.value_dim, keys, tile.values);
         for (long row = 0; row < rows; row += BLOCK_ROWS) {
             long height = rows - row < BLOCK_ROWS ? rows - row : BLOCK_ROWS;
             long last = position + (row + height - 1) / group;

@@ -47,11 +47,12 @@ struct Schedule {
     long shared_parts(const AttentionShape& shape) const { return joins() ? spans.size() * shape.heads : 0; }
 };
 
-template <class T, class Out> struct AttentionStep {
+// C: of the numbers in the cache.
+template <class T, class Out, class C = T> struct AttentionStep {
     const AttentionShape& shape;
     const Paging& paging;
     const Schedule& schedule;
-    const T* cache;
+    const C* cache;
     const T* query;
     long query_stride;
     Out* out;
@@ -77,14 +78,17 @@ template <class T, class Out> struct AttentionStep {
         const auto& piece = schedule.spans[index];
         bool alone = schedule.begins[piece.sequence + 1] - schedule.begins[piece.sequence] == 1;
         long group = shape.group(), row = paging.starts[piece.sequence], position = paging.lengths[piece.sequence] - 1;
-        float* own = reinterpret_cast<float*>(scratch.of(MOST_HEADS * shape.value_dim * sizeof(float)));
+        const long own_size = MOST_HEADS * shape.value_dim, space_size = decoded_size<T, C>(shape);
+        char* at = scratch.of(own_size * sizeof(float) + space_size * sizeof(T) + 2 * 64);
+        float* own = Scratch::take<float>(at, own_size);
+        T* space = Scratch::take<T>(at, space_size);
         for (long head = kv_head * group; head < (kv_head + 1) * group; head += MOST_HEADS) {
             long rest = (kv_head + 1) * group - head, count = rest < MOST_HEADS ? rest : MOST_HEADS;
             Partial own_parts[MOST_HEADS];
             float* to = alone ? own : values + (index * shape.heads + head) * shape.value_dim;
             Partial* to_parts = alone ? own_parts : parts + index * shape.heads + head;
             attend_span(shape, paging, cache, piece.sequence, query + row * query_stride + head * shape.key_dim, head,
-                        count, position, piece.first, piece.last, to, to_parts);
+                        count, position, piece.first, piece.last, space, to, to_parts);
             if (!alone) continue;
             for (long h = 0; h < count; h++) {
                 float factor;

@@ -89,17 +89,6 @@ def test_rows_of_tgis_table(
     assert said[2:] == (["Prefix caching is off: PREFIX_CACHING says so"] if not config.prefix_caching else [])
 
 
-@pytest.mark.parametrize("cache", [None, torch.float8_e5m2])
-def test_who_reads_a_cache_in_float8_on_a_cpu(cache: torch.dtype | None, caplog: pytest.LogCaptureFixture) -> None:
-    backend: Any = SimpleNamespace(name="cpp")
-    caplog.set_level(logging.INFO)
-    AttentionChoice(None, CPU, torch.bfloat16, cache).log(backend, caching_asked=True)
-    said = [record.getMessage() for record in caplog.records]
-    assert said[2:] == (
-        [] if cache is None else ["Attention cpp: the `reference` reads the KV cache, which is in " + str(cache)]
-    )
-
-
 def test_a_model_that_keeps_a_state(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     AttentionChoice(None, CPU).log(None, caching_asked=True)

@@ -33,9 +33,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def stored_scene(batch: list[tuple[int, int]], cache: torch.dtype, dtype: torch.dtype = torch.float32) -> Scene:
+# Longer than a span of keys, than a block of them, and than a run of queries.
+LONG = {"decode": [(1, 700), (1, 256), (1, 257), (1, 3)], "mixed": [(1, 600), (140, 400), (2, 131), (129, 129)]}
+
+
+def stored_scene(
+    batch: list[tuple[int, int]],
+    cache: torch.dtype,
+    dtype: torch.dtype = torch.float32,
+    heads: tuple[int, int] = (4, 2),
+    dims: tuple[int, int] = (16, 16),
+) -> Scene:
     """Keys and values that float8 holds, and a query of its own type."""
-    scene = Scene(batch, 4, 2, 4, cache)
+    scene = Scene(batch, *heads, 4, cache, dims[1], dim=dims[0])
     scene.query = scene.query.float().to(dtype)
     scene.new_key, scene.new_value = scene.new_key.to(dtype), scene.new_value.to(dtype)
     return scene
@@ -55,6 +65,34 @@ def test_equals_the_definition(
     scene.keys = tuple(key.double() * 0.5 for key in scene.keys)
     scene.values = tuple(value.double() * 3.0 for value in scene.values)
     torch.testing.assert_close(got.double(), scene.expected(layer), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (24, 20)], ids=["wide", "odd"])
+@pytest.mark.parametrize("cache", FLOAT8, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("batch", LONG.values(), ids=LONG)
+def test_sizes(batch: list[tuple[int, int]], dtype: torch.dtype, cache: torch.dtype, dims: tuple[int, int]) -> None:
+    """More heads than are computed at once, on the backend that a CPU is given."""
+    scene = stored_scene(batch, cache, dtype, (10, 1), dims)
+    got = scene.attend(scene.layer(), BACKENDS[1])
+    scene.keys, scene.values = (tuple(t.double() for t in part) for part in (scene.keys, scene.values))
+    bound = 2e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got.double(), scene.expected(scene.layer()), rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cache", FLOAT8, ids=str)
+def test_every_byte_is_read(cache: torch.dtype, dtype: torch.dtype, backend: AttentionBackend) -> None:
+    """A query with one key gets its value: all numbers of the type, and NaN. Infinities are never stored."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = torch.where(codes.view(cache).float().isinf(), 0, codes).view(cache)
+    scene = stored_scene([(1, 1), (1, 4)], cache, dtype, (2, 1), (256, 256))
+    scene.cache.rows[0].zero_()
+    scene.cache.values[0][int(scene.metadata.block_tables[0, 0]), 0, 0] = codes
+    got = scene.attend(scene.layer(), backend)
+    torch.testing.assert_close(got[0], codes.to(dtype).repeat(2), rtol=0, atol=0, equal_nan=True)
+    assert not got[1].any(), "NaN of another sequence"
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
