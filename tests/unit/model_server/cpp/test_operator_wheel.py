@@ -15,7 +15,7 @@ from model_server.cpp.instruction_sets import FEATURES, SETS, flags, is_served, 
 
 ROOT = Path(__file__).parents[4]
 DRIVER = ROOT / "tests" / "support" / "operators_alone.py"
-COMPILER, EMULATOR = shutil.which("g++"), shutil.which("qemu-x86_64")
+COMPILER, EMULATOR, SETARCH = map(shutil.which, ("g++", "qemu-x86_64", "setarch"))
 PATIENCE_S = 280.0
 LIBRARIES = {path(library).name for library in (FEATURES, *map(module, SETS))}
 
@@ -29,17 +29,32 @@ def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def build(folder: Path, **env: str) -> Path:
-    """A wheel of this tree, as pip makes it, unpacked in a folder of its own. Nothing is fetched."""
+def build(folder: Path, *before: str, platform: str = "linux_x86_64", **env: str) -> Path:
+    """A wheel of this tree, as pip makes it, unpacked in a folder of its own. Nothing is fetched.
+
+    before: what pip is run by. platform: what the wheel is for.
+    """
     tree = folder / "tree"
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("*.so", "*.egg-info", "__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    pip = (sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", "..", ".")
+    pip = (
+        *before,
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-index",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        "..",
+        ".",
+    )
     done = run(*pip, cwd=tree, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")
-    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(folder / "unpacked")
     shutil.rmtree(tree)
@@ -70,6 +85,16 @@ def test_without_a_compiler_a_wheel_is_built_and_says_what_it_lacks(tmp_path: Pa
         "No C++ operators, torch's are used: none were built: install g++ (11 or newer) and then Tercet again "
         "(in a checkout: make operators)",
     ]
+
+
+@pytest.mark.skipif(SETARCH is None, reason="needs setarch (Debian: util-linux)")
+def test_on_another_architecture_a_wheel_is_plain_python(tmp_path: Path) -> None:
+    """What the kernel calls the machine is all that the build knows of it."""
+    assert SETARCH is not None
+    unpacked = build(tmp_path, SETARCH, "i686", platform="any")
+    assert libraries(unpacked) == set()
+    done = run(SETARCH, "i686", sys.executable, "-m", "model_server.cpp", cwd=tmp_path, PYTHONPATH=str(unpacked))
+    assert done.stdout == ("No C++ operators, torch's are used: they are for Linux on x86-64, this is linux on i686\n")
 
 
 def test_a_compiler_that_lacks_a_set_loses_that_set_alone(tmp_path: Path) -> None:
