@@ -159,7 +159,7 @@ def rotated(
     return out
 
 
-def random_batch(random: np.random.Generator, most_keys: int = 600) -> list[tuple[int, int]]:
+def random_batch(random: np.random.Generator, most_keys: int) -> list[tuple[int, int]]:
     """(queries, keys) of a step: single queries, prompts, rests of prompts, now and then a sequence that has none."""
     batch = []
     for _ in range(random.integers(1, 5)):
@@ -193,7 +193,8 @@ def attention_case(operators: Operators, random: np.random.Generator, type: int)
     )
     if value_dim <= key_dim and random.random() < 0.2:
         layer.is_value_in_key = True
-    paging = Paging(random, random_batch(random), int(random.choice([1, 8, 16, 32])))
+    most_keys = 600 if layer.heads * key_dim <= 256 else 270  # more than two blocks of keys, or one
+    paging = Paging(random, random_batch(random, most_keys), int(random.choice([1, 8, 16, 32])))
     cache = filled_cache(random, paging, [layer], type)
     query = AS[type](random.standard_normal((paging.tokens, layer.heads * key_dim)))
     stride = query.shape[1] + int(random.choice([0, 1, 2, 64]))
