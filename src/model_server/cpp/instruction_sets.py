@@ -93,13 +93,23 @@ def survey(cap: str | None = None, folder: Path = FOLDER) -> Survey:
     """The best set up to `cap` that was built, that this CPU has, and whose library agrees to run."""
     built = tuple(name for name in SETS if path(module(name), folder).exists())
     supported = _supported(folder)
-    faults: list[str] = []
+    chosen, faults, stale = None, [], []
     for name in candidates(built, supported, cap):
-        fault = _fault(name, folder)
-        if fault is None:
-            return Survey(built, supported, name, tuple(faults))
-        faults.append(fault)
-    return Survey(built, supported, None, tuple(faults))
+        try:
+            operators = ctypes.CDLL(str(path(module(name), folder)))
+        except OSError as error:
+            faults.append(f"{name} cannot be loaded ({error})")
+            continue
+        if _is_stale(name, operators, folder):
+            stale.append(name)
+        elif operators.cpp_prepare() != 0:
+            faults.append(f"the kernel does not let this process use {name}")
+        else:
+            chosen = name
+            break
+    if stale:
+        faults.append(f"built from other sources than those beside them: {', '.join(stale)}; run `make operators`")
+    return Survey(built, supported, chosen, tuple(faults))
 
 
 def candidates(built: Collection[str], supported: Collection[str], cap: str | None) -> list[str]:
@@ -116,19 +126,6 @@ def _supported(folder: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(name for name in SETS if features.cpu_supports(name.encode()))
-
-
-def _fault(name: str, folder: Path) -> str | None:
-    """What keeps this process from using the library of a set that the CPU has."""
-    try:
-        operators = ctypes.CDLL(str(path(module(name), folder)))
-    except OSError as error:
-        return f"{name} cannot be loaded ({error})"
-    if _is_stale(name, operators, folder):
-        return f"{name} was built from other sources than those beside it: run `make operators`"
-    if operators.cpp_prepare() != 0:
-        return f"the kernel does not let this process use {name}"
-    return None
 
 
 def _is_stale(name: str, operators: ctypes.CDLL, folder: Path) -> bool:

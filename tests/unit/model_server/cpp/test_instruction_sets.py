@@ -34,16 +34,17 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         (folder / "setup.py").touch()
         self.folder = folder = folder / "src" / "model_server" / "cpp"
-        self.supported, self.refused, self.stale = set(NAMES), set[str](), set[str]()
+        self.supported, self.refused, self.stale, self.broken = set(NAMES), set[str](), set[str](), set[str]()
         (folder / "source").mkdir(parents=True)
         (folder / "source" / "operators.cpp").write_text("// one\n")
         for library in (sets.FEATURES, *map(module, NAMES)):
             path(library, folder).touch()
 
     def load(self, library: str) -> object:
-        if not Path(library).exists():
-            raise OSError("cannot open shared object file")
-        return Loaded(self, next((name for name in NAMES if path(module(name), self.folder) == Path(library)), None))
+        name = next((name for name in NAMES if path(module(name), self.folder) == Path(library)), None)
+        if name in self.broken:
+            raise OSError("GLIBC_9.0 not found")
+        return Loaded(self, name)
 
 
 class Loaded:
@@ -85,15 +86,22 @@ def test_a_set_that_may_not_run_falls_back_to_the_next(machine: Machine) -> None
     assert found.faults == ("the kernel does not let this process use amx",)
 
 
+def test_a_library_that_cannot_be_loaded_falls_back_to_the_next(machine: Machine) -> None:
+    machine.broken = {"amx", "avx512_bf16"}
+    found = survey(folder=machine.folder)
+    assert found.chosen == "avx512"
+    assert found.faults[0] == "amx cannot be loaded (GLIBC_9.0 not found)"
+
+
 def test_what_was_built_from_other_sources_is_not_used(machine: Machine) -> None:
     machine.stale = {"amx", "avx512_bf16"}
     found = survey(folder=machine.folder)
     assert found.chosen == "avx512"
-    assert [fault.split()[0] for fault in found.faults] == ["amx", "avx512_bf16"]
+    assert found.faults == ("built from other sources than those beside them: amx, avx512_bf16; run `make operators`",)
     machine.stale = set(NAMES)
     found = survey("avx2", machine.folder)
     assert found.chosen is None
-    assert found.lack() == "avx2 was built from other sources than those beside it: run `make operators`"
+    assert found.lack() == "built from other sources than those beside them: avx2; run `make operators`"
 
 
 def test_an_installed_package_is_not_compared_with_its_sources(machine: Machine, tmp_path: Path) -> None:
