@@ -69,7 +69,10 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     try:
         runner = _load(config, model, Placement(device, dtype, ranks, stored), attention, graphs)
         engine = _engine(config, runner, tokenizer, device, layout)
-        facts, plan = announce(config, runner, device, dtype, layout), _memory_plan(config, engine, stored or dtype)
+        facts, plan = (
+            announce(config, runner, device, dtype, layout, stored),
+            _memory_plan(config, engine, stored or dtype),
+        )
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
@@ -126,9 +129,14 @@ def _engine(config: ServeConfig, runner: Runner, tokenizer: Tokenizer, device: t
 
 
 def announce(
-    config: ServeConfig, runner: Runner, device: torch.device, dtype: torch.dtype, layout: Layout
+    config: ServeConfig,
+    runner: Runner,
+    device: torch.device,
+    dtype: torch.dtype,
+    layout: Layout,
+    cache_dtype: torch.dtype | None = None,
 ) -> ShardFacts:
-    """What Info tells the router."""
+    """What Info tells the router. cache_dtype: None: `dtype`."""
     traits = runner.traits
     return ShardFacts(
         dtype=str(dtype),
@@ -139,6 +147,7 @@ def announce(
         chunking=config.prefill_chunking and not traits.keeps_state,
         prefix_caching=config.prefix_caching and not traits.keeps_state,
         grows=not traits.keeps_state,
+        kv_cache_dtype=str(cache_dtype or dtype),
         urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),
     )
 

@@ -40,6 +40,7 @@ class ShardInfo:
     attention_impl: str
     block_size: int
     pipeline_depth: int  # Decodes of one batch that may be in flight
+    kv_cache_dtype: str
     extensions: frozenset[Extension]
 
     @property

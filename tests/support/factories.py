@@ -57,6 +57,7 @@ def make_info(**changes: Any) -> ShardInfo:
         "attention_impl": "paged",
         "block_size": 1,
         "pipeline_depth": 2,
+        "kv_cache_dtype": "torch.float32",
         "extensions": OURS,
     }
     return ShardInfo(**(values | changes))

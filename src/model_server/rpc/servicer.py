@@ -44,6 +44,7 @@ class ShardFacts:
     prefix_caching: bool
     grows: bool
     urls: tuple[str, ...]
+    kv_cache_dtype: str
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -74,6 +75,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
             pipeline_depth=_PIPELINE_DEPTH,
+            kv_cache_dtype=self._facts.kv_cache_dtype,
             extensions=[e for e in Extension if e is not Extension.GROW or self._facts.grows],
         )
 

@@ -60,6 +60,7 @@ async def info(request: Request) -> Response:
         max_waiting_tokens=limits.max_waiting_tokens,
         max_batch_size=limits.max_batch_size,
         tercet_version=version("tercet"),
+        kv_cache_dtype=state.info.kv_cache_dtype,
     )
     return JsonResponse(answer.model_dump())
 

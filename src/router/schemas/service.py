@@ -52,6 +52,7 @@ class Info(BaseModel):
     max_waiting_tokens: int
     max_batch_size: int | None
     tercet_version: str
+    kv_cache_dtype: str
 
 
 class ModelCard(BaseModel):

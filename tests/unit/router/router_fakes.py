@@ -59,6 +59,7 @@ INFO = ShardInfo(
     attention_impl="paged",
     block_size=16,
     pipeline_depth=2,
+    kv_cache_dtype="float32",
     extensions=frozenset(
         {
             Extension.RUN_AHEAD,

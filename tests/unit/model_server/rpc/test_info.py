@@ -19,6 +19,7 @@ def facts(**changes: Any) -> ShardFacts:
         "prefix_caching": True,
         "grows": True,
         "urls": (),
+        "kv_cache_dtype": "torch.float8_e4m3fn",
     }
     return ShardFacts(**usual | changes)
 
@@ -32,6 +33,7 @@ async def test_a_paged_runner_offers_everything() -> None:
     answer = await info(facts())
     assert list(answer.extensions) == list(Extension)
     assert answer.pipeline_depth == 2
+    assert answer.kv_cache_dtype == "torch.float8_e4m3fn"
     assert answer.support_chunking and answer.use_prefix_caching
 
 

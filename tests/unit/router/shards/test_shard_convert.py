@@ -164,6 +164,14 @@ def test_info_is_what_all_ranks_share():
         convert.info_from([ours, pb.InfoResponse(block_size=1, dtype="torch.float16", window_size=8)])
 
 
+def test_the_type_of_the_cache_is_the_models_unless_a_shard_says_so():
+    plain, narrow = (pb.InfoResponse(dtype="torch.float16", kv_cache_dtype=t) for t in (None, "torch.float8_e5m2"))
+    assert convert.info_from([plain]).kv_cache_dtype == "torch.float16"
+    assert convert.info_from([narrow]).kv_cache_dtype == "torch.float8_e5m2"
+    with pytest.raises(ValueError, match="disagree"):
+        convert.info_from([plain, narrow])
+
+
 class TestWarmUp:
     def test_fills_one_prefill(self):
         plan = warm_up.WarmUpPlan(
