@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cpp_builds import build, needs_compiler
+from support.cpp_builds import SOURCES, build, needs_compiler
 
-from model_server.cpp.instruction_sets import SETS
+from model_server.cpp.instruction_sets import FEATURES_FLAGS, SETS
 
 pytestmark = needs_compiler
 DRIVER = Path(__file__).with_name("tile_driver.cpp")
+KINDS = "normal", "tiny", "cancelling", "special"
 FLAGS = "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"
 SMALLEST = Fraction(2) ** -126  # of the normal floats
 A, B, C = 4, 6, 0
@@ -42,10 +43,15 @@ def driver_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def driver(driver_path: Path) -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(driver_path))
+    loaded = loaded_driver(driver_path)
+    loaded.release()  # what another test may have left
+    return loaded
+
+
+def loaded_driver(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
     for name in ("load", "stream_load", "store"):
         getattr(loaded, name).argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_long)
-    loaded.release()
     return loaded
 
 
@@ -131,7 +137,7 @@ def numbers(kind: str, seed: int, rows: int, pairs: int, columns: int) -> tuple[
     return halves(a), halves(b), c.astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["normal", "tiny", "cancelling", "special"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "pairs", "columns"), [(16, 16, 16), (5, 16, 2), (16, 3, 8), (4, 7, 9)])
 def test_a_product_is_two_chains_of_fused_sums(
     driver: ctypes.CDLL, kind: str, rows: int, pairs: int, columns: int
@@ -141,6 +147,20 @@ def test_a_product_is_two_chains_of_fused_sums(
     np.testing.assert_array_equal(np.isnan(out), np.isnan(wanted))
     numeric = ~np.isnan(wanted)
     np.testing.assert_array_equal(out.view(np.uint32)[numeric], wanted.view(np.uint32)[numeric])
+
+
+def test_a_processor_that_has_the_instructions_computes_the_same(
+    driver: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    features = ctypes.CDLL(str(build(tmp_path_factory, SOURCES / "cpu_features.cpp", *FEATURES_FLAGS)))
+    if not features.cpu_supports(b"amx"):
+        pytest.skip("this CPU has no AMX")
+    own = loaded_driver(build(tmp_path_factory, DRIVER, *FLAGS, *SETS["amx"]))
+    if own.permit() != 0:
+        pytest.skip("the kernel does not let this process use AMX")
+    for kind in KINDS:
+        operands = numbers(kind, 3, 16, 16, 16)
+        np.testing.assert_array_equal(product(own, *operands), product(driver, *operands), kind)
 
 
 def test_what_rounds_up_to_the_smallest_normal_float_is_flushed_before() -> None:
