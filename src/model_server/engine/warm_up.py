@@ -110,7 +110,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     capacity = _limits(engine, plan, request, cache.num_blocks)
     logger.info(
         "%s: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
-        "Room for the states of requests" if engine.keeps_state else "KV cache",
+        "Room for the states of requests" if engine.keeps_state else f"KV cache in {_name(plan.dtype)}",
         cache.num_blocks,
         block_size,
         cache.num_blocks * _block_bytes(engine, plan) / 2**20,
@@ -301,6 +301,10 @@ def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:
     if engine.runner.traits.state_bytes is not None:
         return engine.runner.traits.state_bytes
     return engine.options.block_size * sum(s.bytes_per_token(plan.dtype) for s in engine.runner.kv_shapes)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _cpu_blocks(engine: Engine, plan: MemoryPlan, request: WarmupRequest) -> int:

@@ -300,12 +300,16 @@ def test_a_measured_device_is_filled(tokenizer: Tokenizer) -> None:
     assert bounded.cache.num_blocks == 640 // BLOCK
 
 
-def test_a_cache_in_float8_holds_as_many_more_tokens_as_it_is_narrower(tokenizer: Tokenizer) -> None:
+def test_a_cache_in_float8_holds_as_many_more_tokens_as_it_is_narrower(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     sizes = {}
     for dtype in (torch.float32, torch.float8_e4m3fn):
         engine, capacity = _warm_up(tokenizer, memory=FakeMemory(), cache_dtype=dtype)
         assert engine.cache.rows[0].dtype is dtype
         sizes[dtype] = capacity.total_tokens
+        assert f"KV cache in {str(dtype).removeprefix('torch.')}: {engine.cache.num_blocks} blocks" in caplog.text
     assert sizes[torch.float8_e4m3fn] >= 3.9 * sizes[torch.float32]
 
 
