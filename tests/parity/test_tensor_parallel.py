@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from parity.cases import CASES, REPRESENTATIVE, Cases, Key
-from parity.protocol import assert_equal_logits
+from parity.protocol import assert_equal_logits, run_protocol
+from parity.tp_worker import E4M3, FLOAT8_JOBS
+from support.loading import load
 
 TESTS = Path(__file__).parents[1]
 # Variants that differ only in numbers (rope kinds) or in names are left to the single rank.
@@ -93,6 +95,16 @@ def test_kv_heads_are_divided_or_replicated(worlds: Worlds, world_size: int) -> 
     assert jobs["llama-mha"]["kv_heads"] == 4 // world_size
     assert jobs["llama-plain"]["kv_heads"] == max(2 // world_size, 1)
     assert jobs["llama-mqa"]["kv_heads"] == 1
+
+
+@pytest.mark.parametrize("world_size", SIZES)
+@pytest.mark.parametrize("name", FLOAT8_JOBS)
+def test_a_cache_in_float8_is_that_of_one_rank(worlds: Worlds, cases: Cases, world_size: int, name: str) -> None:
+    """Sums over ranks differ in the last bit, and so may what is nearest in float8: a number here and there."""
+    model_type, _, variant = name.partition("-")
+    case = cases[model_type, variant]
+    alone = run_protocol(load(case.path, cache_dtype=E4M3), case.sequences, 4, E4M3)
+    assert_equal_logits(worlds[world_size][0]["jobs"][name]["float8"], alone, 2e-2)
 
 
 @pytest.mark.parametrize("world_size", SIZES)

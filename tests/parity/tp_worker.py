@@ -1,6 +1,7 @@
 """One rank of the tensor-parallel test, as a process: `python -m parity.tp_worker RANK WORLD PORT JOBS_FILE`.
 
-JOBS_FILE holds {name: (checkpoint, sequences)}; the logits of each job are written beside it. Imports the product only.
+JOBS_FILE holds {name: (checkpoint, sequences)}; the logits of each job are written beside it, of FLOAT8_JOBS those over
+a cache in float8 too. Imports the product only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from support.loading import load
 from model_server.distributed.group import ProcessGroup, connect
 from model_server.errors import FatalError
 
+E4M3 = torch.float8_e4m3fn
+# KV heads that are divided, and one that every rank has.
+FLOAT8_JOBS = ("llama-mha", "llama-mqa")
+
 
 def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     torch.set_num_threads(1)
@@ -25,6 +30,9 @@ def main(rank: int, world_size: int, port: int, jobs_file: Path) -> None:
     for name, (path, sequences) in torch.load(jobs_file).items():
         runner = load(Path(path), group=group)
         results[name] = {"logits": run_protocol(runner, sequences, 4), "kv_heads": runner.kv_shapes[0].num_kv_heads}
+        if name in FLOAT8_JOBS:
+            stored = load(Path(path), group=group, cache_dtype=E4M3)
+            results[name]["float8"] = run_protocol(stored, sequences, 4, E4M3)
     half = torch.full((3,), 1.5 + rank, dtype=torch.bfloat16)
     facts = {
         "smallest": group.all_reduce_min(10 - rank),
