@@ -55,6 +55,11 @@ class LauncherConfig:
         help="Type of the numbers in the KV cache, which then holds twice the tokens of a 16-bit one. Default: the "
         "model's; on a GPU what the checkpoint asks for.",
     )  # fmt: skip
+    quantize: Quantize | None = option(
+        None, panel=_MODEL,
+        help="How plain weights are quantized while they are loaded: eetq or bitsandbytes. Checkpoints that are stored "
+        "quantized are served as they are, without it.",
+    )  # fmt: skip
     trust_remote_code: bool = option(False, panel=_MODEL, help="Allow code from the model's repository.")
     tokenizer_config_path: Path | None = option(
         None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's (chat template)."
@@ -191,7 +196,6 @@ class LauncherConfig:
     )
     watermark_delta: float | None = option(None, panel=_RUN, help="Bias that a watermark adds to its share.")
 
-    quantize: Quantize | None = option(None, panel=_NOT_YET, help="Weight quantization.")
     speculate: int | None = option(None, panel=_NOT_YET, help="Tokens to speculate.")
     lora_adapters: str | None = option(None, panel=_NOT_YET, help="Adapters to load.")
     weights_cache_override: Path | None = option(None, panel=_NOT_YET, help="A flat directory of weight files.")
@@ -214,7 +218,7 @@ ROUTER_FLAGS = (
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type")
 """The key is not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
-    "revision", "dtype", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
+    "revision", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "max_batch_total_tokens",
 )  # fmt: skip
 PROFILE_FLAGS = ("profile", "profile_steps")
@@ -304,7 +308,11 @@ def _check_token_limits(config: LauncherConfig) -> None:
 
 def _check_served(config: LauncherConfig) -> None:
     for flag, is_set, remedy in (
-        ("--quantize", config.quantize is not None, "serve the unquantized checkpoint"),
+        (
+            f"--quantize {config.quantize}",
+            config.quantize in ("bitsandbytes-nf4", "bitsandbytes-fp4", "compressed-tensors", "exl2", "fp8"),
+            "plain weights are quantized by eetq or bitsandbytes",
+        ),
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
         ("--lora-adapters", bool(config.lora_adapters), "merge the adapter into the model first"),
         ("--rope-scaling dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind of config.json"),

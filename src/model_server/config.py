@@ -96,6 +96,12 @@ class ServeConfig:
         env=None,
         help="Type of the numbers in the KV cache. Unset: the model's; on a GPU what the checkpoint asks for",
     )
+    quantize: Quantize | None = option(
+        None,
+        env=None,
+        help="How plain weights are quantized while they are loaded: eetq or bitsandbytes. Checkpoints that are stored "
+        "quantized are served as they are, without it",
+    )
     rope_scaling: Literal["linear", "dynamic"] | None = option(
         None, help="RoPE scaling in the place of the config's; only `linear` is served"
     )
@@ -136,7 +142,6 @@ class ServeConfig:
         help="Seconds that the ranks wait for each other at the start",
     )
 
-    quantize: Quantize | None = option(None, env=None, panel=_REFUSED, help="Quantization of the weights")
     speculate: int | None = option(None, env=None, panel=_REFUSED, help="Tokens to speculate; 0 is accepted")
     lora_adapters: str | None = option(None, panel=_REFUSED, help="Adapters to load")
     weights_cache_override: Path | None = option(None, panel=_REFUSED, help="A flat directory of weight files")
@@ -213,7 +218,6 @@ def draws_progress_bars() -> bool:
 def check(config: ServeConfig) -> None:
     """Refuses what cannot be served whatever the model. Raises StartupError."""
     for flag, is_set, remedy in (
-        ("--quantize", config.quantize is not None, "serve the unquantized checkpoint"),
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
         ("LORA_ADAPTERS", config.lora_adapters is not None, "merge the adapter into the model first"),
         ("ROPE_SCALING dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind that config.json can name"),

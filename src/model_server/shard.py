@@ -49,7 +49,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
-    model = describe(checkpoint, rope_factor=config.linear_rope_factor)
+    model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
     device = resolve_device(layout.local.rank, layout.local.size)
     dtype = resolve_dtype(
         config.dtype,

@@ -11,6 +11,12 @@ from torch import Tensor
 from model_server.errors import StartupError
 from model_server.weights.reader import Range
 
+# As safetensors names the types that tests store codes and scales in.
+STORED = {
+    torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.int64: "I64", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2", torch.float8_e8m0fnu: "F8_E8M0", torch.bfloat16: "BF16", torch.float16: "F16",
+}  # fmt: skip
+
 
 class DictReader:
     """A checkpoint in memory."""
@@ -31,15 +37,16 @@ class DictReader:
 
     def stored(self, name: str) -> str:
         self.shape(name)
-        return "F32" if self.tensors[name].is_floating_point() else "I32"
+        return STORED.get(self.tensors[name].dtype, "F32")
+
+    def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
+        self.shape(name)
+        cuts = [slice(*cut) for cut in (rows, columns) if cut is not None]
+        return self.tensors[name][tuple(cuts) or ...].clone()
 
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
         rows = torch.cat([self.tensors[name][a:b] for a, b in ranges])
         return rows if dtype is None else rows.to(dtype)
-
-    def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
-        cuts = tuple(slice(*cut) for cut in (rows, columns) if cut is not None)
-        return self.tensors[name][cuts or ...].clone()
 
     def fill(
         self, out: Tensor, name: str, rows: Sequence[Range], columns: Range | None = None, *,

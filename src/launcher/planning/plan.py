@@ -16,6 +16,8 @@ from launcher.planning.prefill import prefill_tokens
 from launcher.planning.resolved import Resolved
 
 DEFAULT_MASTER_PORT = 29500
+SERVED_METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
+"""Of `quant_method` in config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,10 +145,9 @@ def _notes(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, n
 
 def check_model(model_id: str, info: ModelInfo | None) -> None:
     """Refuses what no shard could serve, before one is started. Raises ArgumentValidation."""
-    if info is not None and info.quantize is not None:
+    if info is not None and info.quantize is not None and info.quantize not in SERVED_METHODS:
         raise ArgumentValidation(
-            f"`--model-id` {model_id} is quantized ({info.quantize} in its config.json), which is not served yet; "
-            "give the unquantized model"
+            f"{model_id} is quantized with {info.quantize}, which is not served; served are {', '.join(SERVED_METHODS)}"
         )
 
 

@@ -61,7 +61,7 @@ def _load_native(
         model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=spec.names.base
     )
     with reading as reader:
-        runner = build(spec, reader, placement, backend, progress=progress)
+        runner = build(spec, reader, placement, backend, progress=progress, scheme=model.scheme)
     logger.info(
         "Loaded %s with the native runner: %d layers, %.1f MiB of weights in %.2f s",
         model.config.model_type,

@@ -14,7 +14,7 @@ from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.quantization.kv_cache import DTYPES, wants_float8
-from model_server.quantization.scheme import check_served, quantization_of
+from model_server.quantization.scheme import Scheme, resolve
 from model_server.weights.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
@@ -27,16 +27,19 @@ class Model:
     checkpoint: Checkpoint
     config: ModelConfig
     spec: Spec | None
+    scheme: Scheme = dataclasses.field(default_factory=Scheme)
 
 
-def describe(checkpoint: Checkpoint, *, rope_factor: float | None = None) -> Model:
+def describe(
+    checkpoint: Checkpoint, *, rope_factor: float | None = None, quantize: str | None = None, name: str | None = None
+) -> Model:
     """What `checkpoint` holds. rope_factor: positions are divided by it, whatever scaling the config names; None: as
-    the config says.
+    the config says. quantize: `--quantize`. name: what messages call the model; None: its folder.
 
-    Raises StartupError for a config that cannot be used, for quantized weights, and for a rope factor that the model
-    has no use for.
+    Raises StartupError for a config that cannot be used, for a quantization that is not served, and for a rope factor
+    that the model has no use for.
     """
-    check_served(quantization_of(checkpoint.fields))
+    scheme = resolve(checkpoint, quantize, name)
     config = ModelConfig(checkpoint.fields)
     try:
         spec = spec_of(config)
@@ -45,10 +48,14 @@ def describe(checkpoint: Checkpoint, *, rope_factor: float | None = None) -> Mod
             raise StartupError(
                 f"--rope-scaling is not served for {config.model_type}: set it in the model's config.json"
             ) from None
+        if scheme.method is not None:
+            raise StartupError(
+                f"{config.model_type} is stored as {scheme.method}; the transformers runner serves plain weights only"
+            ) from None
         return Model(checkpoint=checkpoint, config=config, spec=None)
     if rope_factor is not None:
         spec = with_linear_rope(spec, rope_factor)
-    return Model(checkpoint=checkpoint, config=config, spec=spec)
+    return Model(checkpoint=checkpoint, config=config, spec=spec, scheme=scheme)
 
 
 def cache_dtype(

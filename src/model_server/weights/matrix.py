@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,7 +54,8 @@ class MatrixSlice:
     """Rows of one or several stored matrices, one after another, and the same columns of each.
 
     num_columns: of every stored matrix; None: at least those that are asked for. transposed: stored as [in, out].
-    expert: which matrix of a tensor that holds those of all experts.
+    expert: which matrix of a tensor that holds those of all experts. whole: the columns of a whole row, where the
+    stored one is longer, since it holds several matrices.
     """
 
     parts: tuple[Part, ...]
@@ -62,3 +63,8 @@ class MatrixSlice:
     num_columns: int | None = None
     transposed: bool = False
     expert: int | None = None
+    whole: Range | None = None
+
+    def of(self, parts: tuple[Part, ...]) -> MatrixSlice:
+        """The same of some of the matrices."""
+        return replace(self, parts=parts)

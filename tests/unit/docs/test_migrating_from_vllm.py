@@ -30,7 +30,7 @@ OPTIONS = [row for row in rows(section(TEXT, "Options")) if row[0].startswith("`
 VARIABLES = [row for row in rows(section(TEXT, "Options")) if row[0].startswith("`VLLM")]
 FIELDS = rows(section(TEXT, "Fields of a request"))
 BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "text": CompletionBody}
-NOT_YET = {"--quantize": "awq", "--speculate": "2", "--lora-adapters": "a"}
+NOT_YET = {"--speculate": "2", "--lora-adapters": "a"}
 DEFAULTS = {
     "--max-num-queued-reqs": "128", "--gpu-memory-utilization": "1", "--max-logprobs": "5", "--port": "3000",
     "--shutdown-timeout": "90", "--host": "0.0.0.0",

@@ -129,7 +129,7 @@ ADAPTER = "a@b@c"
         (["--sharded", "true", "--num-shard", "1"], "ArgumentValidation", ["--sharded true", "--num-shard"]),
         (["--num-shard", "0"], "ArgumentValidation", ["--num-shard", "cannot be < 1"]),
         (["--num-shard", "2", "--quantize", "exl2"], "ArgumentValidation", ["--quantize"]),
-        (["--dtype", "float16", "--quantize", "gptq"], "ArgumentValidation", ["--quantize"]),
+        (["--dtype", "float16", "--quantize", "bitsandbytes-nf4"], "ArgumentValidation", ["--quantize"]),
         (
             ["--max-input-tokens", "3", "--max-input-length", "4"],
             "ArgumentValidation",
@@ -179,10 +179,10 @@ def test_an_empty_model_id(
 
 
 def test_a_quantized_checkpoint(tmp_path: Path, signals: Signals) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "awq"}}))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "hqq"}}))
     (tmp_path / "model.safetensors").touch()
     config = parse(LauncherConfig, ["--model-id", str(tmp_path), "--port", "0"], {})
-    with pytest.raises(ArgumentValidation, match=r"is quantized \(awq in its config\.json\), which is not served yet"):
+    with pytest.raises(ArgumentValidation, match="is quantized with hqq, which is not served"):
         launch._Launch(config, signals, {}).run()
 
 

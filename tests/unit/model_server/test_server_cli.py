@@ -101,8 +101,6 @@ def test_a_shard_alone_needs_nothing_of_the_environment() -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "words"),
     [
-        (["--quantize", "gptq"], {}, "--quantize is not served yet: serve the unquantized"),
-        (["--quantize", "fp8", "--dtype", "float16"], {}, "--quantize is not served yet"),
         (["--speculate", "2"], {}, "--speculate is not served yet"),
         ([], {"LORA_ADAPTERS": "a"}, "LORA_ADAPTERS is not served yet: merge"),
         ([], {"ROPE_SCALING": "dynamic", "ROPE_FACTOR": "2"}, "ROPE_SCALING dynamic is not served yet"),
@@ -156,7 +154,7 @@ def test_refusals_of_the_process(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     for argv, words in (
         (["quantize", "m", str(tmp_path)], "quantize is not served yet: serve the unquantized checkpoint of m"),
-        (["serve", "demo", "--quantize", "awq"], "--quantize is not served yet"),
+        (["serve", "demo", "--speculate", "2"], "--speculate is not served yet"),
         (["download-weights", str(tmp_path), "--merge-lora"], "holds an adapter (adapter_config.json) and no model"),
     ):
         done = run(*argv)

@@ -18,11 +18,12 @@ from model_server.cpp.config import are_measured
 from model_server.distributed.group import ProcessGroup
 from model_server.kernels.availability import usable
 from model_server.layers.linear.decode_gemm import BUCKETS, DecodeGemm, DecodeGemmLinear, Product, measure
+from model_server.layers.linear.dequantizing import DequantizingLinear, SplitLinear
 from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.linear.onednn import SMALLEST_PACKED, OneDnnLinear, weight_packer
 from model_server.layers.linear.packed import PackedLinear
 from model_server.layers.linear.panel_choice import PanelChoice
-from model_server.quantization.forms import Form
+from model_server.quantization.forms import Form, Plain, Stacked
 
 # Matrices below this size take no time worth the measurement.
 SMALLEST_MEASURED = 1 << 20
@@ -45,6 +46,10 @@ class LinearFactory:
 
     def make(self, form: Form, bias: Tensor | None = None) -> Linear:
         """The fastest product with `form` [out, in], on the factory's device, and `bias` [out] of its type."""
+        if isinstance(form, Stacked):
+            return self._split(form, bias)
+        if not isinstance(form, Plain):
+            return DequantizingLinear(form, bias)
         weight = form.dequantize(self.dtype)
         if self._panels is not None and weight.shape[1] % 2 == 0 and self._panels.takes(weight):
             return PackedLinear(weight, bias)
@@ -54,6 +59,15 @@ class LinearFactory:
         if self._candidates and weight.numel() >= SMALLEST_MEASURED and weight.is_contiguous():
             return DecodeGemmLinear(weight, bias, self._gemm(weight, self._candidates))
         return TorchLinear(weight, bias)
+
+    def _split(self, form: Stacked, bias: Tensor | None) -> Linear:
+        parts: list[Linear] = []
+        start = 0
+        for part in form.forms:
+            stop = start + part.shape[0]
+            parts.append(self.make(part, None if bias is None else bias[start:stop]))
+            start = stop
+        return SplitLinear(parts)
 
     def measure(self, group: ProcessGroup) -> None:
         """Choose for all shapes that were made so far: `decode_gemm.measure`. All ranks call it at the same point.

@@ -21,6 +21,7 @@ from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import load_vocabulary
 from model_server.quantization.kv_cache import CacheScales
+from model_server.quantization.scheme import Scheme
 from model_server.weights.reader import WeightReader
 
 
@@ -32,10 +33,11 @@ def build(
     *,
     progress: Callable[[int, int], None] | None = None,
     fused: Fused | None = None,
+    scheme: Scheme | None = None,
 ) -> Decoder:
     """Read this rank's part of every tensor of its stage's layers. `progress(done, total)` is called after each layer.
 
-    fused: the element-wise operators; None: the device's own.
+    fused: the element-wise operators; None: the device's own. scheme: how the weights are quantized; None: not.
 
     Raises StartupError if the model cannot be divided among the ranks or a tensor is missing or of the wrong size.
     """
@@ -52,6 +54,7 @@ def build(
         fused_for(device, reader.dtype) if fused is None else fused,
         first_layer=layers.start,
         cache_scales=CacheScales(reader) if placement.cache_dtype is torch.float8_e4m3fn else None,
+        scheme=scheme or Scheme(),
     )
     embedding, output = load_vocabulary(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage
@@ -62,6 +65,7 @@ def build(
         if progress is not None:
             progress(len(blocks), len(layers))
     loader.linears.measure(group)
+    loader.scheme.report()
     if loader.cache_scales is not None:
         loader.cache_scales.report()
     return Decoder(

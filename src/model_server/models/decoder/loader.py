@@ -21,9 +21,9 @@ from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rope
-from model_server.quantization.formats import read_matrix
 from model_server.quantization.forms import Form
 from model_server.quantization.kv_cache import CacheScales
+from model_server.quantization.scheme import Scheme
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 
@@ -44,6 +44,7 @@ class Loader:
     fused: Fused = field(default_factory=TorchFused)
     first_layer: int = 0  # of this rank: its cache holds the layers from there on
     cache_scales: CacheScales | None = None  # None: the cache has none
+    scheme: Scheme = field(default_factory=Scheme)
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
     linears: LinearFactory = field(init=False)
@@ -94,21 +95,36 @@ class Loader:
         """All of a tensor."""
         return self.rows(name, [(0, self.reader.shape(name)[0])])
 
-    def matrix(self, wanted: MatrixSlice) -> Form:
-        """This rank's part of matrices, in the form of the format that they are stored in."""
-        form = read_matrix(self.reader, wanted)
+    def holds(self, module: str) -> bool:
+        """Whether the checkpoint has a matrix for `module`, in whatever format."""
+        return self.scheme.holds(self.reader, module)
+
+    def matrix(self, wanted: MatrixSlice, *, as_stored: bool = False) -> Form:
+        """This rank's part of matrices, in the form of the format that they are stored in.
+
+        as_stored: what is not quantized on load: embeddings, heads, routers.
+        """
+        form = self.scheme.read(self.reader, wanted, as_stored=as_stored)
         self.weight_bytes += form.nbytes
         return form
 
-    def column_linear(self, parts: Sequence[Part], num_columns: int, *, transposed: bool = False) -> Linear:
+    def dense(self, name: str, num_rows: int, num_columns: int) -> Tensor:
+        """The first rows of a matrix in the model's type, whatever it is stored in."""
+        part = Part(name, ((0, num_rows),), None)
+        wanted = MatrixSlice(parts=(part,), columns=(0, num_columns), num_columns=num_columns)
+        return self.matrix(wanted, as_stored=True).dequantize(self.reader.dtype)
+
+    def column_linear(
+        self, parts: Sequence[Part], num_columns: int, *, transposed: bool = False, as_stored: bool = False
+    ) -> Linear:
         """Several layers of the same input as one matrix of this rank's rows.
 
-        transposed: the file holds [in, out]. Biases: all of the layers have one, or none.
+        transposed: the file holds [in, out]. as_stored: see `matrix`. Biases: all of the layers have one, or none.
         """
         wanted = MatrixSlice(
             parts=tuple(parts), columns=(0, num_columns), num_columns=num_columns, transposed=transposed
         )
-        form = self.matrix(wanted)
+        form = self.matrix(wanted, as_stored=as_stored)
         biases: list[Tensor] = []
         for part in parts:
             if self.has(part.name + ".bias"):

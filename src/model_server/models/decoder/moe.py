@@ -62,7 +62,8 @@ class Moe:
             return RoutedMlp(router, experts)
         gate = None
         if self.shared_gate is not None:
-            gate = loader.column_linear([Part(prefix + self.shared_gate, ((0, 1),), None)], spec.hidden_size)
+            part = Part(prefix + self.shared_gate, ((0, 1),), None)
+            gate = loader.column_linear([part], spec.hidden_size, as_stored=True)
         return SharedMlp(RoutedMlp(router, experts), self._shared(loader, spec, index), gate)
 
     def _router(self, loader: Loader, prefix: str, hidden_size: int) -> Router:
@@ -70,7 +71,7 @@ class Moe:
         name = prefix + self.router
         bias = loader.rows(name + ".bias", rows) if loader.has(name + ".bias") else None
         correction = None if self.correction is None else loader.exact(prefix + self.correction, rows)
-        return Router(self.routing, loader.rows(name + ".weight", rows, hidden_size), bias, correction)
+        return Router(self.routing, loader.dense(name, self.routing.num_experts, hidden_size), bias, correction)
 
     def _shared(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         names = replace(
@@ -152,7 +153,10 @@ class FlatExperts:
             num_columns=hidden_size,
         )
         down = MatrixSlice(
-            parts=(Part(prefix + self.down, ((0, hidden_size),), hidden_size),), columns=rows, transposed=True
+            parts=(Part(prefix + self.down, ((0, hidden_size),), hidden_size),),
+            columns=rows,
+            transposed=True,
+            whole=(first, first + moe.intermediate_size),
         )
         return ExpertWeights(loader.matrix(up), loader.matrix(down))
 

@@ -45,13 +45,13 @@ def load_vocabulary(
     sharded = group.size > 1 and spec.vocab_size % group.size == 0
     head_rows = shared if sharded else own
     embedding = names.embedding
-    if spec.tied_head and not loader.has(embedding + ".weight") and loader.has(names.head + ".weight"):
+    if spec.tied_head and not loader.holds(embedding) and loader.holds(names.head):
         embedding = names.head  # of two names for one tensor some checkpoints kept the other
     table = _matrix(loader, spec, embedding, shared) if has_input else None
     start = None if table is None else _input(loader, spec, table)
     if not has_output:
         return start, None
-    if not spec.tied_head and loader.has(names.head + ".weight"):
+    if not spec.tied_head and loader.holds(names.head):
         form = _matrix(loader, spec, names.head, head_rows)
     elif table is not None and head_rows == shared:
         form = table
@@ -62,7 +62,8 @@ def load_vocabulary(
 
 def _matrix(loader: Loader, spec: Spec, name: str, rows: Range) -> Form:
     width = _embedding_width(spec)
-    return loader.matrix(MatrixSlice(parts=(Part(name, (rows,), None),), columns=(0, width), num_columns=width))
+    wanted = MatrixSlice(parts=(Part(name, (rows,), None),), columns=(0, width), num_columns=width)
+    return loader.matrix(wanted, as_stored=True)
 
 
 def _embedding_width(spec: Spec) -> int:
@@ -82,9 +83,9 @@ def _input(loader: Loader, spec: Spec, rows: Form) -> InputEmbedding:
                 f"weight {names.positions}.weight has {len(table)} rows; the config asks for "
                 f"{spec.max_positions + spec.position_offset}"
             )
-    if names.embedding_projection is not None and loader.has(names.embedding_projection + ".weight"):
+    if names.embedding_projection is not None and loader.holds(names.embedding_projection):
         part = Part(names.embedding_projection, ((0, spec.hidden_size),), None)
-        projection = loader.column_linear([part], _embedding_width(spec))
+        projection = loader.column_linear([part], _embedding_width(spec), as_stored=True)
     if spec.embedding_multiplier != 1.0:
         # Of the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
         multiplier = torch.tensor(spec.embedding_multiplier, dtype=embedding.dtype, device=loader.device)
@@ -104,9 +105,9 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, *, sharded: boo
         form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))
     bias = loader.rows(names.head + ".bias", [rows]) if loader.has(names.head + ".bias") else None
     norm = None if names.norm is None else loader.norm(names.norm, spec.hidden_size)
-    if names.output_projection is not None and loader.has(names.output_projection + ".weight"):
+    if names.output_projection is not None and loader.holds(names.output_projection):
         part = Part(names.output_projection, ((0, _embedding_width(spec)),), None)
-        projection = loader.column_linear([part], spec.hidden_size)
+        projection = loader.column_linear([part], spec.hidden_size, as_stored=True)
     head = Head(
         loader.linears.make(form, bias),
         loader.tensor_group,

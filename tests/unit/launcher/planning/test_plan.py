@@ -194,8 +194,9 @@ def test_a_quantized_checkpoint_is_refused_before_it_is_loaded() -> None:
     check_model("m", None)
     check_model("m", from_config(LLAMA))
     for field in ("quantization_config", "compression_config"):
-        with pytest.raises(ArgumentValidation, match=r"`--model-id` m is quantized \(gptq in its config.json\)"):
-            check_model("m", from_config(LLAMA | {field: {"quant_method": "gptq"}}))
+        check_model("m", from_config(LLAMA | {field: {"quant_method": "gptq"}}))
+        with pytest.raises(ArgumentValidation, match=r"^m is quantized with hqq, which is not served; served are"):
+            check_model("m", from_config(LLAMA | {field: {"quant_method": "hqq"}}))
 
 
 def test_cpu_shards_that_get_in_each_others_way() -> None:

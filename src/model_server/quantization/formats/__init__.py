@@ -5,10 +5,14 @@ To add one: a class with `claims` and `read`, and a row in FORMATS.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Protocol
 
 from model_server.errors import StartupError
-from model_server.quantization.forms import Form
+from model_server.quantization.formats.awq import AwqFormat
+from model_server.quantization.formats.gptq import GptqFormat
+from model_server.quantization.forms import Form, stacked
 from model_server.quantization.plain import PlainFormat, tensor_name
 from model_server.weights.matrix import MatrixSlice
 from model_server.weights.reader import WeightReader
@@ -24,20 +28,35 @@ class WeightFormat(Protocol):
         """A part of matrices that are all stored in this format. Raises StartupError for sizes that do not fit."""
 
 
-FORMATS: tuple[WeightFormat, ...] = (PlainFormat(),)
+# Made from the `quantization_config`; the first that claims a module reads it.
+FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (lambda config: PlainFormat(), AwqFormat, GptqFormat)
 
 
-def read_matrix(reader: WeightReader, wanted: MatrixSlice) -> Form:
+def formats_of(config: Mapping[str, Any]) -> tuple[WeightFormat, ...]:
+    """The formats as a `quantization_config` describes them; empty: there is none."""
+    return tuple(make(config) for make in FORMATS)
+
+
+PLAIN = formats_of({})
+
+
+def read_matrix(reader: WeightReader, wanted: MatrixSlice, formats: Sequence[WeightFormat] = PLAIN) -> Form:
     """A part of stored matrices, in the form that their format is read into.
 
     Raises StartupError for a matrix that is missing, of another size than is asked for, or in no format of FORMATS.
     """
-    (found,) = {_format_of(reader, part.name) for part in wanted.parts}
-    return found.read(reader, wanted)
+    runs = groupby(wanted.parts, key=lambda part: format_of(reader, part.name, formats))
+    return stacked(found.read(reader, wanted.of(tuple(parts))) for found, parts in runs)
 
 
-def _format_of(reader: WeightReader, module: str) -> WeightFormat:
-    for known in FORMATS:
+def holds(reader: WeightReader, module: str, formats: Sequence[WeightFormat] = PLAIN) -> bool:
+    """Whether the checkpoint has a matrix for `module`, in a known format."""
+    return any(known.claims(reader, module) for known in formats)
+
+
+def format_of(reader: WeightReader, module: str, formats: Sequence[WeightFormat] = PLAIN) -> WeightFormat:
+    """The format of one module. Raises StartupError."""
+    for known in formats:
         if known.claims(reader, module):
             return known
     name = tensor_name(reader, module)

@@ -1,0 +1,139 @@
+"""Matrices of whole numbers of up to 8 bits, with a scale and a zero point for each group of columns of each row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from model_server.quantization.forms import Form, stacked
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Columns that are kept in another order than that of the inputs, so that those of a group lie side by side.
+
+    columns: [kept columns] int32, the input that each is multiplied by. An input may stand several times, with one
+    number that counts and others that are zero. num_inputs: of the matrix.
+    """
+
+    columns: Tensor
+    num_inputs: int
+
+    def equals(self, other: Order | None) -> bool:
+        return other is not None and self.num_inputs == other.num_inputs and torch.equal(self.columns, other.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Element (i, k) is `(code[i, k] - zeros[i, k // group]) * scales[i, k // group]`; the last group may be short.
+
+    codes: [out, columns] uint8; of 4 bits: [out, columns / 2], the even columns in the lower bits. scales: [out,
+    groups], of any floating type. zeros: [out, groups] uint8. order: None: that of the inputs.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group: int
+    num_columns: int
+    order: Order | None = None
+
+    @classmethod
+    def of(
+        cls, codes: Tensor, scales: Tensor, zeros: Tensor, group: int, bits: int, order: Order | None = None
+    ) -> Codes:
+        """codes: [out, columns] uint8, none above `2 ** bits - 1`."""
+        num_columns = codes.shape[1]
+        return cls(packed(codes, bits), scales.contiguous(), zeros.contiguous(), group, num_columns, order)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.num_columns if self.order is None else self.order.num_inputs
+
+    @property
+    def nbytes(self) -> int:
+        size = self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
+        return size if self.order is None else size + self.order.columns.nbytes
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether two columns share a byte."""
+        return self.codes.shape[1] < self.num_columns
+
+    @property
+    def kind(self) -> str:
+        groups = "one group a row" if self.scales.shape[1] == 1 else f"groups of {self.group}"
+        return f"{4 if self.is_packed else 8} bits, {groups}"
+
+    def rows(self, start: int, stop: int) -> Codes:
+        """The rows [start, stop), which share the form's memory."""
+        kept = slice(start, stop)
+        return replace(self, codes=self.codes[kept], scales=self.scales[kept], zeros=self.zeros[kept])
+
+    def permuted(self, rows: Tensor) -> Codes:
+        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        codes, scales, zeros = (t.index_select(0, rows) for t in (self.codes, self.scales, self.zeros))
+        return replace(self, codes=codes, scales=scales, zeros=zeros)
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The matrix [out, in] in `dtype`: products in float32, rounded once."""
+        values = self.unpacked().float()
+        values.sub_(self._spread(self.zeros)).mul_(self._spread(self.scales.float()))
+        if self.order is not None:
+            values = values.new_zeros(self.shape).index_add_(1, self.order.columns, values)
+        return values.to(dtype)
+
+    def unpacked(self) -> Tensor:
+        """[out, columns] uint8."""
+        return torch.stack((self.codes & 15, self.codes >> 4), 2).flatten(1) if self.is_packed else self.codes
+
+    def _spread(self, of_groups: Tensor) -> Tensor:
+        """[out, groups] -> [out, columns], or [out, 1] where there is one group."""
+        if of_groups.shape[1] == 1:
+            return of_groups
+        return of_groups.repeat_interleave(self.group, 1)[:, : self.num_columns]
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """codes [out, columns] uint8 as `Codes` keeps them."""
+    if bits <= 4 and codes.shape[1] % 2 == 0:
+        return codes[:, ::2] | codes[:, 1::2] << 4
+    return codes
+
+
+def cat(forms: Sequence[Codes]) -> Form:
+    """Matrices of the same inputs, one after another: groups are cut to those that all have in common.
+
+    Those of other widths, or in another order of columns, stay by themselves.
+    """
+    first = forms[0]
+    if len(forms) == 1:
+        return first
+    if not all(_same_columns(first, form) for form in forms):
+        return stacked(forms)
+    group = math.gcd(*(form.group for form in forms))
+    if all(form.scales.shape[1] == 1 for form in forms):
+        group = first.num_columns
+    dtype = first.scales.dtype
+    if any(form.scales.dtype != dtype for form in forms):
+        dtype = torch.float32
+    scales = [_finer(form, form.scales, group).to(dtype) for form in forms]
+    zeros = [_finer(form, form.zeros, group) for form in forms]
+    codes = torch.cat([form.codes for form in forms])
+    return Codes(codes, torch.cat(scales), torch.cat(zeros), group, first.num_columns, first.order)
+
+
+def _same_columns(one: Codes, other: Codes) -> bool:
+    if one.is_packed != other.is_packed or one.num_columns != other.num_columns:
+        return False
+    return other.order is None if one.order is None else one.order.equals(other.order)
+
+
+def _finer(form: Codes, of_groups: Tensor, group: int) -> Tensor:
+    """[out, groups] for smaller groups, of which the form's are made."""
+    firsts = torch.arange(0, form.num_columns, group, device=of_groups.device)
+    return of_groups[:, firsts // form.group]

@@ -1,0 +1,99 @@
+"""Matrices as gptq's writers store them.
+
+Under `{module}.`: `qweight` int32 [in * bits / 32, out], a stream of codes down each column; `qzeros` int32
+[groups, out * bits / 32], streams along the rows; `scales` [groups, out]; `g_idx` [in], the group of each input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantization.codes import Codes, cat
+from model_server.quantization.formats.grouped import Grouped, group_size, keep, misfit
+from model_server.quantization.forms import Form
+from model_server.quantization.words import WORD, unpack, words_of
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import Range, WeightReader
+
+BITS = (2, 3, 4, 8)
+
+
+class GptqFormat:
+    """What the config says of all modules. Bits and groups follow from shapes, the order of columns from `g_idx`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        bits, group = config.get("bits"), config.get("group_size")
+        self._bits = bits if type(bits) is int else 4
+        self._group = group if type(group) is int else None
+        self._is_second = config.get("checkpoint_format") == "gptq_v2"
+        self._is_symmetric = config.get("sym") is not False
+
+    def claims(self, reader: WeightReader, module: str) -> bool:
+        return reader.has(module + ".qweight")
+
+    def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
+        """Stored as [out, in], so to say, also where plain matrices of the model are [in, out]."""
+        return cat([self._part(reader, part, wanted) for part in wanted.parts])
+
+    def _part(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
+        stored = self._stored(reader, part, wanted)
+        name = part.name + ".qweight"
+
+        def codes(rows: Range, columns: Range) -> Tensor:
+            first, last, skipped = words_of(*columns, stored.bits, dense=True)
+            words = reader.raw(name, (first, last), rows).t().contiguous()
+            return unpack(words, stored.bits, columns[1] - skipped, dense=True)[:, columns[0] - skipped :]
+
+        return keep(stored, part, wanted.columns, codes)
+
+    def _stored(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Grouped:
+        names = {name: f"{part.name}.{name}" for name in ("qweight", "qzeros", "scales", "g_idx")}
+        shapes = {name: reader.shape(full) for name, full in names.items() if name != "g_idx" or reader.has(full)}
+        num_rows, num_groups = part.num_rows or shapes["qweight"][-1], shapes["scales"][0]
+        bits = shapes["qzeros"][-1] * WORD // max(num_rows, 1)
+        bits = bits if bits in BITS else self._bits
+        num_columns = wanted.num_columns or (
+            shapes["g_idx"][0] if "g_idx" in shapes else shapes["qweight"][0] * WORD // bits
+        )
+        group = group_size(num_columns, num_groups, self._group)
+        expected = {
+            "qweight": (num_columns * bits // WORD, num_rows),
+            "qzeros": (num_groups, num_rows * bits // WORD),
+            "scales": (num_groups, num_rows),
+            "g_idx": (num_columns,),
+        }
+        for name, shape in shapes.items():
+            if shape != expected[name] or (group is None and "g_idx" not in shapes):
+                raise misfit(names[name], shape, bits, group or 0, (num_rows, num_columns), expected[name])
+        index = reader.raw(names["g_idx"]) if "g_idx" in shapes else None
+        if index is not None and bool(((index < 0) | (index >= num_groups)).any()):
+            raise StartupError(f"weight {names['g_idx']} names groups that there are not: there are {num_groups}")
+        if index is not None and group is not None and _is_plain(index, group):
+            index = None
+        zeros = unpack(reader.raw(names["qzeros"]), bits, num_rows, dense=True)
+        return Grouped(
+            name=names["qweight"],
+            bits=bits,
+            num_columns=num_columns,
+            scales=reader.raw(names["scales"]).t(),
+            zeros=self._zeros(zeros, bits).t(),
+            group=group or num_columns,
+            index=index,
+        )
+
+    def _zeros(self, stored: Tensor, bits: int) -> Tensor:
+        """The first version stores one less. A symmetric file that stores the middle is of the second, whatever it
+        says."""
+        if self._is_second or (self._is_symmetric and bool((stored == 2 ** (bits - 1)).all())):
+            return stored
+        zeros: Tensor = (stored + 1) & (2**bits - 1)
+        return zeros
+
+
+def _is_plain(index: Tensor, group: int) -> bool:
+    return torch.equal(index.long(), torch.arange(len(index), device=index.device) // group)

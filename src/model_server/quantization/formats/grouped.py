@@ -1,0 +1,140 @@
+"""What gptq and awq files have in common: a scale and a zero point for each group of inputs, and how they are cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantization.codes import Codes, Order, packed
+from model_server.weights.matrix import Part
+from model_server.weights.reader import Range
+
+# Shards cut no groups into pieces of fewer columns; columns that are sorted by group come in pieces of this size.
+SMALLEST_CUT = 16
+# How much of a matrix is unpacked at a time, in codes.
+PIECE_CODES = 4 * 2**20
+
+# (rows, columns) of a matrix [out, in] -> its codes, uint8.
+Unpack = Callable[[Range, Range], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """A stored matrix [out, in]. scales: [out, groups]. zeros: [out, groups] uint8.
+
+    group: inputs that share a scale. index: [in] the group of each input, where that is no matter of its place.
+    """
+
+    name: str
+    bits: int
+    num_columns: int
+    scales: Tensor
+    zeros: Tensor
+    group: int
+    index: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Which columns are kept. groups: [new groups] int64, the stored group of each. sources, is_padding: for an order
+    other than the file's, [kept columns]."""
+
+    group: int
+    groups: Tensor
+    order: Order | None = None
+    sources: Tensor | None = None
+    is_padding: Tensor | None = None
+
+
+def keep(stored: Grouped, part: Part, columns: Range, unpack: Unpack) -> Codes:
+    """A part of a stored matrix. Raises StartupError for groups that would be cut too small."""
+    kept = _columns(stored, columns)
+    pieces = [_rows(stored, rows, columns, unpack, kept) for span in part.rows for rows in _pieces(span, columns)]
+    rows = torch.cat([torch.arange(*span, device=stored.scales.device) for span in part.rows])
+    scales, zeros = (t[rows][:, kept.groups].contiguous() for t in (stored.scales, stored.zeros))
+    num_columns = columns[1] - columns[0] if kept.sources is None else len(kept.sources)
+    form = Codes(torch.cat(pieces), scales, zeros, kept.group, num_columns, kept.order)
+    return form if part.order is None else form.permuted(part.order.apply(torch.arange(len(rows), device=rows.device)))
+
+
+def group_size(num_columns: int, num_groups: int, said: int | None) -> int | None:
+    """How many columns share a scale; None: no size fits. said: by the config, which may be wrong."""
+    if num_groups == 1:
+        return num_columns
+    if said is not None and said > 0 and -(-num_columns // said) == num_groups:
+        return said
+    return num_columns // num_groups if num_groups and num_columns % num_groups == 0 else None
+
+
+def misfit(
+    name: str, shape: Sequence[int], bits: int, group: int, size: tuple[int, int], expected: Sequence[int]
+) -> StartupError:
+    """For a tensor that does not fit its matrix of `size` [out, in]."""
+    return StartupError(
+        f"weight {name} has shape {list(shape)}; {bits} bits in groups of {group} of a matrix {list(size)} "
+        f"ask for {list(expected)}"
+    )
+
+
+def _pieces(rows: Range, columns: Range) -> list[Range]:
+    step = max(PIECE_CODES // max(columns[1] - columns[0], 1) // 32, 1) * 32
+    return [(first, min(first + step, rows[1])) for first in range(rows[0], rows[1], step)]
+
+
+def _rows(stored: Grouped, rows: Range, columns: Range, unpack: Unpack, kept: _Columns) -> Tensor:
+    codes = unpack(rows, columns)
+    if kept.sources is not None:
+        codes = codes[:, kept.sources]
+        if kept.is_padding is not None:
+            zeros = stored.zeros[rows[0] : rows[1]][:, kept.groups].repeat_interleave(kept.group, 1)
+            codes = torch.where(kept.is_padding, zeros, codes)
+    return packed(codes, stored.bits)
+
+
+def _columns(stored: Grouped, columns: Range) -> _Columns:
+    if stored.index is not None:
+        return _sorted(stored.index[slice(*columns)].long())
+    (start, stop), group = columns, stored.group
+    device = stored.scales.device
+    if stored.scales.shape[1] == 1:
+        return _Columns(stop - start, torch.zeros(1, dtype=torch.int64, device=device))
+    if start % group != 0 or (stop % group != 0 and stop != stored.num_columns):
+        group = math.gcd(group, start, stop - start)
+        if group < min(SMALLEST_CUT, stored.group):
+            raise _too_small(stored, stop - start, group)
+    return _Columns(group, torch.arange(start, stop, group, device=device) // stored.group)
+
+
+def _too_small(stored: Grouped, share: int, group: int) -> StartupError:
+    whole, shards = stored.num_columns, stored.num_columns // share
+    fitting = next(
+        n for n in range(shards, 0, -1)
+        if n == 1 or (shards % n == 0 and math.gcd(stored.group, whole // n) >= SMALLEST_CUT)
+    )  # fmt: skip
+    return StartupError(
+        f"weight {stored.name}: {shards} shards cut groups of {stored.group} into pieces of {group}; "
+        f"at least {SMALLEST_CUT} are needed: use --num-shard {fitting}"
+    )
+
+
+def _sorted(index: Tensor) -> _Columns:
+    """Columns sorted by group, each group filled up to whole pieces. index: [columns] int64, the group of each."""
+    num_columns = len(index)
+    sources = index.argsort(stable=True)
+    groups, counts = torch.unique_consecutive(index[sources], return_counts=True)
+    size = int(counts[0])
+    if size % SMALLEST_CUT == 0 and bool((counts == size).all()):
+        return _Columns(size, groups, Order(sources.int(), num_columns), sources)
+    num_pieces = (counts + SMALLEST_CUT - 1) // SMALLEST_CUT
+    places = torch.arange(SMALLEST_CUT * int(num_pieces.sum()), device=index.device)
+    group = torch.arange(len(groups), device=index.device).repeat_interleave(SMALLEST_CUT * num_pieces)
+    within = places - (SMALLEST_CUT * (num_pieces.cumsum(0) - num_pieces))[group]
+    is_padding = within >= counts[group]
+    sources = sources[(counts.cumsum(0) - counts)[group] + torch.where(is_padding, 0, within)]
+    order = Order(sources.int(), num_columns)
+    return _Columns(SMALLEST_CUT, groups.repeat_interleave(num_pieces), order, sources, is_padding)
