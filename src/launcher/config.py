@@ -57,8 +57,8 @@ class LauncherConfig:
     )  # fmt: skip
     quantize: Quantize | None = option(
         None, panel=_MODEL,
-        help="How plain weights are quantized while they are loaded: eetq or bitsandbytes. Checkpoints that are stored "
-        "quantized are served as they are, without it.",
+        help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes. Checkpoints that are "
+        "stored quantized are served as they are, without it.",
     )  # fmt: skip
     trust_remote_code: bool = option(False, panel=_MODEL, help="Allow code from the model's repository.")
     tokenizer_config_path: Path | None = option(
@@ -310,8 +310,8 @@ def _check_served(config: LauncherConfig) -> None:
     for flag, is_set, remedy in (
         (
             f"--quantize {config.quantize}",
-            config.quantize in ("bitsandbytes-nf4", "bitsandbytes-fp4", "compressed-tensors", "exl2", "fp8"),
-            "plain weights are quantized by eetq or bitsandbytes",
+            config.quantize in ("bitsandbytes-nf4", "bitsandbytes-fp4", "exl2"),
+            "plain weights are quantized by fp8, eetq or bitsandbytes",
         ),
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
         ("--lora-adapters", bool(config.lora_adapters), "merge the adapter into the model first"),

@@ -99,8 +99,8 @@ class ServeConfig:
     quantize: Quantize | None = option(
         None,
         env=None,
-        help="How plain weights are quantized while they are loaded: eetq or bitsandbytes. Checkpoints that are stored "
-        "quantized are served as they are, without it",
+        help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes. Checkpoints that are "
+        "stored quantized are served as they are, without it",
     )
     rope_scaling: Literal["linear", "dynamic"] | None = option(
         None, help="RoPE scaling in the place of the config's; only `linear` is served"

@@ -16,7 +16,9 @@ from launcher.planning.prefill import prefill_tokens
 from launcher.planning.resolved import Resolved
 
 DEFAULT_MASTER_PORT = 29500
-SERVED_METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
+SERVED_METHODS = (
+    "gptq", "awq", "auto-round", "intel/auto-round", "compressed-tensors", "fbgemm_fp8", "fp8", "modelopt",
+)  # fmt: skip
 """Of `quant_method` in config.json."""
 
 

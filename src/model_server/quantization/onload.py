@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model_server.quantization.codes import Codes
+from model_server.quantization.float8 import quantize_rows
 from model_server.quantization.forms import Form
 from model_server.quantization.plain import PlainFormat, tensor_name
 from model_server.weights.matrix import MatrixSlice, Part
@@ -41,7 +42,7 @@ def _of_rows(weight: Tensor, scales: Tensor) -> Codes:
     return Codes.of(codes, scales, zeros, codes.shape[1], bits=8)
 
 
-QUANTIZERS: dict[str, Quantizer] = {"eetq": eetq, "bitsandbytes": bitsandbytes}
+QUANTIZERS: dict[str, Quantizer] = {"eetq": eetq, "bitsandbytes": bitsandbytes, "fp8": quantize_rows}
 
 
 def read_quantized(reader: WeightReader, wanted: MatrixSlice, quantize: Quantizer) -> list[Form]:

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model_server.errors import StartupError
+from model_server.quantization import float8
 from model_server.quantization.codes import Codes, cat
+from model_server.quantization.float8 import Fp8
 from model_server.quantization.formats import PLAIN, WeightFormat, format_of, formats_of, holds, read_matrix
 from model_server.quantization.forms import Form, stacked
+from model_server.quantization.methods import FINISHED, method_of
 from model_server.quantization.onload import QUANTIZERS, Quantizer, read_quantized
 from model_server.quantization.plain import PlainFormat
 from model_server.weights.checkpoint import Checkpoint
@@ -25,10 +28,16 @@ from wire.model_files import read_object
 logger = logging.getLogger(__name__)
 
 # `quant_method` of checkpoints that are served. auto-round packs as gptq or awq do.
-STORED = ("gptq", "awq", "auto-round", "intel/auto-round")
+STORED = (
+    "gptq", "awq", "auto-round", "intel/auto-round", "compressed-tensors", "fbgemm_fp8", "fp8", "modelopt FP8",
+)  # fmt: skip
 # Words of `--quantize` that name a stored format, and that quantize plain weights.
 NAMES_STORED = ("gptq", "awq", "exl2", "marlin", "compressed-tensors")
-_SAME = {"marlin": ("gptq",), "gptq": ("awq", "auto-round", "intel/auto-round")}
+_SAME = {
+    "fp8": ("fp8", "fbgemm_fp8", "modelopt FP8"),
+    "marlin": ("gptq",),
+    "gptq": ("awq", "auto-round", "intel/auto-round"),
+}
 _FILES = ("quantize_config.json", "quant_config.json")
 
 
@@ -76,19 +85,24 @@ class Scheme:
 def merged(forms: list[Form]) -> Form:
     """Pieces of rows as one form, where they are of one kind."""
     codes = [form for form in forms if isinstance(form, Codes)]
-    return cat(codes) if len(codes) == len(forms) else stacked(forms)
+    floats = [form for form in forms if isinstance(form, Fp8)]
+    if len(codes) == len(forms):
+        return cat(codes)
+    return float8.cat(floats) if len(floats) == len(forms) else stacked(forms)
 
 
 def resolve(checkpoint: Checkpoint, flag: str | None = None, model: str | None = None) -> Scheme:
     """flag: `--quantize`. model: what messages call the checkpoint. Raises StartupError for what is not served."""
     name = str(checkpoint.directory) if model is None else model
     config = _config(checkpoint)
-    method = None if config is None else str(config.get("quant_method", "unknown"))
-    if method is None:
+    if config is None:
         return _on_load(flag, name)
+    method = method_of(config)
     if method not in STORED:
         raise StartupError(f"{name} is quantized with {method}, which is not served; served are {', '.join(STORED)}")
-    if flag is not None and flag not in NAMES_STORED:
+    if config.get("quantization_status") not in FINISHED:
+        raise StartupError(f"the quantization of {name} was not finished (status {config['quantization_status']})")
+    if flag is not None and flag not in NAMES_STORED and method not in _SAME.get(flag, ()):
         raise StartupError(
             f"`--quantize {flag}` quantizes plain weights on load, but {name} is stored as {method}; leave it out"
         )

@@ -168,6 +168,7 @@ class SafetensorsReader:
 
     def raw(self, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
         """A tensor of any type as it is stored, or some columns of some rows: for formats of quantized weights."""
+        self._stored(name)
         given = [cut for cut in (rows, columns) if cut is not None]
         if given:
             self._check(name, given[:1], columns)

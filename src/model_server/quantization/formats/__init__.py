@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from model_server.errors import StartupError
 from model_server.quantization.formats.awq import AwqFormat
+from model_server.quantization.formats.compressed import CompressedFormat
+from model_server.quantization.formats.fp8 import Fp8Format
 from model_server.quantization.formats.gptq import GptqFormat
 from model_server.quantization.forms import Form, stacked
 from model_server.quantization.plain import PlainFormat, tensor_name
@@ -29,7 +31,13 @@ class WeightFormat(Protocol):
 
 
 # Made from the `quantization_config`; the first that claims a module reads it.
-FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (lambda config: PlainFormat(), AwqFormat, GptqFormat)
+FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (
+    lambda config: PlainFormat(),
+    AwqFormat,
+    GptqFormat,
+    CompressedFormat,
+    Fp8Format,
+)
 
 
 def formats_of(config: Mapping[str, Any]) -> tuple[WeightFormat, ...]:

@@ -1,4 +1,4 @@
-"""What gptq and awq files have in common: a scale and a zero point for each group of inputs, and how they are cut."""
+"""What files of whole numbers share: a scale and a zero point for each group of inputs, and how they are cut."""
 
 from __future__ import annotations
 
@@ -106,18 +106,19 @@ def _columns(stored: Grouped, columns: Range) -> _Columns:
     if start % group != 0 or (stop % group != 0 and stop != stored.num_columns):
         group = math.gcd(group, start, stop - start)
         if group < min(SMALLEST_CUT, stored.group):
-            raise _too_small(stored, stop - start, group)
+            raise too_small(stored.name, stored.group, group, stored.num_columns, stop - start)
     return _Columns(group, torch.arange(start, stop, group, device=device) // stored.group)
 
 
-def _too_small(stored: Grouped, share: int, group: int) -> StartupError:
-    whole, shards = stored.num_columns, stored.num_columns // share
+def too_small(name: str, group: int, piece: int, whole: int, share: int) -> StartupError:
+    """For groups of columns that shards would cut into pieces. share: of `whole` columns that a shard keeps."""
+    shards = whole // share
     fitting = next(
         n for n in range(shards, 0, -1)
-        if n == 1 or (shards % n == 0 and math.gcd(stored.group, whole // n) >= SMALLEST_CUT)
+        if n == 1 or (shards % n == 0 and math.gcd(group, whole // n) >= SMALLEST_CUT)
     )  # fmt: skip
     return StartupError(
-        f"weight {stored.name}: {shards} shards cut groups of {stored.group} into pieces of {group}; "
+        f"weight {name}: {shards} shards cut groups of {group} into pieces of {piece}; "
         f"at least {SMALLEST_CUT} are needed: use --num-shard {fitting}"
     )
 

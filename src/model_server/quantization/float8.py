@@ -1,0 +1,135 @@
+"""Matrices of 8-bit floats (e4m3) with float32 scales: one for the whole matrix, for each row, or for each block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """Element (i, k) is `weight[i, k] * scales[i // block[0], k // block[1]]`; blocks at the edges may be short.
+
+    weight: [out, in] float8_e4m3fn. scales: [ceil(out / block[0]), ceil(in / block[1])] float32.
+    """
+
+    weight: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def kind(self) -> str:
+        if self.scales.numel() == 1:
+            return "fp8, one scale a matrix"
+        height, width = self.block
+        return "fp8, a scale a row" if self.scales.shape[1] == height == 1 else f"fp8, blocks of {height} x {width}"
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes + self.scales.nbytes
+
+    def rows(self, start: int, stop: int) -> Fp8:
+        """The rows [start, stop), whose numbers share the form's memory."""
+        height, width = self.block
+        first, last = start // height, -(-stop // height)
+        if start % height == 0:
+            scales = self.scales[first:last]
+        elif last - first == 1:
+            scales, height = self.scales[first:last], stop - start
+        else:
+            scales = self.scales[first:last].repeat_interleave(height, 0)[start - first * height :][: stop - start]
+            height = 1
+        return Fp8(self.weight[start:stop], scales, (height, width))
+
+    def permuted(self, rows: Tensor) -> Fp8:
+        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        scales, height = rows_of_blocks(self.scales, self.block[0], rows)
+        return Fp8(self.weight.index_select(0, rows), scales, (height, self.block[1]))
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The matrix [out, in] in `dtype`: products in float32, rounded once."""
+        weight = self.weight.float()
+        height, width = self.block
+        across = self.scales if self.scales.shape[1] == 1 else self.scales.repeat_interleave(width, 1)
+        across = across[:, : weight.shape[1]]
+        if height == 1:
+            weight.mul_(across)
+        else:
+            for block, scales in enumerate(across):
+                weight[block * height : (block + 1) * height].mul_(scales)
+        return weight.to(dtype)
+
+
+def quantize_rows(weight: Tensor, largest: Tensor) -> Fp8:
+    """Floating `weight` [out, in] with one scale a row. largest: [out] float32, the largest magnitude of each row.
+
+    The row may be longer than what `weight` holds of it.
+    """
+    scales = (largest / FP8_MAX).unsqueeze(1)
+    scaled = (weight.float() / torch.where(scales > 0, scales, 1.0)).clamp_(-FP8_MAX, FP8_MAX)
+    return Fp8(scaled.to(torch.float8_e4m3fn), scales, (1, weight.shape[1]))
+
+
+def rows_of_blocks(scales: Tensor, height: int, rows: Tensor) -> tuple[Tensor, int]:
+    """The scales of chosen rows [n] int64 of a matrix, and of how many of these rows each is.
+
+    scales: [blocks of `height` rows, ...]. Blocks stay whole where the rows allow it; otherwise every row has its own.
+    """
+    blocks = rows // height
+    for kept in (len(rows), height):
+        heads = blocks[::kept]
+        if kept > 1 and torch.equal(blocks, heads.repeat_interleave(kept)[: len(rows)]):
+            return scales[heads], kept
+    return scales[blocks], 1
+
+
+def columns_of_blocks(scales: Tensor, width: int, columns: tuple[int, int]) -> tuple[Tensor, int]:
+    """The scales of the columns [start, stop) of a matrix, and of how many of these columns each is.
+
+    scales: [..., blocks of `width` columns]. A block that is cut is divided: its scale stands more than once.
+    """
+    start, stop = columns
+    if start // width == (stop - 1) // width:
+        block = start // width
+        return scales[..., block : block + 1], stop - start
+    divided = math.gcd(start, width)
+    firsts = torch.arange(start, stop, divided, device=scales.device)
+    return scales[..., firsts // width], divided
+
+
+def cat(forms: Sequence[Fp8]) -> Fp8:
+    """Matrices of the same width, one after another. Scales keep the finest blocks of all where these are in line."""
+    if len(forms) == 1:
+        return forms[0]
+    width = math.gcd(*(form.block[1] for form in forms))
+    if all(form.scales.shape[1] == 1 for form in forms):
+        width = forms[0].shape[1]
+    height = forms[0].block[0]
+    in_line = all(form.block[0] == height for form in forms) and all(f.shape[0] % height == 0 for f in forms[:-1])
+    return Fp8(
+        torch.cat([form.weight for form in forms]),
+        torch.cat([_finer(form, height if in_line else 1, width) for form in forms]),
+        (height if in_line else 1, width),
+    )
+
+
+def _finer(form: Fp8, height: int, width: int) -> Tensor:
+    """The scales of smaller blocks, of which the form's are made."""
+    num_rows, num_columns = form.shape
+    scales = form.scales
+    if height != form.block[0]:
+        scales = scales.repeat_interleave(form.block[0], 0)[:num_rows]
+    if width != form.block[1]:
+        firsts = torch.arange(0, num_columns, width, device=scales.device)
+        scales = scales[:, firsts // form.block[1]]
+    return scales

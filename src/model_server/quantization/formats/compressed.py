@@ -1,0 +1,143 @@
+"""Matrices of whole numbers as compressed-tensors stores them: packed into words, or one to a byte.
+
+`{module}.weight_packed` with `weight_scale` [out, groups] and, if the numbers have one, `weight_zero_point`, packed
+along the outputs; or `{module}.weight` int8. Numbers are signed; codes count from the smallest of them. 8-bit floats
+are `fp8`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantization.codes import Codes, cat
+from model_server.quantization.formats.grouped import Grouped, keep
+from model_server.quantization.formats.storage import block_scales, expect_size, refuse_stacks
+from model_server.quantization.formats.targets import Weights, targets_of
+from model_server.quantization.forms import Form
+from model_server.quantization.words import num_words, unpack, words_of
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import Range, WeightReader
+
+LONGEST_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the codes of a module lie in words. See `words.unpack`."""
+
+    bits: int
+    dense: bool
+
+
+class CompressedFormat:
+    """The config says which modules have how many bits; the tensors say the rest."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._targets = targets_of(config)
+
+    def claims(self, reader: WeightReader, module: str) -> bool:
+        if reader.has(module + ".weight_packed"):
+            return True
+        name = module + ".weight"
+        return reader.has(name) and reader.stored(name) == "I8" and reader.has(module + ".weight_scale")
+
+    def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
+        refuse_stacks(wanted)
+        return cat([self._part(reader, part, wanted) for part in wanted.parts])
+
+    def _part(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
+        said = self._targets.weights_of(part.name)
+        if reader.has(part.name + ".weight_packed"):
+            return _packed(reader, part, wanted, said)
+        return _bytes(reader, part, wanted, said)
+
+
+def _packed(reader: WeightReader, part: Part, wanted: MatrixSlice, said: Weights) -> Codes:
+    name = part.name + ".weight_packed"
+    size = _size(reader, part, wanted)
+    how = packing(name, reader.shape(name)[-1], size[1], said.bits)
+    zeros = None
+    if reader.has(part.name + ".weight_zero_point"):
+        zeros = packed_rows(reader, part.name + ".weight_zero_point", how.bits, size[0])
+
+    def codes(rows: Range, columns: Range) -> Tensor:
+        return packed_codes(reader, name, how, rows, columns)
+
+    return keep(_grouped(reader, part.name, said.block, size, zeros, how.bits), part, wanted.columns, codes)
+
+
+def _bytes(reader: WeightReader, part: Part, wanted: MatrixSlice, said: Weights) -> Codes:
+    name = part.name + ".weight"
+    size = expect_size(reader, name, part.num_rows, wanted.num_columns)
+    zeros = None
+    if reader.has(part.name + ".weight_zero_point"):
+        zeros = _unsigned(reader.raw(part.name + ".weight_zero_point"))
+
+    def codes(rows: Range, columns: Range) -> Tensor:
+        return _unsigned(reader.raw(name, rows, columns))
+
+    return keep(_grouped(reader, part.name, said.block, size, zeros, LONGEST_BITS), part, wanted.columns, codes)
+
+
+def _grouped(
+    reader: WeightReader, module: str, block: tuple[int, int], size: tuple[int, int], zeros: Tensor | None, bits: int
+) -> Grouped:
+    """Scales and zero points of all rows of a matrix. zeros: as they are stored; None: 2 ** (bits - 1)."""
+    stored, (height, group) = block_scales(reader, module, size, block)
+    found = torch.full_like(stored, 1 << bits - 1, dtype=torch.uint8) if zeros is None else zeros.reshape(stored.shape)
+    scales, found = (of.repeat_interleave(height, 0)[: size[0]] for of in (stored, found))
+    index = None
+    if reader.has(module + ".weight_g_idx"):
+        index = reader.raw(module + ".weight_g_idx")
+        if bool((index < 0).any()) or torch.equal(index.long(), torch.arange(size[1], device=index.device) // group):
+            index = None  # as the library writes it where nothing is in another order
+    return Grouped(name=module, bits=bits, num_columns=size[1], scales=scales, zeros=found, group=group, index=index)
+
+
+def _size(reader: WeightReader, part: Part, wanted: MatrixSlice) -> tuple[int, int]:
+    """The size of a packed matrix, which its words do not say exactly."""
+    name = part.name + ".weight_shape"
+    stored = reader.raw(name).tolist()
+    asked = part.num_rows, wanted.num_columns
+    if len(stored) != 2 or any(said is not None and said != found for found, said in zip(stored, asked, strict=False)):
+        raise StartupError(f"weight {name} is {stored}; the config asks for {list(asked)}")
+    return stored[0], stored[1]
+
+
+def _unsigned(numbers: Tensor) -> Tensor:
+    """Bytes from -128 to 127 as codes from 0 to 255."""
+    return numbers.view(torch.uint8) ^ 128
+
+
+def packing(name: str, width: int, num_columns: int, bits: int | None) -> Packing:
+    """How `num_columns` codes fill rows of `width` words; bits: as the config says, None: it does not.
+
+    Older files hold as many whole codes as fit in each word. Raises StartupError if no way fits.
+    """
+    asked = range(1, LONGEST_BITS + 1) if bits is None else (bits,)
+    for dense in (True, False):
+        for known in asked:
+            if num_words(num_columns, known, dense=dense) == width:
+                return Packing(known, dense)
+    what = "1 to 8 bits" if bits is None else f"{bits} bits ask for {num_words(num_columns, bits, dense=True)}"
+    raise StartupError(f"weight {name} has {width} words a row; {num_columns} columns of {what}")
+
+
+def packed_codes(reader: WeightReader, name: str, how: Packing, rows: Range, columns: Range) -> Tensor:
+    """Codes [rows, columns] uint8 of words packed along the columns; cut in the file."""
+    start, stop = columns
+    first, last, begin = words_of(start, stop, how.bits, dense=how.dense)
+    words = reader.raw(name, rows, (first, last))
+    return unpack(words, how.bits, stop - begin, dense=how.dense)[:, start - begin :]
+
+
+def packed_rows(reader: WeightReader, name: str, bits: int, num_rows: int) -> Tensor:
+    """All codes [num_rows, columns] uint8 of words packed along the rows, as zero points are."""
+    words = reader.raw(name).t()
+    return unpack(words, bits, num_rows, dense=words.shape[1] == num_words(num_rows, bits, dense=True)).t()

@@ -1,0 +1,65 @@
+"""Matrices stored as 8-bit floats: those of fp8, fbgemm_fp8, modelopt's FP8 and compressed-tensors' float formats.
+
+`{module}.weight` is e4m3; `{module}.weight_scale` or `{module}.weight_scale_inv` multiplies it: one number, one for
+each row, or one for each block. Scales of activations are not read: products take activations of the model's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from model_server.quantization.float8 import Fp8, cat, rows_of_blocks
+from model_server.quantization.formats.storage import (
+    block_scales,
+    cut_columns,
+    expect_size,
+    kept_rows,
+    refuse_stacks,
+)
+from model_server.quantization.formats.targets import targets_of
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import WeightReader
+
+
+def block_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns that share a scale, as a `quantization_config` of transformers says; None: it does not."""
+    block = config.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block):
+        return block[0], block[1]
+    return None
+
+
+class Fp8Format:
+    """Where scales are blocks, the config says how many rows and columns each is of."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._block = block_size(config)
+        self._targets = targets_of(config)
+
+    def claims(self, reader: WeightReader, module: str) -> bool:
+        name = module + ".weight"
+        return reader.has(name) and reader.stored(name) == "F8_E4M3"
+
+    def read(self, reader: WeightReader, wanted: MatrixSlice) -> Fp8:
+        refuse_stacks(wanted)
+        return cat([self._part(reader, part, wanted) for part in wanted.parts])
+
+    def _part(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Fp8:
+        name = part.name + ".weight"
+        size = expect_size(reader, name, part.num_rows, wanted.num_columns)
+        weight = torch.cat([reader.raw(name, rows, wanted.columns) for rows in part.rows])
+        stored, block = block_scales(reader, part.name, size, self._block_of(part.name))
+        rows = kept_rows(part, weight.device)
+        if part.order is not None:
+            weight = part.order.apply(weight)
+        # Bytes are exponents: E8M0, by its name or as plain bytes.
+        exact = (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()
+        scales, height = rows_of_blocks(exact, block[0], rows)
+        scales, width = cut_columns(scales, block[1], wanted.columns, name, size[1])
+        return Fp8(weight, scales.contiguous(), (height, width))
+
+    def _block_of(self, module: str) -> tuple[int, int]:
+        return self._block or self._targets.weights_of(module).block

@@ -1,0 +1,71 @@
+"""What formats of quantized matrices have in common: sizes, the rows that are kept, scales of blocks and their cuts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantization.float8 import columns_of_blocks
+from model_server.quantization.formats.grouped import SMALLEST_CUT, too_small
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import Range, WeightReader
+
+SCALES = ("weight_scale_inv", "weight_scale")
+
+
+def refuse_stacks(wanted: MatrixSlice) -> None:
+    """Raises StartupError for matrices of [in, out] and for those of several experts in one tensor."""
+    if wanted.transposed or wanted.expert is not None:
+        raise StartupError(
+            f"weight {wanted.parts[0].name} is quantized in an order of which only plain weights are served"
+        )
+
+
+def block_scales(
+    reader: WeightReader, module: str, size: tuple[int, int], block: tuple[int, int]
+) -> tuple[Tensor, tuple[int, int]]:
+    """All scales of a matrix of `size` as they are stored, [blocks down, blocks across], and the size of their blocks.
+
+    block: where the scales are blocks. Raises StartupError for scales that are missing or do not fit the matrix.
+    """
+    found = next((name for name in SCALES if reader.has(f"{module}.{name}")), None)
+    if found is None:
+        raise StartupError(f"weight {module}.{SCALES[-1]} does not exist, but the numbers that it scales do")
+    name = f"{module}.{found}"
+    scales = reader.raw(name)
+    if scales.numel() == 1:
+        return scales.view(1, 1), size
+    shape = (len(scales), scales.numel() // max(len(scales), 1))
+    even = size[0] // max(shape[0], 1), size[1] // max(shape[1], 1)
+    for height, width in (block, (1, even[1]), even):
+        if height and width and shape == (-(-size[0] // height), -(-size[1] // width)):
+            return scales.view(shape), (height, width)
+    raise StartupError(
+        f"weight {name} has shape {list(reader.shape(name))}; blocks of {list(block)} of a matrix {list(size)} "
+        f"ask for {[-(-size[0] // block[0]), -(-size[1] // block[1])]}"
+    )
+
+
+def kept_rows(part: Part, device: torch.device) -> Tensor:
+    """Which rows of the stored matrix `part` keeps, in the model's order: [n] int64."""
+    rows = torch.cat([torch.arange(*kept, device=device) for kept in part.rows])
+    return rows if part.order is None else part.order.apply(rows)
+
+
+def cut_columns(scales: Tensor, width: int, columns: Range, name: str, whole: int) -> tuple[Tensor, int]:
+    """`columns_of_blocks`, of `whole` columns. Raises StartupError for blocks that would be cut too small."""
+    cut, divided = columns_of_blocks(scales, width, columns)
+    if divided < min(SMALLEST_CUT, width) and cut.shape[-1] > 1:
+        raise too_small(name, width, divided, whole, columns[1] - columns[0])
+    return cut, divided
+
+
+def expect_size(reader: WeightReader, name: str, num_rows: int | None, num_columns: int | None) -> tuple[int, int]:
+    """The size of a stored matrix. Raises StartupError unless it is a matrix with as many rows and columns."""
+    shape = reader.shape(name)
+    for dimension, asked in enumerate((num_rows, num_columns)):
+        if len(shape) != 2 or (asked is not None and shape[dimension] != asked):
+            what = "a matrix" if asked is None else f"{asked} at dimension {dimension}"
+            raise StartupError(f"weight {name} has shape {list(shape)}; the config asks for {what}")
+    return shape[0], shape[1]

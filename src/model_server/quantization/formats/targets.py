@@ -1,0 +1,78 @@
+"""What the config of a compressed-tensors checkpoint says of its modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+# Of files whose config does not say: what DeepSeek's files have, and those that follow them.
+DEFAULT_BLOCK = (128, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How the matrices of some modules are stored. bits: None: the config does not say.
+
+    block: rows and columns that share a scale, where a matrix has more than one scale for each row or column.
+    """
+
+    bits: int | None = None
+    block: tuple[int, int] = DEFAULT_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Which modules are stored in which way: by name, by a pattern of names, or as all that are linear layers."""
+
+    groups: Sequence[tuple[Sequence[str], Weights]]
+
+    def weights_of(self, module: str) -> Weights:
+        """What is said of `module`: names go before patterns, and patterns before classes of modules."""
+        for matches in (_names, _pattern, _class):
+            for targets, weights in self.groups:
+                if any(matches(target, module) for target in targets):
+                    return weights
+        return Weights()
+
+
+def targets_of(config: Mapping[str, Any]) -> Targets:
+    """The targets of a `quantization_config`. What is not of the shape that the library writes says nothing."""
+    groups = config.get("config_groups")
+    found = groups.values() if isinstance(groups, Mapping) else ()
+    return Targets([_group(group) for group in found if isinstance(group, Mapping)])
+
+
+def _group(group: Mapping[str, Any]) -> tuple[Sequence[str], Weights]:
+    targets, weights = group.get("targets"), group.get("weights")
+    names = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+    if not isinstance(weights, Mapping):
+        return names, Weights()
+    bits, width, block = weights.get("num_bits"), weights.get("group_size"), weights.get("block_structure")
+    known = Weights(bits if _is_count(bits) else None)
+    if _is_count(width):
+        return names, replace(known, block=(1, width))
+    if isinstance(block, list) and len(block) == 2 and all(_is_count(size) for size in block):
+        return names, replace(known, block=(block[0], block[1]))
+    return names, known
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value > 0
+
+
+def _names(target: str, module: str) -> bool:
+    return target == module
+
+
+def _pattern(target: str, module: str) -> bool:
+    try:
+        return target.startswith("re:") and re.match(target[3:], module) is not None
+    except re.error:
+        return False
+
+
+def _class(target: str, module: str) -> bool:
+    """Every module that is asked for is a linear layer, or stored as one."""
+    return target == "Linear"

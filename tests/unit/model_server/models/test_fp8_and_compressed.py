@@ -1,0 +1,121 @@
+"""Models of quantized weights compute what plain models of the decoded weights do, on one rank and on several."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.protocol import prompts, run_protocol
+from support.loading import CPU, FixedAttention, load
+from support.quantized_folder import block_fp8, compressed, quantize_folder, row_fp8, scalar_fp8
+from support.tiny_models import VOCAB_SIZE, tiny_checkpoint
+
+from model_server.attention.reference import ReferenceBackend
+from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Ranks
+from model_server.distributed.placement import Placement
+from model_server.models.load import load_runner
+from model_server.models.model import describe
+from model_server.weights.checkpoint import examine
+
+FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
+INT4 = {
+    "targets": ["Linear"], "format": "pack-quantized",
+    "weights": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False},
+}  # fmt: skip
+INT3 = {**INT4, "weights": {"num_bits": 3, "strategy": "group", "group_size": 32}}
+INT8 = {**INT4, "format": "int-quantized", "weights": {"num_bits": 8, "strategy": "channel"}}
+FLOAT = {**INT4, "format": "float-quantized", "weights": {**FP8, "strategy": "channel"}}
+NAIVE = {**INT4, "format": "naive-quantized", "weights": {**FP8, "strategy": "tensor"}}
+MIXED = [
+    {**FLOAT, "targets": ["re:.*q_proj$"]},
+    {**INT8, "targets": ["re:.*(k_proj|up_proj)$"]},
+    {**INT3, "targets": ["re:.*down_proj$"]},
+    INT4,
+]
+
+WAYS: dict[str, Any] = {
+    "fp8 blocks": lambda: block_fp8(32),
+    "fbgemm": row_fp8,
+    "modelopt": scalar_fp8,
+    "int4": lambda: compressed("pack-quantized", INT4),
+    "int3": lambda: compressed("pack-quantized", INT3),
+    "int8": lambda: compressed("int-quantized", INT8),
+    "float": lambda: compressed("float-quantized", FLOAT),
+    "naive": lambda: compressed("naive-quantized", NAIVE),
+    "mixed": lambda: compressed("mixed-precision", *MIXED),
+}
+# Every way with a llama; every family with one way of each form.
+CASES = [("llama", "biases_tied", way) for way in WAYS] + [
+    (model_type, "plain", way)
+    for model_type in ("qwen2", "gpt_neox", "phi3", "mixtral", "qwen3_moe", "deepseek_v3")
+    for way in ("fp8 blocks", "int4")
+]
+SEQUENCES = prompts(VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(("model_type", "variant", "way"), CASES)
+def test_logits_equal_those_of_the_decoded_weights(model_type: str, variant: str, way: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    if model_type == "deepseek_v3":
+        sizes |= {"kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
+    plain = tiny_checkpoint(model_type, tmp_path / "plain", variant=variant, with_tokenizer=False, **sizes)
+    quantized, decoded = quantize_folder(plain, tmp_path, *WAYS[way]())
+    computed, wanted = (run_protocol(load(path), SEQUENCES, 4) for path in (quantized, decoded))
+    for one, other in zip(computed, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+        assert torch.equal(one.argmax(-1), other.argmax(-1))
+    unquantized = run_protocol(load(plain), SEQUENCES, 4)
+    assert float((unquantized[0] - wanted[0]).abs().max()) > 1e-3, "nothing was quantized"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral"])
+def test_plain_weights_quantized_on_load(model_type: str, tmp_path: Path) -> None:
+    plain = tiny_checkpoint(model_type, tmp_path / "plain", with_tokenizer=False)
+    sent = loaded(plain, quantize="fp8")
+    assert sent.traits.weight_bytes < 0.7 * load(plain).traits.weight_bytes
+    computed = run_protocol(sent, SEQUENCES, 4)
+    if model_type != "gpt2":  # which stores its matrices the other way round
+        _, decoded = quantize_folder(plain, tmp_path, *row_fp8())
+        for one, other in zip(computed, run_protocol(load(decoded), SEQUENCES, 4), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+
+
+def loaded(path: Path, *, quantize: str) -> Any:
+    return load_runner(
+        describe(examine(path), quantize=quantize),
+        Placement(CPU, torch.float32, Ranks.of(ProcessGroup())),
+        FixedAttention(ReferenceBackend()),
+    )
+
+
+# Blocks and groups of 32 are cut: rows of 16 for a head, columns of 48 or 96 of the MLP.
+SHARDED = ("fp8 blocks", "modelopt", "int4", "mixed")
+TESTS = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.parity)])
+def test_several_ranks_compute_what_one_does(world_size: int, tmp_path: Path) -> None:
+    plain = tiny_checkpoint("llama", tmp_path / "plain", with_tokenizer=False, intermediate_size=192)
+    folders = {way: quantize_folder(plain, tmp_path / way, *WAYS[way]())[0] for way in SHARDED}
+    jobs_file = tmp_path / "jobs.pt"
+    torch.save({way: (str(folder), SEQUENCES) for way, folder in folders.items()}, jobs_file)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "parity.tp_worker"]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(world_size), port, str(jobs_file)], cwd=TESTS)
+        for rank in range(world_size)
+    ]
+    assert [process.wait(280) for process in processes] == [0] * world_size
+    for rank in range(world_size):
+        results = torch.load(tmp_path / f"rank{rank}of{world_size}.pt")["jobs"]
+        for way, folder in folders.items():
+            for one, other in zip(results[way]["logits"], run_protocol(load(folder), SEQUENCES, 4), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(other.abs().max()))
+                assert torch.equal(one.argmax(-1), other.argmax(-1))

@@ -1,0 +1,51 @@
+"""Which scheme of a compressed-tensors config a module has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from compressed_tensors.utils.match import match_targets
+from torch import nn
+
+from model_server.quantization.formats.targets import Targets, Weights, targets_of
+
+CONFIG = {
+    "config_groups": {
+        "a": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy": "channel", "group_size": None}},
+        "b": {"targets": ["re:.*down_proj$", "re:.*\\.1\\..*"], "weights": {"num_bits": 4, "group_size": 32}},
+        "c": {"targets": ["model.layers.1.o_proj"], "weights": {"num_bits": 8, "block_structure": [64, 32]}},
+    }
+}
+SCHEMES = {"Linear": Weights(8), "re": Weights(4, (1, 32)), "model": Weights(8, (64, 32))}
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["model.layers.0.q_proj", "model.layers.0.down_proj", "model.layers.1.o_proj", "model.layers.1.q_proj", "lm_head"],
+)
+def test_the_closest_target_as_the_library_finds_it(module: str) -> None:
+    targets = [target for group in CONFIG["config_groups"].values() for target in group["targets"]]
+    closest = match_targets(module, nn.Linear(1, 1), targets)[0]
+    assert targets_of(CONFIG).weights_of(module) == SCHEMES[closest.replace(":", ".").split(".")[0]]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"config_groups": 3},
+        {"config_groups": {"a": 3}},
+        {"config_groups": {"a": {"targets": "Linear", "weights": {"num_bits": 4}}}},
+        {"config_groups": {"a": {"targets": ["Linear"], "weights": None}}},
+        {"config_groups": {"a": {"targets": ["Linear", 3], "weights": {"num_bits": "4", "group_size": -1}}}},
+        {"config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": True, "block_structure": "128x128"}}}},
+        {"config_groups": {"a": {"targets": ["re:("], "weights": {"num_bits": 4}}}},
+    ],
+)
+def test_what_is_not_understood_says_nothing(config: dict[str, Any]) -> None:
+    assert targets_of(config).weights_of("m") == Weights()
+
+
+def test_no_config() -> None:
+    assert Targets(()).weights_of("m") == Weights()
