@@ -20,10 +20,17 @@ TESTS = Path(__file__).parents[4]
 
 @pytest.mark.parametrize(
     ("model_type", "method", "act_order"),
-    [("llama", "gptq", True), ("qwen2", "awq", False), ("mixtral", "gptq", False), ("qwen3_moe", "awq", False)],
+    [
+        ("llama", "gptq", True),
+        ("qwen2", "awq", False),
+        ("mixtral", "gptq", False),
+        ("qwen3_moe", "awq", False),
+        ("deepseek_v3", "gptq", False),
+    ],
 )
 def test_logits_of_dequantized_weights(model_type: str, method: str, act_order: bool, tmp_path: Path) -> None:
-    source = tiny_checkpoint(model_type, tmp_path / "source", with_tokenizer=False)
+    wider = {"kv_lora_rank": 32} if model_type == "deepseek_v3" else {}  # whole words
+    source = tiny_checkpoint(model_type, tmp_path / "source", with_tokenizer=False, **wider)
     made = quantize_folder(source, tmp_path, method, act_order=act_order, also=("lm_head",))
     quantized, plain = load(made), load(tmp_path / "plain")
     assert (quantized.traits.weight_bytes or 0) < 0.5 * (plain.traits.weight_bytes or 0)
