@@ -86,7 +86,10 @@ def test_rows_that_are_wanted(tmp_path: Path) -> None:
         batch = PagedBatch(runner, prompts(512)[:1], 16)
         with torch.inference_mode():
             results.append(runner.forward(batch.inputs([18], wanted), batch.cache))
-    assert torch.equal(results[1], results[0][rows])
+    if library() is not None:
+        assert torch.equal(results[1], results[0][rows])
+    else:  # torch's products of three rows may differ in the last bits from those of eighteen
+        torch.testing.assert_close(results[1], results[0][rows])
     assert results[2].shape == (0, 512)
 
 
