@@ -13,6 +13,24 @@ from model_server.cpp.structs import AttentionShapeStruct, PagingStruct
 NO_BLOCK = 2**30  # of which nothing can be read
 
 
+def e4m3(codes: np.ndarray) -> np.ndarray:
+    """float8_e4m3fn: no infinities, all bits set are NaN."""
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = np.where(exponent, (8 + mantissa) * 2.0 ** (exponent - 10.0), mantissa * 2.0**-9)
+    size[codes & 127 == 127] = np.nan
+    return np.where(codes & 128, -size, size)
+
+
+def e5m2(codes: np.ndarray) -> np.ndarray:
+    """The upper half of a float16."""
+    return (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float64)
+
+
+# What bytes of a cache stand for, by the number that the operators have for the type.
+FLOAT8 = {1: e4m3, 2: e5m2}
+_NAN, _MOST_BITS = 0x7F, 0x48  # a NaN of both types, and how large a code of theirs may be: 4 and 8
+
+
 @dataclass
 class Layer:
     """The constants of a layer; 0 or None: it has no such thing."""
@@ -27,6 +45,7 @@ class Layer:
     softcap: float = 0.0
     slopes: np.ndarray | None = None
     sinks: np.ndarray | None = None
+    stored: int = 0  # of the cache: 0: the query's type, else a key of FLOAT8
 
     @property
     def scale(self) -> float:
@@ -54,6 +73,7 @@ class Layer:
             self.softcap,
             address(self.slopes),
             address(self.sinks),
+            self.stored,
         )
 
     def first_visible(self, position: int) -> int:
@@ -101,14 +121,21 @@ class Paging:
 
 
 def filled_cache(random: np.random.Generator, paging: Paging, layers: list[Layer], type: int) -> np.ndarray:
-    """[rows, width]: random where a query of the step looks, for any of the layers; else NaN."""
+    """[rows, width]: random where a query of the step looks, for any of the layers; else NaN. Of bytes for a layer that
+    stores them."""
+    stored = layers[0].stored
     cache = np.full((paging.cache_rows, layers[0].row_width), np.nan, np.float32)
+    codes = np.full(cache.shape, _NAN, np.uint8)
     for sequence, (queries, keys) in enumerate(paging.batch):
         if queries:
             first = min(layer.first_visible(keys - queries) for layer in layers)
             slots = paging.slots(sequence, first, keys)
-            cache[slots] = random.standard_normal((len(slots), cache.shape[1]))
-    return exact(AS[type](cache), True)
+            shape = len(slots), cache.shape[1]
+            if stored:
+                codes[slots] = random.integers(0, _MOST_BITS, shape) | random.integers(0, 2, shape) << 7
+            else:
+                cache[slots] = random.standard_normal(shape)
+    return exact(codes if stored else AS[type](cache), True)
 
 
 def attention(layer: Layer, paging: Paging, cache: np.ndarray, query: np.ndarray) -> np.ndarray:
@@ -193,6 +220,7 @@ def attention_case(operators: Operators, random: np.random.Generator, type: int)
     )
     if value_dim <= key_dim and random.random() < 0.2:
         layer.is_value_in_key = True
+    layer.stored = int(random.choice([0, 0, *FLOAT8]))
     most_keys = 600 if layer.heads * key_dim <= 256 else 270  # more than two blocks of keys, or one
     paging = Paging(random, random_batch(random, most_keys), int(random.choice([1, 8, 16, 32])))
     cache = filled_cache(random, paging, [layer], type)
@@ -208,4 +236,7 @@ def attention_case(operators: Operators, random: np.random.Generator, type: int)
         return out
 
     out = operators.same_on_one_thread(attend)
-    assert_near(out, attention(layer, paging, widen(cache), widen(query)), 2 * TOLERANCE[type])
+    numbers = FLOAT8[layer.stored](cache) if layer.stored else widen(cache)
+    # Numbers of 8 bits are of any size up to 8: so may be what they are weighted to.
+    size = 8 if layer.stored else 1
+    assert_near(out, attention(layer, paging, numbers, widen(query)), 2 * TOLERANCE[type] * size)
