@@ -27,7 +27,7 @@ def served(model: Path, *options: str) -> tuple[list[int], str]:
         return [token["id"] for token in answer["details"]["tokens"]], server.log()
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize("method", ["gptq", pytest.param("awq", marks=pytest.mark.long)])
 def test_a_folder_of_quantized_weights(method: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,6 +41,7 @@ def test_a_folder_of_quantized_weights(method: str, tmp_path: Path) -> None:
     assert found == wanted.tolist()[: len(found)]
 
 
+@pytest.mark.long
 def test_plain_weights_are_quantized_on_load(tmp_path: Path) -> None:
     found, log = served(tiny_checkpoint("llama", tmp_path / "source"), "--quantize", "eetq")
     assert found

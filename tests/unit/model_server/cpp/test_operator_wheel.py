@@ -87,6 +87,7 @@ def test_without_a_compiler_a_wheel_is_built_and_says_what_it_lacks(tmp_path: Pa
     ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(SETARCH is None, reason="needs setarch (Debian: util-linux)")
 def test_on_another_architecture_a_wheel_is_plain_python(tmp_path: Path) -> None:
     """What the kernel calls the machine is all that the build knows of it."""
@@ -97,6 +98,7 @@ def test_on_another_architecture_a_wheel_is_plain_python(tmp_path: Path) -> None
     assert done.stdout == ("No C++ operators, torch's are used: they are for Linux on x86-64, this is linux on i686\n")
 
 
+@pytest.mark.long
 def test_a_compiler_that_lacks_a_set_loses_that_set_alone(tmp_path: Path) -> None:
     compiler = tmp_path / "old-g++"
     compiler.write_text(

@@ -15,7 +15,7 @@ from model_server.cpp.instruction_sets import SETS, module, path, survey
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[4]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("name", SETS)
 def test_it_computes_what_numpy_does(name: str, threads: int) -> None:
     found = survey()

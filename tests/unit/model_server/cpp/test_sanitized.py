@@ -78,7 +78,8 @@ def test_a_step_beside_memory_is_seen(tmp_path_factory: pytest.TempPathFactory) 
     assert done.returncode != 0 and "heap-buffer-overflow" in done.stderr
 
 
-@pytest.mark.parametrize("name", EVERY_SET)
+@pytest.mark.long
+@pytest.mark.parametrize("name", [MODELLED, *(name for name in sets.SETS if name != "amx")])
 def test_threads_do_not_race(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     made = library(tmp_path_factory, name, THREADS)
     rounds = str(effort.examples(3, 40))
@@ -86,6 +87,7 @@ def test_threads_do_not_race(tmp_path_factory: pytest.TempPathFactory, name: str
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.long
 def test_a_race_is_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
     done = run(
         "libtsan.so", "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1]).race()", thread_runtime(tmp_path_factory)

@@ -23,7 +23,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     features = ctypes.CDLL(str(build(tmp_path_factory, SOURCES / "cpu_features.cpp", *sets.FEATURES_FLAGS)))
     if not features.cpu_supports(b"avx512_bf16"):
         pytest.skip("the model is compiled for CPUs with avx512_bf16")
-    return build(tmp_path_factory, SOURCES / "operators.cpp", *sets.flags("avx512_bf16"), "-DTERCET_TILE_MODEL")
+    return build(tmp_path_factory, SOURCES / "operators.cpp", *sets.flags("avx512_bf16"), "-DTERCET_TILE_MODEL", "-O1")
 
 
 @pytest.fixture(params=[1, 3])
