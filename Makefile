@@ -124,7 +124,7 @@ $(VENV)-deploy/.installed: tests/deploy/requirements.txt
 # An editable install builds the C++ operators beside their sources. pip hides what the compiler says: whether there
 # are any now is told afterwards.
 BUILT_FROM := pyproject.toml setup.py src/model_server/cpp/instruction_sets.py $(wildcard src/model_server/cpp/source/*)
-OPERATORS  := $(BIN)/python -m model_server.cpp || true
+OPERATORS  := PYTHONPATH=src $(BIN)/python -m model_server.cpp || true
 
 $(VENV)/.installed: $(VENV)/.torch $(BUILT_FROM)
 	@echo "Installing Tercet and what it needs"

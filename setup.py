@@ -30,6 +30,12 @@ class BuildLibraries(build_ext):
         compiler = shlex.split(os.environ.get("CXX") or "g++")
         self.spawn([*compiler, *ext.extra_compile_args, *ext.sources, "-o", str(library)])
 
+    def copy_extensions_to_source(self) -> None:
+        """Beside their sources too: of an editable install."""
+        for ext in self.extensions:
+            (Path(__file__).parent / "src" / self.get_ext_filename(ext.name)).unlink(missing_ok=True)
+        super().copy_extensions_to_source()
+
 
 class Wheel(bdist_wheel):
     """For any Python: the libraries are called through ctypes and know nothing of it."""

@@ -92,8 +92,13 @@ class Survey:
 def survey(cap: str | None = None, folder: Path = FOLDER) -> Survey:
     """The best set up to `cap` that was built, that this CPU has, and whose library agrees to run."""
     built = tuple(name for name in SETS if path(module(name), folder).exists())
-    supported = _supported(folder)
     chosen, faults, stale = None, [], []
+    supported: tuple[str, ...] = ()
+    try:
+        supported = _supported(folder)
+    except OSError as error:
+        if built:
+            faults.append(f"the CPU cannot be asked what it has ({error})")
     for name in candidates(built, supported, cap):
         try:
             operators = ctypes.CDLL(str(path(module(name), folder)))
@@ -120,11 +125,8 @@ def candidates(built: Collection[str], supported: Collection[str], cap: str | No
 
 
 def _supported(folder: Path) -> tuple[str, ...]:
-    """Sets that this CPU has and its operating system saves; none where there is no library to ask."""
-    try:
-        features = ctypes.CDLL(str(path(FEATURES, folder)))
-    except OSError:
-        return ()
+    """Sets that this CPU has and its operating system saves. Raises OSError where there is no library to ask."""
+    features = ctypes.CDLL(str(path(FEATURES, folder)))
     return tuple(name for name in SETS if features.cpu_supports(name.encode()))
 
 

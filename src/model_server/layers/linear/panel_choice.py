@@ -1,7 +1,7 @@
 """Whether a matrix goes into the panels of our C++ operators or into oneDNN's layout: measured when it is loaded.
 
-A whole matrix goes one way, for any number of rows: it is in memory once, and a row's numbers do not depend on how
-many others are computed with it.
+A whole matrix goes one way, for any number of rows: it is in memory once, and in panels a row's numbers do not depend
+on how many others are computed with it. oneDNN's bfloat16 does not promise that.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch import Tensor
 from model_server.cpp.library import instruction_set
 from model_server.layers.linear import tile_rows
 from model_server.layers.linear.linear import Linear
-from model_server.layers.linear.onednn import OneDnnLinear, Packer
+from model_server.layers.linear.onednn import LARGEST_UNPACKED_ROW, OneDnnLinear, Packer
 from model_server.layers.linear.packed import PackedLinear
 from model_server.memory.huge_pages import Arena
 
 logger = logging.getLogger(__name__)
 
-# Smaller matrices go into panels: they take no time worth the measurement.
-SMALLEST_MEASURED = 1 << 18
+# Smaller matrices go into panels: they take no time worth the measurement, and oneDNN would keep a second copy of them
+# for single rows, whose numbers would be others than those of many.
+SMALLEST_MEASURED = LARGEST_UNPACKED_ROW + 1
 # Of larger ones as many outputs are measured: a matrix takes 20 to 100 ms, and those of equal inputs share it.
 MOST_MEASURED = 1 << 20
 _WHOLE = 64  # outputs fill panels
@@ -95,7 +96,8 @@ class PanelChoice:
         x = torch.ones(rows, panels.inputs, dtype=panels.panels.dtype)
         times = [(self._time_of(panels, x), self._time_of(onednn, x)) for _ in range(1 + _REPEATS)]
         del times[0]  # it prepares
-        return min(theirs for _, theirs in times) / min(ours for ours, _ in times)
+        ours, theirs = (min(column) for column in zip(*times, strict=True))
+        return theirs / ours if ours > 0 and theirs > 0 else 1.0  # the system's clock of threads is too coarse to tell
 
 
 def _stays(gain: float) -> bool:

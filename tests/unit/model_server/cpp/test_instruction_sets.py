@@ -42,7 +42,7 @@ class Machine:
 
     def load(self, library: str) -> object:
         name = next((name for name in NAMES if path(module(name), self.folder) == Path(library)), None)
-        if name in self.broken:
+        if (name or sets.FEATURES) in self.broken:
             raise OSError("GLIBC_9.0 not found")
         return Loaded(self, name)
 
@@ -139,3 +139,10 @@ def test_what_is_missing_is_said(machine: Machine, gone: list[str], supported: l
     machine.supported = set(supported)
     found = survey(cap, machine.folder)
     assert found.chosen is None and (found.lack() or "").startswith(lack)
+
+
+def test_a_cpu_that_cannot_be_asked(machine: Machine) -> None:
+    machine.broken = {sets.FEATURES}
+    found = survey(folder=machine.folder)
+    assert (found.chosen, found.supported) == (None, ())
+    assert found.lack() == "the CPU cannot be asked what it has (GLIBC_9.0 not found)"

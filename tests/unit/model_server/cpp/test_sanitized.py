@@ -15,7 +15,8 @@ from support.cpp_builds import COMPILER, SOURCES, build, needs_compiler
 
 from model_server.cpp import instruction_sets as sets
 
-pytestmark = needs_compiler
+# A worker may wait for the compiler of another.
+pytestmark = [needs_compiler, pytest.mark.timeout(900)]
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[4]
 CASES = HERE / "operator_cases.py"
 MEMORY = "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"

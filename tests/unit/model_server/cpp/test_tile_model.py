@@ -16,7 +16,8 @@ from support.cpp_builds import SOURCES, build, needs_compiler
 
 from model_server.cpp.instruction_sets import FEATURES_FLAGS, SETS
 
-pytestmark = needs_compiler
+# A worker may wait for the compiler of another.
+pytestmark = [needs_compiler, pytest.mark.timeout(900)]
 DRIVER = Path(__file__).with_name("tile_driver.cpp")
 KINDS = "normal", "tiny", "cancelling", "special"
 FLAGS = "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"

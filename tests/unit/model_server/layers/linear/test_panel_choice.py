@@ -71,6 +71,18 @@ def test_a_run_that_was_disturbed_does_not_count(packer: Packer) -> None:
     assert PanelChoice(packer, lambda product, x: times(product, x) + next(disturbed)).takes(LARGE)
 
 
+@pytest.mark.parametrize("coarse", [(PackedLinear,), (OneDnnLinear,), (PackedLinear, OneDnnLinear)])
+def test_a_clock_that_is_too_coarse_leaves_panels(packer: Packer, coarse: tuple[type, ...]) -> None:
+    assert PanelChoice(packer, lambda product, x: 0.0 if isinstance(product, coarse) else 1.0).takes(LARGE)
+
+
+def test_what_onednn_gets_is_in_memory_once(packer: Packer) -> None:
+    assert PanelChoice(packer, Times(2.0)).takes(torch.zeros(512, 512))
+    smallest = torch.zeros(SMALLEST_MEASURED // 300 + 1, 300)
+    assert not PanelChoice(packer, Times(2.0)).takes(smallest)
+    assert OneDnnLinear(smallest, None, packer)._unpacked is None
+
+
 def test_each_shape_is_measured_once_and_small_ones_never(packer: Packer) -> None:
     times = Times(2.0)
     choice = PanelChoice(packer, times)
