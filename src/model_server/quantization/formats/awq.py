@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model_server.quantization.codes import Codes, cat
-from model_server.quantization.formats.grouped import Grouped, group_size, keep, misfit
+from model_server.quantization.formats.grouped import Grouped, group_size, keep, misfit, shape_of
 from model_server.quantization.forms import Form
 from model_server.quantization.words import unpack
 from model_server.weights.matrix import MatrixSlice, Part
@@ -52,7 +52,7 @@ class AwqFormat:
 
     def _stored(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Grouped:
         names = [f"{part.name}.{name}" for name in ("qweight", "scales", "qzeros")]
-        shapes = [reader.shape(name) for name in names if name == names[0] or reader.has(name)]
+        shapes = [shape_of(reader, name) for name in names if name != names[2] or reader.has(name)]
         num_columns, num_rows = wanted.num_columns or shapes[0][0], part.num_rows or shapes[1][-1]
         num_groups = shapes[1][0]
         group = group_size(num_columns, num_groups, self._group)

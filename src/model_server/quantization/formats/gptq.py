@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.codes import Codes, cat
-from model_server.quantization.formats.grouped import Grouped, group_size, keep, misfit
+from model_server.quantization.formats.grouped import Grouped, group_size, keep, misfit, shape_of
 from model_server.quantization.forms import Form
 from model_server.quantization.words import WORD, unpack, words_of
 from model_server.weights.matrix import MatrixSlice, Part
@@ -28,7 +28,7 @@ class GptqFormat:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         bits, group = config.get("bits"), config.get("group_size")
-        self._bits = bits if type(bits) is int else 4
+        self._bits = bits if type(bits) is int and bits in BITS else 4
         self._group = group if type(group) is int else None
         self._is_second = config.get("checkpoint_format") == "gptq_v2"
         self._is_symmetric = config.get("sym") is not False
@@ -53,7 +53,10 @@ class GptqFormat:
 
     def _stored(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Grouped:
         names = {name: f"{part.name}.{name}" for name in ("qweight", "qzeros", "scales", "g_idx")}
-        shapes = {name: reader.shape(full) for name, full in names.items() if name != "g_idx" or reader.has(full)}
+        matrices = {name: full for name, full in names.items() if name != "g_idx"}
+        shapes = {name: shape_of(reader, full) for name, full in matrices.items()}
+        if reader.has(names["g_idx"]):
+            shapes["g_idx"] = shape_of(reader, names["g_idx"], 1)
         num_rows, num_groups = part.num_rows or shapes["qweight"][-1], shapes["scales"][0]
         bits = shapes["qzeros"][-1] * WORD // max(num_rows, 1)
         bits = bits if bits in BITS else self._bits

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_server.errors import StartupError
 from model_server.quantization.codes import Codes, Order, packed
 from model_server.weights.matrix import Part
-from model_server.weights.reader import Range
+from model_server.weights.reader import Range, WeightReader
 
 # Shards cut no groups into pieces of fewer columns; columns that are sorted by group come in pieces of this size.
 SMALLEST_CUT = 16
@@ -69,6 +69,16 @@ def group_size(num_columns: int, num_groups: int, said: int | None) -> int | Non
     if said is not None and said > 0 and -(-num_columns // said) == num_groups:
         return said
     return num_columns // num_groups if num_groups and num_columns % num_groups == 0 else None
+
+
+def shape_of(reader: WeightReader, name: str, dimensions: int = 2) -> tuple[int, ...]:
+    """Raises StartupError for a tensor that is missing or has another number of dimensions."""
+    shape = reader.shape(name)
+    if len(shape) != dimensions:
+        raise StartupError(
+            f"weight {name} has shape {list(shape)}; it must have {dimensions} dimension{'s' * (dimensions > 1)}"
+        )
+    return shape
 
 
 def misfit(

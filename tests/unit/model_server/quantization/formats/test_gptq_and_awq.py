@@ -169,6 +169,8 @@ def test_groups_are_not_cut_too_small() -> None:
             lambda t: t[:, :32].contiguous(),
             r"^weight m\.scales has shape \[3, 32\]; 4 bits in groups of 64 of a matrix \[64, 192\] ask for \[3, 64\]$",
         ),
+        ("scales", lambda t: t.flatten(), r"^weight m\.scales has shape \[192\]; it must have 2 dimensions$"),
+        ("g_idx", lambda t: t.view(1, -1), r"^weight m\.g_idx has shape \[1, 192\]; it must have 1 dimension$"),
         ("g_idx", lambda t: t + 1, r"^weight m\.g_idx names groups that there are not: there are 3$"),
     ],
 )
@@ -179,3 +181,21 @@ def test_files_that_lie(name: str, change: object, text: str) -> None:
         tensors[f"m.{name}"] = changed
     with pytest.raises(StartupError, match=text):
         read(tensors, {"group_size": 64})
+
+
+@pytest.mark.parametrize("bits", [0, 5, -4, "4", None])
+def test_bits_that_a_config_makes_up(bits: object) -> None:
+    tensors = named(gptq_tensors(rounded(WEIGHT, 4, 64)))
+    honest = read(tensors, {"bits": 4})
+    assert torch.equal(read(tensors, {"bits": bits}).dequantize(torch.float32), honest.dequantize(torch.float32))
+    del tensors["m.g_idx"]
+    tensors["m.qzeros"] = tensors["m.qzeros"][:, :3].contiguous()
+    with pytest.raises(StartupError, match=r"m\.qzeros has shape"):
+        read(tensors, {"bits": bits})
+
+
+def test_awq_without_scales() -> None:
+    tensors = named(awq_tensors(rounded(WEIGHT, 4, 64)))
+    del tensors["m.scales"]
+    with pytest.raises(StartupError, match=r"m\.scales does not exist"):
+        read(tensors, {"quant_method": "awq"})
