@@ -53,20 +53,42 @@ class HeadLayoutStruct(ctypes.Structure):
     ]
 
 
+class CodeShapeStruct(ctypes.Structure):
+    """`CodeShape` of codes.hpp."""
+
+    _fields_ = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("order", c_void_p),
+        ("outputs", c_long),
+        ("inputs", c_long),
+        ("columns", c_long),
+        ("bits", c_long),
+        ("group", c_long),
+        ("zero", c_long),
+    ]
+
+
+class StackMatrixStruct(ctypes.Structure):
+    """`StackMatrix` of stack.hpp."""
+
+    _fields_ = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("codes", POINTER(CodeShapeStruct)),
+    ]
+
+
 class StackLayerStruct(ctypes.Structure):
     """`StackLayer` of stack.hpp."""
 
     _fields_ = [
         ("attention_norm", c_void_p),
         ("mlp_norm", c_void_p),
-        ("qkv", c_void_p),
-        ("qkv_bias", c_void_p),
-        ("output", c_void_p),
-        ("output_bias", c_void_p),
-        ("up", c_void_p),
-        ("up_bias", c_void_p),
-        ("down", c_void_p),
-        ("down_bias", c_void_p),
+        ("qkv", StackMatrixStruct),
+        ("output", StackMatrixStruct),
+        ("up", StackMatrixStruct),
+        ("down", StackMatrixStruct),
         ("qk_norm", c_void_p),
         ("rope", c_long),
         ("rotary", c_long),
@@ -103,7 +125,7 @@ class StackStepStruct(ctypes.Structure):
     ]
 
 
-WITHOUT_STATUS = ("cpp_sources", "cpp_prepare", "cpp_init", "cpp_panel")
+WITHOUT_STATUS = ("cpp_sources", "cpp_prepare", "cpp_init", "cpp_panel", "cpp_code_bytes")
 # Arguments of every function of operators.cpp; all others return 0, or 1 where there was no memory.
 FUNCTIONS: dict[str, tuple[type, ...]] = {
     "cpp_sources": (),
@@ -124,6 +146,9 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_void_p,
         c_long,
     ),
+    "cpp_code_bytes": (POINTER(CodeShapeStruct),),
+    "cpp_pack_codes": (POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p, c_void_p),
+    "cpp_code_linear": (c_long, POINTER(CodeShapeStruct), c_void_p, c_long, c_long, c_void_p, c_long),
     "cpp_rms_norm": (c_long, c_void_p, c_void_p, c_void_p, c_long, c_float, c_void_p, c_long, c_long),
     "cpp_silu_gated": (c_long, c_void_p, c_void_p, c_long, c_long),
     "cpp_rotate_write": (

@@ -213,6 +213,18 @@ void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out
     while (p < last) next(std::integral_constant<int, 1>{});
 }
 
+// One panel of silu(gates) * ups; `bias` [2 * width], from that of the panel's gates on, or null.
+template <class T, class Out> INLINE void put_gated(Out* out, const vf* gates, const vf* ups, const T* bias, long width) {
+    for (int v = 0; v < 2; v++) {
+        vf gate = gates[v], up = ups[v];
+        if (bias) {
+            gate = gate + load(bias + v * LANES);
+            up = up + load(bias + width + v * LANES);
+        }
+        store(out + v * LANES, silu(gate) * up);
+    }
+}
+
 // Panels [first, last) of out = silu(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
 template <class T, class Out>
 void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out* out, long first, long last,
@@ -220,15 +232,7 @@ void multiply_gated(const Matrix<T>& m, const Input<T>* x, long stride, long row
     long width = m.outputs / 2, half = width / PANEL;
     const long ahead = fetches(rows) ? distance * PANEL * m.inputs : 0;
     auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
-        const T* bias = m.bias ? m.bias + p * PANEL : nullptr;
-        for (int v = 0; v < 2; v++) {
-            vf gate = gates[v], up = ups[v];
-            if (bias) {
-                gate = gate + load(bias + v * LANES);
-                up = up + load(bias + width + v * LANES);
-            }
-            store(out + r * width + p * PANEL + v * LANES, silu(gate) * up);
-        }
+        put_gated(out + r * width + p * PANEL, gates, ups, m.bias ? m.bias + p * PANEL : nullptr, width);
     };
     long p = first;
     for (; rows == 1 && p + 2 <= last; p += 2) {

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "rows.hpp"
+#include "codes.hpp"
 #include "product.hpp"
+#include "rows.hpp"
 #include "sampling.hpp"
 #include "stack.hpp"
 
@@ -25,6 +26,9 @@ template <class F> void over_rows(long rows, long width, const F& work) {
         for (long r = first; r < last; r++) work(r);
     }, limit);
 }
+
+// As many rows are quantized at once.
+constexpr long MOST_CODE_ROWS = 1024;
 
 constexpr long DONE = 0, NO_MEMORY = 1;
 
@@ -115,6 +119,40 @@ long cpp_linear(long type, const void* panels, const void* bias, long outputs, l
             parallel([&](Team team) {
                 if (wide) product<T, float>(m, from, stride, count, static_cast<float*>(out) + done, nullptr, team, next);
                 else product<T, T>(m, from, stride, count, static_cast<T*>(out) + done, nullptr, team, next);
+            }, limit);
+        }
+    });
+}
+
+// codes [outputs, columns * bits / 8] -> out, `cpp_code_bytes` of it.
+long cpp_pack_codes(const CodeShape* m, const uint8_t* codes, const float* scales, const uint8_t* zeros, uint8_t* out) {
+    return status_of([&] {
+        parallel([&](Team team) {
+            long first, last;
+            team.share(m->panel_count(), first, last);
+            pack_codes(*m, codes, scales, zeros, out, first, last);
+        });
+    });
+}
+
+long cpp_code_bytes(const CodeShape* m) { return m->panel_count() * m->panel_bytes(); }
+
+// cpp_linear with a matrix of codes.
+long cpp_code_linear(long type, const CodeShape* shape, const void* x, long stride, long rows, void* out, long wide) {
+    static thread_local Scratch scratch;
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const CodeMatrix<T> m(*shape);
+        const int limit = m.outputs * m.columns < 4 * SMALLEST_SHARED ? 1 : 1 << 30;
+        for (long first = 0; first < rows; first += MOST_CODE_ROWS) {
+            std::atomic<long> next{0};
+            const T* from = static_cast<const T*>(x) + first * stride;
+            const long count = std::min(MOST_CODE_ROWS, rows - first), done = first * m.outputs;
+            char* space = scratch.of(code_rows_size<T>(count, m));
+            parallel([&](Team team) {
+                const auto codes = shared_code_rows<T>(m, from, stride, count, space, team);
+                if (wide) code_product<T, float>(m, codes, count, static_cast<float*>(out) + done, nullptr, team, next);
+                else code_product<T, T>(m, codes, count, static_cast<T*>(out) + done, nullptr, team, next);
             }, limit);
         }
     });

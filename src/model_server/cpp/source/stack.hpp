@@ -4,13 +4,20 @@
 #include <algorithm>
 #include <vector>
 
+#include "codes.hpp"
 #include "product.hpp"
 #include "rows.hpp"
 #include "step.hpp"
 
+// A matrix as panels of the activations' type, or as codes.
+struct StackMatrix {
+    const void *panels, *bias;
+    const CodeShape* codes;  // or null
+};
+
 struct StackLayer {
     const float *attention_norm, *mlp_norm;
-    const void *qkv, *qkv_bias, *output, *output_bias, *up, *up_bias, *down, *down_bias;
+    StackMatrix qkv, output, up, down;
     const float* qk_norm;  // [num_heads + num_kv_heads, head_dim], or null
     long rope, rotary;     // which of the step's rotations (-1: none), how much of a head they turn
     AttentionShape attention;
@@ -44,8 +51,26 @@ template <class T> class Stack {
     std::vector<std::atomic<long>> counters;
     static constexpr int COUNTERS = 5;
 
-    static Matrix<T> matrix(const void* panels, const void* bias, long outputs, long inputs) {
-        return {static_cast<const T*>(panels), static_cast<const T*>(bias), outputs, inputs};
+    char* code_space;  // of the rows of one product with codes
+
+    static Matrix<T> plain(const StackMatrix& m, long outputs, long inputs) {
+        return {static_cast<const T*>(m.panels), static_cast<const T*>(m.bias), outputs, inputs};
+    }
+    // out [rows, outputs] = x [rows, inputs] @ m.T (+ onto)
+    void multiply(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, long rows, T* out, const T* onto,
+                  Team team, std::atomic<long>& next) const {
+        if (!m.codes) return product<T, T>(plain(m, outputs, inputs), x, inputs, rows, out, onto, team, next);
+        const auto codes = shared_code_rows<T>(*m.codes, x, inputs, rows, code_space, team);
+        code_product<T, T>(CodeMatrix<T>(*m.codes), codes, rows, out, onto, team, next);
+    }
+    // inner [rows, intermediate] = silu(normed @ gate.T) * (normed @ up.T)
+    void multiply_up(const StackMatrix& m, long rows, Team team, std::atomic<long>& next) const {
+        if (!m.codes) {
+            const auto matrix = plain(m, 2 * config.intermediate, config.hidden);
+            return gated_product<T>(matrix, normed, config.hidden, rows, inner, team, next);
+        }
+        const auto codes = shared_code_rows<T>(*m.codes, normed, config.hidden, rows, code_space, team);
+        gated_code_product<T>(CodeMatrix<T>(*m.codes), codes, rows, inner, team, next);
     }
     const Schedule& schedule(const AttentionShape& shape) const {
         for (const auto& s : schedules)
@@ -70,9 +95,15 @@ template <class T> class Stack {
             shared_parts = std::max(shared_parts, plan.shared_parts(shape));
         }
         long n = std::max(step.tokens, step.num_kept);
+        size_t code_size = 0;
+        for (long i = 0; i < config.num_layers; i++) {
+            const auto& layer = config.layers[i];
+            for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
+                if (m->codes) code_size = std::max(code_size, code_rows_size<T>(n, *m->codes));
+        }
         size_t size = sizeof(T) * n * qkv_width +
                       sizeof(Input<T>) * n * (config.hidden + 2 * attended_width + config.intermediate) +
-                      sizeof(float) * shared_values + sizeof(Partial) * shared_parts + 8 * 64;
+                      sizeof(float) * shared_values + sizeof(Partial) * shared_parts + code_size + 9 * 64;
         char* at = scratch.of(size);
         normed = Scratch::take<Input<T>>(at, n * config.hidden);
         qkv = Scratch::take<T>(at, n * qkv_width);
@@ -81,6 +112,7 @@ template <class T> class Stack {
         gathered = Scratch::take<Input<T>>(at, n * attended_width);
         values = Scratch::take<float>(at, shared_values);
         parts = Scratch::take<Partial>(at, shared_parts);
+        code_space = Scratch::take<char>(at, code_size);
     }
 
     void run(Team team) {
@@ -97,34 +129,31 @@ template <class T> class Stack {
                 values_of_rows = gathered;
             }
             long width = layer.attention.heads * layer.attention.value_dim;
-            auto output = matrix(layer.output, layer.output_bias, config.hidden, width);
-            product<T, T>(output, values_of_rows, width, rows, hidden, hidden, team, counters[i * COUNTERS + 2]);
+            multiply(layer.output, config.hidden, width, values_of_rows, rows, hidden, hidden, team, counters[i * COUNTERS + 2]);
             team.barrier();
-            norm(hidden, layer.mlp_norm, rows, team);
-            auto up = matrix(layer.up, layer.up_bias, 2 * config.intermediate, config.hidden);
-            gated_product<T>(up, normed, config.hidden, rows, inner, team, counters[i * COUNTERS + 3]);
+            norm(hidden, layer.mlp_norm, rows, layer.up, team);
+            multiply_up(layer.up, rows, team, counters[i * COUNTERS + 3]);
             team.barrier();
-            auto down = matrix(layer.down, layer.down_bias, config.hidden, config.intermediate);
-            product<T, T>(down, inner, config.intermediate, rows, hidden, hidden, team, counters[i * COUNTERS + 4]);
+            multiply(layer.down, config.hidden, config.intermediate, inner, rows, hidden, hidden, team, counters[i * COUNTERS + 4]);
             team.barrier();
         }
     }
 
   private:
-    void norm(const T* x, const float* weight, long rows, Team team) {
+    // For the product with `next`; whoever quantizes the rows first needs no others than its own.
+    void norm(const T* x, const float* weight, long rows, const StackMatrix& next, Team team) {
         long first, last;
         team.share(rows, first, last);
         for (long r = first; r < last; r++) rms_norm(x + r * config.hidden, weight, config.eps, normed + r * config.hidden, config.hidden);
-        team.barrier();
+        if (!next.codes) team.barrier();
     }
 
     void attention(const StackLayer& layer, long index, const T* hidden, Team team) {
         const AttentionShape& shape = layer.attention;
         long query_width = shape.heads * shape.key_dim;
         long qkv_width = query_width + shape.row_width, first, last;
-        norm(hidden, layer.attention_norm, step.tokens, team);
-        product<T, T>(matrix(layer.qkv, layer.qkv_bias, qkv_width, config.hidden), normed, config.hidden, step.tokens, qkv,
-                      nullptr, team, counters[index * COUNTERS]);
+        norm(hidden, layer.attention_norm, step.tokens, layer.qkv, team);
+        multiply(layer.qkv, qkv_width, config.hidden, normed, step.tokens, qkv, nullptr, team, counters[index * COUNTERS]);
         team.barrier();
         T* cache = static_cast<T*>(step.caches[index]);
         HeadLayout layout = {shape.heads + shape.kv_heads, shape.key_dim, layer.rotary, query_width,

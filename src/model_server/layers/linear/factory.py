@@ -17,12 +17,14 @@ from model_server.cpp import library as cpp
 from model_server.cpp.config import are_measured
 from model_server.distributed.group import ProcessGroup
 from model_server.kernels.availability import usable
+from model_server.layers.linear.code_panels import CodeLinear, can_pack
 from model_server.layers.linear.decode_gemm import BUCKETS, DecodeGemm, DecodeGemmLinear, Product, measure
 from model_server.layers.linear.dequantizing import DequantizingLinear, SplitLinear
 from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.linear.onednn import SMALLEST_PACKED, OneDnnLinear, weight_packer
 from model_server.layers.linear.packed import PackedLinear
 from model_server.layers.linear.panel_choice import PanelChoice
+from model_server.quantization.codes import Codes
 from model_server.quantization.forms import Form, Plain, Stacked
 
 # Matrices below this size take no time worth the measurement.
@@ -48,6 +50,8 @@ class LinearFactory:
         """The fastest product with `form` [out, in], on the factory's device, and `bias` [out] of its type."""
         if isinstance(form, Stacked):
             return self._split(form, bias)
+        if isinstance(form, Codes) and cpp.usable(self.device, self.dtype) and can_pack(form):
+            return CodeLinear(form, bias, self.dtype)
         if not isinstance(form, Plain):
             return DequantizingLinear(form, bias)
         weight = form.dequantize(self.dtype)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from model_server.attention.cpp import CppStep, serves, shape_struct
 from model_server.cpp.library import TYPES, prepared
-from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackStepStruct
+from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackMatrixStruct, StackStepStruct
 from model_server.layers.fused.cpp import CppRmsNorm, CppSiluGated
+from model_server.layers.linear.code_panels import CodeLinear
 from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.attention.multi_head import Attention
@@ -73,16 +74,19 @@ class CppStack:
         )
 
 
+_Packed = PackedLinear | CodeLinear
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     attention: Attention
     attention_norm: CppRmsNorm
     mlp_norm: CppRmsNorm
     qk_norm: CppRmsNorm | None
-    qkv: PackedLinear
-    output: PackedLinear
-    up: PackedLinear
-    down: PackedLinear
+    qkv: _Packed
+    output: _Packed
+    up: _Packed
+    down: _Packed
 
     def struct(self) -> StackLayerStruct:
         struct = StackLayerStruct(
@@ -94,9 +98,7 @@ class _Layer:
             attention=shape_struct(self.attention.layer, self.attention.kv_shape),
         )
         for name in ("qkv", "output", "up", "down"):
-            matrix: PackedLinear = getattr(self, name)
-            setattr(struct, name, matrix.panels.data_ptr())
-            setattr(struct, f"{name}_bias", None if matrix.bias is None else matrix.bias.data_ptr())
+            setattr(struct, name, _matrix_struct(getattr(self, name)))
         return struct
 
 
@@ -143,5 +145,13 @@ def _layer(block: Block) -> _Layer | None:
     return _Layer(attention, norms[0], norms[1], qk_norm, qkv, output, up, down)
 
 
-def _packed(linear: object) -> PackedLinear | None:
-    return linear if isinstance(linear, PackedLinear) else None
+def _packed(linear: object) -> _Packed | None:
+    return linear if isinstance(linear, _Packed) else None
+
+
+def _matrix_struct(matrix: _Packed) -> StackMatrixStruct:
+    if isinstance(matrix, CodeLinear):
+        return StackMatrixStruct(codes=ctypes.pointer(matrix.struct))
+    return StackMatrixStruct(
+        panels=matrix.panels.data_ptr(), bias=None if matrix.bias is None else matrix.bias.data_ptr()
+    )

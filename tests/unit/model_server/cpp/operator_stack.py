@@ -6,9 +6,10 @@ import ctypes
 
 import numpy as np
 from operator_attention import Layer, Paging, attention, filled_cache, random_batch, random_layer, rotated
+from operator_codes import Codes
 from support.cpp_operators import AS, BF16, Operators, address, assert_near, exact, widen
 
-from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackStepStruct
+from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackMatrixStruct, StackStepStruct
 
 EPS, QK_EPS = 1e-5, 1e-6
 
@@ -28,11 +29,13 @@ class Block:
             "down": (hidden, inner),
         }
         self.weights = {n: AS[type](random.standard_normal(s) / np.sqrt(s[1])) for n, s in sizes.items()}
-        self.panels = {name: operators.packed(type, weight) for name, weight in self.weights.items()}
+        self.codes = {n: Codes.random(random, *size) for n, size in sizes.items() if random.random() < 0.3}
+        self.panels = {n: operators.packed(type, w) for n, w in self.weights.items() if n not in self.codes}
         self.biases = {
             name: exact(AS[type](random.standard_normal(size[0]) * 0.1), True) if random.random() < 0.3 else None
             for name, size in sizes.items()
         }
+        self.shapes = {name: codes.pack(operators, self.biases[name]) for name, codes in self.codes.items()}
         self.norms = [exact(random.standard_normal(hidden).astype(np.float32), True) for _ in range(2)]
         self.qk_norm = None
         if random.random() < 0.3:
@@ -51,13 +54,15 @@ class Block:
             attention=self.layer.struct(),
         )
         for name, panels in self.panels.items():
-            setattr(struct, name, address(panels))
-            setattr(struct, f"{name}_bias", address(self.biases[name]))
+            setattr(struct, name, StackMatrixStruct(address(panels), address(self.biases[name])))
+        for name, shape in self.shapes.items():
+            setattr(struct, name, StackMatrixStruct(codes=ctypes.pointer(shape)))
         return struct
 
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
         bias = self.biases[name]
-        out: np.ndarray = x @ widen(self.weights[name]).T + (0 if bias is None else widen(bias))
+        weight = self.codes[name].decoded() if name in self.codes else widen(self.weights[name])
+        out: np.ndarray = x @ weight.T + (0 if bias is None else widen(bias))
         return out
 
     def run(self, x: np.ndarray, paging: Paging, cache: np.ndarray, rotations: list[np.ndarray]) -> np.ndarray:

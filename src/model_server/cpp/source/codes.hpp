@@ -1,0 +1,336 @@
+// Products with matrices of codes: whole numbers of 4 or 8 bits, with a scale and a zero point for each group of inputs of
+// each output.
+//
+//   out = sum over groups of scale * sum over inputs of (code - zero) * x
+//
+// A matrix is packed into panels of PANEL outputs. A panel has for each group its scales (float), its zero points (bytes,
+// unless all of the matrix are the same), and its codes: for each 4 inputs (8 bits) or 8 inputs (4 bits, the first four
+// in the lower halves) four bytes of each output, as the instructions for products of bytes read them. One stream of
+// memory serves a single row; many rows read it from the cache.
+//
+// Activations are whole numbers too (code_rows.hpp), so that the sum over a chunk is exact, whatever computes it. Chunks
+// are added in order: a row's result does not depend on its neighbours, on threads, or on the instruction set.
+#pragma once
+#include "code_rows.hpp"
+#include "product.hpp"
+
+struct CodeShape {
+    const uint8_t* panels;
+    const void* bias;      // [outputs] of the activations' type, or null
+    const int32_t* order;  // [columns]: the input that each is multiplied by, or null: the same
+    long outputs, inputs, columns, bits, group;
+    long zero;             // of all groups, or -1: each has its own
+
+    long padded() const { return (columns + CODE_STEP - 1) / CODE_STEP * CODE_STEP; }
+    long panel_count() const { return (outputs + PANEL - 1) / PANEL; }
+    long group_count() const { return (columns + group - 1) / group; }
+    long chunks() const {
+        const long whole = (std::min(group, columns) + CHUNK - 1) / CHUNK, last = columns - (group_count() - 1) * group;
+        return (group_count() - 1) * whole + (last + CHUNK - 1) / CHUNK;
+    }
+    long header() const { return PANEL * sizeof(float) + (zero < 0 ? (PANEL + 4 * LANES - 1) / (4 * LANES) * 4 * LANES : 0); }
+    long panel_bytes() const { return group_count() * header() + padded() * PANEL * bits / 8; }
+};
+
+template <class T> struct CodeMatrix : CodeShape {
+    explicit CodeMatrix(const CodeShape& shape) : CodeShape(shape) {}
+    const uint8_t* panel(long index) const { return panels + index * panel_bytes(); }
+    const T* added() const { return static_cast<const T*>(bias); }
+};
+
+// codes [outputs, columns * bits / 8], scales [outputs, groups], zeros [outputs, groups].
+inline void pack_codes(const CodeShape& m, const uint8_t* codes, const float* scales, const uint8_t* zeros, uint8_t* out,
+                       long first, long last) {
+    const long groups = m.group_count(), width = m.columns * m.bits / 8;
+    for (long p = first; p < last; p++) {
+        uint8_t* to = out + p * m.panel_bytes();
+        for (long g = 0; g < groups; g++) {
+            const long begin = g * m.group, end = std::min(begin + m.group, m.columns);
+            const long filled = (end - begin + CODE_STEP - 1) / CODE_STEP * CODE_STEP;
+            for (long c = 0; c < PANEL; c++) {
+                const long row = p * PANEL + c;
+                const bool exists = row < m.outputs;
+                const float scale = exists ? scales[row * groups + g] : 0.0f;
+                std::memcpy(to + c * sizeof(float), &scale, sizeof(scale));
+                if (m.zero < 0) to[PANEL * sizeof(float) + c] = exists ? zeros[row * groups + g] : 0;
+                uint8_t* at = to + m.header() + c * 4;
+                const uint8_t* from = codes + row * width;
+                auto code = [&](long i) -> uint8_t {
+                    if (!exists || i >= end) return 0;
+                    return m.bits == 8 ? from[i] : from[i / 2] >> (i % 2 * 4) & 15;
+                };
+                const long step = m.bits == 8 ? 4 : 8;
+                for (long i = begin; i < begin + filled; i += step, at += PANEL * 4)
+                    for (long k = 0; k < 4; k++) at[k] = m.bits == 8 ? code(i + k) : code(i + k) | code(i + 4 + k) << 4;
+            }
+            to += m.header() + filled * PANEL * m.bits / 8;
+        }
+    }
+}
+
+INLINE vi load_lanes(const void* p) {
+    vi out;
+    std::memcpy(&out, p, sizeof(out));
+    return out;
+}
+INLINE vi in_all_lanes(const void* p) {
+    int32_t one;
+    std::memcpy(&one, p, sizeof(one));
+    return vi{} + one;
+}
+// Bytes as numbers, a lane each; the compiler's own conversion goes through single numbers.
+INLINE vi load_zeros(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#else
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#endif
+}
+// sum += the products of 16-bit numbers, two in a lane.
+INLINE vi add_pairs(vi sum, vi a, vi b) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__)
+    return sum + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+    return sum + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+// How codes are multiplied: the codes of four inputs as one operand (bytes) or as two (of 16 bits, the even inputs first).
+struct CodeProducts {
+#if defined(__AVX512VNNI__)
+    static constexpr int OPERANDS = 1;
+    template <int BITS> static INLINE vi operand(const uint8_t* b, int half, int) {
+        vi four = load_lanes(b);
+        if constexpr (BITS == 8) return four;
+        return (vi)((vu)four >> (4 * half)) & 0x0f0f0f0f;
+    }
+    static INLINE vi add(vi sum, vi codes, vi x) { return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x); }
+#else
+    static constexpr int OPERANDS = 2;
+    template <int BITS> static INLINE vi operand(const uint8_t* b, int half, int odd) {
+        return (vi)((vu)load_lanes(b) >> (4 * half + 8 * odd)) & (BITS == 4 ? 0x000f000f : 0x00ff00ff);
+    }
+    static INLINE vi add(vi sum, vi codes, vi x) { return add_pairs(sum, codes, x); }
+#endif
+};
+
+// How many sums a tile keeps in registers, and how many rows it has at most.
+constexpr int CODE_SUMS = LANES < 16 ? 8 : 24;
+template <class T> constexpr int CODE_TILE_ROWS = CODE_SUMS / 2 / (CodeRow<T>::PLANES - CodeRow<T>::SUMS + 1);
+
+// parts[plane][r][v] += the products of `steps` steps of codes at b with PLANES planes of R rows at a.
+template <class T, int BITS, int P, int R, int PLANES>
+INLINE void add_steps(vi (&parts)[PLANES][R][2 * P], const char* a, long stride, long plane, const uint8_t* const (&from)[P],
+                      long steps, const uint8_t* const* panels, Fetch& fetch) {
+    constexpr int VECTOR = 4 * LANES;
+    const uint8_t* b[P];
+    for (int p = 0; p < P; p++) b[p] = from[p];
+    for (long k = 0; k < steps; k++) {
+        if constexpr (R > 1) {
+            for (int p = 0; p < P; p++) __builtin_prefetch(panels[p] + fetch.offset, 0, 2);
+            fetch.offset += fetch.pace;
+        }
+        for (int half = 0; half < 8 / BITS; half++)
+            for (int part = 0; part < CodeProducts::OPERANDS; part++, a += 4) {
+                vi w[2 * P];
+                for (int v = 0; v < 2 * P; v++) w[v] = CodeProducts::operand<BITS>(b[v / 2] + v % 2 * VECTOR, half, part);
+                for (int t = 0; t < PLANES; t++)
+                    for (int r = 0; r < R; r++) {
+                        const vi x = in_all_lanes(a + r * stride + t * plane);
+                        for (int v = 0; v < 2 * P; v++) parts[t][r][v] = CodeProducts::add(parts[t][r][v], w[v], x);
+                    }
+            }
+        for (int p = 0; p < P; p++) b[p] += 2 * VECTOR;
+    }
+}
+
+// out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels. Few rows are multiplied by all planes
+// at once; of more rows the sums of one plane fill the registers, and the codes come from the first cache again.
+template <class T, int BITS, int P, int R>
+__attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t* const* panels, const CodeShape& m, vf* out,
+                                         Fetch fetch) {
+    constexpr int PLANES = CodeRow<T>::PLANES, SUMS = CodeRow<T>::SUMS, VECTOR = 4 * LANES;
+    constexpr int UPPER = PLANES - (SUMS - 1);  // planes whose sums are added up as whole numbers
+    constexpr bool AT_ONCE = R * 2 * P * UPPER <= CODE_SUMS;
+    constexpr long STEP = BITS == 8 ? 4 : 8;
+    const long header = m.header(), plane = rows.columns * CodeRow<T>::INPUT_BYTES, stride = PLANES * plane;
+    vf sums[R][2 * P] = {};
+    const uint8_t* b[P];
+    for (int p = 0; p < P; p++) b[p] = panels[p];
+    const char* a = rows.planes;
+    fetch.pace = fetch.pace / (AT_ONCE ? 1 : UPPER);
+    long chunk = 0;
+    for (long first = 0; first < m.columns; first += m.group) {
+        const uint8_t* heads[P];
+        for (int p = 0; p < P; p++) {
+            heads[p] = b[p];
+            b[p] += header;
+        }
+        const long end = std::min(first + m.group, m.columns);
+        for (long begin = first; begin < end; begin += CHUNK, chunk++) {
+            const long inputs = (std::min(CHUNK, end - begin) + CODE_STEP - 1) / CODE_STEP * CODE_STEP, steps = inputs / STEP;
+            vi minus_zeros[2 * P];  // as pairs: see sum_as_pair
+            for (int v = 0; v < 2 * P; v++) {
+                const vi zero = m.zero < 0 ? load_zeros(heads[v / 2] + PANEL * sizeof(float) + v % 2 * LANES) : vi{} + int32_t(m.zero);
+                minus_zeros[v] = (-zero << 16) | (-128 * zero & 0xffff);
+            }
+            auto pair = [&](int r, int which) { return in_all_lanes(rows.sums + (r * rows.chunks + chunk) * SUMS + which); };
+            vf values[R][2 * P];
+            if constexpr (AT_ONCE) {
+                vi parts[UPPER][R][2 * P] = {};
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < 2 * P; v++) parts[UPPER - 1][r][v] = add_pairs(vi{}, minus_zeros[v], pair(r, 0));
+                add_steps<T, BITS>(parts, a, stride, plane, b, steps, panels, fetch);
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < 2 * P; v++)
+                        values[r][v] = __builtin_convertvector(UPPER == 2 ? (parts[0][r][v] << 7) + parts[UPPER - 1][r][v] : parts[0][r][v], vf);
+            } else {
+                vi parts[1][R][2 * P] = {};
+                add_steps<T, BITS>(parts, a, stride, plane, b, steps, panels, fetch);
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < 2 * P; v++) parts[0][r][v] = add_pairs(parts[0][r][v] << 7, minus_zeros[v], pair(r, 0));
+                add_steps<T, BITS>(parts, a + plane, stride, plane, b, steps, panels, fetch);
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < 2 * P; v++) values[r][v] = __builtin_convertvector(parts[0][r][v], vf);
+            }
+            if constexpr (SUMS == 2) {
+                vi parts[1][R][2 * P];
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < 2 * P; v++) parts[0][r][v] = add_pairs(vi{}, minus_zeros[v], pair(r, 1));
+                add_steps<T, BITS>(parts, a + UPPER * plane, stride, plane, b, steps, panels, fetch);
+                for (int r = 0; r < R; r++)
+                    for (int v = 0; v < 2 * P; v++)
+                        values[r][v] = values[r][v] * 128.0f + __builtin_convertvector(parts[0][r][v], vf);
+            }
+            for (int v = 0; v < 2 * P; v++) {
+                const vf scale = load(reinterpret_cast<const float*>(heads[v / 2]) + v % 2 * LANES);
+                for (int r = 0; r < R; r++)
+                    sums[r][v] = fma(values[r][v], scale * rows.scales[r * rows.chunks + chunk], sums[r][v]);
+            }
+            a += inputs * CodeRow<T>::INPUT_BYTES;
+            for (int p = 0; p < P; p++) b[p] += steps * 2 * VECTOR;
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < 2 * P; v++) out[r * 2 * P + v] = sums[r][v];
+}
+
+template <class T, int BITS, int P, int R>
+void code_tile_of(long height, const CodeRows<T>& rows, const uint8_t* const* panels, const CodeShape& m, vf* out, Fetch fetch) {
+    if (height == R) return code_tile<T, BITS, P, R>(rows, panels, m, out, fetch);
+    if constexpr (R > 1) code_tile_of<T, BITS, P, R - 1>(height, rows, panels, m, out, fetch);
+}
+
+// Call `sink(row, sums[2 * P])` for all rows, in tiles of nearly equal height; see `tiles` in matrix.hpp. Several panels at
+// a time are for a single row. `ahead`: how many bytes behind these panels those lie that come next, or 0.
+template <class T, int P, class Sink>
+INLINE void code_tiles(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, const uint8_t* const (&panels)[P],
+                       const Sink& sink, long ahead = 0) {
+    constexpr int MOST = P > 1 ? 1 : CODE_TILE_ROWS<T>;
+    const long count = (rows + MOST - 1) / MOST;
+    const long steps = m.padded() * m.bits / 32, pace = ahead ? 2 * 4 * LANES / count : 0;
+    vf sums[MOST][2 * P];
+    for (long t = 0; t < count; t++) {
+        const long row = rows * t / count, height = rows * (t + 1) / count - row;
+        const Fetch fetch = {ahead + steps * pace * t, pace};
+        if (m.bits == 8) code_tile_of<T, 8, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        else code_tile_of<T, 4, P, MOST>(height, x.from(row), panels, m, sums[0], fetch);
+        for (long r = 0; r < height; r++) sink(row + r, sums[r]);
+    }
+}
+
+constexpr int CODE_PANELS = 4;  // of a single row
+
+// Panels [first, last) of out = x @ matrix.T + bias (+ onto, which may be `out` itself).
+template <class T, class Out>
+void multiply_codes(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out* out, const Out* onto, long first, long last,
+                    long distance) {
+    const long width = m.outputs, ahead = fetches(rows) ? distance * m.panel_bytes() : 0;
+    long p = first;
+    auto next = [&](auto number) {
+        constexpr int P = number;
+        const uint8_t* panels[P];
+        for (int i = 0; i < P; i++) panels[i] = m.panel(p + i);
+        code_tiles<T, P>(m, x, rows, panels, [&](long r, vf(&s)[2 * P]) {
+            put(out + r * width, s, 2 * P, p * PANEL, width, m.added(), onto ? onto + r * width : nullptr);
+        }, ahead);
+        p += P;
+    };
+    while (rows == 1 && p + CODE_PANELS <= last) next(std::integral_constant<int, CODE_PANELS>{});
+    while (p < last) next(std::integral_constant<int, 1>{});
+}
+
+// Panels [first, last) of out = silu(x @ gate.T) * (x @ up.T); `m` holds the gate's panels, then those of up.
+template <class T, class Out>
+void multiply_codes_gated(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out* out, long first, long last,
+                          long distance) {
+    const long width = m.outputs / 2, half = width / PANEL, ahead = fetches(rows) ? distance * m.panel_bytes() : 0;
+    auto finish = [&](long p, long r, const vf* gates, const vf* ups) {
+        put_gated(out + r * width + p * PANEL, gates, ups, m.bias ? m.added() + p * PANEL : nullptr, width);
+    };
+    long p = first;
+    for (; rows == 1 && p + 2 <= last; p += 2) {
+        const uint8_t* const panels[4] = {m.panel(p), m.panel(p + 1), m.panel(half + p), m.panel(half + p + 1)};
+        code_tiles<T, 4>(m, x, rows, panels, [&](long r, vf(&s)[8]) {
+            finish(p, r, s, s + 4);
+            finish(p + 1, r, s + 2, s + 6);
+        });
+    }
+    constexpr long BLOCK = 48;
+    vf gates[BLOCK][2];
+    for (; p < last; p++) {
+        const uint8_t *const gate[1] = {m.panel(p)}, *const up[1] = {m.panel(half + p)};
+        for (long begin = 0; begin < rows; begin += BLOCK) {
+            const long count = std::min(BLOCK, rows - begin);
+            code_tiles<T, 1>(m, x.from(begin), count, gate, [&](long r, vf(&s)[2]) {
+                gates[r][0] = s[0];
+                gates[r][1] = s[1];
+            }, ahead);
+            code_tiles<T, 1>(m, x.from(begin), count, up, [&](long r, vf(&s)[2]) { finish(p, begin + r, gates[r], s); }, ahead);
+        }
+    }
+}
+
+// Space for the rows of a team's products, of whichever matrix needs the most.
+template <class T> CodeRows<T> code_rows_in(char* space, long rows, const CodeShape& m) {
+    CodeRows<T> out = {nullptr, nullptr, nullptr, m.padded(), m.chunks()};
+    out.planes = Scratch::take<char>(space, rows * CodeRows<T>::bytes_of(out.columns));
+    out.scales = Scratch::take<float>(space, rows * out.chunks);
+    out.sums = Scratch::take<int32_t>(space, rows * out.chunks * CodeRow<T>::SUMS);
+    return out;
+}
+template <class T> size_t code_rows_size(long rows, const CodeShape& m) {
+    return CodeRows<T>::size(rows, m.padded(), m.chunks());
+}
+
+// All threads quantize their share of the rows of x, and meet. Each reads no other rows than `Team::share` gives it.
+template <class T, class X>
+CodeRows<T> shared_code_rows(const CodeShape& m, const X* x, long stride, long rows, char* space, Team team) {
+    CodeRows<T> out = code_rows_in<T>(space, rows, m);
+    long first, last;
+    team.share(rows, first, last);
+    for (long r = first; r < last; r++) quantize_row<T>(x + r * stride, m.order, m.columns, m.group, out, r);
+    team.barrier();
+    return out;
+}
+
+template <class T, class Out>
+void code_product(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out* out, const Out* onto, Team team,
+                  std::atomic<long>& next) {
+    auto work = [&](long row, long count, long first, long last, long distance) {
+        multiply_codes<T, Out>(m, x.from(row), count, out + row * m.outputs, onto ? onto + row * m.outputs : nullptr, first,
+                               last, distance);
+    };
+    Pieces(rows, m.panel_count(), team.size).take(next, team.size, rows == 1 ? 4 : 2, work);
+}
+
+template <class T, class Out>
+void gated_code_product(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out* out, Team team, std::atomic<long>& next) {
+    const long width = m.outputs / 2;
+    auto work = [&](long row, long count, long first, long last, long distance) {
+        multiply_codes_gated<T>(m, x.from(row), count, out + row * width, first, last, distance);
+    };
+    Pieces(rows, width / PANEL, team.size).take(next, team.size, rows == 1 ? 2 : 1, work);
+}

@@ -1,0 +1,111 @@
+"""Matrices of codes: packed, multiplied, and what numpy makes of them."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+from support.cpp_operators import AS, DTYPE, FLOAT, Operators, address, assert_near, exact, rows_apart, widen
+
+from model_server.cpp.structs import CodeShapeStruct
+
+# A group's inputs; one group a row is as wide as the matrix.
+GROUPS = 16, 32, 40, 128, 136, 264, 512
+WIDTHS = 2, 6, 8, 20, 64, 128, 200, 256, 258, 300, 528, 776
+OUTPUTS = 1, 15, 16, 31, 32, 33, 64, 65, 100, 200
+
+
+@dataclass
+class Codes:
+    """codes [outputs, columns]; scales, zeros [outputs, groups]. order: the input of each column, or None."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+    group: int
+    bits: int
+    inputs: int
+    order: np.ndarray | None
+
+    @classmethod
+    def random(cls, random: np.random.Generator, outputs: int, inputs: int) -> Codes:
+        columns = inputs if random.random() < 0.8 else inputs + 16
+        order = None
+        if columns != inputs or random.random() < 0.2:
+            order = exact(random.integers(0, inputs, columns).astype(np.int32))
+        group = min(int(random.choice(GROUPS)), columns) if random.random() < 0.7 else columns
+        bits = int(random.choice([4, 8])) if columns % 2 == 0 else 8
+        shape = outputs, -(-columns // group)
+        zeros = random.integers(0, 2**bits, shape) if random.random() < 0.5 else np.full(shape, 2 ** (bits - 1))
+        scales = (random.random(shape) / 2**bits / np.sqrt(columns)).astype(np.float32)
+        codes = random.integers(0, 2**bits, (outputs, columns)).astype(np.uint8)
+        return cls(codes, scales, zeros.astype(np.uint8), group, bits, inputs, order)
+
+    def pack(self, operators: Operators, bias: np.ndarray | None = None) -> CodeShapeStruct:
+        """The structure; it keeps the memory of its panels, but not that of the bias."""
+        first = int(self.zeros[0, 0])
+        struct = CodeShapeStruct(
+            bias=address(bias),
+            order=address(self.order),
+            outputs=len(self.codes),
+            inputs=self.inputs,
+            columns=self.codes.shape[1],
+            bits=self.bits,
+            group=self.group,
+            zero=first if (self.zeros == first).all() else -1,
+        )
+        stored = self.codes if self.bits == 8 else self.codes[:, ::2] | self.codes[:, 1::2] << 4
+        panels = exact(np.empty(operators.cpp_code_bytes(ctypes.byref(struct)), np.uint8))
+        operators.cpp_pack_codes(
+            ctypes.byref(struct),
+            address(exact(stored)),
+            address(exact(self.scales)),
+            address(exact(self.zeros)),
+            address(panels),
+        )
+        struct.panels = address(panels)
+        struct.kept = panels
+        return struct
+
+    def decoded(self) -> np.ndarray:
+        """[outputs, inputs] in float64."""
+        groups = np.arange(self.codes.shape[1]) // self.group
+        values = (self.codes.astype(np.float64) - self.zeros[:, groups]) * self.scales[:, groups]
+        if self.order is None:
+            return values
+        out = np.zeros((len(values), self.inputs))
+        np.add.at(out.T, self.order, values.T)
+        return out
+
+
+def code_case(operators: Operators, random: np.random.Generator, type: int) -> None:
+    """One matrix by several numbers of rows: bit for bit the same, of which the largest is compared with numpy."""
+    outputs, inputs = int(random.choice(OUTPUTS)), int(random.choice(WIDTHS))
+    if random.random() < 0.1:
+        outputs, inputs = 600, 256  # shared among threads
+    form = Codes.random(random, outputs, inputs)
+    bias = exact(AS[type](random.standard_normal(outputs)), True) if random.random() < 0.5 else None
+    struct = form.pack(operators, bias)
+    most = 40
+    x = AS[type](random.standard_normal((most, inputs)) * np.exp2(random.integers(-8, 9, (most, 1))))
+    stride = inputs + int(random.choice([0, 1, 32]))
+    is_shifted = random.random() < 0.5
+
+    def product(rows: int, is_wide: bool) -> np.ndarray:
+        out = exact(np.full((rows, outputs), 7, np.float32 if is_wide else DTYPE[type]), is_shifted)
+        given = rows_apart(x[:rows], stride, is_shifted)
+        operators.cpp_code_linear(type, ctypes.byref(struct), address(given), stride, rows, address(out), is_wide)
+        return out
+
+    whole = {
+        is_wide: operators.same_on_one_thread(lambda is_wide=is_wide: product(most, is_wide)) for is_wide in (0, 1)
+    }
+    weight, added = form.decoded(), 0 if bias is None else widen(bias)
+    # Numbers of a chunk are rounded to a step of the largest one: half a step of 127 * 128 is 3.1e-5.
+    scale = np.abs(widen(x)).max(1, keepdims=True) * np.abs(weight).sum(1) + np.abs(added) + 1e-6
+    assert_near(whole[1], widen(x) @ weight.T + added, 1e-6 if type == FLOAT else 4e-5, scale)
+    np.testing.assert_array_equal(whole[0], AS[type](whole[1]))  # rounded once
+    for rows in random.choice(most, 8, replace=False):
+        is_wide = int(random.random() < 0.5)
+        np.testing.assert_array_equal(product(int(rows), is_wide), whole[is_wide][:rows], f"{rows} rows")

@@ -1,0 +1,91 @@
+"""Products with codes by the C++ operators, against the matrix that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from model_server.cpp.library import library
+from model_server.layers.linear.code_panels import CodeLinear, can_pack
+from model_server.layers.linear.dequantizing import DequantizingLinear
+from model_server.layers.linear.factory import LinearFactory
+from model_server.quantization.codes import Codes, Order
+
+CPU = torch.device("cpu")
+# Of the largest output: activations keep 14 bits beside bfloat16 ones, and 21 beside float32 ones.
+BOUNDS = {torch.float32: 1e-6, torch.bfloat16: 5e-4}
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ operators on this machine")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def random_codes(rows: int, columns: int, bits: int, group: int, order: Order | None = None) -> Codes:
+    shape = rows, -(-columns // group)
+    codes = torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8)
+    zeros = torch.randint(0, 2**bits, shape, dtype=torch.uint8)
+    return Codes.of(codes, (torch.rand(shape) + 0.1).half(), zeros, group, bits, order)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("group", [32, 128, 1024])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_product_is_that_with_the_decoded_matrix(bits: int, group: int, dtype: torch.dtype) -> None:
+    form, bias = random_codes(100, 1024, bits, group), torch.randn(100).to(dtype)
+    linear = LinearFactory(CPU, dtype).make(form, bias)
+    assert isinstance(linear, CodeLinear)
+    decoded = form.dequantize(torch.float32).double()
+    for rows in (1, 7, 64):
+        x = torch.randn(rows, 1024).to(dtype)
+        expected = x.double() @ decoded.T + bias.double()
+        together = linear.wide(x)
+        bound = BOUNDS[dtype] * float(expected.abs().max())
+        torch.testing.assert_close(together.double(), expected, rtol=0, atol=bound)
+        assert torch.equal(linear(x), together.to(dtype))
+        assert torch.equal(torch.cat([linear.wide(row) for row in x.split(1)]), together)
+
+
+def test_columns_in_another_order_and_twice() -> None:
+    columns = torch.cat([torch.randperm(48), torch.tensor([3] * 16)]).int()
+    form = random_codes(40, 64, 4, 16, Order(columns, 48))
+    x = torch.randn(5, 48)
+    expected = x.double() @ form.dequantize(torch.float32).double().T
+    torch.testing.assert_close(CodeLinear(form, None, torch.float32)(x).double(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_a_row_that_is_not_finite_is_nan_and_alone(dtype: torch.dtype, value: float) -> None:
+    linear = CodeLinear(random_codes(64, 300, 8, 300), None, dtype)
+    x = torch.randn(3, 300).to(dtype)
+    expected = linear(x)
+    x[1, 299] = value
+    out = linear(x)
+    assert out[1].isnan().all()
+    assert torch.equal(out[::2], expected[::2])
+
+
+def test_numbers_too_small_for_a_scale_are_zero() -> None:
+    linear = CodeLinear(random_codes(32, 64, 8, 64), torch.ones(32), torch.float32)
+    assert torch.equal(linear(torch.full((2, 64), 1e-38)), torch.ones(2, 32))
+
+
+def test_what_the_panels_do_not_take_is_decoded() -> None:
+    form = random_codes(32, 60, 8, 12)  # of groups that end between inputs of a step
+    assert not can_pack(form)
+    assert isinstance(LinearFactory(CPU, torch.float32).make(form), DequantizingLinear)
+    assert isinstance(LinearFactory(CPU, torch.float16).make(random_codes(32, 64, 8, 64)), DequantizingLinear)
+
+
+def test_other_inputs_are_refused() -> None:
+    linear = CodeLinear(random_codes(32, 64, 8, 64), None, torch.float32)
+    with pytest.raises(RuntimeError, match="a product of"):
+        linear(torch.zeros(2, 63))
+    with pytest.raises(RuntimeError, match="a product of"):
+        linear(torch.zeros(2, 64, dtype=torch.bfloat16))
