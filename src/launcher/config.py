@@ -159,6 +159,9 @@ class LauncherConfig:
     cors_allow_origin: list[str] = option(
         [], panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
     )
+    no_playground: bool = option(
+        False, panel=_HTTP, help="Answer browsers at / as everybody else, without the page to try the model."
+    )
     compute_type: str | None = option(
         None, panel=_HTTP, header=True, help="What the response header x-compute-type says. Default: from the GPUs."
     )
@@ -213,7 +216,8 @@ ROUTER_FLAGS = (
     "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_total_tokens",
     "max_client_batch_size", "payload_limit", "disable_grammar_support", "waiting_served_ratio",
     "max_batch_total_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers", "cors_allow_origin",
-    "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name", "usage_stats",
+    "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
+    "usage_stats",
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type")
 """The key is not in argv, which every user of the machine can read."""

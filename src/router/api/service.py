@@ -12,6 +12,7 @@ from router import metrics
 from router.api.app_state import AppState, state_of
 from router.api.errors import UnknownModelError
 from router.api.json_out import JsonResponse
+from router.api.pages import pages
 from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.errors import UnhealthyError
@@ -25,12 +26,22 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@routes.describes("/ping", "/health", "/", span="health", responses=_UNHEALTHY)
+@routes.describes("/ping", "/health", span="health", responses=_UNHEALTHY)
 async def health(request: Request) -> Response:
     """200 without a body if the shards can generate, else 503."""
     if not await state_of(request).inference.is_healthy():
         raise UnhealthyError
     return Response()
+
+
+@routes.describes("/", span="health", responses=_UNHEALTHY)
+async def root(request: Request) -> Response:
+    """As `/health`; a browser gets a page to try the model, unless `--no-playground` is set."""
+    if not state_of(request).config.no_playground and pages.asks_for_page(request):
+        return pages.playground()
+    answer = await health(request)
+    answer.headers["vary"] = "Accept"
+    return answer
 
 
 @routes.describes("/info", span="get_model_info", response_model=Info)

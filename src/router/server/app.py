@@ -21,6 +21,7 @@ from router.api.app_state import AppState
 from router.api.errors import InternalError, UnauthorizedError, error_response, framework_response
 from router.api.http.fast_path import Application, endpoints_of
 from router.api.openapi import openapi
+from router.api.pages.pages import add_pages
 from router.api.platforms import cloud, kserve
 from router.api.routes import Routes
 from router.config import RouterConfig
@@ -51,7 +52,7 @@ def create_app(
 ) -> FastAPI:
     """The application; without `state` only its OpenAPI document is of use."""
     app = Application(
-        title="Text Generation Inference", docs_url="/docs", redoc_url=None, openapi_url="/api-doc/openapi.json",
+        title="Text Generation Inference", docs_url=None, redoc_url=None, openapi_url="/api-doc/openapi.json",
         redirect_slashes=False, telemetry=_NO_TELEMETRY,
     )  # fmt: skip
     app.state.app_state = state
@@ -59,6 +60,7 @@ def create_app(
         _add_optional_routes(app, state.config)
     for routes in (*_FAMILIES, unsupported.routes):
         app.include_router(routes)
+    add_pages(app, playground=state is None or not state.config.no_playground)
     app.fast_path = endpoints_of(
         (routes for routes in _FAMILIES if routes.is_fast),
         without=() if state is None else (state.config.aip_predict_route, state.config.aip_health_route),

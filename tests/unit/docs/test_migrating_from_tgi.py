@@ -141,7 +141,7 @@ def _all_operations(app: Any) -> Iterator[tuple[str, set[str]]]:
     for path, operations in schema["paths"].items():
         yield path, {method.upper() for method in operations}
     for route in app.routes:
-        if getattr(route, "path", "") in (app.docs_url, app.openapi_url):
+        if getattr(route, "path", "") in ("/docs", app.openapi_url) and getattr(route, "methods", None):
             yield route.path, set(route.methods) - {"HEAD"}
 
 

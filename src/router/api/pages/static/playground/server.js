@@ -1,0 +1,103 @@
+// What is served, from /info, and how it is doing, from /metrics every three seconds while the page is visible.
+
+import { get } from "./api.js";
+import { byId, element } from "./dom.js";
+
+const EVERY_MS = 3000;
+const NUM_SHOWN = 60;
+const FACTS = [
+  ["model_id", "Model"], ["model_sha", "Revision"], ["model_dtype", "Type of the weights"],
+  ["kv_cache_dtype", "Type of the KV cache"], ["model_device_type", "Device"],
+  ["max_input_tokens", "Longest prompt, tokens"], ["max_total_tokens", "Prompt and answer, tokens"],
+  ["max_batch_total_tokens", "Tokens of a running batch"], ["max_concurrent_requests", "Requests at once"],
+  ["tercet_version", "Version of Tercet"], ["version", "Compatible with TGI"],
+];
+
+const rates = [];
+let last = null;
+let hasInfo = false;
+
+export function setUp() {
+  refresh();
+  setInterval(() => { if (document.visibilityState === "visible") refresh(); }, EVERY_MS);
+  document.addEventListener("visibilitychange", () => { last = null; });
+}
+
+async function refresh() {
+  try {
+    if (!hasInfo) showInfo(await get("info"));
+    showMetrics(parsed(await get("metrics", "text")));
+  } catch (error) {
+    last = null;
+    hasInfo = false; // another server may answer when one does again
+    showState("bad", error.message);
+  }
+}
+
+function showInfo(info) {
+  byId("model").textContent = info.model_id;
+  document.title = `${info.model_id} – Tercet`;
+  byId("facts").replaceChildren(...FACTS.filter(([name]) => info[name] !== null && info[name] !== undefined)
+    .flatMap(([name, label]) => [element("dt", {}, label), element("dd", {}, shown(info[name]))]));
+  hasInfo = true;
+}
+
+/** Name → value, of series without labels; what has labels is added up under the bare name. */
+function parsed(text) {
+  const values = {};
+  for (const line of text.split("\n")) {
+    if (line.startsWith("#") || line.includes("_bucket")) continue;
+    const space = line.lastIndexOf(" ");
+    const name = line.slice(0, space).split("{")[0];
+    values[name] = (values[name] ?? 0) + Number(line.slice(space + 1));
+  }
+  return values;
+}
+
+function showMetrics(values) {
+  const of = (name) => values[name] ?? 0;
+  const running = of("tgi_batch_current_size");
+  const queued = of("tgi_queue_size");
+  const live = of("tgi_kv_blocks_live");
+  const blocks = live + of("tgi_kv_blocks_free");
+  const rate = tokenRate(of("tgi_request_inter_token_duration_count")
+    + of("tgi_request_time_to_first_token_duration_count"));
+  const figures = [
+    ["Running requests", number(running)],
+    ["Queued requests", number(queued)],
+    ["Tokens per second", number(rate)],
+    ["KV cache in use", blocks ? `${Math.round((100 * live) / blocks)} %` : "–", blocks ? live / blocks : null],
+    ["Finished", number(of("tgi_request_success"))],
+    ["Failed", number(of("tgi_request_failure"))],
+  ];
+  byId("figures").replaceChildren(...figures.map(([label, value, share]) => element("div", {},
+    element("dt", {}, label),
+    element("dd", {}, value, ...(share === null || share === undefined ? []
+      : [element("meter", { min: 0, max: 1, value: share, "aria-hidden": "true" })])))));
+  showState("good", `${number(running)} running · ${number(queued)} queued · ${number(rate)} tokens/s`);
+}
+
+/** Tokens a second since the last look; draws them. */
+function tokenRate(total) {
+  const now = performance.now();
+  const rate = last && total >= last.total ? Math.round((1000 * (total - last.total)) / (now - last.at)) : 0;
+  last = { total, at: now };
+  rates.push(rate);
+  if (rates.length > NUM_SHOWN) rates.shift();
+  const most = Math.max(1, ...rates);
+  const points = rates.map((one, index) => {
+    const x = 600 - ((rates.length - 1 - index) * 600) / (NUM_SHOWN - 1);
+    return `${x.toFixed(1)},${(85 - (80 * one) / most).toFixed(1)}`;
+  });
+  byId("chart").firstElementChild.setAttribute("points", points.join(" "));
+  byId("chart").setAttribute("aria-label", `Generated tokens per second: now ${rate}, at most ${Math.max(...rates)}`);
+  return rate;
+}
+
+function showState(kind, text) {
+  byId("dot").className = kind;
+  byId("state-text").textContent = text;
+}
+
+const number = (value) => value.toLocaleString("en");
+const shown = (value) => (typeof value === "number" ? number(value) : value.replace(/^torch\./, ""));
