@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import uvicorn
+from hostile_answer import HOSTILE
 from router_fakes import Router, failing, says
 from tokenizers import Tokenizer
 
@@ -21,11 +22,14 @@ from wire import demo_model
 
 
 def script(request: ValidRequest) -> Sequence[Event | None]:
-    """`break down`: a failure of the shards; `stop short`: an end without a last token; both after some tokens."""
+    """`break down`: a failure of the shards; `stop short`: an end without a last token; both after some tokens.
+    `attack`: an answer that attacks who shows it as HTML."""
     if "break down" in request.inputs:
         return failing("one", " two", error=GenerationError("Server error: out of memory"))
     if "stop short" in request.inputs:
         return failing("one", " two", error=IncompleteError())
+    if "attack" in request.inputs:
+        return says(*(HOSTILE[at : at + 7] for at in range(0, len(HOSTILE), 7)))
     return says("one", " two")
 
 

@@ -1,9 +1,9 @@
-"""The unmodified client libraries against one running server; `make test-clients`.
+"""The unmodified client libraries, and a browser, against one running server; `make test-clients`.
 
 Their pins exclude each other, so each group has a virtual environment of its own below `.venv-clients`, made of the
 exact versions in `requirements`. The tests of a group lie in the folder of the group's name and learn the servers'
 addresses from variables: TERCET_URL is a server with the demo model, TERCET_FAULTY_URL a router that demands a key and
-fails on demand (see `faulty_router`).
+fails on demand (see `faulty_router`). The browser is Debian's chromium; where there is none its group is skipped.
 
 With SHORT=1 the groups marked as long are left out.
 """
@@ -42,6 +42,7 @@ class Group:
 GROUPS = (
     Group("newest", "huggingface_hub 2, openai 3, langchain-openai"),
     Group("older_hub", "text-generation, huggingface_hub 0.36, langchain-huggingface"),
+    Group("browser", "the page at / in Chromium"),
     Group("older_openai", "litellm, openai 2, huggingface_hub 1", is_long=True),
 )
 
@@ -67,6 +68,7 @@ def main() -> int:
     options = ("--max-concurrent-requests", str(MAX_CONCURRENT), "--enable-prefill-logprobs")
     with running_server("demo", *options) as server, faulty_router() as faulty_url:
         addresses = {"TERCET_URL": server.url, "TERCET_FAULTY_URL": faulty_url, "TERCET_KEY": KEY}
+        addresses["TERCET_SCREENSHOTS"] = str(ENVIRONMENTS / "screenshots")
         outcomes = [tried(group, addresses | {"TERCET_PERMITS": str(MAX_CONCURRENT)}, sys.argv[1:]) for group in groups]
     print(table(outcomes))
     return 0 if all(outcome.has_passed for outcome in outcomes) else 1

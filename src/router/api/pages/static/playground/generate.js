@@ -121,7 +121,7 @@ function showDetails(target) {
     element("table", {},
       element("caption", {}, `Token ${Number(target.dataset.index) + 1} of ${tokens.length}`),
       element("thead", {}, element("tr", {},
-        ...["Token", "Probability", "", "Id"].map((name) => element("th", { scope: "col" }, name)))),
+        ...["Token", "Probability", "Id"].map((name) => element("th", { scope: "col" }, name)))),
       element("tbody", {}, ...rows.map(row))));
 }
 
@@ -129,7 +129,7 @@ function row({ id, text, logprob, isChosen }) {
   const meter = element("meter", { min: 0, max: 1, value: Math.exp(logprob), "aria-hidden": "true" });
   return element("tr", { class: isChosen ? "chosen" : null },
     element("td", {}, element("code", {}, visible(text)), isChosen ? " chosen" : ""),
-    element("td", {}, percent(logprob)), element("td", {}, meter), element("td", {}, String(id)));
+    element("td", {}, meter, " ", percent(logprob)), element("td", {}, String(id)));
 }
 
 /** A token's text with white space that can be seen. */

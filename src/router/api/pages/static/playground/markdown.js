@@ -5,9 +5,9 @@ import { element } from "./dom.js";
 const MAX_DEPTH = 8;
 const MAX_LINK_TEXT = 500;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-const DELIMITERS = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s+([^]*)$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+([^]*)$/;
+const DELIMITERS = /^\|?:?-+:?(\|:?-+:?)*\|?$/; // of a table, without spaces
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 
 /** The text as a fragment; an unfinished text, as it streams in, is fine. */
@@ -106,7 +106,8 @@ const isIndented = (line, indent) => line.trim() !== "" && line.length - line.tr
 const withoutIndent = (line, most) => line.slice(Math.min(most, line.length - line.trimStart().length));
 
 function isTable(lines, at) {
-  return lines[at].includes("|") && (lines[at + 1] ?? "").includes("|") && DELIMITERS.test(lines[at + 1]);
+  const next = lines[at + 1] ?? "";
+  return lines[at].includes("|") && next.includes("|") && DELIMITERS.test(next.replace(/\s/g, ""));
 }
 
 function table(lines, at, depth) {
