@@ -24,9 +24,10 @@ def test_a_chat(visit: Visit, url: str, shot: Any, scheme: Any) -> None:
     ask(page, "What is the capital of Italy?")
     hello, italy = answers(page)
     assert hello == "Hello! 2 plus 3 is 5." and "Rome" in italy
-    expect(page.locator(".message.assistant .facts").last).to_have_text(re.compile(r"\d+ \+ \d+ tokens"))
+    expect(page.locator(".message.assistant .facts").last).to_have_text(re.compile(r"\d+ tokens in, \d+ out"))
     expect(page.locator("#announcement")).to_have_text(italy)
     ask(page, "Tell me a story about a fox.")
+    expect(page.locator(".message.assistant .facts").last).to_be_in_viewport()
     shot(page, f"chat-{scheme}")
     page.get_by_role("button", name="Try again").click()
     finished(page)
@@ -77,7 +78,7 @@ def test_generate_shows_how_probable_each_token_was(visit: Visit, url: str, shot
     page = visit(f"{url}/")
     page.get_by_role("tab", name="Generate").click()
     page.get_by_label("Prompt, exactly").fill("The capital of France is")
-    page.get_by_label("Most tokens to generate").fill("8")
+    page.get_by_label("Most tokens").fill("8")
     page.get_by_role("button", name="Generate").click()
     expect(page.locator("#generate-result")).to_contain_text("tokens")
     tokens = page.get_by_role("listbox", name="Tokens").get_by_role("option")
@@ -110,7 +111,7 @@ def test_the_server_tab(visit: Visit, url: str, shot: Any) -> None:
 
 def test_a_stream_is_stopped(visit: Visit, url: str) -> None:
     page = visit(f"{url}/")
-    page.get_by_label("Most tokens to generate").fill("3000")
+    page.get_by_label("Most tokens").fill("3000")
     page.get_by_label("Temperature").fill("2")
     page.get_by_role("textbox", name="Message").fill("Tell me a story about a fox.")
     page.route("**/v1/chat/completions", lambda route: route.continue_(
@@ -121,7 +122,7 @@ def test_a_stream_is_stopped(visit: Visit, url: str) -> None:
     expect(page.locator(".message.assistant .facts")).to_have_text("stopped")
     page.unroute("**/v1/chat/completions")
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
-    page.get_by_label("Most tokens to generate").fill("3")
+    page.get_by_label("Most tokens").fill("3")
     ask(page, "Hello")
     assert len(answers(page)) == 2
 
@@ -164,7 +165,7 @@ def test_no_accessibility_rule_is_broken(visit: Visit, url: str, scheme: Any) ->
     for tab in ("Chat", "Generate", "Server"):
         page.get_by_role("tab", name=tab).click()
         if tab == "Generate":
-            page.get_by_label("Most tokens to generate").fill("8")
+            page.get_by_label("Most tokens").fill("8")
             page.get_by_role("button", name="Generate").click()
             expect(page.locator("#generate-result")).to_contain_text("tokens")
             page.get_by_role("option").first.hover()

@@ -58,7 +58,7 @@ def test_chat(page: Page) -> None:
 
 def test_generate(page: Page) -> None:
     page.get_by_role("tab", name="Generate").click()
-    page.get_by_label("Most tokens to generate").fill("8")
+    page.get_by_label("Most tokens").fill("8")
     page.get_by_label("Seed").fill("3")
     for output in run_all(page, None):
         assert "Paris" in output

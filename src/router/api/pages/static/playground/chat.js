@@ -79,6 +79,7 @@ async function answer() {
   setBusy(true);
   const view = messageView("assistant");
   byId("messages").append(view.root);
+  byId("messages").scrollTop = byId("messages").scrollHeight;
   const got = { content: "", calls: [], reason: null, usage: null, began: performance.now(), first: null };
   const draw = oncePerFrame(() => following(() => view.show(got.content)));
   draw();
@@ -133,7 +134,7 @@ function rates({ usage, began, first }) {
   if (!usage) return [];
   const seconds = (performance.now() - (first ?? began)) / 1000;
   const rate = usage.completion_tokens > 1 && seconds > 0 ? Math.round((usage.completion_tokens - 1) / seconds) : null;
-  return [`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`, rate === null ? "" : `${rate} tokens/s`];
+  return [`${usage.prompt_tokens} tokens in, ${usage.completion_tokens} out`, rate === null ? "" : `${rate} tokens/s`];
 }
 
 /** The result of one tool call; the model goes on once every call has one. */

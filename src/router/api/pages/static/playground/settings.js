@@ -4,11 +4,11 @@ import { byId, element } from "./dom.js";
 
 const KEY = "tercet.key";
 const FIELDS = [
-  { name: "max_tokens", native: "max_new_tokens", label: "Most tokens to generate", min: 1, step: 1, value: 256 },
-  { name: "temperature", label: "Temperature (0: always the likeliest token)", min: 0, step: 0.1 },
+  { name: "max_tokens", native: "max_new_tokens", label: "Most tokens", min: 1, step: 1, value: 256 },
+  { name: "temperature", label: "Temperature", min: 0, step: 0.1 },
   { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.05 },
   { name: "top_k", label: "Top k", min: 1, step: 1 },
-  { name: "repetition_penalty", label: "Repetition penalty (1: none)", min: 0, step: 0.05 },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0, step: 0.05 },
   { name: "seed", label: "Seed", min: 0, step: 1 },
   { name: "stop", label: "Stop texts, one per line" },
 ];
