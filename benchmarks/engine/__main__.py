@@ -5,6 +5,10 @@ context, a prefill of 8 prompts of 128 and of 2 of 512 tokens, each with its gre
 of several runs, in milliseconds, and what the loop would give in tokens per second if nothing else took time.
 
 With --compare the same steps beside another configuration, in turns; all shapes and types unless some are named.
+
+With --quantized the steps of int8 and int4 weights beside bfloat16 ones, in turns: weights that are quantized on load
+as `--quantize eetq` does, and a gptq checkpoint of groups of 128, made of the same weights at the first run. It prints
+a Markdown table and takes a quarter of an hour on two quiet cores; stop everything else first.
 """
 
 from __future__ import annotations
@@ -16,20 +20,24 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.engine import quantized
 from benchmarks.engine.compare import Comparison, compare
-from benchmarks.engine.steps import Step, cells, clock_of, loaded, timed
+from benchmarks.engine.steps import Step, cells, clock_of, dtype_of, loaded, timed
 from benchmarks.peers.checkpoints import SHAPES
+from benchmarks.peers.quantized import BITS
 from model_server.runner.runner import Runner
 
 OUT = Path(__file__).parents[1] / "out" / "engine.json"
+QUANTIZED_OUT = Path(__file__).parents[1] / "results" / "quantized.json"
 DTYPES = ("bfloat16", "float32")
 COMPARED_SHAPES = ("135M", "0.5B")
+QUANTIZED_SHAPES = ("135M", "0.5B", "1.1B")
 
 
-def measure(runner: Runner, dtype: torch.dtype, args: argparse.Namespace) -> None:
+def measure(runner: Runner, precision: str, args: argparse.Namespace) -> None:
     clock = clock_of(cpu_time=args.cpu_time)
     for cell in cells(args.rows, prefill=not args.no_prefill):
-        step = Step(cell, runner, dtype)
+        step = Step(cell, runner, dtype_of(precision))
         logits = step.forward()
         forwards = timed(step.forward, args.seconds, clock)
         choices = timed(partial(step.choose, logits), args.seconds / 4, clock)
@@ -58,7 +66,10 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, nargs="+", default=None, help="135M; of a comparison several")
     parser.add_argument("--model", type=Path, help="another checkpoint instead of a shape")
-    parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=None, help="bfloat16; of a comparison both")
+    parser.add_argument(
+        "--dtype", choices=(*DTYPES, *BITS), nargs="+", default=None,
+        help="bfloat16; with --compare the first two, with --quantized the last two",
+    )  # fmt: skip
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each cell, of a comparison for each side")
     parser.add_argument("--no-prefill", action="store_true")
@@ -72,10 +83,18 @@ def options() -> argparse.Namespace:
         help="beside this process with these variables (TERCET_NATIVE=0 if none is named; PYTHONPATH=OTHER/src for "
         "another version)",
     )  # fmt: skip
+    parser.add_argument("--quantized", action="store_true", help="quantized weights beside bfloat16")
     parser.add_argument("--ours", nargs="+", metavar="NAME=VALUE", default=[], help="variables of the first side")
     parser.add_argument("--turns", type=int, default=4, help="of each side in each cell of a comparison")
-    parser.add_argument("--out", type=Path, default=OUT, help="the comparison as JSON")
+    parser.add_argument(
+        "--out", type=Path, default=None,
+        help="the comparison as JSON (benchmarks/out/engine.json; of --quantized benchmarks/results/quantized.json)",
+    )  # fmt: skip
     args = parser.parse_args()
+    if args.model and (args.quantized or "int4" in (args.dtype or ())):
+        parser.error("--quantized and --dtype int4 take a --shape; a quantized checkpoint goes with --dtype bfloat16")
+    if args.quantized and (args.compare is not None or args.profile or args.attention):
+        parser.error("--quantized goes without --compare, --profile and --attention")
     labels = [cell.label for cell in cells(args.rows, prefill=not args.no_prefill)]
     if args.profile and args.profile not in labels:
         raise SystemExit(f"--profile {args.profile!r}: the cells are {', '.join(labels)}")
@@ -84,6 +103,17 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     args = options()
+    if args.quantized:
+        quantized.measure(
+            args.shape or QUANTIZED_SHAPES,
+            args.dtype or list(BITS),
+            cells(args.rows, prefill=not args.no_prefill),
+            seconds=args.seconds,
+            turns=args.turns,
+            cpu_time=args.cpu_time,
+            out=args.out or QUANTIZED_OUT,
+        )
+        return
     if args.compare is not None:
         compare(
             Comparison(
@@ -96,15 +126,14 @@ def main() -> None:
                 turns=args.turns,
                 cpu_time=args.cpu_time,
             ),
-            args.out,
+            args.out or OUT,
         )
         return
     for model in [str(args.model)] if args.model else args.shape or ["135M"]:
-        for name in args.dtype or ["bfloat16"]:
-            dtype = getattr(torch, name)
-            with loaded(model, dtype, attention=args.attention, one_thread=args.cpu_time) as runner:
-                print(f"{Path(model).name}, {name}, {torch.get_num_threads()} threads")
-                measure(runner, dtype, args)
+        for precision in args.dtype or ["bfloat16"]:
+            with loaded(model, precision, attention=args.attention, one_thread=args.cpu_time) as runner:
+                print(f"{Path(model).name}, {precision}, {torch.get_num_threads()} threads")
+                measure(runner, precision, args)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One side of a comparison, a process of its own: variables such as TERCET_NATIVE are read once in a process.
 
-`python -m benchmarks.engine.child MODEL DTYPE wall|cpu` writes a line of JSON once the model is loaded; then one for
-each line that it reads, a cell and seconds to measure it for. Between them nothing of it runs.
+`python -m benchmarks.engine.child MODEL PRECISION wall|cpu` writes a line of JSON once the model is loaded; then one
+for each line that it reads, a cell and seconds to measure it for. Between them nothing of it runs.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from functools import partial
 
 import torch
 
-from benchmarks.engine.steps import Cell, Step, clock_of, loaded, timed
+from benchmarks.engine.steps import Cell, Step, clock_of, dtype_of, loaded, timed
 from model_server.cpp.openmp import release_threads
 
 
 def main() -> None:
-    model, name, clock_name = sys.argv[1:]
-    dtype, clock = getattr(torch, name), clock_of(cpu_time=clock_name == "cpu")
+    model, precision, clock_name = sys.argv[1:]
+    dtype, clock = dtype_of(precision), clock_of(cpu_time=clock_name == "cpu")
     steps: dict[Cell, Step] = {}
-    with loaded(model, dtype, one_thread=clock_name == "cpu") as runner:
+    with loaded(model, precision, one_thread=clock_name == "cpu") as runner:
         _say({"threads": torch.get_num_threads()})
         for line in sys.stdin:
             asked = json.loads(line)

@@ -92,6 +92,15 @@ class Side:
         self._process.communicate()
 
 
+def in_turns(sides: Sequence[Side], cell: Cell, seconds: float, turns: int) -> list[list[float]]:
+    """Milliseconds of each run of each side: `seconds` of each, in `turns` parts, every other turn backwards."""
+    times: list[list[float]] = [[] for _ in sides]
+    for turn in range(turns):
+        for place in range(len(sides)) if turn % 2 == 0 else reversed(range(len(sides))):
+            times[place].extend(sides[place].measure(cell, seconds / turns))
+    return times
+
+
 def compare(asked: Comparison, out: Path) -> None:
     """Measure, print a table as each model is done, and write JSON to `out`."""
     results: list[Result] = []
@@ -116,10 +125,7 @@ def _model(asked: Comparison, model: str, dtype: str) -> tuple[list[Result], int
             sides.append(Side(model, dtype, variables, cpu_time=asked.cpu_time))
         results = []
         for cell in asked.cells:
-            times: tuple[list[float], list[float]] = ([], [])
-            for turn in range(asked.turns):
-                for place in (0, 1) if turn % 2 == 0 else (1, 0):
-                    times[place].extend(sides[place].measure(cell, asked.seconds / asked.turns))
+            times = in_turns(sides, cell, asked.seconds, asked.turns)
             results.append(Result.of(Path(model).name, dtype, cell.label, *times))
         return results, sides[0].threads
     finally:

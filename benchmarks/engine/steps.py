@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.peers.checkpoints import SHAPES, checkpoint
+from benchmarks.peers.checkpoints import SHAPES
+from benchmarks.peers.quantized import arithmetic, quantize_flag, stored
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.metadata import AttentionMetadata
 from model_server.config import threads_are_set
@@ -94,11 +95,11 @@ def _inputs(cell: Cell, vocab_size: int) -> tuple[ModelInputs, int]:
 
 
 @contextlib.contextmanager
-def loaded(
-    model: str, dtype: torch.dtype, *, attention: str | None = None, one_thread: bool = False
-) -> Iterator[Runner]:
-    """The model on this process's CPUs, in inference mode; `model`: one of SHAPES, or a folder."""
-    folder = checkpoint(model) if model in SHAPES else Path(model)
+def loaded(model: str, precision: str, *, attention: str | None = None, one_thread: bool = False) -> Iterator[Runner]:
+    """The model on this process's CPUs, in inference mode; `model`: one of SHAPES, or a folder, whose weights are
+    quantized only on load."""
+    folder = stored(model, precision) if model in SHAPES else Path(model)
+    dtype = dtype_of(precision)
     tune(CPU, 1, 2**30, keep_threads=threads_are_set())
     if one_thread:
         torch.set_num_threads(1)
@@ -106,11 +107,18 @@ def loaded(
     try:
         with torch.inference_mode():
             placement = Placement(CPU, dtype, Ranks.of(joined))
-            runner = load_runner(describe(examine(folder)), placement, AttentionChoice(attention, CPU, dtype))
+            described = describe(examine(folder), quantize=quantize_flag(precision))
+            runner = load_runner(described, placement, AttentionChoice(attention, CPU, dtype))
             settle(CPU)
             yield runner
     finally:
         joined.close()
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Of activations and the KV cache."""
+    dtype: torch.dtype = getattr(torch, arithmetic(precision))
+    return dtype
 
 
 def clock_of(*, cpu_time: bool) -> Callable[[], float]:

@@ -18,7 +18,7 @@ import torch
 
 FOLDER = Path(__file__).parent.parent / "out" / "models"
 
-# Hub models of these shapes: SmolLM-135M, Qwen2.5-0.5B; the small one is where overhead is everything.
+# Hub models of these shapes: SmolLM-135M, Qwen2.5-0.5B, TinyLlama-1.1B; the small one is where overhead is everything.
 SHAPES: dict[str, dict[str, Any]] = {
     "15M": {
         "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8,
@@ -31,6 +31,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "0.5B": {
         "model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14,
         "num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936,
+    },
+    "1.1B": {
+        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "intermediate_size": 5632, "vocab_size": 32000, "tie_word_embeddings": False,
     },
 }  # fmt: skip
 
@@ -56,10 +60,10 @@ def num_parameters(shape: str) -> tuple[int, int]:
 def _make(shape: str, folder: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = dict(SHAPES[shape])
+    settings = {"tie_word_embeddings": True, **SHAPES[shape]}
     config = AutoConfig.for_model(
-        settings.pop("model_type"), **settings, tie_word_embeddings=True, max_position_embeddings=2048,
-        bos_token_id=None, eos_token_id=0, pad_token_id=0,
+        settings.pop("model_type"), **settings, max_position_embeddings=2048, bos_token_id=None, eos_token_id=0,
+        pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
