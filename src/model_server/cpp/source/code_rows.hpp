@@ -30,7 +30,7 @@ template <class T> struct CodeRow {
     static constexpr float LARGEST = TERMS == 3 ? 127.0f * 128 * 128 : 127.0f * 128;
 };
 
-// A team's rows; each has PLANES planes of `columns` inputs, and for each chunk a scale and SUMS sums, as pairs.
+// A team's rows; each has PLANES planes of `columns` inputs, and for each chunk a scale and SUMS sums (`beginning`).
 template <class T> struct CodeRows {
     char* planes;
     float* scales;
@@ -56,12 +56,13 @@ INLINE vu larger_bits(vu a, vu b) {
 #endif
 }
 
-// The sum of the lanes, of less than 23 bits, as two numbers of 16 bits: 128 * the upper one + the lower one. Products
-// with zero points, which are given as (128 * zero, zero), are then those of pairs.
-INLINE int32_t sum_as_pair(vi x) {
+// What products of a chunk begin with: -zero * the sum of its inputs if one zero point is that of all codes. Otherwise
+// (zero < 0) the sum, of less than 23 bits, as two numbers of 16 bits, 128 * the upper one + the lower one: its products
+// with zero points, which are given as (-128 * zero, -zero), are then those of pairs.
+INLINE int32_t beginning(vi x, long zero) {
     int32_t total = 0;
     for (int i = 0; i < LANES; i++) total += x[i];
-    return (total & 127) << 16 | (total >> 7 & 0xffff);
+    return zero < 0 ? (total & 127) << 16 | (total >> 7 & 0xffff) : -int32_t(zero) * total;
 }
 
 // One plane's share of a vector of numbers; n of them exist.
@@ -88,8 +89,8 @@ INLINE void store_terms(char* plane, long at, vi terms, long n) {
 // T: what decides how many bits a number keeps; X: what x is given as.
 // The chunk of `count` inputs of x, or of those that `order` names; `at`: its first place in the row.
 template <class T, class X>
-void quantize_chunk(const X* x, const int32_t* order, long at, long count, char* planes, long columns, float& scale,
-                    int32_t* sums) {
+void quantize_chunk(const X* x, const int32_t* order, long at, long count, long zero, char* planes, long columns,
+                    float& scale, int32_t* sums) {
     constexpr int TERMS = CodeRow<T>::TERMS;
     alignas(64) float values[CHUNK];
     const long filled = (count + LANES - 1) / LANES * LANES;
@@ -127,16 +128,17 @@ void quantize_chunk(const X* x, const int32_t* order, long at, long count, char*
         }
         if constexpr (TERMS == 3) store_terms(to + bytes, at + i, lowest, n);
     }
-    sums[0] = sum_as_pair(upper_sum);
-    if constexpr (TERMS == 3) sums[1] = sum_as_pair(lowest_sum);
+    sums[0] = beginning(upper_sum, zero);
+    if constexpr (TERMS == 3) sums[1] = beginning(lowest_sum, zero);
 }
 
 // A whole row for a matrix whose codes have `group` inputs with one scale.
 template <class T, class X>
-void quantize_row(const X* x, const int32_t* order, long num_columns, long group, const CodeRows<T>& out, long r) {
+void quantize_row(const X* x, const int32_t* order, long num_columns, long group, long zero,
+                  const CodeRows<T>& out, long r) {
     long chunk = 0;
     for (long first = 0; first < num_columns; first += group)
         for (long at = first, end = std::min(first + group, num_columns); at < end; at += CHUNK, chunk++)
-            quantize_chunk<T>(x, order, at, std::min(CHUNK, end - at), const_cast<char*>(out.row(r)), out.columns,
+            quantize_chunk<T>(x, order, at, std::min(CHUNK, end - at), zero, const_cast<char*>(out.row(r)), out.columns,
                            out.scales[r * out.chunks + chunk], out.sums + (r * out.chunks + chunk) * CodeRow<T>::SUMS);
 }

@@ -146,21 +146,19 @@ INLINE void add_steps(vi (&parts)[PLANES][R][2 * P], const char* a, long stride,
     }
 }
 
-// out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels. Few rows are multiplied by all planes
-// at once; of more rows the sums of one plane fill the registers, and the codes come from the first cache again.
+// out[r * 2 * P + 2 * p + v] = rows[r] . columns of panel p, for R rows and P panels.
 template <class T, int BITS, int P, int R>
 __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t* const* panels, const CodeShape& m, vf* out,
                                          Fetch fetch) {
     constexpr int PLANES = CodeRow<T>::PLANES, SUMS = CodeRow<T>::SUMS, VECTOR = 4 * LANES;
     constexpr int UPPER = PLANES - (SUMS - 1);  // planes whose sums are added up as whole numbers
-    constexpr bool AT_ONCE = R * 2 * P * UPPER <= CODE_SUMS;
     constexpr long STEP = BITS == 8 ? 4 : 8;
     const long header = m.header(), plane = rows.columns * CodeRow<T>::INPUT_BYTES, stride = PLANES * plane;
     vf sums[R][2 * P] = {};
     const uint8_t* b[P];
     for (int p = 0; p < P; p++) b[p] = panels[p];
     const char* a = rows.planes;
-    fetch.pace = fetch.pace / (AT_ONCE ? 1 : UPPER);
+    const bool is_chunk = m.group <= CHUNK;  // a group
     long chunk = 0;
     for (long first = 0; first < m.columns; first += m.group) {
         const uint8_t* heads[P];
@@ -168,50 +166,53 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
             heads[p] = b[p];
             b[p] += header;
         }
+        auto scale = [&](int v) __attribute__((always_inline)) {
+            return load(reinterpret_cast<const float*>(heads[v / 2]) + v % 2 * LANES);
+        };
+        vf of_group[R][2 * P] = {};
         const long end = std::min(first + m.group, m.columns);
         for (long begin = first; begin < end; begin += CHUNK, chunk++) {
             const long inputs = (std::min(CHUNK, end - begin) + CODE_STEP - 1) / CODE_STEP * CODE_STEP, steps = inputs / STEP;
-            vi minus_zeros[2 * P];  // as pairs: see sum_as_pair
-            for (int v = 0; v < 2 * P; v++) {
-                const vi zero = m.zero < 0 ? load_zeros(heads[v / 2] + PANEL * sizeof(float) + v % 2 * LANES) : vi{} + int32_t(m.zero);
-                minus_zeros[v] = (-zero << 16) | (-128 * zero & 0xffff);
-            }
-            auto pair = [&](int r, int which) { return in_all_lanes(rows.sums + (r * rows.chunks + chunk) * SUMS + which); };
+            // Products begin with those of the zero points.
+            auto begin_parts = [&](vi (&parts)[R][2 * P], int which) __attribute__((always_inline)) {
+                const int32_t* from = rows.sums + chunk * SUMS + which;
+                for (int v = 0; v < 2 * P; v++) {
+                    if (m.zero >= 0) {
+                        for (int r = 0; r < R; r++) parts[r][v] = in_all_lanes(from + r * rows.chunks * SUMS);
+                    } else {
+                        const vi zero = load_zeros(heads[v / 2] + PANEL * sizeof(float) + v % 2 * LANES);
+                        const vi minus = (-zero << 16) | (-128 * zero & 0xffff);
+                        for (int r = 0; r < R; r++) parts[r][v] = add_pairs(vi{}, minus, in_all_lanes(from + r * rows.chunks * SUMS));
+                    }
+                }
+            };
             vf values[R][2 * P];
-            if constexpr (AT_ONCE) {
-                vi parts[UPPER][R][2 * P] = {};
-                for (int r = 0; r < R; r++)
-                    for (int v = 0; v < 2 * P; v++) parts[UPPER - 1][r][v] = add_pairs(vi{}, minus_zeros[v], pair(r, 0));
-                add_steps<T, BITS>(parts, a, stride, plane, b, steps, panels, fetch);
-                for (int r = 0; r < R; r++)
-                    for (int v = 0; v < 2 * P; v++)
-                        values[r][v] = __builtin_convertvector(UPPER == 2 ? (parts[0][r][v] << 7) + parts[UPPER - 1][r][v] : parts[0][r][v], vf);
-            } else {
-                vi parts[1][R][2 * P] = {};
-                add_steps<T, BITS>(parts, a, stride, plane, b, steps, panels, fetch);
-                for (int r = 0; r < R; r++)
-                    for (int v = 0; v < 2 * P; v++) parts[0][r][v] = add_pairs(parts[0][r][v] << 7, minus_zeros[v], pair(r, 0));
-                add_steps<T, BITS>(parts, a + plane, stride, plane, b, steps, panels, fetch);
-                for (int r = 0; r < R; r++)
-                    for (int v = 0; v < 2 * P; v++) values[r][v] = __builtin_convertvector(parts[0][r][v], vf);
-            }
+            vi parts[UPPER][R][2 * P] = {};
+            begin_parts(parts[UPPER - 1], 0);
+            add_steps<T, BITS>(parts, a, stride, plane, b, steps, panels, fetch);
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < 2 * P; v++)
+                    values[r][v] = __builtin_convertvector(UPPER == 2 ? (parts[0][r][v] << 7) + parts[UPPER - 1][r][v] : parts[0][r][v], vf);
             if constexpr (SUMS == 2) {
-                vi parts[1][R][2 * P];
-                for (int r = 0; r < R; r++)
-                    for (int v = 0; v < 2 * P; v++) parts[0][r][v] = add_pairs(vi{}, minus_zeros[v], pair(r, 1));
-                add_steps<T, BITS>(parts, a + UPPER * plane, stride, plane, b, steps, panels, fetch);
+                vi lowest[1][R][2 * P];
+                begin_parts(lowest[0], 1);
+                add_steps<T, BITS>(lowest, a + UPPER * plane, stride, plane, b, steps, panels, fetch);
                 for (int r = 0; r < R; r++)
                     for (int v = 0; v < 2 * P; v++)
-                        values[r][v] = values[r][v] * 128.0f + __builtin_convertvector(parts[0][r][v], vf);
+                        values[r][v] = values[r][v] * 128.0f + __builtin_convertvector(lowest[0][r][v], vf);
             }
-            for (int v = 0; v < 2 * P; v++) {
-                const vf scale = load(reinterpret_cast<const float*>(heads[v / 2]) + v % 2 * LANES);
-                for (int r = 0; r < R; r++)
-                    sums[r][v] = fma(values[r][v], scale * rows.scales[r * rows.chunks + chunk], sums[r][v]);
-            }
+            for (int v = 0; v < 2 * P; v++)
+                for (int r = 0; r < R; r++) {
+                    const float of_inputs = rows.scales[r * rows.chunks + chunk];
+                    if (is_chunk) sums[r][v] = fma(values[r][v], scale(v) * of_inputs, sums[r][v]);
+                    else of_group[r][v] = fma(values[r][v], splat(of_inputs), of_group[r][v]);
+                }
             a += inputs * CodeRow<T>::INPUT_BYTES;
             for (int p = 0; p < P; p++) b[p] += steps * 2 * VECTOR;
         }
+        if (is_chunk) continue;
+        for (int v = 0; v < 2 * P; v++)
+            for (int r = 0; r < R; r++) sums[r][v] = fma(of_group[r][v], scale(v), sums[r][v]);
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < 2 * P; v++) out[r * 2 * P + v] = sums[r][v];
@@ -311,9 +312,15 @@ CodeRows<T> shared_code_rows(const CodeShape& m, const X* x, long stride, long r
     CodeRows<T> out = code_rows_in<T>(space, rows, m);
     long first, last;
     team.share(rows, first, last);
-    for (long r = first; r < last; r++) quantize_row<T>(x + r * stride, m.order, m.columns, m.group, out, r);
+    for (long r = first; r < last; r++) quantize_row<T>(x + r * stride, m.order, m.columns, m.group, m.zero, out, r);
     team.barrier();
     return out;
+}
+
+// Rows that stay in the second-level cache while all panels are multiplied: they are read again for each.
+template <class T> long cached_rows(const CodeRows<T>& x) {
+    constexpr long BYTES = 384 << 10;
+    return std::max(BYTES / CodeRows<T>::bytes_of(x.columns), 4L * CODE_TILE_ROWS<T>);
 }
 
 template <class T, class Out>
@@ -323,7 +330,7 @@ void code_product(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out* 
         multiply_codes<T, Out>(m, x.from(row), count, out + row * m.outputs, onto ? onto + row * m.outputs : nullptr, first,
                                last, distance);
     };
-    Pieces(rows, m.panel_count(), team.size).take(next, team.size, rows == 1 ? 4 : 2, work);
+    Pieces(rows, m.panel_count(), team.size, cached_rows(x)).take(next, team.size, rows == 1 ? 4 : 2, work);
 }
 
 template <class T, class Out>
@@ -332,5 +339,5 @@ void gated_code_product(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows,
     auto work = [&](long row, long count, long first, long last, long distance) {
         multiply_codes_gated<T>(m, x.from(row), count, out + row * width, first, last, distance);
     };
-    Pieces(rows, width / PANEL, team.size).take(next, team.size, rows == 1 ? 2 : 1, work);
+    Pieces(rows, width / PANEL, team.size, cached_rows(x)).take(next, team.size, rows == 1 ? 2 : 1, work);
 }

@@ -1,6 +1,7 @@
 // A product shared among threads: whoever is free takes the next panels, so that a thread whose core is busy with other
 // work does not keep the others waiting. Who computes what does not change a result.
 #pragma once
+#include <algorithm>
 #include <memory>
 
 #include "matrix.hpp"
@@ -47,7 +48,9 @@ template <class T, class X> const Input<T>* rows_as_input(const X* x, long& stri
 struct Pieces {
     long rows, panels, blocks;
 
-    Pieces(long rows, long panels, int threads) : rows(rows), panels(panels), blocks(1) {
+    // most_rows: of a block.
+    Pieces(long rows, long panels, int threads, long most_rows)
+        : rows(rows), panels(panels), blocks(std::max(1L, (rows + most_rows - 1) / most_rows)) {
         // More threads than a matrix has panels for: rows are divided as well, if there are many.
         while (panels * blocks < 8 * threads && rows / (blocks + 1) >= 8 * TILE_ROWS) blocks++;
     }
@@ -83,7 +86,7 @@ void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* 
         multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.outputs,
                          onto ? onto + row * m.outputs : nullptr, first, last, distance);
     };
-    Pieces(rows, m.panel_count(), team.size).take(next, team.size, rows == 1 ? 4 : 2, work);
+    Pieces(rows, m.panel_count(), team.size, rows).take(next, team.size, rows == 1 ? 4 : 2, work);
 }
 
 template <class T, class Out>
@@ -93,5 +96,5 @@ void gated_product(const Matrix<T>& m, const Input<T>* x, long stride, long rows
     auto work = [&](long row, long count, long first, long last, long distance) {
         multiply_gated<T>(m, x + row * stride, stride, count, out + row * width, first, last, distance);
     };
-    Pieces(rows, width / PANEL, team.size).take(next, team.size, rows == 1 ? 2 : 1, work);
+    Pieces(rows, width / PANEL, team.size, rows).take(next, team.size, rows == 1 ? 2 : 1, work);
 }
