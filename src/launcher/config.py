@@ -12,15 +12,12 @@ from typing import Literal
 from launcher.errors import ArgumentValidation
 from wire import tracing
 from wire.cli.options import option
+from wire.quantization.methods import Quantize, refuse_unserved
 
 DEFAULT_MODEL_ID = "bigscience/bloom-560m"
 """TGI's default. Kept because scripts rely on it, warned about because it mostly means a misspelt variable."""
 
 Dtype = Literal["float16", "bfloat16", "float32"]
-Quantize = Literal[
-    "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin",
-    "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8",
-]  # fmt: skip
 Attention = Literal[
     "triton", "flash_attn", "torch_varlen", "cpp", "reference",
     "paged", "flashdecoding", "flashdecoding-ipex", "flashinfer",
@@ -231,7 +228,7 @@ SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "disable_custom_kernels",
     "watermark_gamma", "watermark_delta", "attention",
 )  # fmt: skip
-DOWNLOAD_FLAGS = ("revision", "trust_remote_code")
+DOWNLOAD_FLAGS = ("revision", "trust_remote_code", "quantize")
 
 
 def check(config: LauncherConfig) -> None:
@@ -311,12 +308,10 @@ def _check_token_limits(config: LauncherConfig) -> None:
 
 
 def _check_served(config: LauncherConfig) -> None:
+    refuse_unserved(config.quantize, ArgumentValidation)
+    if config.quantize == "exl2" and (config.num_shard or 1) > 1:
+        raise ArgumentValidation("Sharding is currently not supported with `exl2` quantization")
     for flag, is_set, remedy in (
-        (
-            f"--quantize {config.quantize}",
-            config.quantize in ("bitsandbytes-nf4", "bitsandbytes-fp4", "exl2"),
-            "plain weights are quantized by fp8, eetq or bitsandbytes",
-        ),
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
         ("--lora-adapters", bool(config.lora_adapters), "merge the adapter into the model first"),
         ("--rope-scaling dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind of config.json"),

@@ -85,7 +85,7 @@ class _Launch:
             model_info.check_directory(model_id, directory)
         # What is known already is checked already: before a download, not after it.
         info = model_info.read(directory)
-        check_model(model_id, info)
+        check_model(model_id, info, config.quantize)
         expected = resolve_num_shard(config, machine, info).value
         preflight.check_memory(model_id, machine, info, expected)
         address = preflight.listening_address(config)
@@ -149,7 +149,7 @@ class _Launch:
                 raise
             self._end_phase("trial of the tokenizer")
             info = model_info.read(directory)
-            check_model(model_id, info)
+            check_model(model_id, info, config.quantize)
             num_shard = resolve_num_shard(config, machine, info).value
             preflight.check_memory(model_id, machine, info, num_shard)
             master_port = preflight.rendezvous_port(config, num_shard)
@@ -175,6 +175,8 @@ class _Launch:
         except DownloadError as error:
             # The step's own message is enough where it is about the model.
             message = str(error).rpartition(f"--model-id {model_id}: ")[2]
+            if model_id in message:
+                raise DownloadError(message) from error
             hint = "" if "/" in model_id else f"; there is no directory {model_id} either"
             raise DownloadError(f"{model_id}: {message}{hint}") from error
         if status is None:

@@ -15,7 +15,10 @@ from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.local_grpc import poll_in_place
 from wire.log import log_setup
+from wire.model_files import read_object
 from wire.processes import stack_dump
+from wire.quantization.config import by_tensors, said_of
+from wire.quantization.methods import choose
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ def download(config: DownloadConfig) -> int:
             trust_remote_code=config.trust_remote_code,
             auto_convert=config.auto_convert,
             with_bars=draws_progress_bars(),
+            check=lambda directory: _refuse_quantized(directory, config),
         )
     except StartupError as error:
         logger.error("%s", error)
@@ -101,6 +105,22 @@ def _refuse_adapter(model_id: str) -> None:
             f"--model-id {model_id} holds an adapter ({ADAPTER_CONFIG}) and no model; adapters are {NOT_SERVED}: "
             "merge it into its base model first"
         )
+
+
+def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
+    """What cannot be served as it is quantized, by the configs in `directory`. Raises StartupError."""
+    from model_server.weights.locate import INDEX, weight_map
+
+    fields = read_object(directory / "config.json", StartupError)
+    said = said_of(directory, fields, StartupError)
+    if said is None and (directory / INDEX).exists():
+        said = by_tensors(dict.fromkeys(weight_map(directory / INDEX), ()))
+    choice = choose(config.quantize, said, config.model_id, StartupError)
+    if choice.method is not None:
+        # Imported here: torch takes seconds.
+        from model_server.models.model import check_family
+
+        check_family(fields, choice)
 
 
 def quantize(config: QuantizeConfig) -> int:

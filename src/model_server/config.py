@@ -14,6 +14,7 @@ from typing import Literal
 from model_server.errors import StartupError
 from wire.cli.options import argument, option
 from wire.log import progress_bars
+from wire.quantization.methods import Quantize, refuse_unserved
 
 DtypeName = Literal["float16", "bfloat16", "float32"]
 
@@ -21,10 +22,6 @@ _U32 = 2**32 - 1
 
 NOT_SERVED = "not served yet"
 
-Quantize = Literal[
-    "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "gptq", "awq", "compressed-tensors", "eetq", "exl2", "fp8",
-    "marlin",
-]  # fmt: skip
 _DISTRIBUTED, _RUN, _REFUSED = "Ranks", "Operation", "Not served yet (refused at start)"
 
 
@@ -175,6 +172,12 @@ class DownloadConfig:
         help="Where a model has only pickled weights (.bin, .pt), write safetensors beside them: in a process of its "
         "own that takes nothing but tensors",
     )
+    quantize: Quantize | None = option(
+        None,
+        env=None,
+        help="What the model will be served with: what does not go with its config.json is refused before weights are "
+        "fetched",
+    )
     extension: Literal[".safetensors"] = option(
         ".safetensors", env=None, help="Kind of the weight files; no other is served"
     )
@@ -217,6 +220,7 @@ def draws_progress_bars() -> bool:
 
 def check(config: ServeConfig) -> None:
     """Refuses what cannot be served whatever the model. Raises StartupError."""
+    refuse_unserved(config.quantize, StartupError)
     for flag, is_set, remedy in (
         ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
         ("LORA_ADAPTERS", config.lora_adapters is not None, "merge the adapter into the model first"),

@@ -50,6 +50,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
+    if rank == 0 and model.scheme.warning is not None:
+        logger.warning("%s", model.scheme.warning)
     device = resolve_device(layout.local.rank, layout.local.size)
     dtype = resolve_dtype(
         config.dtype,

@@ -33,7 +33,7 @@ def test_a_folder_of_quantized_weights(method: str, tmp_path: Path) -> None:
 
     source = tiny_checkpoint("llama", tmp_path / "source")
     found, log = served(quantize_folder(source, tmp_path, method, act_order=method == "gptq"))
-    assert f"Weights: {method}, 4 bits, groups of 32; 2 matrices plain" in log
+    assert f"Weights: {method}, 4 bits, groups of 32; 2 modules plain; activations in " in log
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32)
     ids = AutoTokenizer.from_pretrained(tmp_path / "plain")(PROMPT, return_tensors="pt").input_ids
     wanted = model.generate(ids, max_new_tokens=NEW, min_new_tokens=len(found), do_sample=False)[0, ids.shape[1] :]
@@ -45,4 +45,4 @@ def test_a_folder_of_quantized_weights(method: str, tmp_path: Path) -> None:
 def test_plain_weights_are_quantized_on_load(tmp_path: Path) -> None:
     found, log = served(tiny_checkpoint("llama", tmp_path / "source"), "--quantize", "eetq")
     assert found
-    assert "Weights: eetq on load, 8 bits, one group a row; 2 matrices plain" in log
+    assert "Weights: eetq on load, 8 bits, one group a row; 2 modules plain; activations in " in log

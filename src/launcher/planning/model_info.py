@@ -5,16 +5,19 @@ Reads leniently, field by field: a config that is partly odd still gives what it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import ArgumentValidation
 from wire.model_files import read_object, read_text
+from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of
+from wire.quantization.methods import method_of
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -39,10 +42,15 @@ class ModelInfo:
     num_shared_experts: int = 0
     num_experts: int = 1
     has_vision: bool = False
-    quantize: str | None = None
-    """`quant_method` of a checkpoint that is quantized, `unknown` where it does not say."""
+    quantization: Mapping[str, Any] | None = None
+    """The `quantization_config` of a checkpoint that is quantized."""
     weight_bytes: int | None = None
     """Size of the weight files, where they are here already."""
+
+    @property
+    def quantize(self) -> str | None:
+        """The method of a checkpoint that is quantized, `unknown` where it does not say."""
+        return None if self.quantization is None else method_of(self.quantization)
 
     def summary(self) -> str:
         """For people: what is known of the model's kind and size."""
@@ -137,15 +145,34 @@ def _some(names: list[str]) -> str:
 
 
 def read(path: Path | None) -> ModelInfo | None:
-    """The facts in `path`/config.json; None, with one warning, if it cannot be read."""
+    """The facts in `path`/config.json and beside it; None, with one warning, if they cannot be read."""
     if path is None:
         return None
     try:
         config = read_object(path / "config.json", ValueError)
+        said = said_of(path, config, ValueError)
     except ValueError as error:
         logger.warning("Could not read config.json of the model, defaults are general ones: %s", error)
         return None
-    return dataclasses.replace(from_config(config), weight_bytes=_weight_bytes(path))
+    weight_bytes = _weight_bytes(path)
+    if said is None and weight_bytes is not None:
+        said = by_tensors(_tensors_of_codes(path))
+    return dataclasses.replace(from_config(config), quantization=said, weight_bytes=weight_bytes)
+
+
+def _tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
+    """Shapes of the tensors by which gptq and awq are known. A file that cannot be read has none: the shards refuse it.
+
+    Only headers are read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    shapes: dict[str, Sequence[int]] = {}
+    for file in path.glob("*.safetensors"):
+        with contextlib.suppress(OSError, SafetensorError), safe_open(file, framework="numpy") as tensors:
+            names = [name for name in tensors.keys() if name.endswith((WORDS, SCALES))]  # noqa: SIM118
+            shapes |= {name: tensors.get_slice(name).get_shape() for name in names}
+    return shapes
 
 
 def _weight_bytes(path: Path) -> int | None:
@@ -183,16 +210,8 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         num_shared_experts=_count(config, "n_shared_experts") or 0,
         num_experts=_count(config, "num_local_experts") or 1,
         has_vision="vision_config" in config,
-        quantize=_quantize(config),
+        quantization=in_config(config),
     )
-
-
-def _quantize(config: Mapping[str, Any]) -> str | None:
-    block = config.get("quantization_config") or config.get("compression_config")
-    if not isinstance(block, dict):
-        return None
-    method = block.get("quant_method")
-    return method if isinstance(method, str) else "unknown"
 
 
 def _count(config: Mapping[str, Any], *names: str) -> int | None:

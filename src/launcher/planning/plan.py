@@ -14,12 +14,9 @@ from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo
 from launcher.planning.prefill import prefill_tokens
 from launcher.planning.resolved import Resolved
+from wire.quantization.methods import choose
 
 DEFAULT_MASTER_PORT = 29500
-SERVED_METHODS = (
-    "gptq", "awq", "auto-round", "intel/auto-round", "compressed-tensors", "fbgemm_fp8", "fp8", "modelopt",
-)  # fmt: skip
-"""Of `quant_method` in config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +142,10 @@ def _notes(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, n
     return notes
 
 
-def check_model(model_id: str, info: ModelInfo | None) -> None:
-    """Refuses what no shard could serve, before one is started. Raises ArgumentValidation."""
-    if info is not None and info.quantize is not None and info.quantize not in SERVED_METHODS:
-        raise ArgumentValidation(
-            f"{model_id} is quantized with {info.quantize}, which is not served; served are {', '.join(SERVED_METHODS)}"
-        )
+def check_model(model_id: str, info: ModelInfo | None, quantize: str | None = None) -> None:
+    """Refuses what no shard could serve, before one is started. quantize: the flag. Raises ArgumentValidation."""
+    if info is not None:
+        choose(quantize, info.quantization, model_id, ArgumentValidation)
 
 
 def resolve_num_shard(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None) -> Resolved:

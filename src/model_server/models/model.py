@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -16,6 +18,7 @@ from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.quantization.kv_cache import DTYPES, wants_float8
 from model_server.quantization.scheme import Scheme, resolve
 from model_server.weights.checkpoint import Checkpoint
+from wire.quantization.methods import Choice
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +52,30 @@ def describe(
                 f"--rope-scaling is not served for {config.model_type}: set it in the model's config.json"
             ) from None
         if scheme.method is not None:
-            raise StartupError(
-                f"{config.model_type} is stored as {scheme.method}; the transformers runner serves plain weights only"
-            ) from None
+            raise _plain_only(config.model_type, scheme.method, on_load=scheme.quantize is not None) from None
         return Model(checkpoint=checkpoint, config=config, spec=None)
     if rope_factor is not None:
         spec = with_linear_rope(spec, rope_factor)
     return Model(checkpoint=checkpoint, config=config, spec=spec, scheme=scheme)
+
+
+def check_family(fields: Mapping[str, Any], choice: Choice) -> None:
+    """Whether a family can be served quantized, by its config.json alone. Raises StartupError."""
+    config = ModelConfig(fields)
+    try:
+        spec_of(config)
+    except UnknownFamilyError:
+        if choice.method is not None:
+            raise _plain_only(config.model_type, choice.method, on_load=choice.on_load) from None
+
+
+def _plain_only(model_type: str, method: str, *, on_load: bool) -> StartupError:
+    if on_load:
+        return StartupError(
+            f"`--quantize {method}`: {model_type} is served by the transformers runner, which serves plain weights "
+            "only; leave it out"
+        )
+    return StartupError(f"{model_type} is stored as {method}; the transformers runner serves plain weights only")
 
 
 def cache_dtype(

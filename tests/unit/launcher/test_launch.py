@@ -128,7 +128,11 @@ ADAPTER = "a@b@c"
         (["--sharded", "true"], "NotEnoughCUDADevices", ["--sharded true", "only 0 CUDA devices"]),
         (["--sharded", "true", "--num-shard", "1"], "ArgumentValidation", ["--sharded true", "--num-shard"]),
         (["--num-shard", "0"], "ArgumentValidation", ["--num-shard", "cannot be < 1"]),
-        (["--num-shard", "2", "--quantize", "exl2"], "ArgumentValidation", ["--quantize"]),
+        (
+            ["--num-shard", "2", "--quantize", "exl2"],
+            "ArgumentValidation",
+            ["Sharding is currently not supported with `exl2` quantization"],
+        ),
         (["--dtype", "float16", "--quantize", "bitsandbytes-nf4"], "ArgumentValidation", ["--quantize"]),
         (
             ["--max-input-tokens", "3", "--max-input-length", "4"],
@@ -184,6 +188,24 @@ def test_a_quantized_checkpoint(tmp_path: Path, signals: Signals) -> None:
     config = parse(LauncherConfig, ["--model-id", str(tmp_path), "--port", "0"], {})
     with pytest.raises(ArgumentValidation, match="is quantized with hqq, which is not served"):
         launch._Launch(config, signals, {}).run()
+
+
+@pytest.mark.parametrize(
+    ("said", "flag", "text"),
+    [
+        (None, "awq", "`--quantize awq` names a stored format, but {} holds plain weights; leave it out, or "),
+        ("gptq", "fp8", "`--quantize fp8` quantizes plain weights on load, but {} is stored as gptq; leave it out"),
+    ],
+)
+def test_a_flag_that_does_not_go_with_the_checkpoint(
+    said: str | None, flag: str, text: str, tmp_path: Path, signals: Signals
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said and {"quant_method": said}}))
+    (tmp_path / "model.safetensors").touch()
+    config = parse(LauncherConfig, ["--model-id", str(tmp_path), "--port", "0", "--quantize", flag], {})
+    with pytest.raises(ArgumentValidation) as refused:
+        launch._Launch(config, signals, {}).run()
+    assert str(refused.value).startswith(text.format(tmp_path))
 
 
 def test_a_cache_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_defaults_of_tgi() -> None:
         ({"port": 9000, "master_port": 9000}, ["--master-port", "9000", "twice"]),
         ({"master_port": 9001, "prometheus_port": 9001}, ["--master-port", "9001", "twice"]),
         ({"aip_http_port": 9000, "prometheus_port": 9000}, ["--aip-http-port", "--prometheus-port", "9000"]),
-        ({"quantize": "exl2"}, ["--quantize", "not served yet"]),
+        ({"quantize": "bitsandbytes-nf4"}, ["--quantize", "not served yet"]),
         ({"speculate": 2}, ["--speculate", "not served yet"]),
         ({"lora_adapters": "a"}, ["--lora-adapters", "not served yet"]),
         (

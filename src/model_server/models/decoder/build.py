@@ -65,7 +65,8 @@ def build(
         if progress is not None:
             progress(len(blocks), len(layers))
     loader.linears.measure(group)
-    loader.scheme.report()
+    if group.rank == 0:
+        loader.scheme.report(reader.dtype)
     if loader.cache_scales is not None:
         loader.cache_scales.report()
     return Decoder(

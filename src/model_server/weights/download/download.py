@@ -29,6 +29,7 @@ from model_server.weights.hub_errors import NotAnId, Refused, Unreachable
 from model_server.weights.locate import ADAPTER_CONFIG, INDEX, has_safetensors, is_local, resolve, weight_files
 from wire import tokenizer_file
 from wire.model_files import read_object
+from wire.quantization.config import FILES
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +52,14 @@ def download(
     hub: Hub | None = None,
     wait_s: float = WAIT_S,
     with_bars: bool = False,
+    check: Callable[[Path], None] | None = None,
 ) -> Path:
     """Make `model_id` present on this machine and return its directory.
 
     auto_convert: where there are only pickled weights, write safetensors beside them (see `convert`).
 
-    with_bars: progress is watched as bars, which move every second.
+    with_bars: progress is watched as bars, which move every second. check: refuses a model of the hub by its configs,
+    which lie in the directory that it gets, before weights are fetched.
 
     Raises StartupError, one line: unknown or gated repository, no network and nothing cached, no room or right to
     write, an adapter, pickled weights only, or weights or a tokenizer that cannot be converted.
@@ -75,7 +78,7 @@ def download(
     stop = threading.Event()
     every_s = interval(with_bars)
     hub = hub or HuggingFaceHub(stop)
-    wanted = _Download(model_id, revision, trust_remote_code, auto_convert, hub, stop, wait_s, every_s)
+    wanted = _Download(model_id, revision, trust_remote_code, auto_convert, hub, stop, wait_s, every_s, check)
     try:
         directory = wanted.run()
     except OSError as error:
@@ -89,10 +92,11 @@ class _Download:
 
     def __init__(
         self, model_id: str, revision: str | None, code: bool, convert: bool, hub: Hub, stop: threading.Event,
-        wait_s: float, every_s: float,
+        wait_s: float, every_s: float, check: Callable[[Path], None] | None,
     ) -> None:  # fmt: skip
         self._model_id, self._revision, self._code, self._convert = model_id, revision, code, convert
         self._hub, self._stop, self._wait_s, self._every_s = hub, stop, wait_s, every_s
+        self._check = check
 
     @property
     def _where(self) -> str:
@@ -156,6 +160,7 @@ class _Download:
         wanted = self._wanted(found, directory)
         missing = [name for name in wanted if not _is_there(directory / name, found.sizes[name])]
         if missing:
+            self._check_configs(found, directory)
             self._fetch_all(found, missing)
         if not has_safetensors(directory):
             convert(directory)
@@ -181,6 +186,15 @@ class _Download:
             self._model_id, names, indices.get(INDEX), indices.get(PICKLE_INDEX), pickled_allowed=self._convert
         )
         return [*side, *(name for name in picked if name not in side)]
+
+    def _check_configs(self, found: Repository, directory: Path) -> None:
+        if self._check is None:
+            return
+        disk.check_writable(cache())
+        for name in ("config.json", *FILES):
+            if name in found.sizes:
+                self._fetch(found, name, _Nobody())
+        self._check(directory)
 
     def _about_adapter(self, found: Repository) -> str:
         base = read_object(self._fetch(found, ADAPTER_CONFIG, _Nobody()), StartupError).get("base_model_name_or_path")

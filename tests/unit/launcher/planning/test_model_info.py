@@ -8,7 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from launcher.errors import ArgumentValidation
 from launcher.planning.model_info import (
@@ -183,3 +185,19 @@ def test_a_config_that_is_a_pipe_or_a_device_is_not_read(tmp_path: Path, caplog:
     os.mkfifo(config)
     assert read(tmp_path) is None
     assert caplog.text.count("config.json is not a regular file") == 2
+
+
+def test_older_files_of_codes_are_known_by_their_tensors(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "damaged.safetensors").write_text("?")
+    words = {"m.qweight": np.zeros((64, 8), np.int32), "m.scales": np.zeros((2, 64), np.float16)}
+    save_file({"m.weight": np.zeros((2, 2), np.float32)}, tmp_path / "a.safetensors")
+    plain = read(tmp_path)
+    save_file(words, tmp_path / "b.safetensors")
+    packed = read(tmp_path)
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32}))
+    said = read(tmp_path)
+    assert plain is not None
+    assert packed is not None
+    assert said is not None
+    assert [info.quantize for info in (plain, packed, said)] == [None, "awq", "gptq"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from support.dict_reader import DictReader
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from model_server.quantization import onload
 from model_server.quantization.codes import Codes
+from model_server.quantization.forms import Plain
 from model_server.quantization.onload import QUANTIZERS
 from model_server.quantization.scheme import Scheme
 from model_server.weights.matrix import HeadOrder, MatrixSlice, Part
@@ -54,3 +57,35 @@ def test_what_is_spared(method: str) -> None:
     scheme = Scheme(method, quantize=QUANTIZERS[method])
     form = scheme.read(READER, MatrixSlice(parts=(Part("m", ((0, 32),), 32),), columns=(0, 48)), as_stored=True)
     assert torch.equal(form.dequantize(torch.float32), WEIGHT)
+
+
+@METHODS
+def test_modules_that_the_config_names(method: str) -> None:
+    """One of two matrices that are read as one."""
+    reader = DictReader({"a.q_proj.weight": WEIGHT, "a.k_proj.weight": WEIGHT})
+    scheme = Scheme(method, quantize=QUANTIZERS[method], skipped=("k_proj",))
+    parts = tuple(Part(f"a.{name}_proj", ((0, 32),), 32) for name in "qk")
+    form = scheme.read(reader, MatrixSlice(parts=parts, columns=(0, 48)))
+    assert torch.equal(form.dequantize(torch.float32), torch.cat([by_hand(method), WEIGHT]))
+    assert isinstance(form.rows(32, 64), Plain)
+
+
+def test_the_line_of_the_log_counts_modules(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    reader = DictReader({f"{name}.weight": WEIGHT for name in "abcd"})
+    scheme = Scheme("eetq", quantize=QUANTIZERS["eetq"], skipped=("d",))
+
+    def read(*names: str, as_stored: bool = False) -> None:
+        parts = tuple(Part(name, ((0, 32),), 32) for name in names)
+        scheme.read(reader, MatrixSlice(parts=parts, columns=(0, 48)), as_stored=as_stored)
+
+    read("a", "b", "d")
+    scheme.report(torch.bfloat16)
+    read("b", "c", as_stored=True)
+    read("c", as_stored=True)  # as a tied head is
+    scheme.report(torch.bfloat16)
+    Scheme().report(torch.bfloat16)
+    assert caplog.messages == [
+        "Weights: eetq on load, 8 bits, one group a row; 1 module plain; activations in bfloat16",
+        "Weights: eetq on load, 8 bits, one group a row; 3 modules plain; activations in bfloat16",
+    ]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from model_server.cli import _refuse_quantized
+from model_server.config import DownloadConfig
 from model_server.errors import StartupError
-from model_server.models.model import describe
+from model_server.models.model import check_family, describe
+from model_server.quantization.described import said_of_weights
+from model_server.quantization.onload import QUANTIZERS
 from model_server.quantization.scheme import resolve
-from model_server.weights.checkpoint import Checkpoint
+from model_server.weights.checkpoint import Checkpoint, examine
 from model_server.weights.header import Header, Stored
+from wire.quantization.methods import ON_LOAD, Choice, Quantize
 
 
 def checkpoint(
@@ -59,40 +65,83 @@ def test_other_methods_are_refused_whatever_the_model(key: str, model_type: str)
         describe(found, name="demo")
 
 
-@pytest.mark.parametrize("flag", ["gptq", "awq", "exl2", "marlin", "compressed-tensors"])
-def test_a_stored_format_is_asked_of_plain_weights(flag: str) -> None:
-    text = (
-        rf"^`--quantize {flag}` names a stored format, but m holds plain weights; leave it out, or quantize on load "
-        r"with fp8, eetq or bitsandbytes-nf4$"
-    )
-    with pytest.raises(StartupError, match=text):
-        resolve(checkpoint(), flag)
+def test_a_refusal_of_the_flag() -> None:
+    with pytest.raises(StartupError, match=r"^`--quantize gptq` names a stored format, but m holds plain weights; "):
+        resolve(checkpoint(), "gptq")
 
 
-@pytest.mark.parametrize("flag", ["eetq", "bitsandbytes", "bitsandbytes-nf4", "fp8"])
-def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
-    text = rf"^`--quantize {flag}` quantizes plain weights on load, but m is stored as awq; leave it out$"
-    with pytest.raises(StartupError, match=text):
-        resolve(quantized("awq"), flag)
+@pytest.mark.parametrize(("method", "flag", "warns"), [("gptq", "marlin", False), ("awq", "exl2", True)])
+def test_the_file_wins(method: str, flag: str, warns: bool) -> None:
+    scheme = resolve(quantized(method), flag)
+    assert scheme.method == method
+    assert (scheme.warning is not None) is warns
 
 
-@pytest.mark.parametrize("flag", ["bitsandbytes-nf4", "bitsandbytes-fp4"])
-def test_what_is_not_quantized_on_load(flag: str) -> None:
-    with pytest.raises(StartupError, match=rf"^`--quantize {flag}` is not served; of plain weights served are .*eetq"):
-        resolve(checkpoint(), flag)
+def test_fp8_of_a_folder_that_is_fp8() -> None:
+    assert resolve(quantized("fp8"), "fp8").quantize is None
+    assert resolve(checkpoint(), "fp8").quantize is not None
 
 
-@pytest.mark.parametrize(
-    ("method", "flag", "warns"),
-    [("gptq", "gptq", False), ("gptq", "marlin", False), ("awq", "gptq", False), ("awq", "exl2", True)],
-)
-def test_the_file_wins(method: str, flag: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert resolve(quantized(method), flag).method == method
-    assert ("names another format" in caplog.text) is warns
+def test_every_word_that_quantizes_on_load_has_its_function() -> None:
+    assert set(QUANTIZERS) == set(ON_LOAD)
+
+
+def test_scalars_of_older_files(tmp_path: Path) -> None:
+    """TGI's own command wrote bits and groups into the weight file, and nothing into a config."""
+    tensors = {
+        "m.qweight": torch.zeros(8, 8, dtype=torch.int32),
+        "m.scales": torch.zeros(1, 8),
+        "gptq_bits": torch.tensor([3]),
+        "gptq_groupsize": torch.tensor([-1]),
+        "gptq_sym": torch.tensor([False]),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert said_of_weights(examine(tmp_path)) == {
+        "quant_method": "gptq", "bits": 3, "group_size": -1, "sym": False,
+    }  # fmt: skip
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4}))
+    assert said_of_weights(examine(tmp_path)) == {"quant_method": "gptq", "bits": 4}
+
+
+def test_the_family_is_checked_by_its_config_alone() -> None:
+    check_family({"model_type": "no such type"}, Choice())
+    with pytest.raises(StartupError) as stored:
+        check_family({"model_type": "no such type"}, Choice("gptq"))
+    assert str(stored.value) == "no such type is stored as gptq; the transformers runner serves plain weights only"
+    with pytest.raises(StartupError, match=r"^`--quantize eetq`: no such type is served by the transformers runner, "):
+        check_family({"model_type": "no such type"}, Choice("eetq", on_load=True))
 
 
 def test_types_of_the_transformers_runner() -> None:
     found = checkpoint(model_type="no such type", quantization_config={"quant_method": "gptq"})
     with pytest.raises(StartupError, match=r"^no such type is stored as gptq; the transformers runner serves plain"):
         describe(found)
+
+
+def test_what_the_download_step_refuses_by_configs(tmp_path: Path) -> None:
+    """Before weights are fetched; of a sharded model it knows the names of the tensors, too."""
+
+    def refusal(flag: Quantize | None, **fields: Any) -> str | None:
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        try:
+            _refuse_quantized(tmp_path, DownloadConfig(model_id="org/m", quantize=flag))
+        except StartupError as error:
+            return str(error)
+        return None
+
+    llama = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 8,
+        "num_attention_heads": 4, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    assert refusal(None, **llama) is None
+    assert refusal("eetq", **llama) is None
+    assert refusal(None, **llama, quantization_config={"quant_method": "gptq"}) is None
+    unknown = refusal(None, model_type="x", quantization_config={"quant_method": "gptq"})
+    assert unknown == "x is stored as gptq; the transformers runner serves plain weights only"
+    other = refusal(None, model_type="llama", quantization_config={"quant_method": "mxfp4"}) or ""
+    assert other.startswith("org/m is quantized with mxfp4, which is not served; served are gptq, ")
+    assert (refusal("gptq", model_type="llama") or "").startswith("`--quantize gptq` names a stored format")
+    index = {"weight_map": {"m.qweight": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert refusal("gptq", **llama) is None

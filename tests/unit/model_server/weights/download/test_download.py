@@ -210,3 +210,15 @@ def test_a_local_adapter_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(StartupError, match=r"is an adapter \(LoRA\), not a model: serve its base model"):
         download(str(tmp_path), None)
+
+
+def test_configs_are_checked_before_weights_are_fetched() -> None:
+    hub = FakeHub([*OTHERS, "quantize_config.json", "model.safetensors.index.json", "model-1.safetensors"])
+
+    def check(directory: Path) -> None:
+        assert (directory / "config.json").exists()
+        raise StartupError("not this one")
+
+    with pytest.raises(StartupError, match="not this one"):
+        download("org/name", None, hub=hub, check=check)
+    assert set(hub.fetched) == {"config.json", "quantize_config.json", "model.safetensors.index.json"}

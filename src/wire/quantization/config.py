@@ -1,0 +1,80 @@
+"""Where a checkpoint says how its weights are quantized: config.json first, then the files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wire.model_files import read_optional_object
+
+MODELOPT = "hf_quant_config.json"
+OLDER = ("quantize_config.json", "quant_config.json")
+"""Of AutoGPTQ and of awq's writers, before config.json had a place for it."""
+FILES = (MODELOPT, *OLDER)
+SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers")
+"""Under these names configs list modules that stay plain."""
+
+WORDS, SCALES = ".qweight", ".scales"
+"""How the names of gptq's and awq's tensors end."""
+
+_BLOCKS = ("quantization_config", "compression_config")
+_ONLY_AWQ = ("version", "zero_point", "w_bit")
+_RENAMED = {"w_bit": "bits", "q_group_size": "group_size"}
+
+
+def said_of(directory: Path, fields: Mapping[str, Any], error: type[Exception]) -> Mapping[str, Any] | None:
+    """The `quantization_config` of a model, with `quant_method`; None: neither config.json nor a file has one.
+
+    fields: config.json. Raises `error` for a file that cannot be read.
+    """
+    return in_config(fields) or _in_files(directory, error)
+
+
+def in_config(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What config.json says. A block that only lists modules that stay plain says nothing of what is stored."""
+    return next((block for block in _blocks(fields) if not set(block) <= set(SKIP_LISTS)), None)
+
+
+def by_tensors(shapes: Mapping[str, Sequence[int]]) -> Mapping[str, Any] | None:
+    """What the tensors of a model say by their names, for want of a config; None: nothing. awq packs outputs into
+    words, gptq inputs."""
+    words = next((name for name in shapes if name.endswith(WORDS)), None)
+    if words is None:
+        return None
+    scales = shapes.get(words.removesuffix(WORDS) + SCALES)
+    is_awq = scales is not None and shapes[words][-1:] != scales[-1:]
+    return {"quant_method": "awq" if is_awq else "gptq"}
+
+
+def skipped(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of modules that config.json wants to stay plain when weights are quantized on load."""
+    text = fields.get("text_config")
+    places = (fields, text if isinstance(text, Mapping) else {}, *_blocks(fields))
+    lists = (place.get(name) for place in places for name in SKIP_LISTS)
+    return tuple(name for found in lists if isinstance(found, list) for name in found if isinstance(name, str) and name)
+
+
+def is_skipped(module: str, names: tuple[str, ...]) -> bool:
+    """Whether one of `names` names `module` or a module around it, in whole dotted parts: `gate` is no `gate_proj`."""
+    return any(f".{name}." in f".{module}." for name in names)
+
+
+def _blocks(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for place in (fields, fields.get("text_config")):
+        if isinstance(place, Mapping):
+            blocks = (place.get(name) for name in _BLOCKS)
+            yield from (block for block in blocks if isinstance(block, Mapping) and block)
+
+
+def _in_files(directory: Path, error: type[Exception]) -> Mapping[str, Any] | None:
+    modelopt = read_optional_object(directory / MODELOPT, error).get("quantization")
+    if isinstance(modelopt, Mapping) and modelopt:
+        return {**modelopt, "quant_method": "modelopt"}
+    for name in OLDER:
+        found = read_optional_object(directory / name, error)
+        said = {_RENAMED.get(key, key): value for key, value in found.items()}
+        if "bits" in said:
+            is_awq = any(key in found for key in _ONLY_AWQ)
+            return {"quant_method": "awq" if is_awq else "gptq", **said}
+    return None

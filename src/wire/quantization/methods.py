@@ -1,0 +1,129 @@
+"""Methods of quantizing weights: which are served, and what `--quantize` makes of a checkpoint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Quantize = Literal[
+    "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4",
+    "bitsandbytes-fp4", "fp8",
+]  # fmt: skip
+"""Words of `--quantize`: TGI's."""
+STORED = (
+    "gptq", "awq", "auto-round", "intel/auto-round", "compressed-tensors", "fbgemm_fp8", "fp8", "modelopt FP8",
+)  # fmt: skip
+"""Methods, as `method_of` names them, of checkpoints that are served. auto-round packs as gptq or awq do."""
+ON_LOAD = ("fp8", "eetq", "bitsandbytes")
+"""Words of `--quantize` that quantize plain weights while they are loaded."""
+NAMES_STORED = ("gptq", "awq", "exl2", "marlin", "compressed-tensors")
+"""Words of `--quantize` that name a stored format."""
+
+_SAME = {
+    "fp8": ("fp8", "fbgemm_fp8", "modelopt FP8"),
+    "marlin": ("gptq",),
+    "gptq": ("gptq", "awq", "auto-round", "intel/auto-round"),
+    "awq": ("awq", "auto-round", "intel/auto-round"),
+    "compressed-tensors": ("compressed-tensors",),
+}
+# Formats of compressed-tensors that are read, and the states in which its weights are whole.
+_COMPRESSED = ("dense", "float-quantized", "int-quantized", "mixed-precision", "naive-quantized", "pack-quantized")
+_FINISHED = (None, "compressed", "frozen")
+_GPTQ_BITS, _GPTQ_FORMATS = (2, 3, 4, 8), (None, "", "gptq", "gptq_v2")
+_AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """method: of the checkpoint or of the flag; None: the weights are plain and stay so. warning: for the operator."""
+
+    method: str | None = None
+    on_load: bool = False
+    warning: str | None = None
+
+
+def choose(flag: str | None, said: Mapping[str, Any] | None, model: str, error: type[Exception]) -> Choice:
+    """How the weights of a checkpoint come into memory.
+
+    flag: `--quantize`. said: the checkpoint's `quantization_config`; None: its weights are plain. model: what messages
+    call it. Raises `error`, one line, for what is not served.
+    """
+    if said is None:
+        return _of_plain(flag, model, error)
+    method = method_of(said)
+    if method not in STORED:
+        raise error(f"{model} is quantized with {method}, which is not served; served are {', '.join(STORED)}")
+    status = said.get("quantization_status")
+    if status not in _FINISHED:
+        raise error(f"the quantization of {model} was not finished (status {status})")
+    if flag is None or method in _SAME.get(flag, ()):
+        return Choice(method)
+    if flag not in NAMES_STORED:
+        raise error(
+            f"`--quantize {flag}` quantizes plain weights on load, but {model} is stored as {method}; leave it out"
+        )
+    return Choice(
+        method, warning=f"`--quantize {flag}` names another format than that of {model}: {method}, which is served"
+    )
+
+
+def _of_plain(flag: str | None, model: str, error: type[Exception]) -> Choice:
+    if flag is None:
+        return Choice()
+    if flag in NAMES_STORED:
+        raise error(
+            f"`--quantize {flag}` names a stored format, but {model} holds plain weights; leave it out, or quantize on "
+            "load with fp8, eetq or bitsandbytes-nf4"
+        )
+    refuse_unserved(flag, error)
+    return Choice(flag, on_load=True)
+
+
+def refuse_unserved(flag: str | None, error: type[Exception]) -> None:
+    """Refuses words that no checkpoint is served with. Raises `error`."""
+    if flag is not None and flag not in ON_LOAD and flag not in NAMES_STORED:
+        raise error(f"`--quantize {flag}` is not served yet: plain weights are quantized by {_or(ON_LOAD)}")
+
+
+def method_of(said: Mapping[str, Any]) -> str:
+    """`quant_method`, and where one method has several ways to store of which some are not served, which of them."""
+    method = str(said.get("quant_method", "unknown"))
+    if method.startswith("modelopt"):
+        inner = said.get("quantization")
+        return f"modelopt {said.get('quant_algo') or (inner.get('quant_algo') if isinstance(inner, Mapping) else None)}"
+    variant = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}.get(method)
+    other = None if variant is None else variant(said)
+    return method if other is None else f"{method} {other}"
+
+
+def _compressed(said: Mapping[str, Any]) -> str | None:
+    named, sparsity = said.get("format"), said.get("sparsity_config")
+    if named is not None and named not in _COMPRESSED:
+        return str(named)
+    if said.get("transform_config"):
+        return "with transforms"
+    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+        return str(sparsity["format"])
+    return None
+
+
+def _gptq(said: Mapping[str, Any]) -> str | None:
+    if said.get("is_marlin_format") is True:
+        return "in marlin format"
+    named = said.get("checkpoint_format")
+    return f"in {named} format" if named not in _GPTQ_FORMATS else _other_bits(said, _GPTQ_BITS)
+
+
+def _awq(said: Mapping[str, Any]) -> str | None:
+    version = str(said.get("version", "gemm")).lower()
+    return f"of version {version}" if version in _OTHER_AWQ else _other_bits(said, _AWQ_BITS)
+
+
+def _other_bits(said: Mapping[str, Any], served: tuple[int, ...]) -> str | None:
+    bits = said.get("bits")
+    return f"of {bits} bits" if bits is not None and bits not in served else None
+
+
+def _or(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"

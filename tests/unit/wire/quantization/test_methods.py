@@ -1,0 +1,135 @@
+"""What `--quantize` makes of a checkpoint: the table of flags and methods, and each refusal word by word."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from wire.quantization.methods import NAMES_STORED, ON_LOAD, STORED, Choice, Quantize, choose, method_of
+
+CT = "compressed-tensors"
+SERVED = "gptq, awq, auto-round, intel/auto-round, compressed-tensors, fbgemm_fp8, fp8, modelopt FP8"
+
+
+class Refused(Exception):
+    """The kind of error that a caller asks for."""
+
+
+def chosen(flag: str | None, said: dict[str, Any] | None) -> Choice:
+    return choose(flag, said, "org/m", Refused)
+
+
+def refusal(flag: str | None, said: dict[str, Any] | None) -> str:
+    with pytest.raises(Refused) as refused:
+        chosen(flag, said)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"bits": 4}, "unknown"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt FP8"),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, "modelopt NVFP4"),
+        ({"quant_method": "modelopt"}, "modelopt None"),
+        ({"quant_method": CT, "format": "pack-quantized"}, CT),
+        ({"quant_method": CT, "format": "nvfp4-pack-quantized"}, f"{CT} nvfp4-pack-quantized"),
+        ({"quant_method": CT, "sparsity_config": {"format": "dense"}}, CT),
+        ({"quant_method": CT, "sparsity_config": {"format": "sparse-24-bitmask"}}, f"{CT} sparse-24-bitmask"),
+        ({"quant_method": CT, "transform_config": {"config_groups": {"u": {}}}}, f"{CT} with transforms"),
+        ({"quant_method": CT, "transform_config": {}}, CT),
+        ({"quant_method": "gptq", "bits": 3, "checkpoint_format": "gptq_v2"}, "gptq"),
+        ({"quant_method": "gptq", "bits": 5}, "gptq of 5 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq in marlin format"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "gptq in marlin format"),
+        ({"quant_method": "awq", "bits": 4, "version": "GEMM"}, "awq"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq of version gemv"),
+        ({"quant_method": "awq", "bits": 8}, "awq of 8 bits"),
+    ],
+)
+def test_what_a_config_names(config: dict[str, Any], named: str) -> None:
+    assert method_of(config) == named
+
+
+def test_the_words_of_the_flag() -> None:
+    assert set(NAMES_STORED) | set(ON_LOAD) <= set(get_args(Quantize))
+
+
+@pytest.mark.parametrize("method", STORED)
+def test_no_flag_serves_what_is_stored(method: str) -> None:
+    name, _, algorithm = method.partition(" ")
+    assert chosen(None, {"quant_method": name, "quant_algo": algorithm}) == Choice(method)
+
+
+@pytest.mark.parametrize(
+    ("flag", "method"),
+    [
+        ("gptq", "gptq"), ("marlin", "gptq"), ("gptq", "awq"), ("awq", "awq"), ("gptq", "auto-round"),
+        ("awq", "auto-round"), (CT, CT), ("fp8", "fp8"), ("fp8", "fbgemm_fp8"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_names_what_is_stored(flag: str, method: str) -> None:
+    assert chosen(flag, {"quant_method": method}) == Choice(method)
+
+
+@pytest.mark.parametrize(
+    ("flag", "method"), [("awq", "gptq"), ("exl2", "awq"), ("marlin", "awq"), (CT, "fp8"), ("gptq", CT)]
+)
+def test_a_flag_that_names_another_stored_format(flag: str, method: str) -> None:
+    found = chosen(flag, {"quant_method": method})
+    assert (found.method, found.on_load) == (method, False)
+    assert found.warning == f"`--quantize {flag}` names another format than that of org/m: {method}, which is served"
+
+
+def test_plain_weights() -> None:
+    assert chosen(None, None) == Choice()
+    assert [chosen(flag, None) for flag in ON_LOAD] == [Choice(flag, on_load=True) for flag in ON_LOAD]
+
+
+@pytest.mark.parametrize("flag", ["gptq", "awq", "exl2", "marlin", CT])
+def test_a_stored_format_is_asked_of_plain_weights(flag: str) -> None:
+    assert refusal(flag, None) == (
+        f"`--quantize {flag}` names a stored format, but org/m holds plain weights; leave it out, or quantize on load "
+        "with fp8, eetq or bitsandbytes-nf4"
+    )
+
+
+@pytest.mark.parametrize("flag", ["eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "fp8"])
+def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
+    assert refusal(flag, {"quant_method": "awq"}) == (
+        f"`--quantize {flag}` quantizes plain weights on load, but org/m is stored as awq; leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        *(({"quant_method": name}, name) for name in ("bitsandbytes", "mxfp4", "torchao", "exl2", "marlin", "gguf")),
+        *(({"quant_method": name}, name) for name in ("hqq", "quanto", "aqlm", "vptq", "spqr", "higgs", "quark")),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
+        ({"quant_method": CT, "format": "mxfp4-pack-quantized"}, f"{CT} mxfp4-pack-quantized"),
+        ({"quant_method": CT, "format": "marlin-24"}, f"{CT} marlin-24"),
+        ({"quant_method": "gptq", "bits": 6}, "gptq of 6 bits"),
+        ({"quant_method": "awq", "version": "gemv"}, "awq of version gemv"),
+    ],
+)
+@pytest.mark.parametrize("flag", [None, "gptq", "eetq"])
+def test_methods_that_are_refused_by_name(flag: str | None, said: dict[str, Any], named: str) -> None:
+    assert refusal(flag, said) == f"org/m is quantized with {named}, which is not served; served are {SERVED}"
+
+
+@pytest.mark.parametrize("flag", ["bitsandbytes-nf4", "bitsandbytes-fp4"])
+def test_what_is_not_quantized_on_load_yet(flag: str) -> None:
+    expected = f"`--quantize {flag}` is not served yet: plain weights are quantized by fp8, eetq or bitsandbytes"
+    assert refusal(flag, None) == expected
+
+
+@pytest.mark.parametrize("status", ["initialized", "calibration", "compressed", "frozen"])
+def test_a_quantization_that_was_not_finished(status: str) -> None:
+    said = {"quant_method": CT, "quantization_status": status}
+    if status in ("compressed", "frozen"):
+        assert chosen(None, said).method == CT
+    else:
+        assert refusal(None, said) == f"the quantization of org/m was not finished (status {status})"
