@@ -17,18 +17,19 @@ SPOILED = b"<html><body>502 <b>Bad Gateway</b></body></html>"
 class BrokenProxy(ThreadingHTTPServer):
     """Passes GET on. `how` says what becomes of POST: `cut` and `end` pass on `num_bytes` of the answer and break
     off when `break_off` is set, one without and one with a proper end; `gateway` is a 502 and `html` a 200 of somebody
-    else; `pass` passes it on."""
+    else; `pass` passes it on. Paths begin with `prefix`, which the server behind does not see."""
 
     daemon_threads = True
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, prefix: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream = urlsplit(upstream).netloc
+        self.prefix = prefix
         self.how = "pass"
         self.num_bytes = 2000
         self.break_off = threading.Event()
         self.connections: list[socket.socket] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.url = f"http://127.0.0.1:{self.server_port}{prefix}"
 
     def get_request(self) -> tuple[socket.socket, Any]:
         connection, address = super().get_request()
@@ -57,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self, body: bytes | None) -> None:
         connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
-        connection.request(self.command, self.path, body, headers)
+        connection.request(self.command, self.path.removeprefix(self.server.prefix), body, headers)
         answer = connection.getresponse()
         self.send_response(answer.status)
         for name in ("content-type", "content-security-policy"):
@@ -85,8 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def broken_proxy(upstream: str) -> Iterator[BrokenProxy]:
-    with BrokenProxy(upstream) as proxy:
+def broken_proxy(upstream: str, prefix: str = "") -> Iterator[BrokenProxy]:
+    with BrokenProxy(upstream, prefix) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, daemon=True)
         thread.start()
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from broken_proxy import broken_proxy
 from chat_page import Visit, answers, ask, finished
 from playwright.sync_api import Page, expect
 
@@ -125,6 +126,45 @@ def test_a_stream_is_stopped(visit: Visit, url: str) -> None:
     page.get_by_label("Most tokens").fill("3")
     ask(page, "Hello")
     assert len(answers(page)) == 2
+
+
+def test_a_new_chat_forgets_the_answer_that_was_coming(visit: Visit, url: str) -> None:
+    page = visit(f"{url}/")
+    page.get_by_label("Most tokens").fill("3000")
+    page.route("**/v1/chat/completions", lambda route: route.continue_(
+        post_data={**route.request.post_data_json, "ignore_eos": True}))  # fmt: skip
+    page.get_by_role("textbox", name="Message").fill("Tell me a story about a fox.")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator(".message.assistant .body").first).not_to_be_empty()
+    page.get_by_role("button", name="New chat").click()
+    finished(page)
+    page.unroute("**/v1/chat/completions")
+    page.get_by_label("Most tokens").fill("3")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "Hello")
+    assert sent.value.post_data_json["messages"] == [{"role": "user", "content": "Hello"}]
+
+
+def test_what_is_no_number_is_not_sent(visit: Visit, url: str) -> None:
+    page = visit(f"{url}/")
+    for field, wrong in (("Temperature", "1e"), ("Seed", "9007199254740993")):
+        page.get_by_label(field).press_sequentially(wrong)
+        page.get_by_role("textbox", name="Message").fill("Hello")
+        page.get_by_role("textbox", name="Message").press("Enter")
+        expect(page.get_by_label(field)).to_be_focused()
+        expect(page.get_by_role("textbox", name="Message")).to_have_value("Hello")
+        page.get_by_label(field).fill("")
+    assert answers(page) == []
+
+
+def test_behind_a_proxy_that_adds_a_prefix(visit: Visit, url: str) -> None:
+    with broken_proxy(url, prefix="/some/where") as proxy:
+        page = visit(f"{proxy.url}/")
+        expect(page.locator("#model")).to_have_text("demo")
+        ask(page, "Hello")
+        assert answers(page)[0]
+        docs = visit(f"{proxy.url}/docs")
+        expect(docs.get_by_text("/v1/chat/completions").first).to_be_visible()
 
 
 def test_keyboard_alone(visit: Visit, url: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from chat_page import Visit, answers, ask
 from hostile_answer import HOSTILE
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 _FOREIGN_ELEMENTS = "img, script, iframe, object, embed, svg, form, input, style, base, b, u, button:not(.copy, .again)"
 
@@ -24,6 +25,15 @@ def page(visit: Visit, faulty_url: str, key: str) -> Page:
     opened = visit(f"{faulty_url}/")
     opened.get_by_label("API key").fill(key)
     return opened
+
+
+@pytest.fixture(scope="module")
+def rendered(browser: Browser, faulty_url: str) -> Iterator[Callable[[str], str]]:
+    """The page's own renderer: Markdown to the HTML of what it made."""
+    page = browser.new_page()
+    page.goto(f"{faulty_url}/")
+    yield lambda text: page.evaluate(_RENDERED, [f"{faulty_url}/playground/markdown.js", text])
+    page.close()
 
 
 def test_a_hostile_answer_in_a_chat_is_text(page: Page, shot: Any) -> None:
@@ -81,8 +91,8 @@ def test_the_policy_stops_what_a_mistake_would_let_in(visit: Visit, url: str) ->
     ("[x](javascript:alert(1)) [y](data:text/html,z) [z](/relative)",
      "<p>[x](javascript:alert(1)) [y](data:text/html,z) [z](/relative)</p>"),
 ])  # fmt: skip
-def test_markdown(page: Page, faulty_url: str, text: str, html: str) -> None:
-    assert page.evaluate(_RENDERED, [f"{faulty_url}/playground/markdown.js", text]) == html
+def test_markdown(rendered: Callable[[str], str], text: str, html: str) -> None:
+    assert rendered(text) == html
 
 
 @pytest.mark.parametrize("text", [
@@ -90,6 +100,6 @@ def test_markdown(page: Page, faulty_url: str, text: str, html: str) -> None:
     ">" * 20_000, "- " * 20_000, "|" * 20_000 + "\n" + "|-" * 20_000 + "x", " " * 50_000 + "|\n" + " " * 50_000 + "|",
     "1. a\n" * 5_000, "#" * 50_000, "http://" * 10_000, "\\" * 50_000, "~~~" + " " * 50_000,
 ], ids=lambda text: text[:8])  # fmt: skip
-def test_markdown_of_any_length_is_rendered(page: Page, faulty_url: str, text: str) -> None:
+def test_markdown_of_any_length_is_rendered(rendered: Callable[[str], str], text: str) -> None:
     """Quadratic time would be minutes here, which the test's time limit ends."""
-    assert page.evaluate(_RENDERED, [f"{faulty_url}/playground/markdown.js", text]) != ""
+    assert rendered(text) != ""

@@ -56,13 +56,7 @@ function clear() {
 
 function send() {
   const text = byId("chat-input").value.trim();
-  if (running || !text) return;
-  try {
-    settings.tools();
-  } catch {
-    byId("tools").focus();
-    return; // what is wrong stands beside the field
-  }
+  if (running || !text || !settings.check({ withTools: true })) return;
   byId("chat-hint")?.remove();
   history.push({ role: "user", content: text });
   byId("chat-input").value = "";
@@ -92,7 +86,8 @@ async function answer() {
     }
     following(() => finish(got, view));
   } catch (error) {
-    following(() => fail(error, got, view, abort.signal.aborted));
+    // A new chat has neither the question nor a place for the answer.
+    if (view.root.isConnected) following(() => fail(error, got, view, abort.signal.aborted));
   } finally {
     running = null;
     setBusy(false);

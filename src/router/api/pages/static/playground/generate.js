@@ -35,7 +35,7 @@ export function request() {
 }
 
 async function generate() {
-  if (running) return;
+  if (running || !settings.check({ withTools: false })) return;
   const abort = running = new AbortController();
   setBusy(true);
   tokens = [];

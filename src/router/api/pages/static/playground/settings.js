@@ -1,15 +1,15 @@
-// What the settings ask for. An empty field is left out of the request.
+// What the settings ask for. An empty field is left out of the request; the server judges whether a number is allowed.
 
 import { byId, element } from "./dom.js";
 
 const KEY = "tercet.key";
 const FIELDS = [
-  { name: "max_tokens", native: "max_new_tokens", label: "Most tokens", min: 1, step: 1, value: 256 },
-  { name: "temperature", label: "Temperature", min: 0, step: 0.1 },
-  { name: "top_p", label: "Top p", min: 0, max: 1, step: 0.05 },
-  { name: "top_k", label: "Top k", min: 1, step: 1 },
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0, step: 0.05 },
-  { name: "seed", label: "Seed", min: 0, step: 1 },
+  { name: "max_tokens", native: "max_new_tokens", label: "Most tokens", value: 256 },
+  { name: "temperature", label: "Temperature" },
+  { name: "top_p", label: "Top p" },
+  { name: "top_k", label: "Top k" },
+  { name: "repetition_penalty", label: "Repetition penalty" },
+  { name: "seed", label: "Seed", max: Number.MAX_SAFE_INTEGER }, // a larger one would be rounded
   { name: "stop", label: "Stop texts, one per line" },
 ];
 const EXAMPLE = [{
@@ -27,11 +27,11 @@ const EXAMPLE = [{
 
 /** Makes the fields; `onChange` is called after each change. */
 export function setUp(onChange) {
-  for (const { name, label, value = "", ...limits } of FIELDS) {
+  for (const { name, label, value = "", max = null } of FIELDS) {
     const id = `field-${name}`;
     const input = name === "stop"
       ? element("textarea", { id, rows: 1, spellcheck: "false" })
-      : element("input", { id, type: "number", inputmode: "decimal", value, ...limits, step: "any" });
+      : element("input", { id, type: "number", inputmode: "decimal", step: "any", value, max });
     byId("fields").append(element("label", { for: id }, label), input);
   }
   byId("key").value = sessionStorage.getItem(KEY) ?? "";
@@ -58,24 +58,42 @@ export const system = () => byId("system").value.trim();
 
 /** Shows where the key is entered. */
 export function askForKey() {
-  byId("settings").open = true;
   byId("key").setAttribute("aria-invalid", "true");
-  byId("key").focus();
+  reveal(byId("key"));
 }
 
-/** The tools as a list, undefined for none; throws SyntaxError after saying what is wrong beside the field. */
-export function tools() {
-  const text = byId("tools").value.trim();
+/** Whether the fields can be sent; if not, the first wrong one says so and gets the focus. */
+export function check({ withTools }) {
+  const wrong = [...byId("settings-form").elements]
+    .find(({ validity }) => validity.badInput || validity.rangeOverflow);
+  if (wrong) {
+    reveal(wrong);
+    wrong.reportValidity();
+    return false;
+  }
   byId("tools-problem").textContent = "";
-  if (!text) return undefined;
   try {
-    const list = JSON.parse(text);
-    if (!Array.isArray(list)) throw new SyntaxError("a list of tools is wanted: [ ... ]");
-    return list.length ? list : undefined;
+    if (withTools) tools();
+    return true;
   } catch (error) {
     byId("tools-problem").textContent = `Not sent: ${error.message}`;
-    throw error;
+    reveal(byId("tools"));
+    return false;
   }
+}
+
+function reveal(field) {
+  byId("settings").open = true;
+  field.focus();
+}
+
+/** The tools as a list, undefined for none. Throws SyntaxError. */
+export function tools() {
+  const text = byId("tools").value.trim();
+  if (!text) return undefined;
+  const list = JSON.parse(text);
+  if (!Array.isArray(list)) throw new SyntaxError("a list of tools is wanted: [ ... ]");
+  return list.length ? list : undefined;
 }
 
 /** The sampling fields under OpenAI's names. */
