@@ -72,7 +72,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         runner = _load(config, model, Placement(device, dtype, ranks, stored), attention, graphs)
         engine = _engine(config, runner, tokenizer, device, layout)
         facts, plan = (
-            announce(config, runner, device, dtype, layout, stored),
+            announce(config, runner, device, dtype, layout, stored, model.scheme.method),
             _memory_plan(config, engine, stored or dtype),
         )
         profiler = _profiler(config, rank, device)
@@ -137,8 +137,9 @@ def announce(
     dtype: torch.dtype,
     layout: Layout,
     cache_dtype: torch.dtype | None = None,
+    quantize: str | None = None,
 ) -> ShardFacts:
-    """What Info tells the router. cache_dtype: None: `dtype`."""
+    """What Info tells the router. cache_dtype: None: `dtype`. quantize: the method; None: weights are plain."""
     traits = runner.traits
     return ShardFacts(
         dtype=str(dtype),
@@ -150,6 +151,7 @@ def announce(
         prefix_caching=config.prefix_caching and not traits.keeps_state,
         grows=not traits.keeps_state,
         kv_cache_dtype=str(cache_dtype or dtype),
+        quantize=quantize,
         urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),
     )
 

@@ -41,6 +41,7 @@ class ShardInfo:
     block_size: int
     pipeline_depth: int  # Decodes of one batch that may be in flight
     kv_cache_dtype: str
+    quantize: str | None  # method of the weights; None: they are plain
     extensions: frozenset[Extension]
 
     @property

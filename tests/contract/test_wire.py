@@ -146,6 +146,7 @@ OURS = {
         "extensions": (100, "string", "rep"),
         "pipeline_depth": (101, "uint32", "opt"),
         "kv_cache_dtype": (102, "string", "opt"),
+        "quantize": (103, "string", "opt"),
     },
     "WarmupRequest": {"extensions": (100, "string", "rep"), "sequence": (101, "uint64", "opt")},
     "ClearCacheRequest": {"sequence": (100, "uint64", "opt")},

@@ -58,6 +58,7 @@ def make_info(**changes: Any) -> ShardInfo:
         "block_size": 1,
         "pipeline_depth": 2,
         "kv_cache_dtype": "torch.float32",
+        "quantize": None,
         "extensions": OURS,
     }
     return ShardInfo(**(values | changes))

@@ -45,6 +45,7 @@ class ShardFacts:
     grows: bool
     urls: tuple[str, ...]
     kv_cache_dtype: str
+    quantize: str | None
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -76,6 +77,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             block_size=self._facts.block_size,
             pipeline_depth=_PIPELINE_DEPTH,
             kv_cache_dtype=self._facts.kv_cache_dtype,
+            quantize=self._facts.quantize,
             extensions=[e for e in Extension if e is not Extension.GROW or self._facts.grows],
         )
 

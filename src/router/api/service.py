@@ -72,6 +72,7 @@ async def info(request: Request) -> Response:
         max_batch_size=limits.max_batch_size,
         tercet_version=version("tercet"),
         kv_cache_dtype=state.info.kv_cache_dtype,
+        quantize=state.info.quantize,
     )
     return JsonResponse(answer.model_dump())
 

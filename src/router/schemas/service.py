@@ -53,6 +53,7 @@ class Info(BaseModel):
     max_batch_size: int | None
     tercet_version: str
     kv_cache_dtype: str
+    quantize: str | None
 
 
 class ModelCard(BaseModel):

@@ -162,10 +162,11 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
     """What all ranks say. Raises ValueError where they differ; an extension counts if every rank offers it."""
     first = messages[0]
     plain = [
-        (m.requires_padding, m.window_size, m.speculate, m.block_size, m.dtype, m.kv_cache_dtype) for m in messages
+        (m.requires_padding, m.window_size, m.speculate, m.block_size, m.dtype, m.kv_cache_dtype, m.quantize)
+        for m in messages
     ]
     if any(p != plain[0] for p in plain):
-        raise ValueError("the shards disagree about padding, window, speculation, block size or dtype")
+        raise ValueError("the shards disagree about padding, window, speculation, block size, dtype or quantization")
     return ShardInfo(
         requires_padding=first.requires_padding,
         dtype=first.dtype,
@@ -178,6 +179,7 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         block_size=max(first.block_size, 1),
         pipeline_depth=max(min(m.pipeline_depth for m in messages), 1),
         kv_cache_dtype=first.kv_cache_dtype or first.dtype,
+        quantize=first.quantize or None,
         extensions=frozenset.intersection(*(Extension.known(m.extensions) for m in messages)),
     )
 

@@ -37,7 +37,7 @@ class InfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InfoResponse(_message.Message):
-    __slots__ = ("requires_padding", "dtype", "device_type", "window_size", "speculate", "support_chunking", "use_prefix_caching", "attention_impl", "block_size", "extensions", "pipeline_depth", "kv_cache_dtype")
+    __slots__ = ("requires_padding", "dtype", "device_type", "window_size", "speculate", "support_chunking", "use_prefix_caching", "attention_impl", "block_size", "extensions", "pipeline_depth", "kv_cache_dtype", "quantize")
     REQUIRES_PADDING_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class InfoResponse(_message.Message):
     EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
     PIPELINE_DEPTH_FIELD_NUMBER: _ClassVar[int]
     KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZE_FIELD_NUMBER: _ClassVar[int]
     requires_padding: bool
     dtype: str
     device_type: str
@@ -62,7 +63,8 @@ class InfoResponse(_message.Message):
     extensions: _containers.RepeatedScalarFieldContainer[str]
     pipeline_depth: int
     kv_cache_dtype: str
-    def __init__(self, requires_padding: bool = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., window_size: _Optional[int] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., use_prefix_caching: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., extensions: _Optional[_Iterable[str]] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ...) -> None: ...
+    quantize: str
+    def __init__(self, requires_padding: bool = ..., dtype: _Optional[str] = ..., device_type: _Optional[str] = ..., window_size: _Optional[int] = ..., speculate: _Optional[int] = ..., support_chunking: bool = ..., use_prefix_caching: bool = ..., attention_impl: _Optional[str] = ..., block_size: _Optional[int] = ..., extensions: _Optional[_Iterable[str]] = ..., pipeline_depth: _Optional[int] = ..., kv_cache_dtype: _Optional[str] = ..., quantize: _Optional[str] = ...) -> None: ...
 
 class ServiceDiscoveryRequest(_message.Message):
     __slots__ = ()

@@ -81,9 +81,9 @@ def test_info_tells_the_backend_that_serves_the_layers(monkeypatch: pytest.Monke
     assert runner.traits.attention is not None and runner.traits.attention.name == "reference"
     facts = announce(ServeConfig(model_id="m"), runner, CPU, torch.float32, Layout())
     assert (facts.attention_impl, facts.block_size, facts.prefix_caching) == ("paged", 16, True)
-    assert facts.kv_cache_dtype == "torch.float32"
-    narrow = announce(ServeConfig(model_id="m"), runner, CPU, torch.float32, Layout(), torch.float8_e5m2)
-    assert narrow.kv_cache_dtype == "torch.float8_e5m2"
+    assert (facts.kv_cache_dtype, facts.quantize) == ("torch.float32", None)
+    narrow = announce(ServeConfig(model_id="m"), runner, CPU, torch.float32, Layout(), torch.float8_e5m2, "gptq")
+    assert (narrow.kv_cache_dtype, narrow.quantize) == ("torch.float8_e5m2", "gptq")
 
 
 def test_info_of_a_model_that_keeps_states() -> None:

@@ -60,6 +60,7 @@ INFO = ShardInfo(
     block_size=16,
     pipeline_depth=2,
     kv_cache_dtype="float32",
+    quantize="gptq",
     extensions=frozenset(
         {
             Extension.RUN_AHEAD,

@@ -20,6 +20,7 @@ def facts(**changes: Any) -> ShardFacts:
         "grows": True,
         "urls": (),
         "kv_cache_dtype": "torch.float8_e4m3fn",
+        "quantize": "gptq",
     }
     return ShardFacts(**usual | changes)
 
@@ -34,6 +35,8 @@ async def test_a_paged_runner_offers_everything() -> None:
     assert list(answer.extensions) == list(Extension)
     assert answer.pipeline_depth == 2
     assert answer.kv_cache_dtype == "torch.float8_e4m3fn"
+    assert answer.quantize == "gptq"
+    assert not (await info(facts(quantize=None))).HasField("quantize")
     assert answer.support_chunking and answer.use_prefix_caching
 
 

@@ -27,10 +27,10 @@ async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) 
         "model_id", "model_sha", "model_pipeline_tag", "max_concurrent_requests", "max_best_of", "max_stop_sequences",
         "max_input_tokens", "max_total_tokens", "validation_workers", "max_client_batch_size", "router", "version",
         "sha", "docker_label", "model_dtype", "model_device_type", "waiting_served_ratio", "max_batch_total_tokens",
-        "max_waiting_tokens", "max_batch_size", "tercet_version", "kv_cache_dtype",
+        "max_waiting_tokens", "max_batch_size", "tercet_version", "kv_cache_dtype", "quantize",
     ]  # fmt: skip
     assert answer["model_id"] == "some/model" and answer["version"] == "3.3.7"
-    assert answer["kv_cache_dtype"] == "float32"
+    assert (answer["kv_cache_dtype"], answer["quantize"]) == ("float32", "gptq")
     assert answer["router"] == "text-generation-router" and answer["max_input_tokens"] == 2000
 
 

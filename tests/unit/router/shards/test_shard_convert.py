@@ -172,6 +172,13 @@ def test_the_type_of_the_cache_is_the_models_unless_a_shard_says_so():
         convert.info_from([plain, narrow])
 
 
+def test_the_method_of_quantized_weights():
+    plain, packed = (pb.InfoResponse(quantize=method) for method in (None, "gptq"))
+    assert [convert.info_from([message]).quantize for message in (plain, packed)] == [None, "gptq"]
+    with pytest.raises(ValueError, match="disagree"):
+        convert.info_from([plain, packed])
+
+
 class TestWarmUp:
     def test_fills_one_prefill(self):
         plan = warm_up.WarmUpPlan(

@@ -7,7 +7,7 @@ const EVERY_MS = 3000;
 const NUM_SHOWN = 60;
 const FACTS = [
   ["model_id", "Model"], ["model_sha", "Revision"], ["model_dtype", "Type of the weights"],
-  ["kv_cache_dtype", "Type of the KV cache"], ["model_device_type", "Device"],
+  ["quantize", "Quantization"], ["kv_cache_dtype", "Type of the KV cache"], ["model_device_type", "Device"],
   ["max_input_tokens", "Longest prompt, tokens"], ["max_total_tokens", "Prompt and answer, tokens"],
   ["max_batch_total_tokens", "Tokens of a running batch"], ["max_concurrent_requests", "Requests at once"],
   ["tercet_version", "Version of Tercet"], ["version", "Compatible with TGI"],
