@@ -17,7 +17,7 @@ from router.api.routes import Routes
 from router.config import TGI_VERSION
 from router.errors import UnhealthyError
 from router.openai.chat.prompt import BASE_MODEL
-from router.schemas.service import ErrorBody, Info, ModelCard, ModelList
+from router.schemas.service import ErrorBody, Info, ModelCard, ModelList, Version
 
 routes = Routes("Service")
 _UNHEALTHY: dict[int | str, dict[str, Any]] = {503: {"model": ErrorBody, "description": "Not able to generate"}}
@@ -75,6 +75,17 @@ async def info(request: Request) -> Response:
         quantize=state.info.quantize,
     )
     return JsonResponse(answer.model_dump())
+
+
+@routes.describes("/version", response_model=Version)
+async def server_version(request: Request) -> Response:
+    """This server's version, and the version of TGI whose API it serves."""
+    return JsonResponse(Version(version=version("tercet"), tgi_version=TGI_VERSION).model_dump())
+
+
+async def openapi_document(request: Request) -> Response:
+    """The OpenAPI document under the name that other servers use; TGI's path for it is the framework's."""
+    return JsonResponse(request.app.openapi())
 
 
 @routes.describes("/metrics", response_class=Response, responses=_METRICS)

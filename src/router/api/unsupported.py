@@ -1,11 +1,15 @@
-"""Routes that other servers have and this one has not: a 404 that says what to use."""
+"""Paths and methods that are not served: answers that say what to use."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
-from router.api.errors import NotServedError
+from router.api.errors import NotServedError, framework_response
+from wire.cli.spelling import closest
 
 routes = APIRouter()
 
@@ -35,3 +39,38 @@ async def _refuse(request: Request) -> Response:
 for _name in _INSTEAD:
     for _path in (f"/v1/{_name}", f"/v1/{_name}/{{rest:path}}"):
         routes.add_api_route(_path, _refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+
+
+_MOST_COMPARED = 128
+"""Characters of a path; a longer one is no misspelt route."""
+
+
+class ServedRoutes:
+    """What this server answers, for whoever asked for something else."""
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._routes = [route for route in routes if isinstance(route, Route) and route.endpoint is not _refuse]
+        self._fixed = sorted({route.path for route in self._routes if "{" not in route.path}, key=len)
+
+    def refusal(self, status: int, path: str, method: str) -> Response:
+        """Of a 404 or a 405."""
+        if status == 405 and (methods := self._methods(path)):
+            text = f"{path} takes {' or '.join(sorted(methods - {'HEAD'}))}, not {method}"
+            return framework_response(405, text, {"allow": ", ".join(sorted(methods))})
+        meant = self._closest(path)
+        hint = f"did you mean {meant}?" if meant else "GET /docs lists the routes"
+        return framework_response(404, f"there is no route {path[:_MOST_COMPARED]}; {hint}")
+
+    def _methods(self, path: str) -> set[str]:
+        return {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}
+
+    def _closest(self, path: str) -> str | None:
+        if len(path) > _MOST_COMPARED:
+            return None
+        for written in (path, f"/v1{path}"):
+            if found := closest(written, self._fixed, letters_per_edit=5):
+                return found
+        # A prefix too many (`/v1/generate`) or too few (`/models`).
+        longer = [one for one in self._fixed if len(path) > 1 and one.endswith(path.rstrip("/"))]
+        shorter = [one for one in reversed(self._fixed) if len(one) > 1 and path.endswith(one)]
+        return next(iter(shorter + longer), None)

@@ -56,6 +56,11 @@ class Info(BaseModel):
     quantize: str | None
 
 
+class Version(BaseModel):
+    version: str
+    tgi_version: str
+
+
 class ModelCard(BaseModel):
     id: str
     object: Literal["model"] = "model"

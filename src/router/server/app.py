@@ -24,6 +24,7 @@ from router.api.openapi import openapi
 from router.api.pages.pages import add_pages
 from router.api.platforms import cloud, kserve
 from router.api.routes import Routes
+from router.api.unsupported import ServedRoutes
 from router.config import RouterConfig
 from router.errors import RouterError
 from router.generation import parsed_bodies
@@ -60,7 +61,12 @@ def create_app(
         _add_optional_routes(app, state.config)
     for routes in (*_FAMILIES, unsupported.routes):
         app.include_router(routes)
+    app.add_api_route("/openapi.json", service.openapi_document, methods=["GET", "HEAD"], include_in_schema=False)
     add_pages(app, playground=state is None or not state.config.no_playground)
+    optional = kserve.routes.routes if state is not None and state.config.kserve_api else []
+    app.state.served_routes = ServedRoutes(
+        [*(route for routes in _FAMILIES for route in routes.routes), *optional, *app.routes]
+    )
     app.fast_path = endpoints_of(
         (routes for routes in _FAMILIES if routes.is_fast),
         without=() if state is None else (state.config.aip_predict_route, state.config.aip_health_route),
@@ -165,6 +171,9 @@ async def _router_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code in (404, 405):
+        served: ServedRoutes = request.app.state.served_routes
+        return served.refusal(error.status_code, request.url.path, request.method)
     headers = dict(error.headers) if error.headers else None
     return framework_response(error.status_code, str(error.detail), headers)
 

@@ -96,7 +96,7 @@ def test_wrong_key(faulty_url: str) -> None:
 
 
 def test_wrong_route(url: str) -> None:
-    with pytest.raises(UnknownError, match="Not Found"):
+    with pytest.raises(UnknownError, match="there is no route /v1; GET /docs lists the routes"):
         InferenceClient(f"{url}/v1").text_generation("Hello")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 
 import pytest
 from router_fakes import Router, says
@@ -32,6 +33,14 @@ async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) 
     assert answer["model_id"] == "some/model" and answer["version"] == "3.3.7"
     assert (answer["kv_cache_dtype"], answer["quantize"]) == ("float32", "gptq")
     assert answer["router"] == "text-generation-router" and answer["max_input_tokens"] == 2000
+
+
+async def test_version(router: Router) -> None:
+    assert (await router.get("/version")).json() == {"version": version("tercet"), "tgi_version": "3.3.7"}
+
+
+async def test_the_document_under_the_usual_name(router: Router) -> None:
+    assert (await router.get("/openapi.json")).json() == (await router.get("/api-doc/openapi.json")).json()
 
 
 async def test_models(router: Router) -> None:
