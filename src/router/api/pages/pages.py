@@ -63,7 +63,9 @@ def asks_for_page(request: Request) -> bool:
 
 def playground() -> Response:
     """The page at `/`."""
-    return _page("playground.html", _PLAYGROUND_POLICY)
+    page = _page("playground.html", _PLAYGROUND_POLICY)
+    page.headers["vary"] = "Accept"
+    return page
 
 
 async def _docs(request: Request) -> Response:
@@ -80,5 +82,5 @@ async def _icon(request: Request) -> Response:
 
 
 def _page(name: str, policy: str) -> Response:
-    headers = _HEADERS | {"content-security-policy": policy, "vary": "Accept"}
+    headers = _HEADERS | {"content-security-policy": policy}
     return FileResponse(_STATIC / name, media_type="text/html", headers=headers)
