@@ -22,6 +22,8 @@ Attention = Literal[
     "triton", "flash_attn", "torch_varlen", "cpp", "reference",
     "paged", "flashdecoding", "flashdecoding-ipex", "flashinfer",
 ]  # fmt: skip
+KEEP_MODEL_TYPE = ("flash_attn", "torch_varlen")
+"""Attention backends whose KV cache is always of the model's type."""
 
 _U32 = 2**32 - 1
 _PORT = 65535
@@ -262,7 +264,7 @@ def check(config: LauncherConfig) -> None:
     ):
         if count == 0:
             raise ArgumentValidation(f"`{flag}` must be > 0")
-    if config.kv_cache_dtype is not None and config.attention in ("flash_attn", "torch_varlen"):
+    if config.kv_cache_dtype is not None and config.attention in KEEP_MODEL_TYPE:
         raise ArgumentValidation(
             f"--attention {config.attention} keeps its cache in the model's type; "
             "leave --kv-cache-dtype out or use triton"

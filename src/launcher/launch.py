@@ -87,7 +87,7 @@ class _Launch:
         info = model_info.read(directory)
         check_model(model_id, info, config.quantize)
         expected = resolve_num_shard(config, machine, info).value
-        preflight.check_memory(model_id, machine, info, expected)
+        preflight.check_memory(model_id, machine, info, expected, config.quantize)
         address = preflight.listening_address(config)
         port = preflight.http_port(config, address)
         self._config = config = preflight.without_busy_metrics_port(config, address)
@@ -151,7 +151,7 @@ class _Launch:
             info = model_info.read(directory)
             check_model(model_id, info, config.quantize)
             num_shard = resolve_num_shard(config, machine, info).value
-            preflight.check_memory(model_id, machine, info, num_shard)
+            preflight.check_memory(model_id, machine, info, num_shard, config.quantize)
             master_port = preflight.rendezvous_port(config, num_shard)
             ends = Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)
             plan = make_plan(config, machine, info, ends)

@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.errors import ArgumentValidation
 from wire.model_files import read_object, read_text
-from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of
+from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of, wants_float8_cache
 from wire.quantization.methods import method_of
 
 logger = logging.getLogger("text_generation_launcher")
@@ -44,8 +44,14 @@ class ModelInfo:
     has_vision: bool = False
     quantization: Mapping[str, Any] | None = None
     """The `quantization_config` of a checkpoint that is quantized."""
+    wants_float8_cache: bool = False
     weight_bytes: int | None = None
     """Size of the weight files, where they are here already."""
+    stored_itemsize: int = 2
+    """Bytes of a plain weight in them."""
+    has_tied_head: bool = False
+    latent_size: int | None = None
+    """Numbers that latent attention keeps for a token in each layer."""
 
     @property
     def quantize(self) -> str | None:
@@ -62,9 +68,14 @@ class ModelInfo:
         if self.max_position_embeddings:
             parts.append(f"{self.max_position_embeddings} positions")
         if self.weight_bytes is not None:
-            unit, size = ("GiB", 2**30) if self.weight_bytes >= 2**30 else ("MiB", 2**20)
-            parts.append(f"{self.weight_bytes / size:.1f} {unit} of weights")
+            parts.append(f"{shown_bytes(self.weight_bytes)} of weights")
         return ", ".join(parts)
+
+
+def shown_bytes(count: int) -> str:
+    """For people."""
+    unit, size = next((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if count >= s or s == 2**10)
+    return f"{count / size:.1f} {unit}"
 
 
 def is_local(model_id: str) -> bool:
@@ -151,13 +162,16 @@ def read(path: Path | None) -> ModelInfo | None:
     try:
         config = read_object(path / "config.json", ValueError)
         said = said_of(path, config, ValueError)
+        wants_float8 = wants_float8_cache(path, config, ValueError)
     except ValueError as error:
         logger.warning("Could not read config.json of the model, defaults are general ones: %s", error)
         return None
     weight_bytes = _weight_bytes(path)
     if said is None and weight_bytes is not None:
         said = by_tensors(_tensors_of_codes(path))
-    return dataclasses.replace(from_config(config), quantization=said, weight_bytes=weight_bytes)
+    return dataclasses.replace(
+        from_config(config), quantization=said, wants_float8_cache=wants_float8, weight_bytes=weight_bytes
+    )
 
 
 def _tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
@@ -211,7 +225,19 @@ def from_config(config: Mapping[str, Any]) -> ModelInfo:
         num_experts=_count(config, "num_local_experts") or 1,
         has_vision="vision_config" in config,
         quantization=in_config(config),
+        stored_itemsize=4 if _stored_type(config) == "float32" else 2,
+        has_tied_head=config.get("tie_word_embeddings") is True,
+        latent_size=_latent_size(config),
     )
+
+
+def _stored_type(config: Mapping[str, Any]) -> Any:
+    return config.get("torch_dtype") or config.get("dtype")
+
+
+def _latent_size(config: Mapping[str, Any]) -> int | None:
+    rank, rotated = _count(config, "kv_lora_rank"), _count(config, "qk_rope_head_dim")
+    return rank + rotated if rank and rotated is not None else None
 
 
 def _count(config: Mapping[str, Any], *names: str) -> int | None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation, NotEnoughCUDADevices
 from launcher.planning.hardware import Hardware
-from launcher.planning.model_info import ModelInfo
+from launcher.planning.memory import Estimate, estimate
+from launcher.planning.model_info import ModelInfo, shown_bytes
 from launcher.planning.prefill import prefill_tokens
 from launcher.planning.resolved import Resolved
 from wire.quantization.methods import choose
@@ -44,6 +45,7 @@ class LaunchPlan:
     compute_type: str | None
     hardware: Hardware
     info: ModelInfo | None
+    memory: Estimate
     reasons: tuple[str, ...] = ()
     """One record for each value that was not asked for: what it is, and the rule that gave it."""
     notes: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ class LaunchPlan:
     def rows(self) -> list[tuple[str, str]]:
         """The plan for people: what was decided, in the order of the work."""
         asked, measured = self.asked, "what fits (measured at warm-up)"
+        most = "" if self.memory.tokens is None else f", at most about {self.memory.tokens}"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
             ("architecture", self.info.summary() if self.info else "decided by the shard"),
@@ -67,17 +70,32 @@ class LaunchPlan:
             ("devices", self.hardware.devices(self.num_shard)),
             ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
             ("dtype", asked.dtype or "chosen by the shard"),
+            ("weights", self._weights()),
+            ("kv cache", self._cache()),
             ("attention", asked.attention or "chosen by the shard"),
             ("cuda graphs", self._cuda_graphs()),
             ("max input tokens", _shown(self.max_input_tokens, "max total tokens - 1")),
             ("max total tokens", _shown(asked.max_total_tokens, measured)),
             ("max batch prefill tokens", str(self.max_batch_prefill_tokens)),
-            ("max batch total tokens", _shown(asked.max_batch_total_tokens, measured)),
+            ("max batch total tokens", _shown(asked.max_batch_total_tokens, measured + most)),
             ("max concurrent requests", str(asked.max_concurrent_requests)),
             ("listens on", f"{self.endpoints.hostname}:{self.endpoints.port}"),
             ("url", self.url),
             ("sockets", f"{self.endpoints.uds_prefix}-<rank>"),
         ]
+
+    def _weights(self) -> str:
+        """How they are quantized, and what they take."""
+        method = None if self.info is None else self.info.quantize
+        kind = method or (f"{self.asked.quantize} on load" if self.asked.quantize else None)
+        size = self.memory.weights
+        if size is None:
+            return kind or "decided by the shard"
+        return f"{kind or 'plain'}, about {shown_bytes(size)} in memory"
+
+    def _cache(self) -> str:
+        kind, token = self.memory.cache_type or "the model's type", self.memory.token
+        return kind if token is None else f"{kind}, {shown_bytes(token)} a token{' and shard' * (self.num_shard > 1)}"
 
     def _cuda_graphs(self) -> str:
         sizes = [str(size) for size in self.asked.cuda_graphs if size > 0]
@@ -108,6 +126,7 @@ def make_plan(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None
         compute_type=_compute_type(hardware, shards.value),
         hardware=hardware,
         info=info,
+        memory=estimate(config, hardware, info, shards.value),
         reasons=tuple(reasons),
         notes=(*shards.notes, *prefill.notes, *_notes(config, hardware, info, shards.value)),
     )

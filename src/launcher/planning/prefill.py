@@ -1,6 +1,7 @@
 """The default of `max_batch_prefill_tokens`: what the cards compute in about a second, within memory. Pure.
 
-Figures and integer arithmetic are those of TGI's launcher, so that a deployment keeps its default.
+Figures and integer arithmetic are those of TGI's launcher, so that a deployment keeps its default. It counts no
+quantized weights and no 8-bit KV cache: their bytes are those of `memory`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from launcher.config import LauncherConfig
+from launcher.planning import memory
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
 from launcher.planning.resolved import Resolved
@@ -65,8 +67,8 @@ def _memory_cap(
     config: LauncherConfig, info: ModelInfo, gpu: Gpu, num_shard: int
 ) -> tuple[int | None, tuple[str, ...]]:
     """How many tokens' activations fit beside the weights, if that is known; and what to warn about."""
-    sizes = _memory_use(info)
-    if not gpu.memory_mib or info.quantize is not None or sizes is None:
+    sizes = _memory_use(config, info, gpu)
+    if not gpu.memory_mib or sizes is None:
         return None, ()
     available = _f32(float((gpu.memory_mib << 20) * num_shard))
     available = _f32(_f32(available * _f32(config.cuda_memory_fraction)) * _f32(config.tgi_wiggle_room))
@@ -86,15 +88,21 @@ def _model_flops(info: ModelInfo) -> int | None:
     return layers * (attention + 6 * hidden * inner * (info.experts_per_token + info.num_shared_experts))
 
 
-def _memory_use(info: ModelInfo) -> tuple[int, int] | None:
-    """Bytes of the weights, and of one token in a prefill, at two bytes an element."""
+def _memory_use(config: LauncherConfig, info: ModelInfo, gpu: Gpu) -> tuple[int, int] | None:
+    """Bytes of the weights, and of one token in a prefill: at two bytes an element, but for what is quantized."""
     hidden, inner, heads, vocab = info.hidden_size, info.intermediate_size, info.num_heads, info.vocab_size
     kv_heads, width, layers, experts = info.num_kv_heads, info.head_dim, info.num_layers, info.num_experts
     if not (hidden and inner and heads and kv_heads and width and layers and vocab):
         return None
     attention = (heads + 2 * kv_heads) * width + heads * width * hidden
     model = 2 * (layers * (attention + 3 * inner * experts * hidden) + 2 * hidden * vocab)
-    return model, 4 * kv_heads * width * layers + 6 * (inner + inner // 2) * experts
+    if info.quantization is not None or config.quantize is not None:
+        stored = memory.weight_bytes(info, config.quantize, 2)
+        if stored is None:
+            return None
+        model = stored
+    cache_itemsize = 2 if memory.cache_dtype(config, info, gpu) is None else 1
+    return model, 2 * cache_itemsize * kv_heads * width * layers + 6 * (inner + inner // 2) * experts
 
 
 def _f32(value: float) -> float:

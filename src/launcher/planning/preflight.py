@@ -27,6 +27,7 @@ from launcher.planning.model_info import ModelInfo
 from launcher.planning.plan import DEFAULT_MASTER_PORT
 from wire import tokenizer_file
 from wire.processes import unix_socket
+from wire.quantization.methods import ON_LOAD
 from wire.text import tokenizer_trial
 
 logger = logging.getLogger("text_generation_launcher")
@@ -37,10 +38,12 @@ _LONGEST_LOCK = 32
 LOOPBACK = "127.0.0.1"
 
 
-def check_memory(model_id: str, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> None:
-    """Refuses weights that cannot fit whatever their type will be. Raises ArgumentValidation.
+def check_memory(
+    model_id: str, hardware: Hardware, info: ModelInfo | None, num_shard: int, quantize: str | None = None
+) -> None:
+    """Refuses weights that cannot fit whatever their type will be. quantize: the flag. Raises ArgumentValidation.
 
-    A file may shrink on loading by half at most, when float32 is kept as two bytes.
+    A file may shrink on loading by half at most, when float32 is kept as two bytes; to a quarter, when it is quantized.
     """
     size = info.weight_bytes if info else None
     if size is None:
@@ -53,7 +56,7 @@ def check_memory(model_id: str, hardware: Hardware, info: ModelInfo | None, num_
         available, where, remedy = hardware.memory_bytes, "this machine", "use a smaller model"
     else:
         return
-    if size // 2 > available:
+    if size // (4 if quantize in ON_LOAD else 2) > available:
         raise ArgumentValidation(
             f"`--model-id` {model_id} has {size / 2**30:.1f} GiB of weights, which cannot fit in the "
             f"{available / 2**30:.1f} GiB of {where}; {remedy}"

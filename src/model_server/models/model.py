@@ -15,9 +15,10 @@ from model_server.kernels.availability import has_float8
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import UnknownFamilyError, spec_of
-from model_server.quantization.kv_cache import DTYPES, wants_float8
+from model_server.quantization.kv_cache import DTYPES
 from model_server.quantization.scheme import Scheme, resolve
 from model_server.weights.checkpoint import Checkpoint
+from wire.quantization.config import wants_float8_cache
 from wire.quantization.methods import Choice
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,9 @@ def cache_dtype(
     if requested is not None:
         found = DTYPES[requested]
     elif device.type == "cuda" and has_float8(device) and model.spec is not None and attention not in KEEP_MODEL_TYPE:
-        found = torch.float8_e4m3fn if wants_float8(model.checkpoint) else None
+        checkpoint = model.checkpoint
+        wanted = wants_float8_cache(checkpoint.directory, checkpoint.fields, StartupError)
+        found = torch.float8_e4m3fn if wanted else None
     if found is None or model.spec is None or model.spec.attention is None:
         return found
     logger.warning(

@@ -1,18 +1,13 @@
-"""The KV cache in float8: who asks for it, and the scales of its numbers in the checkpoint."""
+"""The KV cache in float8: its types, and the scales of its numbers in the checkpoint."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-from model_server.errors import StartupError
-from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.reader import WeightReader
-from wire.model_files import read_object
 
 logger = logging.getLogger(__name__)
 
@@ -23,27 +18,6 @@ DTYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 # compressed-tensors, modelopt and quark.
 _KEY_SCALES = ("k_scale", "kv_scale", "attn.k_scale", "k_proj.k_scale", "k_proj.output_scale")
 _VALUE_SCALES = ("v_scale", "kv_scale", "attn.v_scale", "v_proj.v_scale", "v_proj.output_scale")
-
-
-def wants_float8(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint was made for a KV cache in float8 (e4m3). Raises StartupError for a damaged file."""
-    blocks = [
-        part.get(name)
-        for part in (checkpoint.fields, checkpoint.fields.get("text_config"))
-        if isinstance(part, Mapping)
-        for name in ("quantization_config", "compression_config")
-    ]
-    modelopt = checkpoint.directory / "hf_quant_config.json"
-    if modelopt.exists():
-        blocks.append(read_object(modelopt, StartupError).get("quantization"))
-    return any(_is_float8(block) for block in blocks if isinstance(block, Mapping))
-
-
-def _is_float8(block: Mapping[str, Any]) -> bool:
-    scheme = block.get("kv_cache_scheme")
-    if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
-        return True
-    return block.get("kv_cache_quant_algo") == "FP8"
 
 
 class CacheScales:

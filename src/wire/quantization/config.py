@@ -47,6 +47,15 @@ def by_tensors(shapes: Mapping[str, Sequence[int]]) -> Mapping[str, Any] | None:
     return {"quant_method": "awq" if is_awq else "gptq"}
 
 
+def wants_float8_cache(directory: Path, fields: Mapping[str, Any], error: type[Exception]) -> bool:
+    """Whether a model was made for a KV cache in float8 (e4m3). Parameters and errors: as of `said_of`."""
+    blocks = [*_blocks(fields), _in_modelopt(directory, error)]
+    schemes = [scheme for block in blocks if isinstance(scheme := block.get("kv_cache_scheme"), Mapping)]
+    if any(scheme.get("num_bits") == 8 and scheme.get("type") == "float" for scheme in schemes):
+        return True
+    return any(block.get("kv_cache_quant_algo") == "FP8" for block in blocks)
+
+
 def skipped(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of modules that config.json wants to stay plain when weights are quantized on load."""
     text = fields.get("text_config")
@@ -68,8 +77,7 @@ def _blocks(fields: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _in_files(directory: Path, error: type[Exception]) -> Mapping[str, Any] | None:
-    modelopt = read_optional_object(directory / MODELOPT, error).get("quantization")
-    if isinstance(modelopt, Mapping) and modelopt:
+    if modelopt := _in_modelopt(directory, error):
         return {**modelopt, "quant_method": "modelopt"}
     for name in OLDER:
         found = read_optional_object(directory / name, error)
@@ -78,3 +86,8 @@ def _in_files(directory: Path, error: type[Exception]) -> Mapping[str, Any] | No
             is_awq = any(key in found for key in _ONLY_AWQ)
             return {"quant_method": "awq" if is_awq else "gptq", **said}
     return None
+
+
+def _in_modelopt(directory: Path, error: type[Exception]) -> Mapping[str, Any]:
+    block = read_optional_object(directory / MODELOPT, error).get("quantization")
+    return block if isinstance(block, Mapping) else {}

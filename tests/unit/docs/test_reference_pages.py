@@ -19,6 +19,7 @@ from launcher.config import LauncherConfig
 from launcher.errors import LauncherError
 from launcher.planning import commands
 from launcher.planning.hardware import Hardware
+from launcher.planning.memory import Estimate
 from launcher.planning.plan import Endpoints, LaunchPlan
 from model_server.config import DownloadConfig, ServeConfig
 from router.api.errors import status_of
@@ -135,6 +136,7 @@ def _plan() -> LaunchPlan:
     return LaunchPlan(
         asked=LauncherConfig(model_id="demo"), model_id="demo", num_shard=1, on_gpu=False, max_input_tokens=None,
         max_batch_prefill_tokens=512, compute_type=None, hardware=Hardware(), info=None,
+        memory=Estimate(weights=None, cache_type=None, token=None, tokens=None),
         endpoints=Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500),
     )  # fmt: skip
 

@@ -168,7 +168,7 @@ def test_the_size_of_the_weights(tmp_path: Path) -> None:
     (tmp_path / "consolidated.safetensors").write_bytes(b"x" * 15)
     info = read(tmp_path)
     assert info is not None and info.weight_bytes == 15
-    assert "0.0 MiB of weights" in info.summary()
+    assert "0.0 KiB of weights" in info.summary()
 
 
 def test_the_root_of_a_cached_repository_is_explained(tmp_path: Path) -> None:

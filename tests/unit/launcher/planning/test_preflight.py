@@ -148,6 +148,14 @@ def test_weights_that_cannot_fit(gpus: int, memory_gib: int | None, weights_gib:
         preflight.check_memory("m", hardware, info, gpus or 1)
 
 
+def test_weights_that_fit_once_they_are_quantized() -> None:
+    hardware, info = Hardware(memory_bytes=8 << 30), ModelInfo(weight_bytes=32 << 30)
+    preflight.check_memory("m", hardware, info, 1, "eetq")
+    for flag in (None, "gptq"):
+        with pytest.raises(ArgumentValidation, match=r"32\.0 GiB of weights, which cannot fit"):
+            preflight.check_memory("m", hardware, info, 1, flag)
+
+
 def test_given_prefix_is_locked_and_cleared(tmp_path: Path) -> None:
     prefix = str(tmp_path / "s")
     asked = config(shard_uds_path=prefix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -14,8 +13,7 @@ from safetensors.torch import save_file
 from support.dict_reader import DictReader
 from torch import Tensor
 
-from model_server.quantization.kv_cache import CacheScales, wants_float8
-from model_server.weights.checkpoint import Checkpoint
+from model_server.quantization.kv_cache import CacheScales
 from model_server.weights.header import read_headers
 from model_server.weights.reader import SafetensorsReader
 
@@ -85,28 +83,3 @@ def test_scalars_of_a_file(dtype: torch.dtype, tmp_path: Path) -> None:
     save_file({name: torch.tensor(value, dtype=dtype) for name, value in tensors.items()}, file)
     with SafetensorsReader(read_headers([file]), dtype=torch.float16, device=torch.device("cpu")) as reader:
         assert CacheScales(reader).of(MODULE) == (0.5, 2.0)
-
-
-FLOAT_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "beside", "wanted"),
-    [
-        ({}, None, False),
-        ({"quantization_config": {"kv_cache_scheme": None}}, None, False),
-        ({"quantization_config": {"kv_cache_scheme": FLOAT_SCHEME}}, None, True),
-        ({"compression_config": {"kv_cache_scheme": FLOAT_SCHEME}}, None, True),
-        ({"text_config": {"quantization_config": {"kv_cache_scheme": FLOAT_SCHEME}}}, None, True),
-        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}}, None, False),
-        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 4, "type": "float"}}}, None, False),
-        ({"quantization_config": {"kv_cache_quant_algo": "FP8"}}, None, True),
-        ({}, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, True),
-        ({}, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, False),
-        ({"quantization_config": 3}, {"quantization": []}, False),
-    ],
-)
-def test_who_wants_float8(fields: dict[str, Any], beside: Any, wanted: bool, tmp_path: Path) -> None:
-    if beside is not None:
-        (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
-    assert wants_float8(Checkpoint(directory=tmp_path, fields=fields, headers={}, file_bytes=0)) is wanted

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wire.quantization.config import by_tensors, is_skipped, said_of, skipped
+from wire.quantization.config import by_tensors, is_skipped, said_of, skipped, wants_float8_cache
 from wire.quantization.methods import method_of
 
 GPTQ, AWQ = {"quant_method": "gptq"}, {"quant_method": "awq"}
@@ -102,3 +102,28 @@ def test_only_whole_parts_of_a_name_count() -> None:
     assert not is_skipped("model.layers.1.mlp.gate_proj", ("gate", "mlp.gate"))
     assert not is_skipped("model.layers.10.mlp.up_proj", ("model.layers.1",))
     assert not is_skipped("model.layers.1.mlp.up_proj", ())
+
+
+FLOAT_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "beside", "wanted"),
+    [
+        ({}, None, False),
+        ({"quantization_config": {"kv_cache_scheme": None}}, None, False),
+        ({"quantization_config": {"kv_cache_scheme": FLOAT_SCHEME}}, None, True),
+        ({"compression_config": {"kv_cache_scheme": FLOAT_SCHEME}}, None, True),
+        ({"text_config": {"quantization_config": {"kv_cache_scheme": FLOAT_SCHEME}}}, None, True),
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "int"}}}, None, False),
+        ({"quantization_config": {"kv_cache_scheme": {"num_bits": 4, "type": "float"}}}, None, False),
+        ({"quantization_config": {"kv_cache_quant_algo": "FP8"}}, None, True),
+        ({}, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, True),
+        ({}, {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, False),
+        ({"quantization_config": 3}, {"quantization": []}, False),
+    ],
+)
+def test_who_wants_float8(fields: dict[str, Any], beside: Any, wanted: bool, tmp_path: Path) -> None:
+    if beside is not None:
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    assert wants_float8_cache(tmp_path, fields, ValueError) is wanted

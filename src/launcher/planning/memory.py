@@ -1,0 +1,95 @@
+"""What weights and KV cache will take, by config.json and the sizes of the weight files. Pure.
+
+An estimate for people and for defaults: the shards measure for themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.config import KEEP_MODEL_TYPE, LauncherConfig
+from launcher.planning.hardware import Gpu, Hardware
+from launcher.planning.model_info import ModelInfo
+from wire.quantization.methods import ON_LOAD
+
+_FLOAT8_CAPABILITY = (8, 9)
+"""GPUs from here on get an 8-bit cache where the checkpoint asks for one."""
+_ROW_BYTES = 5
+"""At most, of the scale and the zero point of a row of a matrix that is quantized on load."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """None: not known."""
+
+    weights: int | None
+    """Bytes of all shards together."""
+    cache_type: str | None
+    """Of the numbers in the KV cache; None: the model's."""
+    token: int | None
+    """Bytes of one token in the KV cache of one shard."""
+    tokens: int | None
+    """The most that fit beside the weights of a shard, activations not counted. Only of GPUs: on a CPU the cache is
+    not measured by what is free."""
+
+
+def estimate(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> Estimate:
+    """What `num_shard` shards will take of `hardware`."""
+    gpus = hardware.gpus[:num_shard]
+    if info is None:
+        return Estimate(weights=None, cache_type=config.kv_cache_dtype, token=None, tokens=None)
+    width = itemsize(config, info, on_gpu=bool(gpus))
+    weights = weight_bytes(info, config.quantize, width)
+    cache_type = cache_dtype(config, info, gpus[0] if gpus else None)
+    token = token_bytes(info, num_shard, 1 if cache_type is not None else width)
+    sizes = [gpu.memory_mib << 20 for gpu in gpus if gpu.memory_mib]
+    tokens = None
+    if weights is not None and token and sizes and len(sizes) == num_shard:
+        free = int(min(sizes) * config.cuda_memory_fraction) - weights // num_shard
+        tokens = max(0, free) // token
+    return Estimate(weights=weights, cache_type=cache_type, token=token, tokens=tokens)
+
+
+def itemsize(config: LauncherConfig, info: ModelInfo, *, on_gpu: bool) -> int:
+    """Bytes of a plain weight in memory."""
+    if config.dtype is not None:
+        return 4 if config.dtype == "float32" else 2
+    return 2 if on_gpu else info.stored_itemsize
+
+
+def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | None:
+    """All weights in memory; None where the files are not here. quantize: `--quantize`; width: of a plain weight.
+
+    What is stored quantized stays as it is stored. On load a number of a block's matrices takes a byte.
+    """
+    if info.weight_bytes is None or info.quantization is not None:
+        return info.weight_bytes
+    numbers = info.weight_bytes // info.stored_itemsize
+    if quantize not in ON_LOAD:
+        return numbers * width
+    if not info.hidden_size or not info.vocab_size:
+        return None
+    plain = min(numbers, info.vocab_size * info.hidden_size * (1 if info.has_tied_head else 2))
+    return plain * width + (numbers - plain) + _ROW_BYTES * ((numbers - plain) // info.hidden_size)
+
+
+def cache_dtype(config: LauncherConfig, info: ModelInfo, gpu: Gpu | None) -> str | None:
+    """Type of the numbers in the KV cache; None: the model's."""
+    if info.latent_size is not None:
+        return None
+    if config.kv_cache_dtype is not None or gpu is None or config.attention in KEEP_MODEL_TYPE:
+        return config.kv_cache_dtype
+    is_able = gpu.compute_capability is not None and gpu.compute_capability >= _FLOAT8_CAPABILITY
+    return "fp8_e4m3fn" if is_able and info.wants_float8_cache else None
+
+
+def token_bytes(info: ModelInfo, num_shard: int, width: int) -> int | None:
+    """One token in the KV cache of one shard, each number of `width` bytes. Shards share the KV heads, or each has one;
+    what layers with latent attention keep, every shard has whole."""
+    if not info.num_layers:
+        return None
+    if info.latent_size is not None:
+        return info.num_layers * info.latent_size * width
+    if not info.num_kv_heads or not info.head_dim:
+        return None
+    return 2 * info.num_layers * max(1, info.num_kv_heads // num_shard) * info.head_dim * width

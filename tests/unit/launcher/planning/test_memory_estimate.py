@@ -1,0 +1,150 @@
+"""What weights and KV cache will take: as a shard that has loaded them counts, and by hand for larger models."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from support.quantized import quantize_folder
+from support.tiny_models import tiny_checkpoint
+
+from launcher.config import LauncherConfig
+from launcher.planning.hardware import Gpu, Hardware
+from launcher.planning.memory import estimate
+from launcher.planning.model_info import ModelInfo, from_config, read
+from launcher.planning.plan import Endpoints, make_plan
+from launcher.planning.prefill import prefill_tokens
+from model_server.attention.choice import AttentionChoice
+from model_server.distributed.placement import Placement
+from model_server.models.load import load_runner
+from model_server.models.model import describe
+from model_server.weights.checkpoint import examine
+
+CPU = torch.device("cpu")
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "torch_dtype": "bfloat16",
+}  # fmt: skip
+NUMBERS = 8_030_261_248
+VOCABULARY = 2 * 128256 * 4096
+GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+
+
+def info(weight_bytes: int | None = 2 * NUMBERS, **more: Any) -> ModelInfo:
+    return dataclasses.replace(from_config(LLAMA | more), weight_bytes=weight_bytes)
+
+
+def gpus(count: int = 1, memory_mib: int = 24564) -> Hardware:
+    card = Gpu(card="nvidia-l4", memory_mib=memory_mib, compute_capability=(8, 9))
+    return Hardware(gpus=(card,) * count)
+
+
+@pytest.mark.parametrize("quantize", [None, "eetq", "bitsandbytes", "fp8", "gptq"])
+def test_a_shard_takes_what_was_estimated(
+    quantize: Literal["eetq", "bitsandbytes", "fp8", "gptq"] | None, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint("llama", tmp_path / "plain")
+    if quantize == "gptq":
+        folder = quantize_folder(folder, tmp_path / "stored", "gptq")
+    config = LauncherConfig(quantize=quantize, dtype="float32")
+    expected = estimate(config, Hardware(), read(folder), 1)
+    model = describe(examine(folder), quantize=quantize)
+    placement = Placement(CPU, torch.float32)
+    runner = load_runner(model, placement, AttentionChoice("reference", CPU))
+    assert expected.weights == pytest.approx(runner.traits.weight_bytes, rel=0.1)
+    assert expected.token == sum(shape.bytes_per_token(torch.float32) for shape in runner.kv_shapes)
+
+
+@pytest.mark.parametrize(
+    ("config", "found", "weights"),
+    [
+        (LauncherConfig(), info(), 2 * NUMBERS),
+        (LauncherConfig(dtype="float32"), info(), 4 * NUMBERS),
+        (LauncherConfig(), info(4 * NUMBERS, torch_dtype="float32"), 2 * NUMBERS),
+        (LauncherConfig(), info(5_700_000_000, **GPTQ), 5_700_000_000),
+        (LauncherConfig(quantize="gptq"), info(5_700_000_000, **GPTQ), 5_700_000_000),
+        (LauncherConfig(quantize="fp8"), info(), VOCABULARY + NUMBERS + 5 * ((NUMBERS - VOCABULARY) // 4096)),
+        (LauncherConfig(), info(None), None),
+    ],
+)
+def test_weights(config: LauncherConfig, found: ModelInfo, weights: int | None) -> None:
+    assert estimate(config, gpus(), found, 1).weights == weights
+
+
+@pytest.mark.parametrize(
+    ("config", "found", "num_shard", "kind", "token"),
+    [
+        (LauncherConfig(), info(), 1, None, 2 * 32 * 8 * 128 * 2),
+        (LauncherConfig(kv_cache_dtype="fp8_e5m2"), info(), 1, "fp8_e5m2", 2 * 32 * 8 * 128),
+        (LauncherConfig(), info(), 4, None, 2 * 32 * 2 * 128 * 2),
+        (LauncherConfig(), info(), 16, None, 2 * 32 * 1 * 128 * 2),
+        (LauncherConfig(), dataclasses.replace(info(), wants_float8_cache=True), 1, "fp8_e4m3fn", 2 * 32 * 8 * 128),
+        (
+            LauncherConfig(attention="flash_attn"),
+            dataclasses.replace(info(), wants_float8_cache=True),
+            1,
+            None,
+            2 * 32 * 8 * 128 * 2,
+        ),
+        (
+            LauncherConfig(kv_cache_dtype="fp8_e5m2"),
+            info(kv_lora_rank=512, qk_rope_head_dim=64),
+            2,
+            None,
+            32 * 576 * 2,
+        ),
+        (LauncherConfig(), info(num_hidden_layers=None), 1, None, None),
+    ],
+)
+def test_a_token_of_the_cache(
+    config: LauncherConfig, found: ModelInfo, num_shard: int, kind: str | None, token: int | None
+) -> None:
+    result = estimate(config, gpus(num_shard), found, num_shard)
+    assert (result.cache_type, result.token) == (kind, token)
+
+
+def test_tokens_that_fit_beside_the_weights() -> None:
+    plain = estimate(LauncherConfig(), gpus(), info(), 1)
+    assert plain.tokens == ((24564 << 20) - 2 * NUMBERS) // (128 << 10)
+    narrow = estimate(LauncherConfig(kv_cache_dtype="fp8_e4m3fn"), gpus(), info(), 1)
+    assert plain.tokens is not None
+    assert narrow.tokens in (2 * plain.tokens, 2 * plain.tokens + 1)
+    half = estimate(LauncherConfig(cuda_memory_fraction=0.5), gpus(2), info(), 2)
+    assert half.tokens == ((24564 << 19) - NUMBERS) // (64 << 10)
+    assert estimate(LauncherConfig(), gpus(memory_mib=1000), info(), 1).tokens == 0
+    assert estimate(LauncherConfig(), Hardware(), info(), 1).tokens is None
+    assert estimate(LauncherConfig(), gpus(), None, 1).tokens is None
+
+
+def test_the_prefill_budget_counts_quantized_weights() -> None:
+    """Beside 16 bits a weight of this model nothing would be left."""
+
+    def budget(found: ModelInfo, **more: Any) -> tuple[int, bool]:
+        tokens, _, notes = prefill_tokens(LauncherConfig(**more), gpus(memory_mib=14000), found, 1)
+        return tokens, any("larger than the memory" in note for note in notes)
+
+    assert budget(info())[1]
+    stored, on_load = budget(info(5_700_000_000, **GPTQ)), budget(info(), quantize="eetq")
+    assert not stored[1]
+    assert not on_load[1]
+    assert budget(info(5_700_000_000, **GPTQ), cuda_memory_fraction=0.5)[0] > 1
+
+
+def test_the_plan_shows_them() -> None:
+    ends = Endpoints(hostname="127.0.0.1", port=3000, uds_prefix="/run/x/shard", master_port=29500)
+
+    def rows(found: ModelInfo | None, **more: Any) -> dict[str, str]:
+        return dict(make_plan(LauncherConfig(**more), gpus(), found, ends).rows())
+
+    shown = rows(info(5_700_000_000, **GPTQ), kv_cache_dtype="fp8_e5m2")
+    assert shown["weights"] == "gptq, about 5.3 GiB in memory"
+    assert shown["kv cache"] == "fp8_e5m2, 64.0 KiB a token"
+    assert shown["max batch total tokens"] == "what fits (measured at warm-up), at most about 306048"
+    assert rows(info(), quantize="eetq")["weights"] == "eetq on load, about 8.5 GiB in memory"
+    assert rows(info())["weights"] == "plain, about 15.0 GiB in memory"
+    assert rows(info(None, **GPTQ))["weights"] == "gptq"
+    assert rows(None)["weights"] == "decided by the shard"
+    assert rows(None)["kv cache"] == "the model's type"
