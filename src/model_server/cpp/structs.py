@@ -66,6 +66,7 @@ class CodeShapeStruct(ctypes.Structure):
         ("bits", c_long),
         ("group", c_long),
         ("zero", c_long),
+        ("is_float8", c_long),
     ]
 
 
@@ -148,6 +149,7 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
     ),
     "cpp_code_bytes": (POINTER(CodeShapeStruct),),
     "cpp_pack_codes": (POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p, c_void_p),
+    "cpp_pack_float8": (c_long, POINTER(CodeShapeStruct), c_void_p, c_void_p, c_void_p),
     "cpp_code_linear": (c_long, POINTER(CodeShapeStruct), c_void_p, c_long, c_long, c_void_p, c_long),
     "cpp_rms_norm": (c_long, c_void_p, c_void_p, c_void_p, c_long, c_float, c_void_p, c_long, c_long),
     "cpp_silu_gated": (c_long, c_void_p, c_void_p, c_long, c_long),

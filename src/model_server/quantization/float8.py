@@ -56,6 +56,11 @@ class Fp8:
         scales, height = rows_of_blocks(self.scales, self.block[0], rows)
         return Fp8(self.weight.index_select(0, rows), scales, (height, self.block[1]))
 
+    def scales_of_rows(self) -> Tensor:
+        """[out, ceil(in / block[1])]: those of each row."""
+        height, num_rows = self.block[0], self.shape[0]
+        return self.scales if height == 1 else self.scales.repeat_interleave(height, 0)[:num_rows]
+
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """The matrix [out, in] in `dtype`: products in float32, rounded once."""
         weight = self.weight.float()

@@ -20,6 +20,7 @@ struct CodeShape {
     const int32_t* order;  // [columns]: the input that each is multiplied by, or null: the same
     long outputs, inputs, columns, bits, group;
     long zero;             // of all groups, or -1: each has its own
+    long is_float8;        // not whole numbers, but e4m3: bits 8, zero 0, no order (float8_product.hpp)
 
     long padded() const { return (columns + CODE_STEP - 1) / CODE_STEP * CODE_STEP; }
     long panel_count() const { return (outputs + PANEL - 1) / PANEL; }

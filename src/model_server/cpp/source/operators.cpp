@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "codes.hpp"
+#include "float8_product.hpp"
 #include "product.hpp"
 #include "rows.hpp"
 #include "sampling.hpp"
@@ -135,6 +136,17 @@ long cpp_pack_codes(const CodeShape* m, const uint8_t* codes, const float* scale
     });
 }
 
+// weight [outputs, columns] of e4m3, for activations of the type.
+long cpp_pack_float8(long type, const CodeShape* m, const uint8_t* weight, const float* scales, uint8_t* out) {
+    return with_type(type, [&](auto zero) {
+        parallel([&](Team team) {
+            long first, last;
+            team.share(m->panel_count(), first, last);
+            pack_float8<decltype(zero)>(*m, weight, scales, out, first, last);
+        });
+    });
+}
+
 long cpp_code_bytes(const CodeShape* m) { return m->panel_count() * m->panel_bytes(); }
 
 // cpp_linear with a matrix of codes.
@@ -144,15 +156,20 @@ long cpp_code_linear(long type, const CodeShape* shape, const void* x, long stri
         using T = decltype(zero);
         const CodeMatrix<T> m(*shape);
         const int limit = m.outputs * m.columns < 4 * SMALLEST_SHARED ? 1 : 1 << 30;
-        for (long first = 0; first < rows; first += MOST_CODE_ROWS) {
+        const long block = !m.is_float8 ? MOST_CODE_ROWS : std::is_same_v<Input<T>, T> ? rows : MOST_CONVERTED;
+        for (long first = 0; first < rows; first += block) {
             std::atomic<long> next{0};
             const T* from = static_cast<const T*>(x) + first * stride;
-            const long count = std::min(MOST_CODE_ROWS, rows - first), done = first * m.outputs;
-            char* space = scratch.of(code_rows_size<T>(count, m));
-            parallel([&](Team team) {
+            const long count = std::min(block, rows - first), done = first * m.outputs;
+            char* space = scratch.of(m.is_float8 ? 0 : code_rows_size<T>(count, m));
+            auto run = [&](auto* to, Team team) {
+                if (m.is_float8) return float8_product<T>(m, from, stride, count, to, decltype(to)(nullptr), team, next);
                 const auto codes = shared_code_rows<T>(m, from, stride, count, space, team);
-                if (wide) code_product<T, float>(m, codes, count, static_cast<float*>(out) + done, nullptr, team, next);
-                else code_product<T, T>(m, codes, count, static_cast<T*>(out) + done, nullptr, team, next);
+                code_product<T>(m, codes, count, to, decltype(to)(nullptr), team, next);
+            };
+            parallel([&](Team team) {
+                if (wide) run(static_cast<float*>(out) + done, team);
+                else run(static_cast<T*>(out) + done, team);
             }, limit);
         }
     });

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "codes.hpp"
+#include "float8_product.hpp"
 #include "product.hpp"
 #include "rows.hpp"
 #include "step.hpp"
@@ -60,6 +60,7 @@ template <class T> class Stack {
     void multiply(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, long rows, T* out, const T* onto,
                   Team team, std::atomic<long>& next) const {
         if (!m.codes) return product<T, T>(plain(m, outputs, inputs), x, inputs, rows, out, onto, team, next);
+        if (m.codes->is_float8) return float8_product<T, T>(CodeMatrix<T>(*m.codes), x, inputs, rows, out, onto, team, next);
         const auto codes = shared_code_rows<T>(*m.codes, x, inputs, rows, code_space, team);
         code_product<T, T>(CodeMatrix<T>(*m.codes), codes, rows, out, onto, team, next);
     }
@@ -69,6 +70,8 @@ template <class T> class Stack {
             const auto matrix = plain(m, 2 * config.intermediate, config.hidden);
             return gated_product<T>(matrix, normed, config.hidden, rows, inner, team, next);
         }
+        if (m.codes->is_float8)
+            return gated_float8_product<T>(CodeMatrix<T>(*m.codes), normed, config.hidden, rows, inner, team, next);
         const auto codes = shared_code_rows<T>(*m.codes, normed, config.hidden, rows, code_space, team);
         gated_code_product<T>(CodeMatrix<T>(*m.codes), codes, rows, inner, team, next);
     }
@@ -99,7 +102,7 @@ template <class T> class Stack {
         for (long i = 0; i < config.num_layers; i++) {
             const auto& layer = config.layers[i];
             for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
-                if (m->codes) code_size = std::max(code_size, code_rows_size<T>(n, *m->codes));
+                if (m->codes && !m->codes->is_float8) code_size = std::max(code_size, code_rows_size<T>(n, *m->codes));
         }
         size_t size = sizeof(T) * n * qkv_width +
                       sizeof(Input<T>) * n * (config.hidden + 2 * attended_width + config.intermediate) +
@@ -145,7 +148,7 @@ template <class T> class Stack {
         long first, last;
         team.share(rows, first, last);
         for (long r = first; r < last; r++) rms_norm(x + r * config.hidden, weight, config.eps, normed + r * config.hidden, config.hidden);
-        if (!next.codes) team.barrier();
+        if (!next.codes || next.codes->is_float8) team.barrier();
     }
 
     void attention(const StackLayer& layer, long index, const T* hidden, Team team) {

@@ -1,6 +1,11 @@
-"""A matrix of codes, packed for `cpp/source/codes.hpp`: multiplied as whole numbers, without decoding it."""
+"""A matrix of codes or of 8-bit floats, packed for `cpp/source/codes.hpp` and `float8_product.hpp`.
+
+It stays as small as it was stored: whole numbers are multiplied as such, floats are decoded while they are multiplied.
+"""
 
 from __future__ import annotations
+
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -9,6 +14,8 @@ from model_server.cpp.library import TYPES, prepared
 from model_server.cpp.structs import CodeShapeStruct
 from model_server.memory import huge_pages
 from model_server.quantization.codes import Codes
+from model_server.quantization.float8 import Fp8
+from model_server.quantization.forms import Form
 
 # Inputs that share an activation's bytes in the panels: a group must not end between them, except the last.
 _STEP = 8
@@ -19,14 +26,19 @@ _SMALLEST_GROUP = 16
 class CodeLinear:
     """A product with `form`, for activations of `dtype`, float32 or bfloat16; for what `can_pack` takes.
 
-    Activations become whole numbers of 14 bits (bfloat16) or 21 bits (float32) with a scale for each 128 of them: that
-    is what the result differs by from a product with the decoded matrix.
+    Beside whole numbers (`Codes`) activations become whole numbers too, of 14 bits (bfloat16) or 21 bits (float32)
+    with a scale for each 256 of them or fewer: that is what the result differs by from a product with the decoded
+    matrix.
     """
 
-    __slots__ = ("_function", "_order", "_type", "bias", "dtype", "inputs", "outputs", "panels", "struct")
+    __slots__ = ("_function", "_kept", "_type", "bias", "dtype", "inputs", "outputs", "panels", "struct")
 
     def __init__(
-        self, form: Codes, bias: Tensor | None, dtype: torch.dtype, arena: huge_pages.Arena = huge_pages.WEIGHTS
+        self,
+        form: Codes | Fp8,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        arena: huge_pages.Arena = huge_pages.WEIGHTS,
     ) -> None:
         self.outputs, self.inputs = form.shape
         self.dtype = dtype
@@ -34,23 +46,17 @@ class CodeLinear:
         self._type = TYPES[dtype]
         operators = prepared()
         self._function = operators.cpp_code_linear
-        self._order = None if form.order is None else form.order.columns.contiguous()
-        zero = int(form.zeros[0, 0]) if form.zeros.numel() else 0
-        struct = CodeShapeStruct(
-            bias=None if bias is None else bias.data_ptr(),
-            order=None if self._order is None else self._order.data_ptr(),
-            outputs=self.outputs,
-            inputs=self.inputs,
-            columns=form.num_columns,
-            bits=4 if form.is_packed else 8,
-            group=min(form.group, form.num_columns),
-            zero=zero if bool((form.zeros == zero).all()) else -1,
-        )
-        self.panels = arena.zeros(operators.cpp_code_bytes(struct), dtype=torch.uint8)
-        struct.panels = self.panels.data_ptr()
-        self.struct = struct
-        codes, scales, zeros = form.codes.contiguous(), form.scales.float().contiguous(), form.zeros.contiguous()
-        operators.cpp_pack_codes(struct, codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(), self.panels.data_ptr())
+        self.struct, self._kept = _struct_of_codes(form) if isinstance(form, Codes) else (_struct_of_float8(form), None)
+        self.struct.bias = None if bias is None else bias.data_ptr()
+        self.panels = arena.zeros(operators.cpp_code_bytes(self.struct), dtype=torch.uint8)
+        self.struct.panels = self.panels.data_ptr()
+        at = self.panels.data_ptr()
+        if isinstance(form, Codes):
+            codes, scales, zeros = form.codes.contiguous(), form.scales.float().contiguous(), form.zeros.contiguous()
+            operators.cpp_pack_codes(self.struct, codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(), at)
+        else:
+            weight, scales = form.weight.contiguous(), form.scales_of_rows().contiguous()
+            operators.cpp_pack_float8(self._type, self.struct, weight.data_ptr(), scales.data_ptr(), at)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x, self.dtype)
@@ -72,6 +78,34 @@ class CodeLinear:
         return out
 
 
-def can_pack(form: Codes) -> bool:
+def can_pack(form: Form) -> TypeGuard[Codes | Fp8]:
     """Whether the operators multiply matrices of this kind."""
+    if isinstance(form, Fp8):
+        return form.shape[1] % 2 == 0 and (form.scales.shape[1] == 1 or form.block[1] % 2 == 0)
+    if not isinstance(form, Codes):
+        return False
     return form.scales.shape[1] == 1 or (form.group % _STEP == 0 and form.group >= _SMALLEST_GROUP)
+
+
+def _struct_of_codes(form: Codes) -> tuple[CodeShapeStruct, Tensor | None]:
+    """And the tensor whose address it holds."""
+    order = None if form.order is None else form.order.columns.contiguous()
+    zero = int(form.zeros[0, 0]) if form.zeros.numel() else 0
+    struct = CodeShapeStruct(
+        order=None if order is None else order.data_ptr(),
+        outputs=form.shape[0],
+        inputs=form.shape[1],
+        columns=form.num_columns,
+        bits=4 if form.is_packed else 8,
+        group=min(form.group, form.num_columns),
+        zero=zero if bool((form.zeros == zero).all()) else -1,
+    )
+    return struct, order
+
+
+def _struct_of_float8(form: Fp8) -> CodeShapeStruct:
+    outputs, inputs = form.shape
+    group = inputs if form.scales.shape[1] == 1 else form.block[1]
+    return CodeShapeStruct(
+        outputs=outputs, inputs=inputs, columns=inputs, bits=8, group=min(group, inputs), is_float8=True
+    )

@@ -24,7 +24,6 @@ from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.linear.onednn import SMALLEST_PACKED, OneDnnLinear, weight_packer
 from model_server.layers.linear.packed import PackedLinear
 from model_server.layers.linear.panel_choice import PanelChoice
-from model_server.quantization.codes import Codes
 from model_server.quantization.forms import Form, Plain, Stacked
 
 # Matrices below this size take no time worth the measurement.
@@ -50,7 +49,7 @@ class LinearFactory:
         """The fastest product with `form` [out, in], on the factory's device, and `bias` [out] of its type."""
         if isinstance(form, Stacked):
             return self._split(form, bias)
-        if isinstance(form, Codes) and cpp.usable(self.device, self.dtype) and can_pack(form):
+        if can_pack(form) and cpp.usable(self.device, self.dtype):
             return CodeLinear(form, bias, self.dtype)
         if not isinstance(form, Plain):
             return DequantizingLinear(form, bias)

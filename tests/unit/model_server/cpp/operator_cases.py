@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from operator_attention import attention_case, rotated
-from operator_codes import code_case
+from operator_codes import code_case, float8_case
 from operator_stack import stack_case
 from support.cpp_operators import (
     AS,
@@ -130,7 +130,17 @@ def greedy_case(operators: Operators, random: np.random.Generator, type: int) ->
     assert_near(totals, np.exp(widen(logits) - widen(peaks)[:, None]).sum(1), 1e-5)
 
 
-CASES = linear_case, code_case, norm_case, silu_case, rotation_case, greedy_case, attention_case, stack_case
+CASES = (
+    linear_case,
+    code_case,
+    float8_case,
+    norm_case,
+    silu_case,
+    rotation_case,
+    greedy_case,
+    attention_case,
+    stack_case,
+)
 
 
 def main(library: str, threads: str, rounds: str, seed: str, *runtime: str) -> None:

@@ -1,9 +1,10 @@
-"""Matrices of codes: packed, multiplied, and what numpy makes of them."""
+"""Matrices of codes and of 8-bit floats: packed, multiplied, and what numpy makes of them."""
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from support.cpp_operators import AS, DTYPE, FLOAT, Operators, address, assert_near, exact, rows_apart, widen
@@ -79,6 +80,52 @@ class Codes:
         return out
 
 
+@dataclass
+class Float8:
+    """weight [outputs, inputs]: bytes of e4m3; scales [outputs, groups]."""
+
+    weight: np.ndarray
+    scales: np.ndarray
+    group: int
+
+    @classmethod
+    def random(cls, random: np.random.Generator, outputs: int, inputs: int) -> Float8:
+        group = min(int(random.choice(GROUPS)), inputs) if random.random() < 0.5 else inputs
+        weight = random.integers(0, 256, (outputs, inputs)).astype(np.uint8)
+        weight[weight & 0x7F == 0x7F] = 1  # NaN
+        scales = (random.random((outputs, -(-inputs // group))) / 100 / np.sqrt(inputs)).astype(np.float32)
+        return cls(weight, scales, group)
+
+    def pack(self, operators: Operators, type: int, bias: np.ndarray | None = None) -> CodeShapeStruct:
+        """The structure; it keeps the memory of its panels, but not that of the bias."""
+        outputs, inputs = self.weight.shape
+        struct = CodeShapeStruct(
+            bias=address(bias), outputs=outputs, inputs=inputs, columns=inputs, bits=8, group=self.group, is_float8=1
+        )
+        panels = exact(np.empty(operators.cpp_code_bytes(ctypes.byref(struct)), np.uint8))
+        operators.cpp_pack_float8(
+            type, ctypes.byref(struct), address(exact(self.weight)), address(exact(self.scales)), address(panels)
+        )
+        struct.panels = address(panels)
+        struct.kept = panels
+        return struct
+
+    def decoded(self) -> np.ndarray:
+        """[outputs, inputs] in float64."""
+        size, sign = (self.weight & 0x7F).astype(np.int64), np.where(self.weight & 0x80, -1.0, 1.0)
+        exponent, mantissa = size >> 3, (size & 7) / 8
+        values = np.where(exponent, np.exp2(exponent - 7.0) * (1 + mantissa), np.exp2(-6.0) * mantissa)
+        return sign * values * self.scales[:, np.arange(self.weight.shape[1]) // self.group]
+
+
+def float8_case(operators: Operators, random: np.random.Generator, type: int) -> None:
+    """The same of 8-bit floats, which round nothing."""
+    outputs, inputs = int(random.choice(OUTPUTS)), int(random.choice(WIDTHS))
+    form = Float8.random(random, outputs, inputs)
+    bias = exact(AS[type](random.standard_normal(outputs)), True) if random.random() < 0.5 else None
+    _check(operators, random, type, form.pack(operators, type, bias), form.decoded(), bias, 1e-6)
+
+
 def code_case(operators: Operators, random: np.random.Generator, type: int) -> None:
     """One matrix by several numbers of rows: bit for bit the same, of which the largest is compared with numpy."""
     outputs, inputs = int(random.choice(OUTPUTS)), int(random.choice(WIDTHS))
@@ -86,25 +133,36 @@ def code_case(operators: Operators, random: np.random.Generator, type: int) -> N
         outputs, inputs = 600, 256  # shared among threads
     form = Codes.random(random, outputs, inputs)
     bias = exact(AS[type](random.standard_normal(outputs)), True) if random.random() < 0.5 else None
-    struct = form.pack(operators, bias)
-    most = 40
+    # Numbers of a chunk are rounded to a step of the largest one: half a step of 127 * 128 is 3.1e-5.
+    bound = 1e-6 if type == FLOAT else 4e-5
+    _check(operators, random, type, form.pack(operators, bias), form.decoded(), bias, bound)
+
+
+def _check(
+    operators: Operators,
+    random: np.random.Generator,
+    type: int,
+    struct: CodeShapeStruct,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    bound: float,
+) -> None:
+    outputs, inputs = weight.shape
+    most = int(random.choice([40, 70]))
     x = AS[type](random.standard_normal((most, inputs)) * np.exp2(random.integers(-8, 9, (most, 1))))
     stride = inputs + int(random.choice([0, 1, 32]))
     is_shifted = random.random() < 0.5
 
-    def product(rows: int, is_wide: bool) -> np.ndarray:
+    def product(rows: int, is_wide: int) -> np.ndarray:
         out = exact(np.full((rows, outputs), 7, np.float32 if is_wide else DTYPE[type]), is_shifted)
         given = rows_apart(x[:rows], stride, is_shifted)
         operators.cpp_code_linear(type, ctypes.byref(struct), address(given), stride, rows, address(out), is_wide)
         return out
 
-    whole = {
-        is_wide: operators.same_on_one_thread(lambda is_wide=is_wide: product(most, is_wide)) for is_wide in (0, 1)
-    }
-    weight, added = form.decoded(), 0 if bias is None else widen(bias)
-    # Numbers of a chunk are rounded to a step of the largest one: half a step of 127 * 128 is 3.1e-5.
+    whole = [operators.same_on_one_thread(partial(product, most, is_wide)) for is_wide in (0, 1)]
+    added = 0 if bias is None else widen(bias)
     scale = np.abs(widen(x)).max(1, keepdims=True) * np.abs(weight).sum(1) + np.abs(added) + 1e-6
-    assert_near(whole[1], widen(x) @ weight.T + added, 1e-6 if type == FLOAT else 4e-5, scale)
+    assert_near(whole[1], widen(x) @ weight.T + added, bound, scale)
     np.testing.assert_array_equal(whole[0], AS[type](whole[1]))  # rounded once
     for rows in random.choice(most, 8, replace=False):
         is_wide = int(random.random() < 0.5)

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 from operator_attention import Layer, Paging, attention, filled_cache, random_batch, random_layer, rotated
-from operator_codes import Codes
+from operator_codes import Codes, Float8
 from support.cpp_operators import AS, BF16, Operators, address, assert_near, exact, widen
 
 from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackMatrixStruct, StackStepStruct
@@ -30,12 +30,14 @@ class Block:
         }
         self.weights = {n: AS[type](random.standard_normal(s) / np.sqrt(s[1])) for n, s in sizes.items()}
         self.codes = {n: Codes.random(random, *size) for n, size in sizes.items() if random.random() < 0.3}
+        self.floats = {n: Float8.random(random, *s) for n, s in sizes.items() if random.random() < 0.2}
         self.panels = {n: operators.packed(type, w) for n, w in self.weights.items() if n not in self.codes}
         self.biases = {
             name: exact(AS[type](random.standard_normal(size[0]) * 0.1), True) if random.random() < 0.3 else None
             for name, size in sizes.items()
         }
         self.shapes = {name: codes.pack(operators, self.biases[name]) for name, codes in self.codes.items()}
+        self.shapes |= {name: form.pack(operators, type, self.biases[name]) for name, form in self.floats.items()}
         self.norms = [exact(random.standard_normal(hidden).astype(np.float32), True) for _ in range(2)]
         self.qk_norm = None
         if random.random() < 0.3:
@@ -61,7 +63,8 @@ class Block:
 
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
         bias = self.biases[name]
-        weight = self.codes[name].decoded() if name in self.codes else widen(self.weights[name])
+        stored = self.floats.get(name) or self.codes.get(name)
+        weight = widen(self.weights[name]) if stored is None else stored.decoded()
         out: np.ndarray = x @ weight.T + (0 if bias is None else widen(bias))
         return out
 

@@ -12,6 +12,7 @@ from model_server.layers.linear.code_panels import CodeLinear, can_pack
 from model_server.layers.linear.dequantizing import DequantizingLinear
 from model_server.layers.linear.factory import LinearFactory
 from model_server.quantization.codes import Codes, Order
+from model_server.quantization.float8 import Fp8
 
 CPU = torch.device("cpu")
 # Of the largest output: activations keep 14 bits beside bfloat16 ones, and 21 beside float32 ones.
@@ -49,6 +50,28 @@ def test_a_product_is_that_with_the_decoded_matrix(bits: int, group: int, dtype:
         torch.testing.assert_close(together.double(), expected, rtol=0, atol=bound)
         assert torch.equal(linear(x), together.to(dtype))
         assert torch.equal(torch.cat([linear.wide(row) for row in x.split(1)]), together)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("block", [(100, 500), (1, 500), (64, 128)], ids=str)
+def test_a_product_with_8_bit_floats_rounds_nothing(block: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = (torch.randn(100, 500) * 50).to(torch.float8_e4m3fn)
+    form = Fp8(weight, torch.rand(-(-100 // block[0]), -(-500 // block[1])) + 0.1, block)
+    linear = LinearFactory(CPU, dtype).make(form)
+    assert isinstance(linear, CodeLinear)
+    x = torch.randn(9, 500).to(dtype)
+    expected = x.double() @ form.dequantize(torch.float32).double().T
+    together = linear.wide(x)
+    torch.testing.assert_close(together.double(), expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    assert torch.equal(linear(x), together.to(dtype))
+    assert torch.equal(torch.cat([linear.wide(row) for row in x.split(1)]), together)
+
+
+def test_a_weight_that_is_nan_is_nan() -> None:
+    form = Fp8(torch.ones(32, 64).to(torch.float8_e4m3fn), torch.ones(1, 1), (32, 64))
+    form.weight[3, 5] = float("nan")
+    out = CodeLinear(form, None, torch.bfloat16)(torch.ones(1, 64, dtype=torch.bfloat16))
+    assert out.isnan().nonzero().tolist() == [[0, 3]]
 
 
 def test_columns_in_another_order_and_twice() -> None:
