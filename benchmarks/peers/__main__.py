@@ -3,14 +3,20 @@
 Order: repeat by repeat, shape by shape, server by server; each server alone on the machine, started anew for each
 repeat, after a look at the machine's own limits, with one unmeasured round per cell. A cell counts only if other
 processes used less than a tenth of a core; it is measured again otherwise, twice at most. Results are kept after every
-server, so that an interrupted run goes on where it stopped.
+server, so that an interrupted run goes on where it stopped; --fresh forgets them.
+
+With --quantized, which stands for
+  --peers tercet,llama.cpp,openvino --precisions int8,int4 --shapes 0.5B,1.1B --lengths 128:64
+  --out benchmarks/peers/results/quantized.json
+where they are not given: int8 is `--quantize eetq`, Q8_0 and OpenVINO's int8, int4 is gptq in groups of 128, Q4_K_M and
+OpenVINO's int4 in groups of 128. The first run converts the checkpoints, a few minutes for each shape. `--precisions
+bfloat16,int8,int4` measures plain weights beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +30,7 @@ import uvloop
 from benchmarks.peers import report
 from benchmarks.peers.checkpoints import SHAPES, checkpoint
 from benchmarks.peers.machine import limits
+from benchmarks.peers.quantized import BITS, weights_of
 from benchmarks.peers.servers import PEERS, Peer, RunningPeer
 from launcher.bench.apis import OpenAiApi, Sampling, TgiApi
 from launcher.bench.load import Load, Target
@@ -31,6 +38,13 @@ from launcher.bench.prompts import PromptMaker, offsets_of
 from launcher.bench.results import Cell
 
 OUT = Path(__file__).parent.parent / "out" / "peers" / "peers.json"
+QUANTIZED = {
+    "peers": "tercet,llama.cpp,openvino",
+    "precisions": ",".join(BITS),
+    "shapes": "0.5B,1.1B",
+    "lengths": "128:64",
+    "out": Path(__file__).parent / "results" / "quantized.json",
+}
 TRIES = 3
 
 
@@ -72,7 +86,10 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     peers = "comma-separated, each with a precision of its own if you like (vllm:float32); only those installed"
-    precisions = "of bfloat16, float16, float32, for peers without their own; the better one counts"
+    precisions = (
+        "of bfloat16, float16, float32, int8, int4, for peers without their own; of the first three the better counts"
+    )
+    parser.add_argument("--quantized", action="store_true", help="int8 and int4 weights, see above")
     parser.add_argument("--peers", default=",".join(PEERS), help=peers)
     parser.add_argument("--shapes", default="135M,0.5B", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--lengths", default="128:64,512:16", help="prompt:output, comma-separated")
@@ -82,7 +99,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8095)
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--out", type=Path, default=OUT)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.quantized:
+        parser.set_defaults(**QUANTIZED)
+        options = parser.parse_args()
+    return options
 
 
 def _turns(options: argparse.Namespace) -> Iterator[tuple[Peer, str, str, int]]:
@@ -91,6 +112,7 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[Peer, str, str, int]]:
         name, _, precision = entry.partition(":")
         precisions = [precision] if precision else options.precisions.split(",")
         wanted += [(PEERS[name], each) for each in precisions if each in PEERS[name].precisions]
+    wanted.sort(key=lambda turn: ("plain", *BITS).index(weights_of(turn[1])))  # what is compared comes close together
     for repeat in range(options.repeats):
         for shape in options.shapes.split(","):
             for peer, precision in wanted:
@@ -106,7 +128,7 @@ def _run(peer: Peer, shape: str, precision: str, repeat: int, jobs: list[Job], p
     }  # fmt: skip
     try:
         server = RunningPeer(peer, shape, precision, port)
-    except (RuntimeError, subprocess.CalledProcessError) as error:
+    except RuntimeError as error:
         run["failed"] = str(error)
         print(f"  did not start: {str(error)[-300:]}")
         return run

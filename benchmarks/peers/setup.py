@@ -80,7 +80,7 @@ def _llama_cpp() -> None:
            "LLAMA_OPENSSL", "BUILD_SHARED_LIBS")  # fmt: skip
     _run("cmake", "-G", "Ninja", "-S", folder / "source", "-B", folder / "build", "-DCMAKE_BUILD_TYPE=Release",
          "-DGGML_NATIVE=ON", *[f"-D{name}=OFF" for name in off])  # fmt: skip
-    _run("ninja", "-C", folder / "build", "llama-server")
+    _run("ninja", "-C", folder / "build", "llama-server", "llama-quantize")
 
 
 SETUPS: dict[str, Callable[[], None]] = {

@@ -22,8 +22,10 @@ def machine(bfloat16: dict[str, float] = SLOW, read: float = 2e10) -> dict[str, 
     return about | {"read_bytes_per_s": read, "copy_bytes_per_s": 1e10, "flop_per_s": flops}
 
 
-def run(precision: str = "bfloat16", repeat: int = 0, name: str = NAME, **cell: object) -> dict[str, Any]:
-    return {"peer": "tercet", "version": "1", "shape": "135M", "precision": precision, "repeat": repeat,
+def run(
+    precision: str = "bfloat16", repeat: int = 0, name: str = NAME, peer: str = "tercet", **cell: object
+) -> dict[str, Any]:
+    return {"peer": peer, "version": "1", "shape": "135M", "precision": precision, "repeat": repeat,
             "machine": machine(), "cells": {name: CELL | cell}}  # fmt: skip
 
 
@@ -89,9 +91,38 @@ def test_what_went_wrong_or_was_disturbed_does_not_count_and_is_named(tmp_path: 
     assert f"Left out: tercet, 135M, bfloat16, repeat 2, {NAME}: 2 errors." in text
     assert f"Left out: tercet, 135M, bfloat16, repeat 3, {NAME}: other processes used 0.40 cores." in text
     assert f"Answers that ended early: tercet, 135M, bfloat16, repeat 4, {NAME}: 1 of 6." in text
-    assert f"| 135M | {NAME} | 10.0 bfloat16 (2) | – |" in text
+    assert f"| 135M | {NAME} | 10.0 bfloat16 (2) |" in text
 
 
 def test_cells_are_in_the_order_of_their_numbers_whatever_was_measured_first() -> None:
     runs = [run(name=name) for name in ("512->16 c=1", "128->64 c=32", "128->64 c=8")]
     assert [row[1] for row in report.lines({"runs": runs})[1]] == ["128->64 c=8", "128->64 c=32", "512->16 c=1"]
+
+
+def test_quantized_weights_have_rows_of_their_own_and_a_ratio_to_each_peer(tmp_path: Path) -> None:
+    runs = [
+        run("int4", output_tokens_per_s=30.0),
+        run("int8", output_tokens_per_s=20.0),
+        run("bfloat16", output_tokens_per_s=12.0),
+        run("int8", peer="llama.cpp", output_tokens_per_s=16.0),
+        run("int4", peer="openvino", output_tokens_per_s=20.0),
+    ]
+    head, rows = report.lines({"runs": runs})
+    assert head[:7] == ["shape", "cell", "tercet", "llama.cpp", "openvino", "tercet / llama.cpp", "tercet / openvino"]
+    assert [row[:7] for row in rows] == [
+        ["135M", NAME, "12.0 bfloat16 (1)", "–", "–", "–", "–"],
+        ["135M, int8", NAME, "20.0 int8 (1)", "16.0 int8 (1)", "–", "1.25", "–"],
+        ["135M, int4", NAME, "30.0 int4 (1)", "–", "20.0 int4 (1)", "–", "1.50"],
+    ]
+    report.write({"runs": runs}, tmp_path / "quantized.json")
+    assert "Q4_K_M" in (tmp_path / "quantized.md").read_text()
+    report.write({"runs": runs[2:3]}, tmp_path / "peers.json")
+    assert "Q4_K_M" not in (tmp_path / "peers.md").read_text()
+
+
+def test_the_floor_of_quantized_weights_reads_the_head_as_it_is() -> None:
+    total, head = num_parameters("135M")
+    prefill = 2 * ((total - head) * 128 + head) / 1e11
+    for precision, num_bytes in (("int8", 1.0), ("int4", (4 + 20 / 128) / 8)):
+        expected = 64 / (prefill + 63 * ((total - head) * num_bytes + 2 * head) / 2e10)
+        assert report.roofline(machine(), "135M", NAME, precision) == pytest.approx(expected)

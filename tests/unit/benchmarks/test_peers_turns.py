@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import servers
-from benchmarks.peers.__main__ import _missing, _turns
+from benchmarks.peers import checkpoints, quantized, servers
+from benchmarks.peers.__main__ import _missing, _options, _turns
 
 TURN = ("vllm", "135M", "float32", 1)
 OPTIONS = argparse.Namespace(lengths="128:64,512:16", concurrency="1,8")
@@ -63,6 +63,52 @@ def test_servers_take_turns_each_in_its_own_precision(monkeypatch: pytest.Monkey
         for shape in ("135M", "0.5B")
         for name, precision in servers_of_a_shape
     ]
+
+
+def test_servers_of_the_same_quantization_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tercet", "llama.cpp", "openvino"):
+        monkeypatch.setitem(servers.PEERS, name, dataclasses.replace(servers.PEERS[name], installed=lambda: True))
+    monkeypatch.setattr(sys, "argv", ["peers", "--quantized", "--shapes", "0.5B", "--repeats", "1"])
+    options = _options()
+    assert (options.shapes, options.lengths, options.out.name) == ("0.5B", "128:64", "quantized.json")
+    assert [(peer.name, precision) for peer, _, precision, _ in _turns(options)] == [
+        (name, precision) for precision in ("int8", "int4") for name in ("tercet", "llama.cpp", "openvino")
+    ]
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
+def test_a_quantized_model_is_read_from_its_own_files(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is there already, so that nothing is made."""
+    monkeypatch.setattr(servers, "FOLDER", tmp_path)
+    monkeypatch.setattr(quantized, "FOLDER", tmp_path)
+    monkeypatch.setattr(checkpoints, "FOLDER", tmp_path)
+    suffix = "" if precision == "bfloat16" else f"-{precision}"
+    gguf = {"bfloat16": "bf16", "int8": "Q8_0", "int4": "Q4_K_M"}[precision]
+    expected = {
+        "tercet": "1.1B-gptq" if precision == "int4" else "1.1B",
+        "llama.cpp": f"1.1B-{gguf}.gguf",
+        "openvino": f"1.1B-openvino{suffix}",
+    }
+    for folder in ("1.1B", "1.1B-gptq", expected["openvino"]):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "model.safetensors").touch()
+    (tmp_path / expected["openvino"] / "openvino_model.xml").touch()
+    (tmp_path / expected["llama.cpp"]).touch()
+    for name, file in expected.items():
+        peer = servers.PEERS[name]
+        model = peer.prepare("1.1B", precision)
+        assert model == tmp_path / file
+        command = peer.command(model, precision, 9)
+        assert str(model) in command
+        assert ("eetq" in command) is (name == "tercet" and precision == "int8")
+        assert name == "llama.cpp" or "bfloat16" in command
+
+
+def test_a_conversion_that_fails_says_why() -> None:
+    with pytest.raises(RuntimeError, match="no such weight"):
+        servers._convert([sys.executable, "-c", "raise SystemExit('no such weight')"])
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_last_words(
