@@ -32,6 +32,7 @@ class GptqFormat:
         self._group = group if type(group) is int else None
         self._is_second = config.get("checkpoint_format") == "gptq_v2"
         self._is_symmetric = config.get("sym") is not False
+        self._says_symmetric = config.get("sym") is True
 
     def claims(self, reader: WeightReader, module: str) -> bool:
         return reader.has(module + ".qweight")
@@ -90,9 +91,12 @@ class GptqFormat:
         )
 
     def _zeros(self, stored: Tensor, bits: int) -> Tensor:
-        """The first version stores one less. A symmetric file that stores the middle is of the second, whatever it
-        says."""
-        if self._is_second or (self._is_symmetric and bool((stored == 2 ** (bits - 1)).all())):
+        """The first version stores one less. Zero points of a symmetric file are the middle: what it stores tells its
+        version, whatever it says."""
+        middle = 2 ** (bits - 1)
+        if self._is_symmetric and bool((stored == middle).all()):
+            return stored
+        if self._is_second and not (self._says_symmetric and bool((stored == middle - 1).all())):
             return stored
         zeros: Tensor = (stored + 1) & (2**bits - 1)
         return zeros
