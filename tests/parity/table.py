@@ -52,7 +52,7 @@ are tried with 4 key heads, since transformers' plans divide them).
 
 | Runner | What it is |
 |---|---|
-| native | our decoder: fastest, tensor parallelism of our own |
+| native | our decoder: fastest, tensor parallelism of our own; alone serves [quantized weights](quantization.md) |
 | transformers | transformers' modelling over our paged cache: continuous batching, chunked prefill, prefix cache |
 | stateful | transformers' modelling, one cache per request, one after another: no chunks, no prefix cache, one shard |
 

@@ -17,7 +17,7 @@ from typing import Any
 from launcher.errors import ArgumentValidation
 from wire.model_files import read_object, read_text
 from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of, wants_float8_cache
-from wire.quantization.methods import method_of
+from wire.quantization.methods import method_of, refuse_gguf
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -133,6 +133,7 @@ def check_directory(model_id: str, path: Path) -> None:
         found = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         raise ArgumentValidation(f"`--model-id` {model_id} cannot be read: {error.strerror}") from None
+    refuse_gguf(found, model_id, ArgumentValidation)
     if "config.json" not in found:
         if "adapter_config.json" in found:
             raise ArgumentValidation(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ _SAME = {
 # Formats of compressed-tensors that are read, and the states in which its weights are whole.
 _COMPRESSED = ("dense", "float-quantized", "int-quantized", "mixed-precision", "naive-quantized", "pack-quantized")
 _FINISHED = (None, "compressed", "frozen")
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _GPTQ_BITS, _GPTQ_FORMATS = (2, 3, 4, 8), (None, "", "gptq", "gptq_v2")
 _AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
 
@@ -78,6 +79,12 @@ def _of_plain(flag: str | None, model: str, error: type[Exception]) -> Choice:
         )
     refuse_unserved(flag, error)
     return Choice(flag, on_load=True)
+
+
+def refuse_gguf(names: Collection[str], model: str, error: type[Exception]) -> None:
+    """Refuses a folder or repository whose only weights are GGUF files. names: of its files. Raises `error`."""
+    if any(name.endswith(".gguf") for name in names) and not any(name.endswith(_OTHER_WEIGHTS) for name in names):
+        choose(None, {"quant_method": "gguf"}, model, error)
 
 
 def refuse_unserved(flag: str | None, error: type[Exception]) -> None:

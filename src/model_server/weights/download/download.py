@@ -30,6 +30,7 @@ from model_server.weights.locate import ADAPTER_CONFIG, INDEX, has_safetensors, 
 from wire import tokenizer_file
 from wire.model_files import read_object
 from wire.quantization.config import FILES
+from wire.quantization.methods import refuse_gguf
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +154,7 @@ class _Download:
         directory = snapshot_of(self._model_id, found.commit)
         if is_adapter(found.sizes):
             raise StartupError(self._about_adapter(found))
+        refuse_gguf(found.sizes, self._model_id, StartupError)
         if "config.json" not in found.sizes:
             raise StartupError(f"{self._where}: the repository has no config.json")
         if "tokenizer.json" not in found.sizes and not tokenizer_file.sources(found.sizes):

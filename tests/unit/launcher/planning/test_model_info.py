@@ -143,13 +143,22 @@ def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ArgumentValidation, match=r"no config\.json \(found: nothing\)"):
         check_directory("m", tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.gguf").write_text("")
-    with pytest.raises(ArgumentValidation, match=r"no \*\.safetensors \(found: config\.json, model\.gguf\)"):
+    (tmp_path / "model.onnx").write_text("")
+    with pytest.raises(ArgumentValidation, match=r"no \*\.safetensors \(found: config\.json, model\.onnx\)"):
         check_directory("m", tmp_path)
     (tmp_path / "pytorch_model.bin").write_text("")
     with pytest.raises(ArgumentValidation, match=r"pickled weights .*: convert .*download-weights m --auto-convert`"):
         check_directory("m", tmp_path)
     (tmp_path / "model.safetensors").write_text("")
+    check_directory("m", tmp_path)
+
+
+def test_gguf_files_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "m-Q4_K_M.gguf").touch()
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ArgumentValidation, match=r"^m is quantized with gguf, which is not served; served are gptq, "):
+        check_directory("m", tmp_path)
+    (tmp_path / "model.safetensors").touch()
     check_directory("m", tmp_path)
 
 

@@ -120,7 +120,7 @@ def test_real_client_offline() -> None:
     ("names", "message"),
     [
         (["config.json", "pytorch_model.bin"], r"holds pickled weights \(pytorch_model.bin\) and no safetensors"),
-        (["config.json", "model.gguf"], r"holds no weights in safetensors \(found: config.json, model.gguf, tok"),
+        (["config.json", "model.onnx"], r"holds no weights in safetensors \(found: config.json, model.gguf, tok"),
         (["model.safetensors"], "has no config.json"),
     ],
 )
@@ -210,6 +210,13 @@ def test_a_local_adapter_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(StartupError, match=r"is an adapter \(LoRA\), not a model: serve its base model"):
         download(str(tmp_path), None)
+
+
+def test_a_repository_of_gguf_files() -> None:
+    hub = FakeHub(["README.md", "name-Q4_K_M.gguf"])
+    with pytest.raises(StartupError, match="org/name is quantized with gguf, which is not served; served are gptq, "):
+        download("org/name", None, hub=hub)
+    assert hub.fetched == []
 
 
 def test_configs_are_checked_before_weights_are_fetched() -> None:
