@@ -120,7 +120,7 @@ def test_real_client_offline() -> None:
     ("names", "message"),
     [
         (["config.json", "pytorch_model.bin"], r"holds pickled weights \(pytorch_model.bin\) and no safetensors"),
-        (["config.json", "model.onnx"], r"holds no weights in safetensors \(found: config.json, model.gguf, tok"),
+        (["config.json", "model.onnx"], r"holds no weights in safetensors \(found: config.json, model.onnx, tok"),
         (["model.safetensors"], "has no config.json"),
     ],
 )
