@@ -170,6 +170,30 @@ def test_sigterm_ends_a_launch_that_downloads(
     assert partial.stat().st_size == 300_000
 
 
+@pytest.mark.parametrize(
+    ("method", "flag", "message"),
+    [
+        ("mxfp4", None, f"{ID} is quantized with mxfp4, which is not served; served are gptq, awq, "),
+        pytest.param(
+            "gptq", "fp8",
+            f"`--quantize fp8` quantizes plain weights on load, but {ID} is stored as gptq; leave it out",
+            marks=pytest.mark.long,
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_quantized_is_refused_before_its_weights_come(
+    method: str, flag: str | None, message: str, hub: HubServer, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    config = json.loads(files["config.json"]) | {"quantization_config": {"quant_method": method}}
+    hub.add(ID, {**files, "tokenizer.json": b"{}", "config.json": json.dumps(config).encode()})
+    options = () if flag is None else ("--quantize", flag)
+    with running_server(ID, *options, environ=hub.environment(tmp_path), wait=False) as launched:
+        assert launched.process.wait(ENDS_S) == 1
+        assert message in launched.log().splitlines()[-1]
+    assert hub.sent("config.json") > 0
+    assert hub.sent("model.safetensors") == 0
+
+
 def test_sigterm_while_it_waits_for_a_rate_limit(hub: HubServer, repository: Repository, tmp_path: Path) -> None:
     hub.fault("/api/models/org/tiny", Fault.answer(429, Retry_After="250"), times=9)
     with downloading(tmp_path, hub) as process:
