@@ -5,7 +5,9 @@ An estimate for people and for defaults: the shards measure for themselves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.config import KEEP_MODEL_TYPE, LauncherConfig
 from launcher.planning.hardware import Gpu, Hardware
@@ -60,17 +62,33 @@ def itemsize(config: LauncherConfig, info: ModelInfo, *, on_gpu: bool) -> int:
 def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | None:
     """All weights in memory; None where the files are not here. quantize: `--quantize`; width: of a plain weight.
 
-    What is stored quantized stays as it is stored. On load a number of a block's matrices takes a byte.
+    What is stored quantized stays as it is stored, but codes of 2 and 3 bits take 4. On load a number of a block's
+    matrices takes a byte.
     """
-    if info.weight_bytes is None or info.quantization is not None:
-        return info.weight_bytes
-    numbers = info.weight_bytes // info.stored_itemsize
-    if quantize not in ON_LOAD:
-        return numbers * width
-    if not info.hidden_size or not info.vocab_size:
+    size = info.weight_bytes
+    if size is None:
         return None
-    plain = min(numbers, info.vocab_size * info.hidden_size * (1 if info.has_tied_head else 2))
-    return plain * width + (numbers - plain) + _ROW_BYTES * ((numbers - plain) // info.hidden_size)
+    if info.quantization is None and quantize not in ON_LOAD:
+        return size // info.stored_itemsize * width
+    if not info.hidden_size or not info.vocab_size:
+        return None if info.quantization is None else size
+    plain = info.vocab_size * info.hidden_size * (1 if info.has_tied_head else 2)
+    plain = min(plain, size // info.stored_itemsize)
+    if info.quantization is not None:
+        matrices = size - plain * info.stored_itemsize
+        return size - matrices + int(matrices * _growth(info.quantization, info.hidden_size))
+    numbers = size // info.stored_itemsize - plain
+    return plain * width + numbers + _ROW_BYTES * (numbers // info.hidden_size)
+
+
+def _growth(said: Mapping[str, Any], hidden_size: int) -> float:
+    """What codes of 2 and 3 bits take in memory for each byte of the file: a group of them has a scale of 2 bytes, and
+    a zero point that is one more code in the file and a byte in memory."""
+    bits, group = said.get("bits"), said.get("group_size")
+    if bits not in (2, 3):
+        return 1.0
+    columns = group if isinstance(group, int) and group > 0 else hidden_size
+    return float((columns * 4 + 8 + 16) / (columns * bits + bits + 16))
 
 
 def cache_dtype(config: LauncherConfig, info: ModelInfo, gpu: Gpu | None) -> str | None:
