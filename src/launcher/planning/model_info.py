@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ArgumentValidation
-from wire.model_files import read_object, read_text
+from wire.model_files import MAX_BYTES, open_regular, read_object, read_text
 from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of, wants_float8_cache
 from wire.quantization.methods import method_of, refuse_gguf
 
@@ -178,15 +179,17 @@ def read(path: Path | None) -> ModelInfo | None:
 def _tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
     """Shapes of the tensors by which gptq and awq are known. A file that cannot be read has none: the shards refuse it.
 
-    Only headers are read.
+    Only headers are read, and only those that name such a tensor are parsed.
     """
-    from safetensors import SafetensorError, safe_open
-
     shapes: dict[str, Sequence[int]] = {}
     for file in path.glob("*.safetensors"):
-        with contextlib.suppress(OSError, SafetensorError), safe_open(file, framework="numpy") as tensors:
-            names = [name for name in tensors.keys() if name.endswith((WORDS, SCALES))]  # noqa: SIM118
-            shapes |= {name: tensors.get_slice(name).get_shape() for name in names}
+        with contextlib.suppress(OSError, ValueError, RecursionError), open_regular(file, ValueError) as opened:
+            text = opened.read(min(int.from_bytes(opened.read(8), "little"), MAX_BYTES))
+            entries = json.loads(text) if f'{WORDS}"'.encode() in text else {}
+            for name, entry in entries.items() if isinstance(entries, dict) else ():
+                shape = entry.get("shape") if isinstance(entry, dict) else None
+                if name.endswith((WORDS, SCALES)) and isinstance(shape, list):
+                    shapes[name] = shape
     return shapes
 
 

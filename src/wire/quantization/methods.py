@@ -95,7 +95,7 @@ def refuse_unserved(flag: str | None, error: type[Exception]) -> None:
 
 def method_of(said: Mapping[str, Any]) -> str:
     """`quant_method`, and where one method has several ways to store of which some are not served, which of them."""
-    method = str(said.get("quant_method", "unknown"))
+    method = str(said.get("quant_method") or "unknown")
     if method.startswith("modelopt"):
         inner = said.get("quantization")
         return f"modelopt {said.get('quant_algo') or (inner.get('quant_algo') if isinstance(inner, Mapping) else None)}"

@@ -31,6 +31,7 @@ def refusal(flag: str | None, said: dict[str, Any] | None) -> str:
     [
         ({"quant_method": "fp8"}, "fp8"),
         ({"bits": 4}, "unknown"),
+        ({"quant_method": None}, "unknown"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt FP8"),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, "modelopt NVFP4"),
         ({"quant_method": "modelopt"}, "modelopt None"),
