@@ -12,6 +12,7 @@
 // are added in order: a row's result does not depend on its neighbours, on threads, or on the instruction set.
 #pragma once
 #include "code_rows.hpp"
+#include "code_tiles.hpp"
 #include "product.hpp"
 
 struct CodeShape {
@@ -98,6 +99,9 @@ INLINE vi add_pairs(vi sum, vi a, vi b) {
 #endif
 }
 
+// What a chunk's products with zero points are the products of, beside `beginning`.
+INLINE vi minus_pairs(vi zero) { return (-zero << 16) | (-128 * zero & 0xffff); }
+
 // How codes are multiplied: the codes of four inputs as one operand (bytes) or as two (of 16 bits, the even inputs first).
 struct CodeProducts {
 #if defined(__AVX512VNNI__)
@@ -182,7 +186,7 @@ __attribute__((noinline)) void code_tile(const CodeRows<T>& rows, const uint8_t*
                         for (int r = 0; r < R; r++) parts[r][v] = in_all_lanes(from + r * rows.chunks * SUMS);
                     } else {
                         const vi zero = load_zeros(heads[v / 2] + PANEL * sizeof(float) + v % 2 * LANES);
-                        const vi minus = (-zero << 16) | (-128 * zero & 0xffff);
+                        const vi minus = minus_pairs(zero);
                         for (int r = 0; r < R; r++) parts[r][v] = add_pairs(vi{}, minus, in_all_lanes(from + r * rows.chunks * SUMS));
                     }
                 }
@@ -225,11 +229,76 @@ void code_tile_of(long height, const CodeRows<T>& rows, const uint8_t* const* pa
     if constexpr (R > 1) code_tile_of<T, BITS, P, R - 1>(height, rows, panels, m, out, fetch);
 }
 
+#if defined(TERCET_TILES)
+// Whether every chunk is made of whole tiles.
+inline bool is_of_byte_tiles(const CodeShape& m) {
+    return m.columns % BYTE_TILE_INPUTS == 0 && (m.group >= m.columns || m.group % BYTE_TILE_INPUTS == 0);
+}
+
+// Call `sink(row, sums[2])` for at most BYTE_TILE_ROWS rows: what code_tile computes, in the same order.
+template <class Sink>
+void code_tile_products(const CodeMatrix<bf16>& m, const CodeRows<bf16>& x, long rows, const uint8_t* panel, const Sink& sink) {
+    alignas(64) int32_t parts[2][TILE_HEIGHT][TILE_PANEL];
+    alignas(64) uint8_t space[CHUNK * TILE_PANEL];
+    vf sums[BYTE_TILE_ROWS][2], of_group[BYTE_TILE_ROWS][2];
+    const long height = std::min<long>(rows, TILE_HEIGHT), stride = CodeRows<bf16>::bytes_of(x.columns);
+    const bool is_chunk = m.group <= CHUNK;  // a group
+    configure_tiles(int(height));
+    for (long r = 0; r < rows; r++) sums[r][0] = sums[r][1] = vf{};
+    long chunk = 0;
+    for (long first = 0; first < m.columns; first += m.group) {
+        const uint8_t* head = panel;
+        panel += m.header();
+        const long end = std::min(first + m.group, m.columns);
+        const vf scales[2] = {load((const float*)head), load((const float*)head + LANES)};
+        vi minus[2] = {};
+        if (m.zero < 0)
+            for (int v = 0; v < 2; v++) minus[v] = minus_pairs(load_zeros(head + PANEL * sizeof(float) + v * LANES));
+        if (!is_chunk)
+            for (long r = 0; r < rows; r++) of_group[r][0] = of_group[r][1] = vf{};
+        for (long begin = first; begin < end; begin += CHUNK, chunk++) {
+            const long inputs = std::min(CHUNK, end - begin);
+            const uint8_t* codes = bytes_of_codes(panel, m.bits, inputs, space);
+            panel += inputs * PANEL * m.bits / 8;
+            for (long done = 0; done < rows; done += TILE_HEIGHT) {
+                const long from = std::min(done, rows - height);  // the last tile computes some rows again
+                asm volatile("" ::: "memory");  // loads of tiles do not say that they read
+                multiply_bytes(x.row(from) + begin, stride, x.columns, codes, inputs, parts);
+                for (long r = done; r < from + height; r++) {
+                    const int32_t* start = x.sums + r * x.chunks + chunk;
+                    const float of_inputs = x.scales[r * x.chunks + chunk];
+                    for (int v = 0; v < 2; v++) {
+                        const vi zero = m.zero < 0 ? add_pairs(vi{}, minus[v], in_all_lanes(start)) : in_all_lanes(start);
+                        const vi upper = load_lanes(parts[0][r - from] + v * LANES), lower = load_lanes(parts[1][r - from] + v * LANES);
+                        const vf value = __builtin_convertvector((upper << 7) + (lower + zero), vf);
+                        if (is_chunk) sums[r][v] = fma(value, scales[v] * of_inputs, sums[r][v]);
+                        else of_group[r][v] = fma(value, splat(of_inputs), of_group[r][v]);
+                    }
+                }
+            }
+        }
+        if (is_chunk) continue;
+        for (long r = 0; r < rows; r++)
+            for (int v = 0; v < 2; v++) sums[r][v] = fma(of_group[r][v], scales[v], sums[r][v]);
+    }
+    for (long r = 0; r < rows; r++) sink(r, sums[r]);
+}
+#endif
+
 // Call `sink(row, sums[2 * P])` for all rows, in tiles of nearly equal height; see `tiles` in matrix.hpp. Several panels at
 // a time are for a single row. `ahead`: how many bytes behind these panels those lie that come next, or 0.
 template <class T, int P, class Sink>
 INLINE void code_tiles(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, const uint8_t* const (&panels)[P],
                        const Sink& sink, long ahead = 0) {
+#if defined(TERCET_TILES)
+    if constexpr (std::is_same_v<T, bf16> && P == 1)
+        if (rows >= fewest_tile_rows && is_of_byte_tiles(m)) {
+            for (long begin = 0; begin < rows; begin += BYTE_TILE_ROWS)
+                code_tile_products(m, x.from(begin), std::min(BYTE_TILE_ROWS, rows - begin), panels[0],
+                                   [&](long r, vf(&s)[2]) { sink(begin + r, s); });
+            return;
+        }
+#endif
     constexpr int MOST = P > 1 ? 1 : CODE_TILE_ROWS<T>;
     const long count = (rows + MOST - 1) / MOST;
     const long steps = m.padded() * m.bits / 32, pace = ahead ? 2 * 4 * LANES / count : 0;

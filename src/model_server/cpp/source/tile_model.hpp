@@ -1,6 +1,7 @@
-// Intel's tile instructions (AMX-TILE, AMX-BF16) in plain C++, under the names of the compiler's intrinsics: with
+// Intel's tile instructions (AMX-TILE, AMX-BF16, AMX-INT8) in plain C++, under the names of the compiler's intrinsics: with
 // -DTERCET_TILE_MODEL the operators for AMX run on any x86-64. Written after the Intel 64 and IA-32 Architectures
-// Software Developer's Manual (LDTILECFG, TILELOADD, TDPBF16PS). What the processor answers with a fault ends the process
+// Software Developer's Manual (LDTILECFG, TILELOADD, TDPBF16PS,
+// TDPBSUD). What the processor answers with a fault ends the process
 // with a line on stderr. As in the compiler's own header, tiles are named by literal digits.
 //
 // What the model cannot show: the intrinsics of g++ 12 do not tell the compiler that they read memory. A store that only
@@ -127,19 +128,38 @@ __attribute__((noipa)) inline void multiply(Tile& c, const Tile& a, const Tile& 
     }
 }
 
-inline void multiply_bf16(int c, int a, int b) {
-    for (int tile : {c, a, b}) check("TDPBF16PS", tile);
-    int rows = rows_of(a), pairs = row_bytes_of(a) / 4, columns = row_bytes_of(b) / 4;
+// Whether tile c [rows, columns] can be the sum of products of a [rows, 4-byte groups] and b [groups, columns].
+inline void check_product(const char* instruction, int c, int a, int b) {
+    for (int tile : {c, a, b}) check(instruction, tile);
+    int rows = rows_of(a), groups = row_bytes_of(a) / 4;
     bool are_apart = c != a && c != b && a != b;
     bool are_whole = row_bytes_of(c) % 4 == 0 && row_bytes_of(a) % 4 == 0 && row_bytes_of(b) % 4 == 0;
-    if (!are_apart || !are_whole || rows_of(c) != rows || rows_of(b) != pairs || row_bytes_of(c) != row_bytes_of(b))
-        fault("TDPBF16PS: tile %d (%d rows of %d bytes) += tile %d (%d rows of %d bytes) * tile %d (%d rows of %d bytes)", c,
-              rows_of(c), row_bytes_of(c), a, rows, row_bytes_of(a), b, rows_of(b), row_bytes_of(b));
+    if (!are_apart || !are_whole || rows_of(c) != rows || rows_of(b) != groups || row_bytes_of(c) != row_bytes_of(b))
+        fault("%s: tile %d (%d rows of %d bytes) += tile %d (%d rows of %d bytes) * tile %d (%d rows of %d bytes)", instruction,
+              c, rows_of(c), row_bytes_of(c), a, rows, row_bytes_of(a), b, rows_of(b), row_bytes_of(b));
+}
+
+inline void multiply_bf16(int c, int a, int b) {
+    check_product("TDPBF16PS", c, a, b);
     // Nearest even, denormals are zero on both sides, no traps: whatever the thread has set.
     unsigned before = _mm_getcsr();
     _mm_setcsr(0x9fc0);
-    multiply(tiles[c], tiles[a], tiles[b], rows, pairs, columns);
+    multiply(tiles[c], tiles[a], tiles[b], rows_of(a), row_bytes_of(a) / 4, row_bytes_of(b) / 4);
     _mm_setcsr(before);
+    products++;
+}
+
+// Signed bytes of a, unsigned bytes of b; sums wrap around.
+inline void multiply_signed_unsigned(int c, int a, int b) {
+    check_product("TDPBSUD", c, a, b);
+    for (int m = 0; m < rows_of(a); m++)
+        for (int n = 0; n < row_bytes_of(b) / 4; n++) {
+            uint32_t sum;
+            std::memcpy(&sum, tiles[c].bytes[m] + 4 * n, sizeof(sum));
+            for (int k = 0; k < row_bytes_of(a); k++)
+                sum += uint32_t(int8_t(tiles[a].bytes[m][k]) * int(tiles[b].bytes[k / 4][4 * n + k % 4]));
+            std::memcpy(tiles[c].bytes[m] + 4 * n, &sum, sizeof(sum));
+        }
     products++;
 }
 }  // namespace tile_model
@@ -159,6 +179,7 @@ __attribute__((used)) inline long tile_model_products() { return tile_model::pro
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
+#undef _tile_dpbsud
 // The digit of a tile, whether it is written or the value of a macro. 0##digit refuses what is no literal.
 #define TILE_MODEL_DIGIT(digit) 0##digit
 #define TILE_MODEL_TILE(tile) TILE_MODEL_DIGIT(tile)
@@ -170,3 +191,5 @@ __attribute__((used)) inline long tile_model_products() { return tile_model::pro
 #define _tile_stream_loadd(tile, base, stride) tile_model::load(TILE_MODEL_TILE(tile), base, stride)
 #define _tile_stored(tile, base, stride) tile_model::store(TILE_MODEL_TILE(tile), base, stride)
 #define _tile_dpbf16ps(c, a, b) tile_model::multiply_bf16(TILE_MODEL_TILE(c), TILE_MODEL_TILE(a), TILE_MODEL_TILE(b))
+#define _tile_dpbsud(c, a, b) \
+    tile_model::multiply_signed_unsigned(TILE_MODEL_TILE(c), TILE_MODEL_TILE(a), TILE_MODEL_TILE(b))

@@ -150,6 +150,34 @@ def test_a_product_is_two_chains_of_fused_sums(
     np.testing.assert_array_equal(out.view(np.uint32)[numeric], wanted.view(np.uint32)[numeric])
 
 
+def product_of_bytes(driver: ctypes.CDLL, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a: [rows, groups, 4] int8, b: [groups, columns, 4] uint8, c: [rows, columns] int32."""
+    out = c.copy()
+    configure(driver, configuration(a.shape[0], a.shape[1], b.shape[1]))
+    driver.load(C, out.ctypes.data, out.strides[0])
+    driver.load(A, a.ctypes.data, a.strides[0])
+    driver.load(B, b.ctypes.data, b.strides[0])
+    driver.multiply_bytes()
+    driver.store(C, out.ctypes.data, out.strides[0])
+    driver.release()
+    return out
+
+
+def bytes_and_sums(rows: int, groups: int, columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(rows)
+    a, b = random.integers(-128, 128, (rows, groups, 4)), random.integers(0, 256, (groups, columns, 4))
+    return a.astype(np.int8), b.astype(np.uint8), random.integers(-(2**31), 2**31, (rows, columns)).astype(np.int32)
+
+
+@pytest.mark.parametrize(("rows", "groups", "columns"), [(16, 16, 16), (5, 16, 2), (4, 7, 9)])
+def test_a_product_of_bytes_is_exact_and_wraps_around(
+    driver: ctypes.CDLL, rows: int, groups: int, columns: int
+) -> None:
+    a, b, c = bytes_and_sums(rows, groups, columns)
+    wanted = c + np.einsum("mki,kni->mn", a.astype(np.int64), b.astype(np.int64))
+    np.testing.assert_array_equal(product_of_bytes(driver, a, b, c), wanted.astype(np.int32))
+
+
 def test_a_processor_that_has_the_instructions_computes_the_same(
     driver: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -162,6 +190,8 @@ def test_a_processor_that_has_the_instructions_computes_the_same(
     for kind in KINDS:
         operands = numbers(kind, 3, 16, 16, 16)
         np.testing.assert_array_equal(product(own, *operands), product(driver, *operands), kind)
+    operands = bytes_and_sums(16, 16, 16)
+    np.testing.assert_array_equal(product_of_bytes(own, *operands), product_of_bytes(driver, *operands))
 
 
 def test_what_rounds_up_to_the_smallest_normal_float_is_flushed_before() -> None:

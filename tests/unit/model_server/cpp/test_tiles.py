@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from operator_codes import Codes
 from support.cpp_builds import SOURCES, build, needs_compiler
 from support.cpp_operators import BF16, Operators, address, exact, narrow, widen
 
@@ -74,6 +75,32 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(operators: Operators, out
             got = product(operators, panels, outputs, x[:rows])
             same = (got.view(np.uint32) == wanted[:rows].view(np.uint32)) | np.isnan(got) & np.isnan(wanted[:rows])
             assert same.all(), (rows, fewest)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "has_zeros"), [(4, 64, True), (4, 128, False), (8, 320, False), (8, 192, True)]
+)
+def test_codes_have_the_same_bits_with_and_without_tiles(
+    operators: Operators, bits: int, group: int, has_zeros: bool
+) -> None:
+    random = np.random.default_rng(bits + group)
+    codes = random.integers(0, 2**bits, (70, 320)).astype(np.uint8)
+    groups = 70, -(-320 // group)
+    zeros = random.integers(0, 2**bits, groups) if has_zeros else np.full(groups, 2 ** (bits - 1))
+    form = Codes(codes, random.random(groups).astype(np.float32), zeros.astype(np.uint8), group, bits, 320, None)
+    struct, x = form.pack(operators), narrow(random.standard_normal((100, 320)).astype(np.float32))
+
+    def product(rows: int, fewest: int) -> np.ndarray:
+        operators.cpp_set_tile_rows(fewest)
+        out = exact(np.zeros((rows, 70), np.float32))
+        given = exact(x[:rows])
+        operators.cpp_code_linear(BF16, ctypes.byref(struct), address(given), 320, rows, address(out), 1)
+        return out
+
+    wanted, before = product(100, NEVER), operators.tile_model_products()
+    for rows in (1, 2, 15, 16, 17, 33, 64, 65, 100):
+        np.testing.assert_array_equal(product(rows, 1), wanted[:rows])
+    assert operators.tile_model_products() > before
 
 
 def test_few_rows_do_without_tiles(operators: Operators) -> None:

@@ -50,6 +50,7 @@ void multiply(int a) {
 #endif
     if (a == 4) _tile_dpbf16ps(0, 4, 6);
 }
+void multiply_bytes() { _tile_dpbsud(0, 4, 6); }
 unsigned set_rounding(unsigned mode) {
     unsigned before = _mm_getcsr();
     _mm_setcsr(mode);
