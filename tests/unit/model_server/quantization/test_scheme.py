@@ -86,6 +86,13 @@ def test_every_word_that_quantizes_on_load_has_its_function() -> None:
     assert set(QUANTIZERS) == set(ON_LOAD)
 
 
+def test_modules_that_stay_plain_on_load() -> None:
+    lists = {"ignored_layers": ["k_proj"]}
+    found = resolve(checkpoint(modules_to_not_convert=["lm_head"], quantization_config=lists), "eetq")
+    assert found.quantize is not None
+    assert set(found.skipped) == {"lm_head", "k_proj"}
+
+
 def test_scalars_of_older_files(tmp_path: Path) -> None:
     """TGI's own command wrote bits and groups into the weight file, and nothing into a config."""
     tensors = {
