@@ -59,6 +59,11 @@ VARIABLES = (
         "Which GPUs are used. `all`: every one. Empty or `-1`: none, so the CPU.", in_code=True,
     ),
     Variable(
+        "TRITON_CACHE_DIR", "Triton",
+        "Where compiled kernels are kept; the launcher says so where there are none yet. Default: `~/.triton/cache`.",
+        in_code=True,
+    ),
+    Variable(
         "NVIDIA_VISIBLE_DEVICES", "container runtime", "Which GPUs a container sees; `--env` shows it.",
     ),
     Variable(

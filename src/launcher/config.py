@@ -167,6 +167,11 @@ class LauncherConfig:
 
     json_output: bool = option(False, panel=_RUN, help="Write the log as JSON.")
     log_level: str = option("info", panel=_RUN, help="Least level that is logged, or a filter: `warn,router=debug`.")
+    verbose: bool = option(
+        False, short="v", panel=_RUN,
+        help="The whole log on a terminal too, which else gets the start in a dozen lines, warnings, errors and a line "
+        "for each request. Pipes and JSON always have all of it.",
+    )  # fmt: skip
     graceful_termination_timeout: int = option(
         90, short="g", panel=_RUN, maximum=_U32, help="Seconds that running requests get after a signal to stop."
     )

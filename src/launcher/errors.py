@@ -12,15 +12,22 @@ LauncherError
 
 from __future__ import annotations
 
-from wire.text.escape import quoted
+from wire.text.escape import as_error, quoted
 
 
 class LauncherError(Exception):
     """Ends the launch with exit status 1; the text is one sentence for the operator."""
 
+    comes_from_a_child = False
+    """The log has more of it."""
+
     def report(self) -> str:
         """The last line on standard error, in TGI's form."""
         return f"Error: {type(self).__name__}({quoted(str(self))})" if str(self) else f"Error: {type(self).__name__}"
+
+    def for_terminal(self, *, is_short: bool) -> str:
+        """The one line that a person gets. `is_short`: the log has not been shown."""
+        return as_error(str(self)) + ("; --verbose shows more" if is_short and self.comes_from_a_child else "")
 
 
 class ArgumentValidation(LauncherError):
@@ -36,16 +43,16 @@ class DownloadError(LauncherError):
 
 
 class ShardCannotStart(LauncherError):
-    pass
+    comes_from_a_child = True
 
 
 class ShardFailed(LauncherError):
-    pass
+    comes_from_a_child = True
 
 
 class WebserverCannotStart(LauncherError):
-    pass
+    comes_from_a_child = True
 
 
 class WebserverFailed(LauncherError):
-    pass
+    comes_from_a_child = True

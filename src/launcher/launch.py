@@ -21,31 +21,41 @@ from launcher.processes.output import Output, claim_standard_descriptors
 from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Supervisor
 from launcher.processes.timeouts import Timeouts
-from wire.log import log_setup, progress_bars
+from launcher.terminal import Terminal, how_to_ask, info_of
+from wire.log import console, log_setup, progress_bars
+from wire.log.levels import level_from_filter
 
 logger = logging.getLogger("text_generation_launcher")
 
 _FLUSH_TIMEOUT_S = 2.0
+_SHOWN = {console.ATTRIBUTE: True}
 
 
 def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
     """Launches, in `environ`; returns the exit status."""
     claim_standard_descriptors()
     stdout, stderr = Output(1, json_lines=config.json_output), Output(2)
-    log_setup.configure(config.json_output, config.log_level, layout="launcher", stream=stdout)
+    is_short = not config.verbose and not config.verbose_startup and level_from_filter(config.log_level) == "INFO"
+    short_log = log_setup.configure(
+        config.json_output, config.log_level, layout="launcher", stream=stdout, short=is_short
+    )
+    terminal = None if short_log is None else Terminal(short_log)
     status, final_text = 1, ""
     try:
         with Signals() as signals:
-            status = _Launch(config, signals, environ).run()
+            status = _Launch(config, signals, environ, terminal).run()
     except LauncherError as error:
         if config.json_output:
             logger.error("%s", error.report())
-        final_text = error.report() + "\n"
+        for_person = stderr.isatty() and not config.json_output
+        final_text = (error.for_terminal(is_short=terminal is not None) if for_person else error.report()) + "\n"
     except Exception:
         logger.exception("The launcher itself failed")
         final_text = "Error: the launcher itself failed, see the log\n"
     finally:
         logging.shutdown()
+        if terminal is not None:
+            terminal.show_starting([], of=0)
         stdout.finish(_FLUSH_TIMEOUT_S)
         stderr.write(final_text)  # After the log, also where both go to one file.
         stderr.finish(_FLUSH_TIMEOUT_S)
@@ -55,8 +65,16 @@ def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
 class _Launch:
     """One launch, from the options to the end of the children."""
 
-    def __init__(self, config: LauncherConfig, signals: Signals, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        config: LauncherConfig,
+        signals: Signals,
+        environ: Mapping[str, str],
+        terminal: Terminal | None = None,
+    ) -> None:
+        """`terminal`: what shows the launch in the place of the log."""
         self._config, self._signals, self._environ = config, signals, environ
+        self._terminal = terminal
         self._phases: list[tuple[str, float]] = []
         """Name and seconds of what has been done so far."""
         self._age_s = hardware.process_age_s()
@@ -66,6 +84,8 @@ class _Launch:
     def run(self) -> int:
         """Returns the exit status. Raises LauncherError."""
         config = self._config
+        if self._terminal is not None:
+            self._terminal.show_starting([("launcher", "looks at the machine and the model")], of=1)
         machine = hardware.detect(self._environ)
         self._end_phase("look at the machine")
         if config.env:
@@ -131,6 +151,7 @@ class _Launch:
             timeouts,
             age_s=hardware.process_age_s(),
             own_phases=self._phases if config.verbose_startup else None,
+            terminal=self._terminal,
         )
         try:
             # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
@@ -157,8 +178,13 @@ class _Launch:
             plan = make_plan(config, machine, info, ends)
             _log_reasons(plan)
             shards = [commands.shard(plan, rank, self._environ) for rank in range(plan.num_shard)]
-            router = commands.router(plan, self._environ)
-            return supervisor.serve(shards, router, on_started=lambda: self._announce(plan))
+            router = commands.router(plan, self._environ, logs_requests=self._terminal is not None)
+            return supervisor.serve(
+                shards,
+                router,
+                on_started=lambda: self._announce(plan),
+                on_ready=lambda url, seconds: self._show_serving(plan, url, seconds),
+            )
         finally:
             supervisor.kill_all()
 
@@ -167,6 +193,8 @@ class _Launch:
         is_absent = directory is None and not model_info.is_local(model_id)
         if is_absent and not check_network(model_id, self._environ, self._signals):
             return 0
+        if is_absent:
+            logger.info("%s is downloaded now; the next start finds it in the cache", model_id, extra=_SHOWN)
         environ = self._environ
         if progress_bars.are_drawn(environ):
             environ = {**environ, progress_bars.WANTED: "1"}
@@ -186,10 +214,21 @@ class _Launch:
     def _announce(self, plan: LaunchPlan) -> None:
         """The plan as one record, a table for people, fields for machines. Made while the shards load."""
         self._end_phase("plan, start of the shards")
+        if plan.on_gpu and not hardware.has_compiled_kernels(self._environ):
+            logger.info(
+                "The kernels are compiled at the first start on this machine; the next one finds them", extra=_SHOWN
+            )
         if plan.asked.json_output:
             logger.info("Launch plan", extra={"plan": dict(plan.rows())})
         else:
             logger.info("Launch plan\n%s", _table(plan.rows()))
+
+    def _show_serving(self, plan: LaunchPlan, url: str, seconds: float) -> None:
+        if self._terminal is None:
+            return
+        asks = how_to_ask(url, has_page=not plan.asked.no_playground, needs_key=plan.asked.api_key is not None)
+        self._terminal.show_serving(plan.served(info_of(url)) + asks)
+        self._terminal.say(f"Ready after {seconds:.1f} s. Ctrl-C stops the server.")
 
     def _end_phase(self, name: str) -> None:
         now = time.monotonic()

@@ -13,6 +13,7 @@ from wire.cli.commands import installed_version, run_group
 from wire.local_grpc import poll_in_place
 from wire.log import log_setup
 from wire.processes import stack_dump
+from wire.text.escape import as_error
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def run(config: RouterConfig) -> int:
     except StartupError as error:
         if config.json_output:  # the cause, also for readers of the log, after the records of the end itself
             logger.error("%s", error)
-        print(error.report(), file=sys.stderr)  # noqa: T201
+        print(as_error(str(error)) if sys.stderr.isatty() else error.report(), file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         return 0

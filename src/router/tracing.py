@@ -7,6 +7,8 @@ request ─────────┼ queued          one of each for every gen
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import fields, replace
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from router.generation_trace import GenerationTrace
 from router.request import ValidRequest
+from wire.log.console import REQUESTS
+from wire.text.escape import one_line
 from wire.tracing import Tracing, end
 
 if TYPE_CHECKING:
@@ -25,17 +29,23 @@ _SPAN_NAME = "span_name"
 # Its own field, or the client's: a seed, texts, and lists that are counted.
 _NOT_SHOWN = {"seed", "grammar", "grammar_kind", "logit_bias"}
 
+_requests = logging.getLogger(REQUESTS)
+_MOST_SHOWN = 80  # characters of a path
+
 _current: ContextVar[RequestSpan | None] = ContextVar("request", default=None)
 
 
 class RequestSpan:
     """The span of one HTTP request. `scope` is the server's own, in which the router enters who answers."""
 
-    __slots__ = ("_scope", "fields", "span", "tracing")
+    __slots__ = ("_scope", "began_at", "fields", "inference_s", "queue_s", "span", "tokens_in", "tokens_out", "tracing")
 
     def __init__(self, scope: Mapping[str, Any], tracing: Tracing | None, traceparent: str = "") -> None:
         self._scope = scope
+        self.began_at = time.monotonic()
         self.fields: dict[str, str] = {}
+        self.tokens_in = self.tokens_out = 0  # of all finished generations
+        self.queue_s = self.inference_s = 0.0  # the longest wait; the sum
         self.tracing = tracing
         self.span: Span | None = None
         if tracing is not None:
@@ -52,6 +62,12 @@ class RequestSpan:
         self.fields.update(fields)
         if self.span is not None:
             self.span.set_attributes(dict(fields))
+
+    def count(self, *, tokens_in: int, tokens_out: int, queue_s: float, inference_s: float) -> None:
+        """A finished generation."""
+        self.tokens_in += tokens_in
+        self.tokens_out += tokens_out
+        self.queue_s, self.inference_s = max(self.queue_s, queue_s), self.inference_s + inference_s
 
     def log_fields(self) -> dict[str, Any]:
         """For a record about this request: TGI's `span` and `spans`, and our id."""
@@ -71,8 +87,26 @@ class RequestSpan:
         end(span)
         return replace(valid, trace=GenerationTrace(self.tracing, self.span))
 
+    def log(self, status: int) -> None:
+        """One line of a finished request, if the level DEBUG of the logger `router.requests` asks for it. Of what only
+        looks (health, metrics, pages) failures alone."""
+        if not _requests.isEnabledFor(logging.DEBUG):
+            return
+        method = self._scope["method"]
+        if method in ("GET", "HEAD", "OPTIONS") and status < 400:
+            return
+        parts = [f"{status} {method} {one_line(str(self._scope['path'])[:_MOST_SHOWN])}"]
+        if self.tokens_out:
+            parts.append(f"{self.tokens_in} tokens in, {self.tokens_out} out")
+        parts.append(f"{time.monotonic() - self.began_at:.2f} s")
+        if self.tokens_out:
+            per_token_ms = 1000 * self.inference_s / self.tokens_out
+            parts.append(f"queued {self.queue_s:.2f} s, {per_token_ms:.1f} ms a token")
+        _requests.info("%s", "  ".join(parts), extra={"request_id": self._scope.get("request_id", "")})
+
     def finish(self, status: int) -> None:
         """After the answer. A request without a name gets no span: unknown paths are not recorded."""
+        self.log(status)
         if self.span is None or not self.name:
             return
         self.span.update_name(self.name)

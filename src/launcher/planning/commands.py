@@ -23,6 +23,7 @@ from launcher.config import (
 from launcher.planning.model_info import with_hub_cache
 from launcher.planning.plan import LaunchPlan
 from wire.cli.spelling import to_argv, to_environment, variable_of
+from wire.log.console import REQUESTS
 from wire.log.levels import level_from_filter
 from wire.processes.python_child import child_environment, module_command
 
@@ -78,7 +79,8 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
     )
 
 
-def router(plan: LaunchPlan, environ: Environment) -> Command:
+def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = False) -> Command:
+    """`logs_requests`: a record of each finished request, beside TGI's."""
     asked, ends = plan.asked, plan.endpoints
     flags = {
         "tokenizer_name": plan.model_id,
@@ -97,6 +99,8 @@ def router(plan: LaunchPlan, environ: Environment) -> Command:
         "request_logprobs": 1 if asked.enable_prefill_logprobs else None,
         **handed_on(asked, ROUTER_VARIABLES),
     }
+    if logs_requests:
+        variables["log_level"] = f"{asked.log_level},{REQUESTS}=debug"
     defaults = {
         "min_batch_prefill_tokens": _LEAST_PREFILL if asked.max_batch_prefill_tokens is None else None,
         "compute_type": plan.compute_type,

@@ -16,6 +16,15 @@ _TIMEOUT_S = 20.0
 """nvidia-smi needs seconds on a machine with many GPUs and no persistence daemon."""
 
 
+def has_compiled_kernels(environ: Mapping[str, str]) -> bool:
+    """Whether Triton has kept kernels of an earlier start, of which it compiles the missing ones only."""
+    folder = Path(environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One visible GPU. `card` is the name in TGI's spelling (`nvidia-h200`), empty if unknown."""

@@ -6,7 +6,9 @@ decisions; the plan only passes on what the operator said about them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation, NotEnoughCUDADevices
@@ -82,6 +84,27 @@ class LaunchPlan:
             ("listens on", f"{self.endpoints.hostname}:{self.endpoints.port}"),
             ("url", self.url),
             ("sockets", f"{self.endpoints.uds_prefix}-<rank>"),
+        ]
+
+    def served(self, info: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """The plan in a few rows, with the numbers that the warm-up has found. `info`: what the router's /info says."""
+        asked = self.asked
+        dtype = str(info.get("model_dtype", asked.dtype or "chosen by the shard")).removeprefix("torch.")
+        cache = str(info.get("kv_cache_dtype") or self.memory.cache_type or "the same").removeprefix("torch.")
+        total, batch = info.get("max_total_tokens"), info.get("max_batch_total_tokens")
+        devices = f"{self.num_shard} shard{'s' * (self.num_shard > 1)} on {self.hardware.devices(self.num_shard)}"
+        return [
+            ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
+            ("layers", self.info.summary() if self.info else "decided by the shard"),
+            ("machine", f"{devices}, {self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)}"),
+            ("numbers", f"{dtype}, KV cache {cache}"),
+            (
+                "limits",
+                f"{_shown(info.get('max_input_tokens', self.max_input_tokens), '?')} tokens in a prompt, "
+                f"{_shown(total or asked.max_total_tokens, '?')} with its answer, "
+                f"{_shown(batch or asked.max_batch_total_tokens, '?')} in all requests; "
+                f"{asked.max_concurrent_requests} requests at once",
+            ),
         ]
 
     def _weights(self) -> str:

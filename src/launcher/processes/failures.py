@@ -7,6 +7,7 @@ import signal
 
 from launcher.processes.child import Child, Exit
 from wire.exit_status import LOST_PEER, MISSING_PEER
+from wire.log import console
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -45,7 +46,8 @@ def rank_field(child: Child) -> dict[str, int]:
 
 
 def report_crash(child: Child, headline: str) -> None:
+    """For the log; a short one leaves it out, since the launch's own error follows."""
     for index, text in enumerate(child.logs.errors.chunks()):
         title = f"{child.command.name.capitalize()} complete standard error output:" if not index else "..."
-        logger.error("%s\n%s", title, text, extra=rank_field(child))
-    logger.error("%s: %s", headline, exit_of(child), extra=rank_field(child))
+        logger.error("%s\n%s", title, text, extra=rank_field(child) | {console.ATTRIBUTE: False})
+    logger.error("%s: %s", headline, exit_of(child), extra=rank_field(child) | {console.ATTRIBUTE: False})

@@ -12,9 +12,11 @@ from launcher.processes.child import Child
 from launcher.processes.failures import blame_order, cause, exit_of, headline, is_orderly, report_crash
 from launcher.processes.signals import Signals
 from launcher.processes.timeouts import Timeouts
+from wire.log import console
 
 logger = logging.getLogger("text_generation_launcher")
 
+SHOWN = {console.ATTRIBUTE: True}
 _POLL_S = 1.0
 """A child's end interrupts the wait; the poll is for the case that this news was lost."""
 
@@ -32,7 +34,7 @@ class Stopping:
     def in_order(self, shards: Sequence[Child], router: Child | None) -> None:
         """The router first, which answers what it still can. Raises LauncherError if a child had failed before."""
         number = self._signals.received[0]
-        logger.info("%s: stopping, at most %g s", signal.Signals(number).name, self._timeouts.graceful_s)
+        logger.info("%s: stopping, at most %g s", signal.Signals(number).name, self._timeouts.graceful_s, extra=SHOWN)
         deadline = time.monotonic() + self._timeouts.graceful_s
         routers = [router] if router is not None else []
         if not self.end(routers, self._timeouts.graceful_s):

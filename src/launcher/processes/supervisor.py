@@ -29,6 +29,7 @@ from launcher.processes.failures import blame_order, cause, exit_of, headline, r
 from launcher.processes.signals import Signals
 from launcher.processes.stopping import KillRequested, Stopping
 from launcher.processes.timeouts import Timeouts
+from launcher.terminal import Terminal
 from wire import phases
 from wire.exit_status import MISSING_PEER, STALLED
 
@@ -38,6 +39,8 @@ _STARTING_POLL_S = 0.02
 _SERVING_POLL_S = 1.0
 """While serving, a child's end interrupts the wait; the poll is for the case that this news was lost."""
 _REAP_S = 5.0
+
+OnReady = Callable[[str, float], None]
 
 
 class _StopRequested(Exception):
@@ -53,12 +56,15 @@ class Supervisor:
         *,
         age_s: float = 0.0,
         own_phases: Sequence[tuple[str, float]] | None = None,
+        terminal: Terminal | None = None,
     ) -> None:
         """`age_s`: how long the launch has been going on already.
 
         `own_phases`: what the launcher itself does until the shards start, and its seconds; it may grow until then.
-        Where it is given, a table tells in the end where each second of the start went.
+        Where it is given, a table tells in the end where each second of the start went. `terminal`: shows what the
+        children are doing until all are ready.
         """
+        self._terminal = terminal
         self._signals, self._guard, self._timeouts = signals, guard, timeouts
         self._stopping = Stopping(signals, timeouts)
         self._own_phases = own_phases
@@ -83,10 +89,13 @@ class Supervisor:
         self._download_s = time.monotonic() - began_at
         return None
 
-    def serve(self, shards: Sequence[Command], router: Command, *, on_started: Callable[[], None]) -> int:
+    def serve(
+        self, shards: Sequence[Command], router: Command, *, on_started: Callable[[], None], on_ready: OnReady
+    ) -> int:
         """Runs everything until a signal; returns the exit status. Raises LauncherError if a child ends before.
 
-        `on_started` is called when the shards have been started: what it costs passes while they load.
+        `on_started` is called when the shards have been started: what it costs passes while they load; `on_ready` when
+        the router answers, with its address and the seconds that all of it took.
         """
         try:
             for command in shards:
@@ -98,7 +107,7 @@ class Supervisor:
             logger.info("Starting Webserver")
             self._router = self._start(router, WebserverCannotStart)
             self._wait_until_ready([self._router], ShardFailed)
-            self._report_ready(self._router)
+            on_ready(*self._report_ready(self._router))
             while True:
                 self._check_alive(ShardFailed)
                 self._pause(_SERVING_POLL_S)
@@ -147,6 +156,10 @@ class Supervisor:
                 missing.remove(child)
                 name, took = child.command.name.capitalize(), start_times.total(child)
                 logger.info("%s ready in %.2f s", name, took, extra=rank_field(child))
+            if self._terminal is not None:
+                self._terminal.show_starting(
+                    [(child.title, str(child.logs.progress)) for child in missing], of=len(children)
+                )
             if missing and self._is_out_of_time():
                 self._end_late_start(missing)
             if time.monotonic() >= record_at:
@@ -202,7 +215,8 @@ class Supervisor:
         report_crash(first, headline(first, "failed to start" if shard_error is ShardCannotStart else "crashed"))
         raise shard_error(cause(first))
 
-    def _report_ready(self, router: Child) -> None:
+    def _report_ready(self, router: Child) -> tuple[str, float]:
+        """Address and seconds."""
         all_s = time.monotonic() - self._began_at
         before_s = min(child.started_at for child in self._shards) - self._began_at
         address, port = router.command.http or ("", 0)
@@ -210,6 +224,7 @@ class Supervisor:
         logger.info("Ready on %s after %.2f s: %s", where, all_s, start_times.one_line(before_s, self._shards, router))
         if self._own_phases is not None:
             logger.info("Start-up\n%s", start_times.table(self._own_phases, self._shards, router, all_s))
+        return where, all_s
 
     # Stopping
 

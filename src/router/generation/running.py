@@ -122,6 +122,12 @@ class Running:
         observe("tgi_request_generated_tokens", event.generated_tokens)
         if self._request_span is not None:
             self._request_span.record(self._span_fields(event, timings))
+            self._request_span.count(
+                tokens_in=self.request.input_length,
+                tokens_out=event.generated_tokens,
+                queue_s=timings.queue,
+                inference_s=timings.inference,
+            )
         if logger.isEnabledFor(logging.INFO):
             numbers = {
                 "input_length": self.request.input_length,

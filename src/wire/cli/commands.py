@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from wire.cli.parsing import UsageError, parse
-from wire.text.escape import shown_in_line
+from wire.text.escape import as_error, shown_in_line
 
 T = TypeVar("T")
 Version = str | Callable[[], str] | None
@@ -83,6 +83,9 @@ def _print_version(prog: str, version: str | Callable[[], str]) -> int:
 
 
 def _refuse(prog: str, message: str) -> int:
+    if sys.stderr.isatty():
+        print(as_error(message), file=sys.stderr)  # noqa: T201
+        return 2
     # The error last: supervisors and people read the end of a log.
     print(f"For more information, try '{prog} --help'.\n\nerror: {shown_in_line(message)}", file=sys.stderr)  # noqa: T201
     return 2

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from wire import phases
+from wire.log.console import ATTRIBUTE, Console, ConsoleFilter, to_console
 from wire.log.levels import PACKAGES, level_name, levels_of_loggers
 from wire.log.log_line import Layout, LogLine, to_json, to_text
 from wire.log.progress_bars import ProgressFilter, StatusLines, Stream
 
-_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+Write = Callable[[LogLine], str]
+
+_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", ATTRIBUTE}
 
 
 def configure(
@@ -25,7 +29,8 @@ def configure(
     rank: int | None = None,
     layout: Layout | None = None,
     stream: Stream | None = None,
-) -> None:
+    short: bool = False,
+) -> Console | None:
     """Sends this process' `logging` to `stream` (default: standard output), replacing whatever was set up before.
 
     `level` is a level name or a filter, a comma list of `level` and `logger=level` (`info,router=debug`; TGI's targets
@@ -33,18 +38,23 @@ def configure(
     with a rank, else to `flat`. A stream that breaks loses records, it never raises. Colours: only on a terminal, and
     not with `LOG_COLORIZE` 0, false, no or off. A logger's `extra` becomes fields of the record; a record with
     `extra={"log_line": LogLine, "log_layout": Layout | None}` is a child's, written as it is. On a terminal, records of
-    progress become bars (see `progress_bars`).
+    progress become bars (see `progress_bars`). `short`: a terminal gets what `wire.log.console` says, and the caller
+    the console to write on; anything else gets the whole log, and the caller None.
     """
     target: Stream = sys.stdout if stream is None else stream
     can_draw = not json_output and _is_terminal(target) and os.environ.get("TERM") != "dumb"
     bars = StatusLines(target) if can_draw else None
     number, named, num_unknown = levels_of_loggers(level)
     handler = _Handler(bars or target)
+    console = Console(bars, ConsoleFilter()) if short and bars is not None else None
     if not json_output:
-        handler.addFilter(ProgressFilter(bars, rank))
+        handler.addFilter(ProgressFilter(bars, rank, downloads_only=console is not None))
+    if console is not None:
+        handler.addFilter(console.filter)
     chosen: Layout = layout or ("flat" if rank is None else "shard")
     colour = not json_output and _is_terminal(target) and _wants_colour(os.environ)
-    handler.setFormatter(_Formatter(json_output=json_output, layout=chosen, rank=rank, colour=colour))
+    write = functools.partial(to_text if console is None else to_console, colour=colour)
+    handler.setFormatter(_Formatter(json_output=json_output, layout=chosen, rank=rank, write=write))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
@@ -59,6 +69,7 @@ def configure(
     logging.captureWarnings(True)
     if num_unknown:
         logging.getLogger(__name__).warning("LOG_LEVEL: %d parts of the filter mean nothing to us", num_unknown)
+    return console
 
 
 def _wants_colour(environ: Mapping[str, str]) -> bool:
@@ -79,9 +90,9 @@ class _Handler(logging.StreamHandler[Any]):
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, *, json_output: bool, layout: Layout, rank: int | None, colour: bool) -> None:
+    def __init__(self, *, json_output: bool, layout: Layout, rank: int | None, write: Write) -> None:
         super().__init__()
-        self._json_output, self._layout, self._rank, self._colour = json_output, layout, rank, colour
+        self._json_output, self._layout, self._rank, self._write = json_output, layout, rank, write
 
     def format(self, record: logging.LogRecord) -> str:
         line = getattr(record, "log_line", None)
@@ -90,7 +101,7 @@ class _Formatter(logging.Formatter):
         elif not line.timestamp:
             line = dataclasses.replace(line, timestamp=_rfc3339(record.created))
         layout: Layout = getattr(record, "log_layout", None) or self._layout
-        return to_json(line, layout) if self._json_output else to_text(line, colour=self._colour)
+        return to_json(line, layout) if self._json_output else self._write(line)
 
     def _line_of(self, record: logging.LogRecord) -> LogLine:
         names_place = self._layout != "launcher"

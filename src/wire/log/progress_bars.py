@@ -103,11 +103,14 @@ class StatusLines:
 
 
 class ProgressFilter(logging.Filter):
-    """For the one handler of a process. `lines`: where bars are drawn, None: nowhere."""
+    """For the one handler of a process. `lines`: where bars are drawn, None: nowhere.
 
-    def __init__(self, lines: StatusLines | None, rank: int | None = None) -> None:
+    `downloads_only`: who draws the loading ranks otherwise gets no bars of them.
+    """
+
+    def __init__(self, lines: StatusLines | None, rank: int | None = None, *, downloads_only: bool = False) -> None:
         super().__init__()
-        self._lines, self._rank = lines, rank
+        self._lines, self._rank, self._downloads_only = lines, rank, downloads_only
 
     def filter(self, record: logging.LogRecord) -> bool:
         fields = self._taken(record)
@@ -116,6 +119,8 @@ class ProgressFilter(logging.Filter):
             # An error ends a load, whoever's: nothing should be left below it.
             if self._lines is not None and record.levelno >= logging.ERROR:
                 self._lines.clear()
+            return True
+        if self._downloads_only and not isinstance(fields.get(TEXT), str):
             return True
         self._draw(fields, self._lines, done=int(found[1]), total=int(found[2]))
         return int(found[1]) >= int(found[2])

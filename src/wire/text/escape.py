@@ -37,6 +37,11 @@ def shown_in_line(text: str) -> str:
     return cut(one_line(cut(text, MOST_BYTES)), MOST_BYTES)
 
 
+def as_error(text: str) -> str:
+    """The one line that a terminal shows of an error."""
+    return "error: " + shown_in_line(text.replace("`", ""))
+
+
 def quoted(text: str) -> str:
     """As `shown_in_line`, in double quotes, as Rust's `{:?}` in TGI's last line has it."""
     inner = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -52,6 +52,8 @@ class Launch:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self.on_started: Callable[[], None] = lambda: None
+        self.ready: list[str] = []
+        """The address of each router that answered."""
         self.supervisor: Supervisor | None = None
 
     def supervise(self, *, own_phases: Sequence[tuple[str, float]] | None = None, **patience: float) -> Supervisor:
@@ -70,7 +72,9 @@ class Launch:
         shards = [shard(self.folder)] if shards is None else shards
         command = router(self.folder, self.port) if router_command is None else router_command
         supervisor = self.supervise(own_phases=own_phases, **patience)
-        return supervisor.serve(shards, command, on_started=self.on_started)
+        return supervisor.serve(
+            shards, command, on_started=self.on_started, on_ready=lambda url, _: self.ready.append(url)
+        )
 
     def stop_at(self, text: str, number: int = signal.SIGTERM) -> None:
         self.story.at(text, lambda: self.signals.notify(number))

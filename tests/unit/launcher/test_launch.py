@@ -275,7 +275,7 @@ def test_a_name_service_that_comes_up_late(signals: Signals, monkeypatch: pytest
 def test_start_up_phases(signals: Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Any] = []
 
-    def serve(self: Any, shards: Any, router: Any, *, on_started: Any) -> int:
+    def serve(self: Any, shards: Any, router: Any, *, on_started: Any, on_ready: Any) -> int:
         on_started()
         seen.append(self._own_phases)
         return 0

@@ -48,6 +48,11 @@ def test_shard_argv_with_everything() -> None:
     )  # fmt: skip
 
 
+def test_a_router_that_logs_requests() -> None:
+    assert commands.router(plan(), {}, logs_requests=True).env["LOG_LEVEL"] == "info,router.requests=debug"
+    assert commands.router(plan(log_level="warn"), {}).env["LOG_LEVEL"] == "warn"
+
+
 def test_shard_environment() -> None:
     made = plan(
         num_shard=2, enable_prefill_logprobs=True, cuda_memory_fraction=0.5, huggingface_hub_cache="/hub",

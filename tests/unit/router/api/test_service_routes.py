@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -33,6 +35,25 @@ async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) 
     assert answer["model_id"] == "some/model" and answer["version"] == "3.3.7"
     assert (answer["kv_cache_dtype"], answer["quantize"]) == ("float32", "gptq")
     assert answer["router"] == "text-generation-router" and answer["max_input_tokens"] == 2000
+
+
+async def test_a_line_for_each_request(make_router: MakeRouter, caplog: pytest.LogCaptureFixture) -> None:
+    router = make_router(lambda request: says(" a", " b"))
+    body = {"inputs": "Hello", "parameters": {"max_new_tokens": 2}}
+    await router.post("/generate", body)
+    assert "router.requests" not in {record.name for record in caplog.records}
+    caplog.set_level(logging.DEBUG, "router.requests")
+    await router.post("/generate", body)
+    await router.post("/generate", {"inputs": ""})
+    await router.get("/health")
+    await router.get("/no%0Awhere" + "x" * 100)
+    lines = [record.getMessage() for record in caplog.records if record.name == "router.requests"]
+    assert len(lines) == 3
+    number = r"\d+\.\d+"
+    done = rf"200 POST /generate  \d tokens in, 2 out  {number} s  queued {number} s, {number} ms a token"
+    assert re.fullmatch(done, lines[0]), lines[0]
+    assert re.fullmatch(rf"422 POST /generate  {number} s", lines[1])
+    assert re.fullmatch(rf"404 GET /no\\nwherex+  {number} s", lines[2]) and len(lines[2]) < 110
 
 
 async def test_version(router: Router) -> None:

@@ -39,6 +39,14 @@ def test_usage_error_goes_to_stderr(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "'tool --help'" in err
 
 
+def test_usage_error_on_a_terminal_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert run_group({}, prog="tool", argv=["x"]) == 2
+    assert capsys.readouterr().err == "error: unrecognized command 'x'\n"
+
+
 @pytest.mark.parametrize("flag", ["--version", "-V"])
 def test_version(flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([flag], monkeypatch) == (0, [])

@@ -1,0 +1,78 @@
+"""What a terminal shows of a launch: a live line for each child that starts, then what is served and how to ask it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from wire.log.console import Console
+
+_REDRAW_S = 0.1
+_INFO_TIMEOUT_S = 2.0
+_FEW_RANKS = 4
+_NAME_WIDTH = 10
+
+
+class Terminal:
+    """`say` is for lines that stay; those of `show_starting` are replaced by the next and go with the last."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._drawn: set[str] = set()
+        self._drawn_at = 0.0
+
+    def say(self, text: str) -> None:
+        self._console.say(text)
+
+    def show_starting(self, children: Sequence[tuple[str, str]], *, of: int) -> None:
+        """`children`: name and phase of each child that is not ready; `of`: how many there are, ready ones included.
+
+        Of many there are lines for about half, so that they fit a screen.
+        """
+        if children and time.monotonic() - self._drawn_at < _REDRAW_S:
+            return
+        self._drawn_at = time.monotonic()
+        most = _FEW_RANKS + of // 2
+        wanted = {f"{index:4}": f"{name:<{_NAME_WIDTH}} {phase}" for index, (name, phase) in enumerate(children[:most])}
+        if len(children) > most:
+            wanted["more"] = f"{'':<{_NAME_WIDTH}} and {len(children) - most} more that are not ready"
+        for key in self._drawn - wanted.keys():
+            self._console.lines.remove(key)
+        for key, text in wanted.items():
+            self._console.lines.show(key, text)
+        self._drawn = set(wanted)
+
+    def show_serving(self, rows: Sequence[tuple[str, str]]) -> None:
+        """The end of the start: from now on children's errors are shown as they come."""
+        self.show_starting([], of=0)
+        self._console.filter.is_starting = False
+        for name, value in rows:
+            self.say(f"{name:<{_NAME_WIDTH}} {value}")
+
+
+def info_of(url: str) -> Mapping[str, Any]:
+    """What the router's /info answers; empty where it does not."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_INFO_TIMEOUT_S)
+    try:
+        connection.request("GET", "/info")
+        answer = json.loads(connection.getresponse().read())
+    except (OSError, ValueError, http.client.HTTPException):
+        return {}
+    finally:
+        connection.close()
+    return answer if isinstance(answer, dict) else {}
+
+
+def how_to_ask(url: str, *, has_page: bool, needs_key: bool) -> list[tuple[str, str]]:
+    """Address, page, a request to copy, and whether it needs a key."""
+    header = " -H 'authorization: Bearer YOUR_KEY'" if needs_key else ""
+    body = """-H 'content-type: application/json' -d '{"inputs": "Hello"}'"""
+    return [
+        ("address", url + (" (in a browser: a page to try the model)" if has_page else "")),
+        ("try", f"curl {url}/generate{header} {body}"),
+        ("key", "needed, the one of --api-key" if needs_key else "none is needed (--api-key demands one)"),
+    ]
