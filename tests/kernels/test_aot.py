@@ -122,3 +122,11 @@ def test_faults_are_named(tmp_path: Path) -> None:
     assert faults["does not compile"]
     assert "sm_80 has 166912" in faults["large"]
     assert "FAILED some_kernels.wrong.forgotten is launched, but no variant compiles it" in printed
+
+
+def test_packages_inside_the_package_are_compiled_too() -> None:
+    from aot.__main__ import PACKAGE, _modules
+
+    assert {f"{PACKAGE}.matmul", f"{PACKAGE}.attention.prefill", f"{PACKAGE}.sampling.filtered"} <= set(
+        _modules(PACKAGE)
+    )

@@ -75,10 +75,16 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: TileConfig, 
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if split:
-        _add_parts[(triton.cdiv(width, _ADDED), num_rows)](
-            sums, given, out, num_rows, width, num_parts, BIASED=bias is not None, ADDED=_ADDED
-        )
+        add_parts(sums, bias, out)
     return out
+
+
+def add_parts(sums: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Write sums [parts, m, out] float32, added in the order of the parts, and bias [out] into out [m, out]."""
+    num_parts, num_rows, width = sums.shape
+    _add_parts[(triton.cdiv(width, _ADDED), num_rows)](
+        sums, sums if bias is None else bias, out, num_rows, width, num_parts, BIASED=bias is not None, ADDED=_ADDED
+    )
 
 
 def parts(blocks: int, depth: int, step: int, num_processors: int) -> tuple[int, int]:
@@ -185,6 +191,7 @@ def variants() -> Sequence[Variant]:
                 found.append(_variant(_stream, tiles, dtype, ROWS=rows))
                 found.append(_variant(_stream, tiles, dtype, out="fp32", ROWS=rows))
         found.append(_variant(_add_parts, VECTOR_TILES[0], dtype, ADDED=_ADDED))
+        found.append(_variant(_add_parts, VECTOR_TILES[0], dtype, out="fp32", ADDED=_ADDED))
     found.append(_variant(_vector, VECTOR_TILES[0], "bf16", BIASED=True, EVEN=False))
     found.append(_variant(_stream, STREAM_TILES[0], "bf16", ROWS=16, BIASED=True, EVEN=False))
     return found

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from aot import compiler, coverage, report
 from aot.compiler import Job, Row
+from aot.limits import SHARED_KIB
 
 PACKAGE = "model_server.kernels"
 
@@ -59,14 +60,14 @@ def _attempt(jobs: list[Job], processes: int) -> dict[Job, Row]:
 
 def _modules(package: str) -> list[str]:
     folder = importlib.import_module(package).__path__
-    return [f"{package}.{found.name}" for found in pkgutil.iter_modules(folder)]
+    return [found.name for found in pkgutil.walk_packages(folder, package + ".")]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="aot", description=__doc__)
     parser.add_argument("--package", default=PACKAGE, help="whose files hold the kernels")
     parser.add_argument("--only", default="", help="only files whose name contains this")
-    parser.add_argument("--targets", type=int, nargs="+", default=[80, 90, 100], choices=[80, 90, 100])
+    parser.add_argument("--targets", type=int, nargs="+", default=[80, 90, 100], choices=sorted(SHARED_KIB))
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path("build/kernels/aot.json"))
     parser.add_argument("--cache", type=Path, default=Path("build/kernels/cache"), help="if TRITON_CACHE_DIR is unset")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Dynamic shared memory of one block, KiB, by capability (CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability": maximum per block).
-SHARED_KIB = {80: 163, 90: 227, 100: 227}
+SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227}
 
 # The cards of capability 8.6 and 8.9 run what is compiled for 8.0, with less memory: not a failure here, because the
 # launch code may choose a smaller form for them, but said.

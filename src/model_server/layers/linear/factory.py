@@ -2,12 +2,12 @@
 
 On a CPU matrices are packed, which makes decode GEMMs (few rows) 1.3 to 3 times faster: into the panels of our C++
 operators, or where these cannot be had or are slower (`panel_choice`) into oneDNN's layout. On a GPU decode GEMMs are
-measured at load.
+measured at load, and quantized matrices are decoded in our kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -43,16 +43,15 @@ class LinearFactory:
         if cpp.usable(device, dtype):
             self._panels = PanelChoice(weight_packer(device, dtype) if measured else None)
         self._candidates = _kernels(device, dtype)
+        self._decoding = _decoding_kernels(device, dtype)
         self._gemms: dict[tuple[int, int], DecodeGemm] = {}
 
     def make(self, form: Form, bias: Tensor | None = None) -> Linear:
         """The fastest product with `form` [out, in], on the factory's device, and `bias` [out] of its type."""
         if isinstance(form, Stacked):
             return self._split(form, bias)
-        if can_pack(form) and cpp.usable(self.device, self.dtype):
-            return CodeLinear(form, bias, self.dtype)
         if not isinstance(form, Plain):
-            return DequantizingLinear(form, bias)
+            return self._quantized(form, bias)
         weight = form.dequantize(self.dtype)
         if self._panels is not None and weight.shape[1] % 2 == 0 and self._panels.takes(weight):
             return PackedLinear(weight, bias)
@@ -62,6 +61,12 @@ class LinearFactory:
         if self._candidates and weight.numel() >= SMALLEST_MEASURED and weight.is_contiguous():
             return DecodeGemmLinear(weight, bias, self._gemm(weight, self._candidates))
         return TorchLinear(weight, bias)
+
+    def _quantized(self, form: Form, bias: Tensor | None) -> Linear:
+        if can_pack(form) and cpp.usable(self.device, self.dtype):
+            return CodeLinear(form, bias, self.dtype)
+        linear = None if self._decoding is None else self._decoding(form, bias)
+        return DequantizingLinear(form, bias) if linear is None else linear
 
     def _split(self, form: Stacked, bias: Tensor | None) -> Linear:
         parts: list[Linear] = []
@@ -94,7 +99,7 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> Sequence[Sequence[Prod
 
     Only 16-bit types: in float32 a row must not depend on the rows beside it.
     """
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or not usable(device):
+    if not _runs_kernels(device, dtype):
         return ()
     from model_server.kernels.matmul import multiply, tile_configs
 
@@ -102,3 +107,18 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> Sequence[Sequence[Prod
     return [
         [partial(multiply, tiles=tiles, num_processors=processors) for tiles in tile_configs(most)] for most in BUCKETS
     ]
+
+
+def _decoding_kernels(
+    device: torch.device, dtype: torch.dtype
+) -> Callable[[Form, Tensor | None], Linear | None] | None:
+    """The product of our kernels with a quantized matrix, None for one that they do not take; None: none can run."""
+    if not _runs_kernels(device, dtype):
+        return None
+    from model_server.layers.linear.triton import decoding_linear
+
+    return partial(decoding_linear, dtype=dtype)
+
+
+def _runs_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and usable(device)

@@ -8,11 +8,13 @@ import torch
 from model_server.distributed.group import ProcessGroup
 from model_server.layers.linear import factory
 from model_server.layers.linear.decode_gemm import BUCKETS, DecodeGemmLinear
+from model_server.layers.linear.dequantizing import DequantizingLinear, SplitLinear
 from model_server.layers.linear.factory import LinearFactory
-from model_server.layers.linear.linear import TorchLinear
+from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.linear.onednn import OneDnnLinear, weight_packer
 from model_server.layers.linear.packed import PackedLinear
-from model_server.quantization.forms import Plain
+from model_server.quantization.codes import Codes
+from model_server.quantization.forms import Form, Plain, Stacked
 
 CPU = torch.device("cpu")
 
@@ -46,3 +48,31 @@ def test_matrices_of_one_shape_share_what_was_measured(monkeypatch: pytest.Monke
     assert kind(linears, 16, 16) is TorchLinear  # no time worth the measurement
     transposed = Plain(torch.zeros(1024, 2048, dtype=torch.float16).t())
     assert isinstance(linears.make(transposed), TorchLinear)
+
+
+def test_quantized_matrices_where_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels get what they take, each part of a split matrix by itself; the rest is decoded by torch."""
+    made: list[Form] = []
+
+    def kernels(form: Form, bias: torch.Tensor | None) -> Linear | None:
+        if form.shape[0] > 4:
+            return None
+        made.append(form)
+        return TorchLinear(form.dequantize(torch.float16), bias)
+
+    monkeypatch.setattr(factory, "_decoding_kernels", lambda device, dtype: kernels)
+    linears = LinearFactory(CPU, torch.float16)  # the C++ operators leave float16 to others
+    small, large = (
+        Codes(torch.ones(n, 8, dtype=torch.uint8), torch.ones(n, 1), torch.zeros(n, 1, dtype=torch.uint8), 16, 16)
+        for n in (4, 8)
+    )
+    assert isinstance(linears.make(small), TorchLinear)
+    assert isinstance(linears.make(large), DequantizingLinear)
+    split = linears.make(Stacked((small, large)), torch.arange(12).half())
+    assert isinstance(split, SplitLinear)
+    assert made == [small, small]
+    assert torch.equal(split(torch.zeros(1, 16).half())[0], torch.arange(12).half())
+
+
+def test_no_kernels_on_a_cpu() -> None:
+    assert factory._decoding_kernels(CPU, torch.bfloat16) is None

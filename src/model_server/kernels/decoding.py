@@ -1,0 +1,108 @@
+"""Quantized matrices as kernels read them: how they lie in memory, and how a tile becomes numbers to multiply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+Kind = Literal["codes4", "codes8", "float8", "float8_bits"]
+
+# 2 ** 23: the float32 numbers from there on have a distance of 1, so that a code is the lower bits of one.
+_WHOLE = tl.constexpr(8388608.0)
+_WHOLE_BITS = tl.constexpr(0x4B000000)
+# The bits of an 8-bit float, moved to the places of a float32's, are smaller by this: 2 ** (127 - 7).
+_FLOAT8_FACTOR = tl.constexpr(2.0**120)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Element (i, k) is `(number[i, k] - zeros[k // group, i]) * scales[k // group, i // height]`, zeros of floats 0.
+
+    All tensors are contiguous; those of several matrices (experts) have one more dimension in front.
+
+    numbers: of kind codes4 [out, depth / 2] uint8, the even columns in the lower bits; codes8 [out, depth] uint8;
+    float8 [out, depth] float8_e4m3fn; float8_bits the same as uint8, for devices that have no instruction for them.
+    scales: [groups, rows of scales], of any floating type. zeros: [groups, out] uint8; None: floats.
+    """
+
+    kind: Kind
+    numbers: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    group: int
+    height: int
+    depth: int
+
+    @property
+    def width(self) -> int:
+        """The number of results."""
+        return self.numbers.shape[-2]
+
+    @property
+    def num_groups(self) -> int:
+        return self.scales.shape[-2]
+
+    def within(self, depth: int) -> int:
+        """How many columns of a tile of `depth` columns, a power of 2, certainly have one scale."""
+        return depth if self.num_groups == 1 else min(depth, self.group & -self.group)
+
+
+def matrix_kind(numbers: Tensor, depth: int, *, has_float8: bool) -> tuple[Kind, Tensor]:
+    """The kind of numbers of a matrix with `depth` columns, and these as kernels take them."""
+    if numbers.dtype == torch.float8_e4m3fn:
+        return ("float8", numbers) if has_float8 else ("float8_bits", numbers.view(torch.uint8))
+    return ("codes8" if numbers.shape[-1] == depth else "codes4"), numbers
+
+
+@triton.jit
+def group_values(
+    scales, zeros, column, start, width, depth, group, height, num_scales,
+    KIND: tl.constexpr, GROUPS: tl.constexpr, WITHIN: tl.constexpr, WHOLE_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Scales and zeros, float32 [columns, GROUPS], of the tile whose first column of the sum is `start`.
+
+    WHOLE_ROWS: each row has one scale, which the caller applies to its sums; then it is not read here.
+    """
+    inner = start + tl.arange(0, GROUPS) * WITHIN
+    number = inner // group
+    inside = (column < width)[:, None] & (inner < depth)[None, :]
+    zero = tl.zeros([column.shape[0], GROUPS], tl.float32)
+    scale = zero
+    if not WHOLE_ROWS:
+        scale = tl.load(scales + number[None, :] * num_scales + (column // height)[:, None], mask=inside, other=0.0)
+        scale = scale.to(tl.float32)
+    if KIND == "codes4" or KIND == "codes8":
+        zero = tl.load(zeros + number[None, :] * width + column[:, None], mask=inside, other=0).to(tl.float32) + _WHOLE
+    return scale, zero
+
+
+@triton.jit
+def decoded(raw, scale, zero, like, KIND: tl.constexpr, WHOLE_ROWS: tl.constexpr):
+    """Numbers [columns, n] of one tile in the type of `like`; of codes4 one of a byte's two. Rounded once."""
+    COLUMNS: tl.constexpr = raw.shape[0]
+    WIDTH: tl.constexpr = raw.shape[1]
+    GROUPS: tl.constexpr = scale.shape[1]
+    if KIND == "float8":
+        values = raw.to(tl.float32)
+    elif KIND == "float8_bits":
+        bits = raw.to(tl.int32)
+        values = (((bits & 128) << 24) | ((bits & 127) << 20)).to(tl.float32, bitcast=True) * _FLOAT8_FACTOR
+    else:
+        values = (raw.to(tl.int32) | _WHOLE_BITS).to(tl.float32, bitcast=True)
+    values = tl.reshape(values, (COLUMNS, GROUPS, WIDTH // GROUPS))
+    if KIND == "codes4" or KIND == "codes8":
+        values -= zero[:, :, None]
+    if not WHOLE_ROWS:
+        values *= scale[:, :, None]
+    return tl.reshape(values, (COLUMNS, WIDTH)).to(like.dtype)
+
+
+@triton.jit
+def halves(rows, DEPTH: tl.constexpr):
+    """The even and the odd columns of `rows` [n, DEPTH]."""
+    return tl.split(tl.reshape(rows, (rows.shape[0], DEPTH // 2, 2)))

@@ -1,0 +1,77 @@
+"""Products with quantized matrices by our Triton kernels. Imported only where `kernels.availability.usable` says so."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from model_server.kernels.availability import has_float8
+from model_server.kernels.decoding import Matrix, matrix_kind
+from model_server.kernels.quantized import TILES, multiply
+from model_server.quantization.codes import Codes
+from model_server.quantization.float8 import Fp8
+from model_server.quantization.forms import Form
+
+# Columns of a tile that have one scale are a power of 2: fewer would be more scales than numbers.
+_SMALLEST_GROUP = 8
+
+
+class TritonQuantizedLinear:
+    """A matrix that stays as small as it is stored, and is decoded while it is multiplied."""
+
+    __slots__ = ("_bias", "_matrix", "_num_processors", "_order")
+
+    def __init__(self, form: Codes | Fp8, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """dtype: of activations, bfloat16 or float16."""
+        self._matrix = kernel_matrix(form)
+        self._bias = bias
+        self._order = form.order.columns if isinstance(form, Codes) and form.order is not None else None
+        device = self._matrix.numbers.device
+        self._num_processors = 1
+        if device.type == "cuda":
+            self._num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+            self._compile(form.shape[1], dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, x.dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self._product(x, torch.float32)
+
+    def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        if x.shape[0] == 0:
+            return x.new_empty(0, self._matrix.width, dtype=dtype)
+        if self._order is not None:
+            x = x.index_select(1, self._order)
+        return multiply(x, self._matrix, self._bias, dtype, self._num_processors)
+
+    def _compile(self, num_inputs: int, dtype: torch.dtype) -> None:
+        """Every number of rows has its tiles; the first batch of its size would wait for the compiler."""
+        for tiles in TILES:
+            self(torch.zeros(tiles.rows, num_inputs, dtype=dtype, device=self._matrix.numbers.device))
+
+
+def decoding_linear(form: Form, bias: Tensor | None, dtype: torch.dtype) -> TritonQuantizedLinear | None:
+    """The product with `form`; None: the kernels do not take it."""
+    return TritonQuantizedLinear(form, bias, dtype) if can_decode(form) else None
+
+
+def can_decode(form: Form) -> TypeGuard[Codes | Fp8]:
+    """Whether the kernels take `form`."""
+    if not isinstance(form, Codes | Fp8):
+        return False
+    group = form.group if isinstance(form, Codes) else form.block[1]
+    return form.scales.shape[1] == 1 or group % _SMALLEST_GROUP == 0
+
+
+def kernel_matrix(form: Codes | Fp8) -> Matrix:
+    """`form` as kernels read it: scales of neighbouring rows side by side. Its numbers are shared, not copied."""
+    scales = form.scales.t().contiguous()
+    if isinstance(form, Codes):
+        kind, numbers = matrix_kind(form.codes.contiguous(), form.num_columns, has_float8=False)
+        return Matrix(kind, numbers, scales, form.zeros.t().contiguous(), form.group, 1, form.num_columns)
+    kind, numbers = matrix_kind(form.weight.contiguous(), form.shape[1], has_float8=has_float8(form.weight.device))
+    height, width = form.block
+    return Matrix(kind, numbers, scales, None, width, height, form.shape[1])
