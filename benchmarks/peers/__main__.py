@@ -7,7 +7,7 @@ server, so that an interrupted run goes on where it stopped; --fresh forgets the
 
 With --quantized, which stands for
   --peers tercet,llama.cpp,openvino --precisions int8,int4 --shapes 0.5B,1.1B --lengths 128:64
-  --out benchmarks/peers/results/quantized.json
+  --rounds 1 --out benchmarks/peers/results/quantized.json
 where they are not given: int8 is `--quantize eetq`, Q8_0 and OpenVINO's int8, int4 is gptq in groups of 128, Q4_K_M and
 OpenVINO's int4 in groups of 128. The first run converts the checkpoints, a few minutes for each shape. `--precisions
 bfloat16,int8,int4` measures plain weights beside them.
@@ -43,6 +43,7 @@ QUANTIZED = {
     "precisions": ",".join(BITS),
     "shapes": "0.5B,1.1B",
     "lengths": "128:64",
+    "rounds": 1,
     "out": Path(__file__).parent / "results" / "quantized.json",
 }
 TRIES = 3
@@ -55,6 +56,7 @@ class Job:
     prompt: int
     output: int
     concurrency: int
+    rounds: int | None = None  # None: three, fewer of many clients, a minute at most on two cores
 
     @property
     def name(self) -> str:
@@ -62,8 +64,7 @@ class Job:
 
     @property
     def num_requests(self) -> int:
-        """Three rounds, fewer of long ones: a minute at most on two cores."""
-        rounds = 2 if self.concurrency >= 32 else 3
+        rounds = self.rounds or (2 if self.concurrency >= 32 else 3)
         return max(rounds * self.concurrency, 6)
 
 
@@ -95,6 +96,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--lengths", default="128:64,512:16", help="prompt:output, comma-separated")
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--precisions", default="bfloat16", help=precisions)
+    rounds = "requests of each client in a cell, six in all at least; by default three, two from 32 clients on"
+    parser.add_argument("--rounds", type=int, default=None, help=rounds)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--port", type=int, default=8095)
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
@@ -158,7 +161,7 @@ def _jobs(options: argparse.Namespace) -> Iterator[Job]:
     for lengths in options.lengths.split(","):
         prompt, output = map(int, lengths.split(":"))
         for concurrency in map(int, options.concurrency.split(",")):
-            yield Job(prompt, output, concurrency)
+            yield Job(prompt, output, concurrency, options.rounds)
 
 
 def _cell(server: RunningPeer, peer: Peer, shape: str, job: Job, seed: int) -> tuple[Cell, float]:

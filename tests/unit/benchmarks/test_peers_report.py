@@ -105,14 +105,15 @@ def test_quantized_weights_have_rows_of_their_own_and_a_ratio_to_each_peer(tmp_p
         run("int8", output_tokens_per_s=20.0),
         run("bfloat16", output_tokens_per_s=12.0),
         run("int8", peer="llama.cpp", output_tokens_per_s=16.0),
-        run("int4", peer="openvino", output_tokens_per_s=20.0),
+        run("int4", peer="openvino", output_tokens_per_s=15.0),
+        run("int4-float32", peer="openvino", output_tokens_per_s=20.0),
     ]
     head, rows = report.lines({"runs": runs})
     assert head[:7] == ["shape", "cell", "tercet", "llama.cpp", "openvino", "tercet / llama.cpp", "tercet / openvino"]
     assert [row[:7] for row in rows] == [
         ["135M", NAME, "12.0 bfloat16 (1)", "–", "–", "–", "–"],
         ["135M, int8", NAME, "20.0 int8 (1)", "16.0 int8 (1)", "–", "1.25", "–"],
-        ["135M, int4", NAME, "30.0 int4 (1)", "–", "20.0 int4 (1)", "–", "1.50"],
+        ["135M, int4", NAME, "30.0 int4 (1)", "–", "20.0 int4-float32 (1)", "–", "1.50"],
     ]
     report.write({"runs": runs}, tmp_path / "quantized.json")
     assert "Q4_K_M" in (tmp_path / "quantized.md").read_text()

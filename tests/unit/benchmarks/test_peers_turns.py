@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import checkpoints, quantized, servers
-from benchmarks.peers.__main__ import _missing, _options, _turns
+from benchmarks.peers.__main__ import Job, _missing, _options, _turns
 
 TURN = ("vllm", "135M", "float32", 1)
-OPTIONS = argparse.Namespace(lengths="128:64,512:16", concurrency="1,8")
+OPTIONS = argparse.Namespace(lengths="128:64,512:16", concurrency="1,8", rounds=None)
 
 
 def run(turn: tuple[str, str, str, int], cells: list[str], **more: str) -> dict[str, object]:
@@ -50,6 +50,11 @@ def test_a_server_that_did_not_start_is_not_tried_again() -> None:
     assert missing(run(TURN, [], failed="no such option")) == []
 
 
+def test_clients_ask_as_often_as_given() -> None:
+    assert [Job(128, 64, clients).num_requests for clients in (1, 8, 32)] == [6, 24, 64]
+    assert [Job(128, 64, clients, rounds=1).num_requests for clients in (1, 8, 32)] == [6, 8, 32]
+
+
 def test_servers_take_turns_each_in_its_own_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("vllm", "tercet", "openvino"):
         monkeypatch.setitem(servers.PEERS, name, dataclasses.replace(servers.PEERS[name], installed=lambda: True))
@@ -76,7 +81,7 @@ def test_servers_of_the_same_quantization_take_turns(monkeypatch: pytest.MonkeyP
     ]
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", "int4", "int4-float32"])
 def test_a_quantized_model_is_read_from_its_own_files(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,26 +89,26 @@ def test_a_quantized_model_is_read_from_its_own_files(
     monkeypatch.setattr(servers, "FOLDER", tmp_path)
     monkeypatch.setattr(quantized, "FOLDER", tmp_path)
     monkeypatch.setattr(checkpoints, "FOLDER", tmp_path)
-    suffix = "" if precision == "bfloat16" else f"-{precision}"
-    gguf = {"bfloat16": "bf16", "int8": "Q8_0", "int4": "Q4_K_M"}[precision]
     expected = {
-        "tercet": "1.1B-gptq" if precision == "int4" else "1.1B",
-        "llama.cpp": f"1.1B-{gguf}.gguf",
-        "openvino": f"1.1B-openvino{suffix}",
-    }
+        "bfloat16": {"tercet": "1.1B", "llama.cpp": "1.1B-bf16.gguf", "openvino": "1.1B-openvino"},
+        "int8": {"tercet": "1.1B", "llama.cpp": "1.1B-Q8_0.gguf", "openvino": "1.1B-openvino-int8"},
+        "int4": {"tercet": "1.1B-gptq", "llama.cpp": "1.1B-Q4_K_M.gguf", "openvino": "1.1B-openvino-int4"},
+        "int4-float32": {"openvino": "1.1B-openvino-int4"},
+    }[precision]
     for folder in ("1.1B", "1.1B-gptq", expected["openvino"]):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "model.safetensors").touch()
     (tmp_path / expected["openvino"] / "openvino_model.xml").touch()
-    (tmp_path / expected["llama.cpp"]).touch()
     for name, file in expected.items():
+        if name == "llama.cpp":
+            (tmp_path / file).touch()
         peer = servers.PEERS[name]
         model = peer.prepare("1.1B", precision)
         assert model == tmp_path / file
         command = peer.command(model, precision, 9)
         assert str(model) in command
         assert ("eetq" in command) is (name == "tercet" and precision == "int8")
-        assert name == "llama.cpp" or "bfloat16" in command
+        assert name == "llama.cpp" or ("float32" if precision.endswith("float32") else "bfloat16") in command
 
 
 def test_a_conversion_that_fails_says_why() -> None:
