@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from model_server.quantization.codes import Codes, cat
-from model_server.quantization.formats.grouped import Grouped, group_size, keep, misfit, shape_of
+from model_server.quantization.formats.grouped import (
+    Grouped,
+    group_size,
+    keep,
+    misfit,
+    read_scales,
+    read_words,
+    shape_of,
+)
+from model_server.quantization.formats.storage import refuse_stacks
 from model_server.quantization.forms import Form
 from model_server.quantization.words import unpack
 from model_server.weights.matrix import MatrixSlice, Part
@@ -33,11 +42,13 @@ class AwqFormat:
 
     def claims(self, reader: WeightReader, module: str) -> bool:
         words, scales = module + ".qweight", module + ".scales"
-        return (
-            reader.has(words) and reader.has(scales) and reader.shape(words)[-1] * IN_WORD == reader.shape(scales)[-1]
-        )
+        if not (reader.has(words) and reader.has(scales)):
+            return False
+        num_words, num_rows = reader.shape(words)[-1:], reader.shape(scales)[-1:]
+        return [IN_WORD * size for size in num_words] == list(num_rows) != []
 
     def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
+        refuse_stacks(wanted, serves_transposed=True)
         return cat([self._part(reader, part, wanted) for part in wanted.parts])
 
     def _part(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
@@ -45,7 +56,7 @@ class AwqFormat:
 
         def codes(rows: Range, columns: Range) -> Tensor:
             first = rows[0] // IN_WORD
-            found = _outputs(reader.raw(name, columns, (first, -(-rows[1] // IN_WORD))))
+            found = _outputs(read_words(reader, name, columns, (first, -(-rows[1] // IN_WORD))))
             return found[:, rows[0] - first * IN_WORD : rows[1] - first * IN_WORD].t().contiguous()
 
         return keep(self._stored(reader, part, wanted), part, wanted.columns, codes)
@@ -61,10 +72,10 @@ class AwqFormat:
         for name, shape, asked in zip(names, shapes, expected, strict=False):
             if shape != asked or group is None:
                 raise misfit(name, shape, BITS, group or 0, (num_rows, num_columns), asked)
-        scales = reader.raw(names[1]).t()
+        scales = read_scales(reader, names[1]).t()
         zeros = torch.full_like(scales, 8, dtype=torch.uint8)
         if reader.has(names[2]):
-            zeros = _outputs(reader.raw(names[2])).t()
+            zeros = _outputs(read_words(reader, names[2])).t()
         return Grouped(
             name=names[0], bits=BITS, num_columns=num_columns, scales=scales, zeros=zeros, group=group or num_columns
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.codes import Codes, cat
-from model_server.quantization.formats.grouped import Grouped, keep
+from model_server.quantization.formats.grouped import Grouped, keep, read_index, read_words
 from model_server.quantization.formats.storage import block_scales, expect_size, refuse_stacks
 from model_server.quantization.formats.targets import Weights, targets_of
 from model_server.quantization.forms import Form
@@ -61,10 +61,11 @@ class CompressedFormat:
 def _packed(reader: WeightReader, part: Part, wanted: MatrixSlice, said: Weights) -> Codes:
     name = part.name + ".weight_packed"
     size = _size(reader, part, wanted)
-    how = packing(name, reader.shape(name)[-1], size[1], said.bits)
+    num_words = expect_size(reader, name, size[0], None)[1]
+    how = packing(name, num_words, size[1], said.bits)
     zeros = None
     if reader.has(part.name + ".weight_zero_point"):
-        zeros = packed_rows(reader, part.name + ".weight_zero_point", how.bits, size[0])
+        zeros = _zero_points(reader, part.name + ".weight_zero_point", how.bits, size[0])
 
     def codes(rows: Range, columns: Range) -> Tensor:
         return packed_codes(reader, name, how, rows, columns)
@@ -77,7 +78,7 @@ def _bytes(reader: WeightReader, part: Part, wanted: MatrixSlice, said: Weights)
     size = expect_size(reader, name, part.num_rows, wanted.num_columns)
     zeros = None
     if reader.has(part.name + ".weight_zero_point"):
-        zeros = _unsigned(reader.raw(part.name + ".weight_zero_point"))
+        zeros = _signed_bytes(reader, part.name + ".weight_zero_point", LONGEST_BITS)
 
     def codes(rows: Range, columns: Range) -> Tensor:
         return _unsigned(reader.raw(name, rows, columns))
@@ -90,11 +91,19 @@ def _grouped(
 ) -> Grouped:
     """Scales and zero points of all rows of a matrix. zeros: as they are stored; None: 2 ** (bits - 1)."""
     stored, (height, group) = block_scales(reader, module, size, block)
+    if not stored.is_floating_point():
+        raise StartupError(
+            f"the scales of weight {module} are stored as bytes, those of whole numbers are floating point"
+        )
+    if zeros is not None and zeros.numel() != stored.numel():
+        raise StartupError(
+            f"weight {module}.weight_zero_point holds {zeros.numel()} numbers; {stored.numel()} scales do"
+        )
     found = torch.full_like(stored, 1 << bits - 1, dtype=torch.uint8) if zeros is None else zeros.reshape(stored.shape)
     scales, found = (of.repeat_interleave(height, 0)[: size[0]] for of in (stored, found))
     index = None
     if reader.has(module + ".weight_g_idx"):
-        index = reader.raw(module + ".weight_g_idx")
+        index = read_index(reader, module + ".weight_g_idx", size[1], scales.shape[1])
         if bool((index < 0).any()) or torch.equal(index.long(), torch.arange(size[1], device=index.device) // group):
             index = None  # as the library writes it where nothing is in another order
     return Grouped(name=module, bits=bits, num_columns=size[1], scales=scales, zeros=found, group=group, index=index)
@@ -108,6 +117,13 @@ def _size(reader: WeightReader, part: Part, wanted: MatrixSlice) -> tuple[int, i
     if len(stored) != 2 or any(said is not None and said != found for found, said in zip(stored, asked, strict=False)):
         raise StartupError(f"weight {name} is {stored}; the config asks for {list(asked)}")
     return stored[0], stored[1]
+
+
+def _signed_bytes(reader: WeightReader, name: str, bits: int) -> Tensor:
+    """Numbers of `bits` bits, stored one to a byte, as codes. Raises StartupError for another type."""
+    if reader.stored(name) != "I8":
+        raise StartupError(f"weight {name} is stored as {reader.stored(name)}; zero points of bytes are I8")
+    return (reader.raw(name).short() + (1 << bits - 1)).to(torch.uint8)
 
 
 def _unsigned(numbers: Tensor) -> Tensor:
@@ -133,11 +149,13 @@ def packed_codes(reader: WeightReader, name: str, how: Packing, rows: Range, col
     """Codes [rows, columns] uint8 of words packed along the columns; cut in the file."""
     start, stop = columns
     first, last, begin = words_of(start, stop, how.bits, dense=how.dense)
-    words = reader.raw(name, rows, (first, last))
+    words = read_words(reader, name, rows, (first, last))
     return unpack(words, how.bits, stop - begin, dense=how.dense)[:, start - begin :]
 
 
-def packed_rows(reader: WeightReader, name: str, bits: int, num_rows: int) -> Tensor:
-    """All codes [num_rows, columns] uint8 of words packed along the rows, as zero points are."""
-    words = reader.raw(name).t()
+def _zero_points(reader: WeightReader, name: str, bits: int, num_rows: int) -> Tensor:
+    """All codes [num_rows, columns] uint8 of words packed along the rows; older files hold a byte for each."""
+    if reader.stored(name) == "I8":
+        return _signed_bytes(reader, name, bits)
+    words = read_words(reader, name).t()
     return unpack(words, bits, num_rows, dense=words.shape[1] == num_words(num_rows, bits, dense=True)).t()

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.quantization.codes import Codes, cat
-from model_server.quantization.formats.grouped import Grouped, group_size, keep, misfit, shape_of
+from model_server.quantization.formats.grouped import (
+    Grouped,
+    group_size,
+    keep,
+    misfit,
+    read_index,
+    read_scales,
+    read_words,
+    shape_of,
+)
+from model_server.quantization.formats.storage import refuse_stacks
 from model_server.quantization.forms import Form
 from model_server.quantization.words import WORD, unpack, words_of
 from model_server.weights.matrix import MatrixSlice, Part
@@ -39,6 +49,7 @@ class GptqFormat:
 
     def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
         """Stored as [out, in], so to say, also where plain matrices of the model are [in, out]."""
+        refuse_stacks(wanted, serves_transposed=True)
         return cat([self._part(reader, part, wanted) for part in wanted.parts])
 
     def _part(self, reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
@@ -47,7 +58,7 @@ class GptqFormat:
 
         def codes(rows: Range, columns: Range) -> Tensor:
             first, last, skipped = words_of(*columns, stored.bits, dense=True)
-            words = reader.raw(name, (first, last), rows).t().contiguous()
+            words = read_words(reader, name, (first, last), rows).t().contiguous()
             return unpack(words, stored.bits, columns[1] - skipped, dense=True)[:, columns[0] - skipped :]
 
         return keep(stored, part, wanted.columns, codes)
@@ -74,17 +85,17 @@ class GptqFormat:
         for name, shape in shapes.items():
             if shape != expected[name] or (group is None and "g_idx" not in shapes):
                 raise misfit(names[name], shape, bits, group or 0, (num_rows, num_columns), expected[name])
-        index = reader.raw(names["g_idx"]) if "g_idx" in shapes else None
-        if index is not None and bool(((index < 0) | (index >= num_groups)).any()):
+        index = read_index(reader, names["g_idx"], num_columns, num_groups) if "g_idx" in shapes else None
+        if index is not None and bool((index < 0).any()):
             raise StartupError(f"weight {names['g_idx']} names groups that there are not: there are {num_groups}")
         if index is not None and group is not None and _is_plain(index, group):
             index = None
-        zeros = unpack(reader.raw(names["qzeros"]), bits, num_rows, dense=True)
+        zeros = unpack(read_words(reader, names["qzeros"]), bits, num_rows, dense=True)
         return Grouped(
             name=names["qweight"],
             bits=bits,
             num_columns=num_columns,
-            scales=reader.raw(names["scales"]).t(),
+            scales=read_scales(reader, names["scales"]).t(),
             zeros=self._zeros(zeros, bits).t(),
             group=group or num_columns,
             index=index,

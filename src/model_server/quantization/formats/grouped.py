@@ -12,7 +12,7 @@ from torch import Tensor
 from model_server.errors import StartupError
 from model_server.quantization.codes import Codes, Order, packed
 from model_server.weights.matrix import Part
-from model_server.weights.reader import Range, WeightReader
+from model_server.weights.reader import FLOATING, Range, WeightReader
 
 # Shards cut no groups into pieces of fewer columns; columns that are sorted by group come in pieces of this size.
 SMALLEST_CUT = 16
@@ -79,6 +79,31 @@ def shape_of(reader: WeightReader, name: str, dimensions: int = 2) -> tuple[int,
             f"weight {name} has shape {list(shape)}; it must have {dimensions} dimension{'s' * (dimensions > 1)}"
         )
     return shape
+
+
+def read_words(reader: WeightReader, name: str, rows: Range | None = None, columns: Range | None = None) -> Tensor:
+    """Words of 32 bits. Raises StartupError for a tensor of another type, whose bytes would be codes of nothing."""
+    if reader.stored(name) != "I32":
+        raise StartupError(f"weight {name} is stored as {reader.stored(name)}; codes are packed into words of I32")
+    return reader.raw(name, rows, columns)
+
+
+def read_scales(reader: WeightReader, name: str) -> Tensor:
+    """Raises StartupError for a tensor that is not floating point."""
+    if reader.stored(name) not in FLOATING:
+        raise StartupError(f"weight {name} is stored as {reader.stored(name)}; scales are floating point numbers")
+    return reader.raw(name)
+
+
+def read_index(reader: WeightReader, name: str, num_columns: int, num_groups: int) -> Tensor:
+    """The group of each input. Raises StartupError for another number of inputs, and for groups that there are not."""
+    shape = shape_of(reader, name, 1)
+    if shape != (num_columns,):
+        raise StartupError(f"weight {name} has shape {list(shape)}; a matrix of {num_columns} inputs asks for as many")
+    index = reader.raw(name)
+    if index.is_floating_point() or bool((index >= num_groups).any()):
+        raise StartupError(f"weight {name} names groups that there are not: there are {num_groups}")
+    return index
 
 
 def misfit(

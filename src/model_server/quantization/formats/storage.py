@@ -9,17 +9,21 @@ from model_server.errors import StartupError
 from model_server.quantization.float8 import columns_of_blocks
 from model_server.quantization.formats.grouped import SMALLEST_CUT, too_small
 from model_server.weights.matrix import MatrixSlice, Part
-from model_server.weights.reader import Range, WeightReader
+from model_server.weights.reader import FLOATING, Range, WeightReader
 
 SCALES = ("weight_scale_inv", "weight_scale")
+# Bytes are exponents of two.
+_SCALE_TYPES = (*FLOATING, "U8", "F8_E8M0")
 
 
-def refuse_stacks(wanted: MatrixSlice) -> None:
-    """Raises StartupError for matrices of [in, out] and for those of several experts in one tensor."""
-    if wanted.transposed or wanted.expert is not None:
-        raise StartupError(
-            f"weight {wanted.parts[0].name} is quantized in an order of which only plain weights are served"
-        )
+def refuse_stacks(wanted: MatrixSlice, *, serves_transposed: bool = False) -> None:
+    """Raises StartupError for matrices of several experts in one tensor, and for those of [in, out] where the format
+    stores these in another way than others."""
+    name = wanted.parts[0].name
+    if wanted.expert is not None:
+        raise StartupError(f"weight {name} holds all experts in one quantized tensor; only plain ones are served so")
+    if wanted.transposed and not serves_transposed:
+        raise StartupError(f"weight {name} is quantized and stored as [in, out]; only plain weights are served so")
 
 
 def block_scales(
@@ -33,6 +37,8 @@ def block_scales(
     if found is None:
         raise StartupError(f"weight {module}.{SCALES[-1]} does not exist, but the numbers that it scales do")
     name = f"{module}.{found}"
+    if reader.stored(name) not in _SCALE_TYPES:
+        raise StartupError(f"weight {name} is stored as {reader.stored(name)}, which no scales are")
     scales = reader.raw(name)
     if scales.numel() == 1:
         return scales.view(1, 1), size

@@ -134,3 +134,47 @@ def test_columns_that_are_grouped_in_another_order(columns: tuple[int, int]) -> 
     assert torch.equal(found, wanted[:, slice(*columns)])
     unset = tensors | {"m.weight_g_idx": torch.full_like(index, -1).int()}
     assert torch.equal(read(unset, config), read(tensors, config))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_zero_points_of_older_files_are_bytes(bits: int) -> None:
+    """The library packs them along the outputs; it used to leave them as they were."""
+    tensors, wanted, config = compress(
+        "pack-quantized", num_bits=bits, strategy="group", group_size=32, symmetric=False
+    )
+    words, per_word = tensors["m.weight_zero_point"], 32 // bits
+    fields = (words.unsqueeze(1) >> (torch.arange(per_word) * bits).view(1, -1, 1)) & (2**bits - 1)
+    older = fields.flatten(0, 1)[:NUM_ROWS] - 2 ** (bits - 1)
+    found = read(tensors | {"m.weight_zero_point": older.to(torch.int8)}, config)
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        ("weight_packed", lambda t: t.float(), "is stored as F32; codes are packed into words of I32"),
+        ("weight_packed", lambda t: t[:70].clone(), "has shape \\[70, 24\\]; the config asks for 72 at dimension 0"),
+        ("weight_packed", lambda t: t.flatten(), "has shape \\[1728\\]; the config asks for 72 at dimension 0"),
+        ("weight_zero_point", lambda t: t[:, :3].clone(), "holds 216 numbers; 432 scales do"),
+        ("weight_zero_point", lambda t: t.float(), "is stored as F32; codes are packed into words of I32"),
+        ("weight_scale", lambda t: t.int(), "is stored as I32, which no scales are"),
+    ],
+)
+def test_files_that_lie_of_packed_numbers(name: str, change: Any, text: str) -> None:
+    tensors, _, config = compress("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False)
+    with pytest.raises(StartupError, match=rf"^weight m\.{name} {text}$"):
+        read(tensors | {f"m.{name}": change(tensors[f"m.{name}"])}, config)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda t: t[:100], r"has shape \[100\]; a matrix of 192 inputs asks for as many"),
+        (lambda t: t + 1, "names groups"),
+    ],
+)
+def test_an_order_that_lies(change: Any, text: str) -> None:
+    tensors, _, config = compress("pack-quantized", num_bits=4, strategy="group", group_size=32)
+    index = (torch.arange(NUM_COLUMNS) // 32).flip(0).int()
+    with pytest.raises(StartupError, match=rf"^weight m\.weight_g_idx {text}"):
+        read(tensors | {"m.weight_g_idx": change(index)}, config)

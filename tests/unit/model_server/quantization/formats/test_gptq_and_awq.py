@@ -171,6 +171,11 @@ def test_groups_are_not_cut_too_small() -> None:
         ),
         ("scales", lambda t: t.flatten(), r"^weight m\.scales has shape \[192\]; it must have 2 dimensions$"),
         ("g_idx", lambda t: t.view(1, -1), r"^weight m\.g_idx has shape \[1, 192\]; it must have 1 dimension$"),
+        ("g_idx", lambda t: t - 1, r"^weight m\.g_idx names groups that there are not: there are 3$"),
+        ("qweight", lambda t: t.float(), r"^weight m\.qweight is stored as F32; codes are packed into words of I32$"),
+        ("qzeros", lambda t: t.float(), r"^weight m\.qzeros is stored as F32; codes are packed into words of I32$"),
+        ("scales", lambda t: t.int(), r"^weight m\.scales is stored as I32; scales are floating point numbers$"),
+        ("qweight", lambda t: t[0, 0].clone(), r"^weight m\.qweight has shape \[\]; it must have 2 dimensions$"),
         ("g_idx", lambda t: t + 1, r"^weight m\.g_idx names groups that there are not: there are 3$"),
     ],
 )
@@ -199,3 +204,19 @@ def test_awq_without_scales() -> None:
     del tensors["m.scales"]
     with pytest.raises(StartupError, match=r"m\.scales does not exist"):
         read(tensors, {"quant_method": "awq"})
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("qweight", "words of I32"), ("scales", "floating point numbers")])
+def test_awq_of_other_types(name: str, dtype: str) -> None:
+    tensors = named(awq_tensors(rounded(WEIGHT, 4, 64)))
+    tensors[f"m.{name}"] = tensors[f"m.{name}"].long()
+    with pytest.raises(StartupError, match=rf"^weight m\.{name} is stored as I64; .*{dtype}$"):
+        read(tensors, {"quant_method": "awq"})
+
+
+def test_one_tensor_for_all_experts() -> None:
+    """One matrix must not be served as that of each expert."""
+    for tensors in (gptq_tensors(rounded(WEIGHT, 4, 64)), awq_tensors(rounded(WEIGHT, 4, 64))):
+        wanted = MatrixSlice(parts=(Part("m", ((0, 64),), 64),), columns=(0, 192), expert=1)
+        with pytest.raises(StartupError, match=r"^weight m holds all experts in one quantized tensor"):
+            read_matrix(DictReader(named(tensors)), wanted, formats_of({}))
