@@ -106,7 +106,7 @@ async def model(request: Request, model_id: str) -> Response:
     """The model of that name."""
     state = state_of(request)
     if model_id not in (state.model_id, BASE_MODEL):
-        raise UnknownModelError("The model does not exist")
+        raise UnknownModelError(f"The model does not exist; this server serves {state.model_id}")
     return JsonResponse(_card(state).model_dump())
 
 

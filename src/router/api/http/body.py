@@ -217,7 +217,9 @@ def _first_fault(error: pydantic.ValidationError) -> str:
     """`field.path: what is wrong`, without the value."""
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
-    message = fault["msg"].removeprefix("Value error, ")
+    # pydantic would name a class of ours, and call an object what Python calls it.
+    is_no_object = fault["type"] in ("model_type", "dict_type")
+    message = "Input should be a JSON object" if is_no_object else fault["msg"].removeprefix("Value error, ")
     return f"{_clean(place)}: {message}" if place else message
 
 
