@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,9 +17,13 @@ from model_server.kernels import moe
 from model_server.layers.activation import clamped_swiglu, gated
 from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.experts.triton import TritonExperts
-from model_server.quantization.forms import Plain
+from model_server.quantization.codes import Codes, Order
+from model_server.quantization.float8 import Fp8, quantize_rows
+from model_server.quantization.forms import Form, Plain
 
 numpy_scalars.mend()
+
+KINDS = ("codes4", "codes8")
 
 
 def noise(*shape: int, seed: int) -> Tensor:
@@ -92,6 +98,55 @@ def test_experts_equal_a_loop(
     assert error < (1e-5 if dtype == torch.float32 else half)
     assert actual.dtype == dtype
     assert torch.equal(x, before)
+
+
+def quantized(form: Plain, kind: str) -> Form:
+    """The nearest matrix of small whole numbers or 8-bit floats."""
+    out, columns = form.shape
+    if kind in ("float8", "block"):
+        rows = quantize_rows(form.weight, form.weight.abs().amax(1).float())
+        scales = rows.scales.repeat_interleave(-(-columns // 16), 1) * torch.rand(1, -(-columns // 16)).to(rows.scales)
+        return rows if kind == "float8" else Fp8(rows.weight, scales, (1, 16))
+    bits, group = (4, 16) if kind == "codes4" else (8, columns)
+    groups = -(-columns // group)
+    codes = form.weight.float().mul(columns**0.5 * 2 ** (bits - 3)).add(2 ** (bits - 1)).round()
+    zeros = torch.full((out, groups), 2 ** (bits - 1) - 1, dtype=torch.uint8, device=codes.device)
+    scales = torch.rand(out, groups, generator=torch.Generator().manual_seed(out)).add(0.5).to(codes.device)
+    scales = (scales / (columns**0.5 * 2 ** (bits - 3))).half()
+    return Codes.of(codes.clamp(0, 2**bits - 1).to(torch.uint8), scales, zeros, group, bits)
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["silu", "activation"])
+@pytest.mark.parametrize("kind", ["codes4", "codes8", "float8", "block", "ordered"])
+@pytest.mark.parametrize(("tokens", "dtype"), [(3, torch.bfloat16), (40, torch.bfloat16), (9, torch.float32)])
+def test_quantized_experts(device: torch.device, kind: str, tokens: int, dtype: torch.dtype, fused: bool) -> None:
+    """Kept as they are stored; matrices in an order of columns, which differs from expert to expert, are made dense."""
+    ordered = kind == "ordered"
+    experts = []
+    for expert in experts_of(4, 72, 40, torch.float32, device, True):
+        up, down = (quantized(form, "codes4" if ordered else kind) for form in (expert.up, expert.down))
+        if ordered:
+            assert isinstance(up, Codes)
+            up = replace(up, order=Order(torch.randperm(72).int().to(device), 72))
+        biases = [None if bias is None else bias.to(dtype) for bias in (expert.up_bias, expert.down_bias)]
+        experts.append(ExpertWeights(up, down, *biases))
+    generator = torch.Generator().manual_seed(2)
+    x = noise(tokens, 72, seed=1).to(device, dtype)
+    chosen = torch.rand(tokens, 4, generator=generator).topk(2).indices
+    weights = torch.rand(tokens, 2, generator=generator).to(device)
+    subject = TritonExperts(experts, gated("silu"), dtype, on_input=False, silu=fused)
+    assert (subject._up.kind == "plain") == ordered
+    wanted = reference(experts, x, weights, chosen, False)
+    actual = subject(x, weights, chosen.to(device))
+    assert (actual.double().cpu() - wanted).norm() / wanted.norm() < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_experts_kept_in_several_ways(device: torch.device) -> None:
+    experts = experts_of(2, 32, 16, torch.bfloat16, device, False)
+    mixed = [
+        replace(e, up=quantized(Plain(e.up.dequantize(torch.float32)), k)) for e, k in zip(experts, KINDS, strict=True)
+    ]
+    assert TritonExperts(mixed, gated("silu"), torch.bfloat16, on_input=False)._up.kind == "plain"
 
 
 def test_another_activation(device: torch.device) -> None:

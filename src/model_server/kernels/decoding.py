@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Kind = Literal["codes4", "codes8", "float8", "float8_bits"]
+Kind = Literal["plain", "codes4", "codes8", "float8", "float8_bits"]
 
 # 2 ** 23: the float32 numbers from there on have a distance of 1, so that a code is the lower bits of one.
 _WHOLE = tl.constexpr(8388608.0)
@@ -25,8 +26,9 @@ class Matrix:
 
     All tensors are contiguous; those of several matrices (experts) have one more dimension in front.
 
-    numbers: of kind codes4 [out, depth / 2] uint8, the even columns in the lower bits; codes8 [out, depth] uint8;
-    float8 [out, depth] float8_e4m3fn; float8_bits the same as uint8, for devices that have no instruction for them.
+    numbers: of kind plain [out, depth] floating, without scales; codes4 [out, depth / 2] uint8, the even columns in
+    the lower bits; codes8 [out, depth] uint8; float8 [out, depth] float8_e4m3fn; float8_bits the same as uint8, for
+    devices that have no instruction for them.
     scales: [groups, rows of scales], of any floating type. zeros: [groups, out] uint8; None: floats.
     """
 
@@ -37,6 +39,12 @@ class Matrix:
     group: int
     height: int
     depth: int
+
+    @classmethod
+    def of_plain(cls, weight: Tensor) -> Matrix:
+        """Numbers [..., out, depth] of the type of activations."""
+        depth = weight.shape[-1]
+        return cls("plain", weight, weight.new_ones(1, 1), None, depth, 1, depth)
 
     @property
     def width(self) -> int:
@@ -50,6 +58,21 @@ class Matrix:
     def within(self, depth: int) -> int:
         """How many columns of a tile of `depth` columns, a power of 2, certainly have one scale."""
         return depth if self.num_groups == 1 else min(depth, self.group & -self.group)
+
+
+def stacked(matrices: Sequence[Matrix]) -> Matrix | None:
+    """Matrices of one shape and kind as one; None if they differ."""
+    first = matrices[0]
+    if any(_likeness(matrix) != _likeness(first) for matrix in matrices):
+        return None
+    zeros = None if first.zeros is None else torch.stack([m.zeros for m in matrices if m.zeros is not None])
+    numbers, scales = torch.stack([m.numbers for m in matrices]), torch.stack([m.scales for m in matrices])
+    return replace(first, numbers=numbers, scales=scales, zeros=zeros)
+
+
+def _likeness(matrix: Matrix) -> tuple[object, ...]:
+    scales = (matrix.scales.shape, matrix.scales.dtype, matrix.group, matrix.height)
+    return matrix.kind, matrix.numbers.shape, matrix.depth, *scales
 
 
 def matrix_kind(numbers: Tensor, depth: int, *, has_float8: bool) -> tuple[Kind, Tensor]:

@@ -6,7 +6,8 @@ known on the device alone: the grid has room for the most there can be, and the 
 device and no float is added in an order that depends on timing.
 
 1. `_place`: which slots are in which tile, and whose tile it is.
-2. `_multiply`: up (gate and up together, SiLU if asked for), again for down (times the routing weights).
+2. `_multiply`: up (gate and up together, SiLU if asked for), again for down (times the routing weights). Quantized
+   matrices are decoded tile by tile.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_server.kernels.decoding import Kind, Matrix, decoded, group_values, halves
 from model_server.kernels.product import product
 from model_server.kernels.variant import Variant
 
@@ -87,7 +89,7 @@ def tile_configs(dtype: torch.dtype) -> tuple[TileConfig, ...]:
 
 def multiply(
     x: Tensor,
-    weight: Tensor,
+    weight: Matrix,
     bias: Tensor | None,
     placement: Placement,
     *,
@@ -104,15 +106,18 @@ def multiply(
     float16 or float32, which is multiplied without TF32.
     """
     tiles = placement.tiles
-    width, depth = weight.shape[1], weight.shape[2]
+    width, depth = weight.width, weight.depth
     out_width = width // 2 if silu else width
     columns = tiles.columns // 2 if silu else tiles.columns
     out = torch.empty(placement.num_slots, out_width, dtype=x.dtype, device=x.device)
     scale = scale_input if scale_input is not None else scale_output
     _multiply[(triton.cdiv(out_width, columns), len(placement.experts))](
-        x.contiguous(), weight, weight if bias is None else bias, out, placement.slots, placement.experts,
+        x.contiguous(), weight.numbers, weight.scales, weight.numbers if weight.zeros is None else weight.zeros,
+        x if bias is None else bias, out, placement.slots, placement.experts,
         x if scale is None else scale.contiguous(), placement.num_slots, out_width, depth,
-        placement.top_k if per_token else 1, ROWS=tiles.rows, COLUMNS=columns, DEPTH=tiles.depth,
+        placement.top_k if per_token else 1, weight.group, weight.height, weight.num_groups, weight.scales.shape[-1],
+        KIND=weight.kind, GROUPS=tiles.depth // weight.within(tiles.depth), WHOLE_ROWS=weight.num_groups == 1,
+        ROWS=tiles.rows, COLUMNS=columns, DEPTH=tiles.depth,
         SILU=silu, BIASED=bias is not None, SCALE_INPUT=scale_input is not None,
         SCALE_OUTPUT=scale_output is not None, EVEN=depth % tiles.depth == 0,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -168,10 +173,36 @@ def _place(
         start += CHUNK
 
 
-@triton.jit(do_not_specialize=["num_slots", "shared_by"])
+@triton.jit
+def _add_decoded(
+    total, given, numbers, scales, zeros, column, inside, start, width, depth, group, height, num_scales,
+    KIND: tl.constexpr, DEPTH: tl.constexpr, GROUPS: tl.constexpr, WHOLE_ROWS: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """total [rows, columns] + given [rows, DEPTH] @ the columns `start` and on of a quantized matrix of one expert."""
+    PER_BYTE: tl.constexpr = 2 if KIND == "codes4" else 1
+    byte = start // PER_BYTE + tl.arange(0, DEPTH // PER_BYTE)
+    num_bytes = depth // PER_BYTE
+    at = numbers + column[:, None].to(tl.int64) * num_bytes + byte[None, :]
+    read = inside[:, None] if EVEN else inside[:, None] & (byte < num_bytes)[None, :]
+    raw = tl.load(at, mask=read, other=0.0)
+    scale, zero = group_values(
+        scales, zeros, column, start, width, depth, group, height, num_scales,
+        KIND=KIND, GROUPS=GROUPS, WITHIN=DEPTH // GROUPS, WHOLE_ROWS=WHOLE_ROWS,
+    )  # fmt: skip
+    if KIND == "codes4":
+        even, odd = halves(given, DEPTH)
+        total = product(even, tl.trans(decoded(raw & 15, scale, zero, given, KIND, WHOLE_ROWS)), total)
+        return product(odd, tl.trans(decoded(raw >> 4, scale, zero, given, KIND, WHOLE_ROWS)), total)
+    else:
+        return product(given, tl.trans(decoded(raw, scale, zero, given, KIND, WHOLE_ROWS)), total)
+
+
+@triton.jit(do_not_specialize=["num_slots", "shared_by", "height"])
 def _multiply(
     x,
     weight,
+    weight_scales,
+    zeros,
     bias,
     out,
     slots,
@@ -181,6 +212,13 @@ def _multiply(
     width,
     depth,
     shared_by,
+    group,
+    height,
+    num_groups,
+    num_scales,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    WHOLE_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -200,7 +238,9 @@ def _multiply(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inner = tl.arange(0, DEPTH)
     all_rows = width * 2 if SILU else width
-    matrix = weight + expert * all_rows * depth
+    matrix = weight + expert * all_rows * (depth // 2 if KIND == "codes4" else depth)
+    weight_scales += expert * num_groups * num_scales
+    zeros += expert * num_groups * all_rows
     left = x + row[:, None] * depth + inner[None, :]
     right = matrix + column[None, :].to(tl.int64) * depth + inner[:, None]
     to_up = width.to(tl.int64) * depth
@@ -210,22 +250,33 @@ def _multiply(
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     total_up = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, depth, DEPTH):
+        left_over = inner < depth - start
         if EVEN:
             a = tl.load(left + start, mask=used[:, None], other=0.0)
-            b = tl.load(right + start, mask=inside[None, :], other=0.0)
         else:
-            left_over = inner < depth - start
             a = tl.load(left + start, mask=used[:, None] & left_over[None, :], other=0.0)
-            b = tl.load(right + start, mask=inside[None, :] & left_over[:, None], other=0.0)
         if SCALE_INPUT:
             a = (a.to(tl.float32) * scale[:, None]).to(a.dtype)
-        total = product(a, b, total)
+        if KIND != "plain":
+            total = _add_decoded(
+                total, a, matrix, weight_scales, zeros, column, inside, start, all_rows, depth, group, height,
+                num_scales, KIND=KIND, DEPTH=DEPTH, GROUPS=GROUPS, WHOLE_ROWS=WHOLE_ROWS, EVEN=EVEN,
+            )  # fmt: skip
+            if SILU:
+                total_up = _add_decoded(
+                    total_up, a, matrix, weight_scales, zeros, width + column, inside, start, all_rows, depth, group,
+                    height, num_scales, KIND=KIND, DEPTH=DEPTH, GROUPS=GROUPS, WHOLE_ROWS=WHOLE_ROWS, EVEN=EVEN,
+                )  # fmt: skip
+        else:
+            read = inside[None, :] if EVEN else inside[None, :] & left_over[:, None]
+            total = product(a, tl.load(right + start, mask=read, other=0.0), total)
+            if SILU:
+                total_up = product(a, tl.load(right + to_up + start, mask=read, other=0.0), total_up)
+    if KIND != "plain" and WHOLE_ROWS:
+        total *= tl.load(weight_scales + column // height, mask=inside, other=0.0).to(tl.float32)[None, :]
         if SILU:
-            if EVEN:
-                b = tl.load(right + to_up + start, mask=inside[None, :], other=0.0)
-            else:
-                b = tl.load(right + to_up + start, mask=inside[None, :] & left_over[:, None], other=0.0)
-            total_up = product(a, b, total_up)
+            at_up = weight_scales + (width + column) // height
+            total_up *= tl.load(at_up, mask=inside, other=0.0).to(tl.float32)[None, :]
     if BIASED:
         biases = bias + expert * all_rows
         total += tl.load(biases + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -261,11 +312,23 @@ def variants() -> Sequence[Variant]:
         found.append(_variant(tiles, "bf16", SILU=True, EVEN=False))
     for tiles in _FLOAT32_TILES:
         found.append(_variant(tiles, "fp32", SILU=True))
+    stored: list[tuple[Kind, int]] = [
+        ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float8", 0), ("float8", 128),
+    ]  # fmt: skip
+    for tiles in _TILES:
+        for kind, group in stored:
+            whole = group == 0
+            groups = 1 if whole else max(tiles.depth // group, 1)
+            found.append(_variant(tiles, "bf16", kind, SILU=True, GROUPS=groups, WHOLE_ROWS=whole))
+            found.append(_variant(tiles, "bf16", kind, SCALE_OUTPUT=True, GROUPS=groups, WHOLE_ROWS=whole))
+        found.append(_variant(tiles, "fp16", "codes4", SILU=True, WHOLE_ROWS=False))
+        found.append(_variant(tiles, "bf16", "float8_bits", SILU=True, WHOLE_ROWS=False))
     return found
 
 
-def _variant(tiles: TileConfig, dtype: str, **given: object) -> Variant:
+def _variant(tiles: TileConfig, dtype: str, kind: Kind = "plain", **given: object) -> Variant:
     constants = {
+        "KIND": kind, "GROUPS": 1, "WHOLE_ROWS": True,
         "ROWS": tiles.rows, "COLUMNS": tiles.columns, "DEPTH": tiles.depth, "SILU": False,
         "BIASED": False, "SCALE_INPUT": False, "SCALE_OUTPUT": False, "EVEN": True,
     } | given  # fmt: skip
@@ -273,15 +336,24 @@ def _variant(tiles: TileConfig, dtype: str, **given: object) -> Variant:
         constants["COLUMNS"] = tiles.columns // 2
     named = "_".join(f"{name.lower()}{value:d}" for name, value in given.items() if isinstance(value, int))
     number = f"*{dtype}"
+    weight = {"plain": number, "float8": "*fp8e4nv"}.get(kind, "*u8")
+    scale = "*fp16" if kind in ("codes4", "codes8") else "*fp32"
     return Variant(
-        name=f"moe_{dtype}_{tiles.rows}_{named}",
+        name=f"moe_{kind}_{dtype}_{tiles.rows}_{named}",
         kernel=_multiply,
         signature={
-            "x": number, "weight": number, "bias": number, "out": number, "slots": "*i32", "experts": "*i32",
+            "x": number, "weight": weight, "weight_scales": scale, "zeros": weight,
+            "bias": number, "out": number, "slots": "*i32", "experts": "*i32",
             "scales": "*fp32", "num_slots": "i32", "width": "i32", "depth": "i32", "shared_by": "i32",
+            "group": "i32", "height": "i32", "num_groups": "i32", "num_scales": "i32",
         },
         constants=constants,
-        divisible=("x", "weight", "bias", "out", "slots", "experts", "scales", "width", "depth"),
+        divisible=(
+            "x", "weight", "bias", "out", "slots", "experts", "scales", "weight_scales", "zeros", "width", "depth",
+            "group",
+        ),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        # Conversions of 8-bit floats: from capability 8.9 on.
+        excluded=frozenset({80}) if kind == "float8" else frozenset(),
     )  # fmt: skip

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
+from model_server.kernels.decoding import Matrix
+from model_server.kernels.decoding import stacked as stacked_matrices
 from model_server.kernels.moe import TileConfig, multiply, place, tile_configs
 from model_server.layers.activation import Activation
-from model_server.layers.experts.experts import ExpertWeights, stacked, stacked_biases
+from model_server.layers.experts.experts import ExpertWeights, stacked_biases
+from model_server.layers.linear.triton import can_decode, kernel_matrix
+from model_server.quantization.codes import Codes
+from model_server.quantization.float8 import Fp8
+from model_server.quantization.forms import Form
 
 
 class TritonExperts:
     """Grouped products by `kernels.moe`, without sorting or copying rows. Asks the device for nothing."""
 
-    __slots__ = ("_activation", "_down", "_down_bias", "_on_input", "_silu", "_up", "_up_bias")
+    __slots__ = ("_activation", "_down", "_down_bias", "_num_experts", "_on_input", "_silu", "_up", "_up_bias")
 
     capturable = True
 
@@ -28,27 +35,29 @@ class TritonExperts:
         on_input: bool,
         silu: bool = False,
     ) -> None:
-        self._up, self._down = stacked(weights, dtype)
+        self._num_experts = len(weights)
+        self._up = _stacked([w.up for w in weights], dtype)
+        self._down = _stacked([w.down for w in weights], dtype)
         self._up_bias, self._down_bias = stacked_biases(weights)
         self._activation = activation
         self._on_input = on_input
         self._silu = silu
-        if self._up.is_cuda:
-            self._compile()
+        if self._up.numbers.is_cuda:
+            self._compile(dtype)
 
     def __call__(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         return torch.empty_like(hidden) if len(hidden) == 0 else self._run(hidden, weights, chosen, None)
 
-    def _compile(self) -> None:
+    def _compile(self, dtype: torch.dtype) -> None:
         """Every number of tokens has its tiles; the first batch of its size would wait for the compiler."""
-        hidden = self._up.new_zeros(1, self._up.shape[2])
+        hidden = torch.zeros(1, self._up.depth, dtype=dtype, device=self._up.numbers.device)
         for tiles in tile_configs(hidden.dtype):
             chosen = torch.zeros(1, 2, dtype=torch.int64, device=hidden.device)
             self._run(hidden, chosen.float(), chosen, tiles)
 
     def _run(self, hidden: Tensor, weights: Tensor, chosen: Tensor, tiles: TileConfig | None) -> Tensor:
         num_tokens, top_k = chosen.shape
-        placement = place(chosen, len(self._up), hidden.dtype, tiles)
+        placement = place(chosen, self._num_experts, hidden.dtype, tiles)
         rows = multiply(
             hidden,
             self._up,
@@ -67,3 +76,15 @@ class TritonExperts:
             scale_output=None if self._on_input else weights,
         )
         return results if top_k == 1 else results.view(num_tokens, top_k, -1).sum(dim=1)
+
+
+def _stacked(forms: Sequence[Form], dtype: torch.dtype) -> Matrix:
+    """The matrices of all experts: as small as they are stored where all are kept in one way, else of `dtype`."""
+    matrices = [kernel_matrix(form) for form in forms if _is_decoded(form)]
+    found = stacked_matrices(matrices) if len(matrices) == len(forms) else None
+    return found or Matrix.of_plain(torch.stack([form.dequantize(dtype) for form in forms]))
+
+
+def _is_decoded(form: Form) -> TypeGuard[Codes | Fp8]:
+    """Not codes in another order of columns: the experts read the same inputs in one order."""
+    return can_decode(form) and not (isinstance(form, Codes) and form.order is not None)
