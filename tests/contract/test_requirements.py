@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
@@ -23,6 +25,13 @@ TESTS_OF_EXTENDED_CLASSES = ("tests/unit/router/api/http", "tests/unit/router/se
 RUN_LIMIT_S = 280
 
 
+@functools.cache
+def installed() -> Mapping[str, list[str]]:
+    """Top-level module → distributions that have it. Reads the files of all of them."""
+    return packages_distributions()
+
+
+@functools.cache
 def imported() -> set[str]:
     """Top-level modules of others that `src` imports."""
     names: set[str] = set()
@@ -39,7 +48,7 @@ def imported() -> set[str]:
 def distributions(module: str) -> set[str]:
     if module.startswith("google."):
         return {"protobuf"}
-    return {canonicalize_name(name) for name in packages_distributions().get(module, [module])}
+    return {canonicalize_name(name) for name in installed().get(module, [module])}
 
 
 def test_every_requirement_is_imported() -> None:
