@@ -19,6 +19,10 @@ TARGETS: dict[str, Target] = {
     "prefill attention n=8192": Target(0.50, 0.62),
     "offline 8B 1000/1000": Target(0.60, 0.73),
     "offline 8B 128/2048": Target(0.60, 0.73),
+    # Against bfloat16 in the same run.
+    "int4 in groups of 128 product n=1": Target(3.0, 3.5, on="peer"),
+    "int4 in groups of 128 product n=256": Target(0.9, 1.0, on="peer"),
+    "int4 in groups of 128 product n=2048": Target(0.9, 1.0, on="peer"),
     "idle 8B b=32": Target(0.04, 0.01, on="value", at_least=False),
     "served/in-process 8B": Target(0.93, 0.97, on="value"),
     "added latency 8B": Target(0.06, 0.03, on="value", at_least=False),

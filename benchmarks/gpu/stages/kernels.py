@@ -7,6 +7,7 @@ from collections.abc import Callable
 from benchmarks.gpu.cases import attention as attention_cases
 from benchmarks.gpu.cases import elementwise as elementwise_cases
 from benchmarks.gpu.cases import matrix as matrix_cases
+from benchmarks.gpu.cases import quantized as quantized_cases
 from benchmarks.gpu.cases import sampling as sampling_cases
 from benchmarks.gpu.context import Context
 
@@ -17,4 +18,5 @@ PARTS: dict[str, Callable[[Context], None]] = {
     "sampling": sampling_cases.run,
     "experts": matrix_cases.run_experts,
     "products": matrix_cases.run_products,
+    "quantized products": quantized_cases.run_products,
 }

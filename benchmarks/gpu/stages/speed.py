@@ -1,4 +1,4 @@
-"""S4: decode steps and prefills of the engine, and attention alone, as shares of what the card allows."""
+"""S4: decode steps, prefills and attention as shares of what the card allows; quantized products beside plain ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 import torch
 
 from benchmarks.gpu.cases.attention_alone import Scene, make_layer, make_scene
+from benchmarks.gpu.cases.quantized import run_speed
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.measuring import predictions, roofline
 from benchmarks.gpu.measuring.idle import busy_share, device_spans
@@ -36,6 +37,7 @@ def run(context: Context) -> None:
     """The large shape first; each model is gone before the next one is loaded."""
     if context.model is None:
         _attention(context)
+        run_speed(context)
     for subject in subjects(context, experts=True):
         if not context.has_time(15):
             context.skip(f"speed of {subject.name}", "no time left")

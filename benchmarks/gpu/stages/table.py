@@ -22,7 +22,7 @@ STAGES = (
     Stage("S1", "kernels against float64", "kernels", 120),
     Stage("S2", "CUDA graphs", "graphs", 90),
     Stage("S3", "end-to-end equality", "equality", 120),
-    Stage("S4", "engine against the roofline", "speed", 150, for_model=True),
+    Stage("S4", "engine against the roofline", "speed", 210, for_model=True),
     Stage("S5", "the whole server", "served", 150, for_model=True),
     Stage("S6", "peers on the same card", "peers", 180, for_model=True),
     Stage("S7", "memory", "memory", 90),
