@@ -56,6 +56,8 @@ class Body(BaseModel):
 
     known_names: ClassVar[frozenset[str]]
     """Of its fields, as clients may write them."""
+    names_of_parameters: ClassVar[frozenset[str]] = frozenset()
+    """Of the fields of its `parameters`, where it has them."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -69,7 +71,8 @@ class Body(BaseModel):
         if None in data.values():
             data = {name: value for name, value in data.items() if value is not None}
         if not data.keys() <= cls.known_names and isinstance(info.context, UnknownNames):
-            info.context.found([name for name in data if name not in cls.known_names], cls.known_names)
+            names = [name for name in data if name not in cls.known_names]
+            info.context.found(names, cls.known_names, cls.names_of_parameters)
         return data
 
     @classmethod

@@ -89,6 +89,8 @@ NO_PARAMETERS = GenerateParameters(do_sample=True)
 class GenerateBody(Body):
     """A prompt and what to do with it."""
 
+    names_of_parameters = GenerateParameters.known_names
+
     inputs: Inputs
     parameters: GenerateParameters = Field(
         default=NO_PARAMETERS,

@@ -32,8 +32,8 @@ class UnknownNames:
         self.fault: str | None = None
         """What is wrong with the first misspelt name."""
 
-    def found(self, names: Iterable[str], known: frozenset[str]) -> None:
-        """`names` are in an object whose fields are `known`."""
+    def found(self, names: Iterable[str], known: frozenset[str], elsewhere: frozenset[str] = frozenset()) -> None:
+        """`names` are in an object whose fields are `known`; those `elsewhere` belong into its object `parameters`."""
         for name in names:
             if len(self._seen) >= _MOST_COMPARED or self.fault is not None:
                 return
@@ -42,12 +42,12 @@ class UnknownNames:
             self._seen.add((known, name))
             meant = None if name in OF_OTHER_SERVERS else closest(name, known, letters_per_edit=_LETTERS_PER_EDIT)
             if meant is None:
-                _log_once(name)
+                _log_once(name, "; its place is in `parameters`" if name in elsewhere else "")
             else:
                 self.fault = f"unknown parameter `{name}`: did you mean `{meant}`?"
 
 
-def _log_once(name: str) -> None:
+def _log_once(name: str, hint: str) -> None:
     if name not in _logged and len(_logged) < _MOST_LOGGED:
         _logged.add(name)
-        logger.info("unknown parameter `%s` of a request is ignored; this is said once for each name", name)
+        logger.info("unknown parameter `%s` of a request is ignored%s; this is said once for each name", name, hint)

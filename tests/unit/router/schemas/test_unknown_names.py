@@ -143,6 +143,20 @@ async def test_other_names_are_logged_once_and_only_if_they_can_be_names(
     assert len(messages) == 1 and "`priority`" in messages[0]
 
 
+async def test_a_parameter_outside_of_parameters_is_ignored_and_its_place_is_named(
+    router: Router, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unknown, "_logged", set())
+    caplog.set_level(logging.INFO, logger="router.schemas.unknown")
+    for path in ("/generate", "/"):
+        assert (await router.post(path, TEXT | {"max_new_tokens": 5})).status_code == 200
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "router.schemas.unknown"]
+    assert message == (
+        "unknown parameter `max_new_tokens` of a request is ignored; its place is in `parameters`; this is said once "
+        "for each name"
+    )
+
+
 async def test_clients_cannot_make_the_memory_of_names_grow(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     logged: set[str] = set()
     monkeypatch.setattr(unknown, "_logged", logged)
