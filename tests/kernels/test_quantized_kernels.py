@@ -14,6 +14,7 @@ import numpy_scalars
 
 from model_server.kernels import quantized
 from model_server.kernels.quantized import TILES, TileConfig, multiply, tiles_for
+from model_server.layers.linear.scaled import ScaledProduct
 from model_server.layers.linear.triton import TritonQuantizedLinear, can_decode, decoding_linear, kernel_matrix
 from model_server.quantization.codes import Codes, Order
 from model_server.quantization.float8 import Fp8
@@ -137,3 +138,17 @@ def test_what_is_left_to_others(device: torch.device) -> None:
     assert not can_decode(codes_of(8, 60, 8, 20, device))
     assert decoding_linear(float8_of(8, 60, (4, 12), device), None, torch.bfloat16) is None
     assert not can_decode(Plain(torch.zeros(8, 16, device=device)))
+
+
+def test_many_rows_of_8_bit_activations(device: torch.device) -> None:
+    """More rows than split the sum go to torch's operator, where a checkpoint was made for it; others keep 16 bits."""
+    form = replace(float8_of(32, 64, (32, 64), device), float8_inputs=True)
+    linear = TritonQuantizedLinear(form, None, torch.bfloat16)
+    x = noise(33, 64, seed=0).to(device, torch.bfloat16)
+    few = linear(x[:32])
+    if device.type == "cpu":
+        assert linear._many_rows is None
+        linear._many_rows = ScaledProduct(form, None)
+    if linear._many_rows is not None:
+        assert torch.equal(linear(x), linear._many_rows(x, torch.bfloat16))
+    assert torch.equal(linear(x[:32]), few)

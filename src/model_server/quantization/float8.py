@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 class Fp8:
     """Element (i, k) is `weight[i, k] * scales[i // block[0], k // block[1]]`; blocks at the edges may be short.
 
-    weight: [out, in] float8_e4m3fn. scales: [ceil(out / block[0]), ceil(in / block[1])] float32.
+    weight: [out, in] float8_e4m3fn. scales: [ceil(out / block[0]), ceil(in / block[1])] float32. float8_inputs: the
+    checkpoint was made for activations of 8 bits; a product may quantize its inputs.
     """
 
     weight: Tensor
     scales: Tensor
     block: tuple[int, int]
+    float8_inputs: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,12 +51,12 @@ class Fp8:
         else:
             scales = self.scales[first:last].repeat_interleave(height, 0)[start - first * height :][: stop - start]
             height = 1
-        return Fp8(self.weight[start:stop], scales, (height, width))
+        return replace(self, weight=self.weight[start:stop], scales=scales, block=(height, width))
 
     def permuted(self, rows: Tensor) -> Fp8:
         """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
         scales, height = rows_of_blocks(self.scales, self.block[0], rows)
-        return Fp8(self.weight.index_select(0, rows), scales, (height, self.block[1]))
+        return replace(self, weight=self.weight.index_select(0, rows), scales=scales, block=(height, self.block[1]))
 
     def scales_of_rows(self) -> Tensor:
         """[out, ceil(in / block[1])]: those of each row."""
@@ -73,6 +75,13 @@ class Fp8:
             for block, scales in enumerate(across):
                 weight[block * height : (block + 1) * height].mul_(scales)
         return weight.to(dtype)
+
+
+def quantize_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [n, in] as float8_e4m3fn, and the scales [n, 1] float32 of its rows."""
+    wide = x.float()
+    scales = wide.abs().amax(1, keepdim=True).div_(FP8_MAX).clamp_min_(torch.finfo(torch.float32).tiny)
+    return (wide / scales).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scales
 
 
 def quantize_rows(weight: Tensor, largest: Tensor) -> Fp8:
@@ -125,6 +134,7 @@ def cat(forms: Sequence[Fp8]) -> Fp8:
         torch.cat([form.weight for form in forms]),
         torch.cat([_finer(form, height if in_line else 1, width) for form in forms]),
         (height if in_line else 1, width),
+        all(form.float8_inputs for form in forms),
     )
 
 

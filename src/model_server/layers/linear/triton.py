@@ -9,7 +9,8 @@ from torch import Tensor
 
 from model_server.kernels.availability import has_float8
 from model_server.kernels.decoding import Matrix, matrix_kind
-from model_server.kernels.quantized import TILES, multiply
+from model_server.kernels.quantized import MOST_SPLIT_ROWS, TILES, multiply
+from model_server.layers.linear.scaled import ScaledProduct, can_scale
 from model_server.quantization.codes import Codes
 from model_server.quantization.float8 import Fp8
 from model_server.quantization.forms import Form
@@ -21,7 +22,7 @@ _SMALLEST_GROUP = 8
 class TritonQuantizedLinear:
     """A matrix that stays as small as it is stored, and is decoded while it is multiplied."""
 
-    __slots__ = ("_bias", "_matrix", "_num_processors", "_order")
+    __slots__ = ("_bias", "_many_rows", "_matrix", "_num_processors", "_order")
 
     def __init__(self, form: Codes | Fp8, bias: Tensor | None, dtype: torch.dtype) -> None:
         """dtype: of activations, bfloat16 or float16."""
@@ -30,7 +31,10 @@ class TritonQuantizedLinear:
         self._order = form.order.columns if isinstance(form, Codes) and form.order is not None else None
         device = self._matrix.numbers.device
         self._num_processors = 1
+        self._many_rows: ScaledProduct | None = None
         if device.type == "cuda":
+            if isinstance(form, Fp8) and can_scale(form, dtype, torch.cuda.get_device_capability(device)):
+                self._many_rows = ScaledProduct(form, bias)
             self._num_processors = torch.cuda.get_device_properties(device).multi_processor_count
             self._compile(form.shape[1], dtype)
 
@@ -43,6 +47,8 @@ class TritonQuantizedLinear:
     def _product(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         if x.shape[0] == 0:
             return x.new_empty(0, self._matrix.width, dtype=dtype)
+        if self._many_rows is not None and x.shape[0] > MOST_SPLIT_ROWS:
+            return self._many_rows(x, dtype)
         if self._order is not None:
             x = x.index_select(1, self._order)
         return multiply(x, self._matrix, self._bias, dtype, self._num_processors)

@@ -1,7 +1,8 @@
 """Matrices stored as 8-bit floats: those of fp8, fbgemm_fp8, modelopt's FP8 and compressed-tensors' float formats.
 
 `{module}.weight` is e4m3; `{module}.weight_scale` or `{module}.weight_scale_inv` multiplies it: one number, one for
-each row, or one for each block. Scales of activations are not read: products take activations of the model's type.
+each row, or one for each block. Scales of activations are not read: products that quantize
+their inputs have a scale for each token.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Fp8Format:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._block = block_size(config)
         self._targets = targets_of(config)
+        self._float8_inputs = config.get("activation_scheme") in ("dynamic", "static")
 
     def claims(self, reader: WeightReader, module: str) -> bool:
         name = module + ".weight"
@@ -59,7 +61,8 @@ class Fp8Format:
         exact = (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()
         scales, height = rows_of_blocks(exact, block[0], rows)
         scales, width = cut_columns(scales, block[1], wanted.columns, name, size[1])
-        return Fp8(weight, scales.contiguous(), (height, width))
+        float8_inputs = self._float8_inputs or self._targets.weights_of(part.name).float8_inputs
+        return Fp8(weight, scales.contiguous(), (height, width), float8_inputs)
 
     def _block_of(self, module: str) -> tuple[int, int]:
         return self._block or self._targets.weights_of(module).block

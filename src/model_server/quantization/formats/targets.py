@@ -16,10 +16,12 @@ class Weights:
     """How the matrices of some modules are stored. bits: None: the config does not say.
 
     block: rows and columns that share a scale, where a matrix has more than one scale for each row or column.
+    float8_inputs: they were made for activations of 8-bit floats.
     """
 
     bits: int | None = None
     block: tuple[int, int] = DEFAULT_BLOCK
+    float8_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,12 @@ def targets_of(config: Mapping[str, Any]) -> Targets:
 def _group(group: Mapping[str, Any]) -> tuple[Sequence[str], Weights]:
     targets, weights = group.get("targets"), group.get("weights")
     names = [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+    inputs = group.get("input_activations")
+    float8_inputs = isinstance(inputs, Mapping) and (inputs.get("num_bits"), inputs.get("type")) == (8, "float")
     if not isinstance(weights, Mapping):
-        return names, Weights()
+        return names, Weights(float8_inputs=float8_inputs)
     bits, width, block = weights.get("num_bits"), weights.get("group_size"), weights.get("block_structure")
-    known = Weights(bits if _is_count(bits) else None)
+    known = Weights(bits if _is_count(bits) else None, float8_inputs=float8_inputs)
     if _is_count(width):
         return names, replace(known, block=(1, width))
     if isinstance(block, list) and len(block) == 2 and all(_is_count(size) for size in block):

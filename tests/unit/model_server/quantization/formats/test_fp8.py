@@ -107,3 +107,24 @@ def test_what_does_not_fit() -> None:
         StartupError, match=r"3 shards cut groups of 128 into pieces of 8; at least 16 are needed: use --num-shard 1$"
     ):
         read({"m.weight": weight, "m.weight_scale": scale}, Part("m", ((0, 256),), 256), columns=(88, 176))
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        ({}, False),
+        ({"activation_scheme": "dynamic"}, True),
+        ({"activation_scheme": None}, False),
+        ({"config_groups": {"a": {"targets": ["Linear"], "weights": {}, "input_activations": None}}}, False),
+        ({"config_groups": {"a": {"targets": ["m"], "input_activations": {"num_bits": 8, "type": "int"}}}}, False),
+        ({"config_groups": {"a": {"targets": ["m"], "input_activations": {"num_bits": 8, "type": "float"}}}}, True),
+        ({"config_groups": {"a": {"targets": ["n"], "input_activations": {"num_bits": 8, "type": "float"}}}}, False),
+    ],
+)
+def test_whether_it_was_made_for_activations_of_8_bits(config: dict[str, object], wanted: bool) -> None:
+    weight, scales = stored(32, 16, (1,))
+    part = Part("m", ((0, 32),), 32)
+    tensors = {"m.weight": weight, "m.weight_scale": scales}
+    read = Fp8Format(config).read(DictReader(tensors), MatrixSlice(parts=(part,), columns=(0, 16), num_columns=16))
+    assert read.float8_inputs == wanted
+    assert read.rows(0, 8).permuted(torch.arange(8)).float8_inputs == wanted
