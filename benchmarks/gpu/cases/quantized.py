@@ -41,12 +41,12 @@ def _codes(bits: int, group: int | None) -> Make:
     return make
 
 
-def _float8(height: int | None, width: int | None) -> Make:
+def _float8(height: int | None, width: int | None, *, inputs: bool = False) -> Make:
     def make(context: Context, out: int, columns: int) -> Fp8:
         block = min(height or out, out), min(width or columns, columns)
         weight = torch.randn(out, columns, device=context.device).mul_(100).clamp_(-448, 448)
         scales = torch.rand(-(-out // block[0]), -(-columns // block[1]), device=context.device)
-        return Fp8(weight.to(torch.float8_e4m3fn), scales.add_(0.5).div_(100 * columns**0.5), block)
+        return Fp8(weight.to(torch.float8_e4m3fn), scales.add_(0.5).div_(100 * columns**0.5), block, inputs)
 
     return make
 
@@ -63,7 +63,8 @@ CHECKED: dict[str, Make] = {
     "fp8 by rows": _float8(1, None),
     "fp8 by blocks": _float8(128, 128),
 }
-COMPARED = ("int4 in groups of 128", "int8 by rows", "fp8 by rows", "fp8 by blocks")
+COMPARED = {name: CHECKED[name] for name in ("int4 in groups of 128", "int8 by rows", "fp8 by rows", "fp8 by blocks")}
+COMPARED["fp8 by rows for 8-bit activations"] = _float8(1, None, inputs=True)
 
 
 def run_products(context: Context) -> None:
@@ -99,7 +100,7 @@ def run_speed(context: Context) -> None:
             continue
         plain = _time(context, _plain, out, columns, rows)
         for kind, title in titles.items():
-            timing = _time(context, CHECKED[kind], out, columns, rows)
+            timing = _time(context, COMPARED[kind], out, columns, rows)
             context.figure(
                 title,
                 timing.seconds,

@@ -23,6 +23,7 @@ TARGETS: dict[str, Target] = {
     "int4 in groups of 128 product n=1": Target(3.0, 3.5, on="peer"),
     "int4 in groups of 128 product n=256": Target(0.9, 1.0, on="peer"),
     "int4 in groups of 128 product n=2048": Target(0.9, 1.0, on="peer"),
+    "fp8 by rows for 8-bit activations product n=2048": Target(1.6, 1.75, on="peer"),
     "idle 8B b=32": Target(0.04, 0.01, on="value", at_least=False),
     "served/in-process 8B": Target(0.93, 0.97, on="value"),
     "added latency 8B": Target(0.06, 0.03, on="value", at_least=False),
