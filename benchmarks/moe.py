@@ -36,7 +36,8 @@ Ways = dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]
 
 def looped(weights: list[ExpertWeights], dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """As transformers' eager experts."""
-    ups, downs = stacked(weights, dtype)
+    stacks = stacked(weights, len(weights), dtype)
+    ups, downs = stacks.up, stacks.down
 
     def run(hidden: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         result = torch.zeros_like(hidden)
@@ -52,7 +53,8 @@ def looped(weights: list[ExpertWeights], dtype: torch.dtype) -> Callable[[Tensor
 
 def gathered(weights: list[ExpertWeights], dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The chosen experts' weights copied together, one batched product."""
-    up, down = stacked(weights, dtype)
+    stacks = stacked(weights, len(weights), dtype)
+    up, down = stacks.up, stacks.down
 
     def run(hidden: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         rows = hidden.repeat_interleave(chosen.shape[1], 0).unsqueeze(-1)
@@ -89,7 +91,7 @@ def main(dtype: torch.dtype) -> None:
         ]
         ways: Ways = {
             "visited": VisitedExperts(weights, ACTIVATION, LinearFactory(torch.device("cpu"), dtype), on_input=False),
-            "grouped": GroupedExperts(weights, ACTIVATION, dtype, on_input=False),
+            "grouped": GroupedExperts(weights, len(weights), ACTIVATION, dtype, on_input=False),
             "looped": looped(weights, dtype),
             "gathered": gathered(weights, dtype),
         }

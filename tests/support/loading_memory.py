@@ -7,6 +7,7 @@ beside the weights while they are read shows best there. The rank is a process o
 from __future__ import annotations
 
 import json
+import math
 import selectors
 import subprocess
 import sys
@@ -16,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 SAMPLE_S = 0.002
-_FIELDS = {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 4}
+_FIELDS = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4}
+
+
+_QUANTIZATION = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +40,28 @@ class Growth:
         return self.peak / self.share
 
 
-def write_checkpoint(folder: Path, megabytes: int, *, dtype: str = "float32", files: int = 4) -> Path:
-    """A sharded llama checkpoint of about that size in `folder`; values are small random numbers."""
+def write_checkpoint(
+    folder: Path,
+    megabytes: int,
+    *,
+    dtype: str = "float32",
+    files: int = 4,
+    method: str | None = None,
+    inner: int = 5632,
+) -> Path:
+    """A sharded llama checkpoint of about that size in `folder`; values are small random numbers.
+
+    method: `gptq` (4 bits, groups of 128) or `fp8` (blocks of 128 x 128): how the layers' matrices are stored.
+    inner: the width of the MLPs.
+    """
     import torch
     from safetensors.torch import save_file
 
-    width, inner = _FIELDS["hidden_size"], _FIELDS["intermediate_size"]
+    width = _FIELDS["hidden_size"]
     keys = width // _FIELDS["num_attention_heads"] * _FIELDS["num_key_value_heads"]
     itemsize = getattr(torch, dtype).itemsize
-    per_layer = (2 * width * width + 2 * keys * width + 3 * inner * width) * itemsize
+    per_weight = {"gptq": 0.5, "fp8": 1.0}.get(method or "", itemsize)
+    per_layer = (2 * width * width + 2 * keys * width + 3 * inner * width) * per_weight
     vocab_size = 8192
     budget = megabytes * 10**6 - 2 * vocab_size * width * itemsize
     num_layers = max(round(budget / per_layer), 2)
@@ -65,10 +85,12 @@ def write_checkpoint(folder: Path, megabytes: int, *, dtype: str = "float32", fi
         shapes |= {f"model.layers.{index}.{name}.weight": shape for name, shape in layer.items()}
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        **_FIELDS, "model_type": "llama", "num_hidden_layers": num_layers, "vocab_size": vocab_size,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "dtype": dtype,
-        "architectures": ["LlamaForCausalLM"],
+        **_FIELDS, "intermediate_size": inner, "model_type": "llama", "num_hidden_layers": num_layers,
+        "vocab_size": vocab_size, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+        "dtype": dtype, "architectures": ["LlamaForCausalLM"],
     }  # fmt: skip
+    if method is not None:
+        config["quantization_config"] = _QUANTIZATION[method]
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(0)
     block = torch.randn(2**20, generator=generator).mul_(0.02).to(getattr(torch, dtype))
@@ -78,19 +100,43 @@ def write_checkpoint(folder: Path, megabytes: int, *, dtype: str = "float32", fi
         file = f"model-{number + 1:05d}-of-{files:05d}.safetensors"
         tensors = {}
         for name in names[number::files]:
-            size = 1
-            for n in shapes[name]:
-                size *= n
-            tensors[name] = block.repeat(-(-size // block.numel()))[:size].view(shapes[name]).clone()
-            weight_map[name] = file
+            tensors |= _stored(name, shapes[name], block, method)
+        weight_map |= dict.fromkeys(tensors, file)
         save_file(tensors, folder / file, metadata={"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder
 
 
-def measure(folder: Path, *, rank: int = 0, world_size: int = 1, dtype: str = "float32") -> Growth:
-    """Load this rank's part in a process of its own and watch it."""
+def _stored(name: str, shape: tuple[int, ...], block: Any, method: str | None) -> dict[str, Any]:
+    """The tensors of one matrix or vector. block: numbers that are repeated."""
+    import torch
+
+    def repeated(numbers: Any, *size: int) -> Any:
+        count = math.prod(size)
+        return numbers.repeat(-(-count // numbers.numel()))[:count].view(size).clone()
+
+    if method is None or ".layers." not in name or len(shape) == 1:
+        return {name: repeated(block, *shape)}
+    (rows, columns), module = shape, name.removesuffix(".weight")
+    if method == "fp8":
+        codes = repeated((block * 50).to(torch.float8_e4m3fn).view(torch.uint8), *shape)
+        scales = torch.full((-(-rows // 128), -(-columns // 128)), 0.02)
+        return {name: codes.view(torch.float8_e4m3fn), f"{module}.weight_scale_inv": scales}
+    words = block.float().view(torch.int32)
+    return {
+        f"{module}.qweight": repeated(words, columns // 8, rows),
+        f"{module}.qzeros": torch.full((columns // 128, rows // 8), 0x77777777, dtype=torch.int32),
+        f"{module}.scales": torch.full((columns // 128, rows), 0.003, dtype=torch.float16),
+        f"{module}.g_idx": (torch.arange(columns) // 128).int(),
+    }
+
+
+def measure(
+    folder: Path, *, rank: int = 0, world_size: int = 1, dtype: str = "float32", quantize: str | None = None
+) -> Growth:
+    """Load this rank's part in a process of its own and watch it. quantize: `--quantize`."""
     command = [sys.executable, "-m", "support.loading_memory", str(folder), str(rank), str(world_size), dtype]
+    command += [] if quantize is None else [quantize]
     with subprocess.Popen(
         command, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -133,7 +179,7 @@ def _field(path: Path, name: str) -> int:
     return 0
 
 
-def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
+def _load(folder: Path, rank: int, world_size: int, dtype: str, quantize: str | None = None) -> None:
     import torch
 
     from model_server.attention.choice import AttentionChoice
@@ -158,7 +204,9 @@ def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
     sys.stdin.readline()
     started = time.perf_counter()
     placement = Placement(device, number_type, Ranks.of(group))
-    runner = load_runner(describe(examine(folder)), placement, AttentionChoice(None, device, number_type))
+    runner = load_runner(
+        describe(examine(folder), quantize=quantize), placement, AttentionChoice(None, device, number_type)
+    )
     report = {"share": runner.traits.weight_bytes, "seconds": time.perf_counter() - started}
     sys.stdout.write(json.dumps(report) + "\n")
     sys.stdout.flush()
@@ -167,4 +215,4 @@ def _load(folder: Path, rank: int, world_size: int, dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    _load(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    _load(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -104,8 +104,11 @@ def quantize_folder(
     group: int = 32,
     act_order: bool = False,
     also: Sequence[str] = (),
+    transposed: bool = False,
 ) -> Path:
     """A copy of `source` with all matrices of its layers quantized, and those whose names end as in `also`.
+
+    transposed: plain matrices are [in, out].
 
     Beside it, under `plain`, one with the numbers that these stand for.
     """  # fmt: skip
@@ -116,15 +119,16 @@ def quantize_folder(
     stored, exact = {}, {}
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
-        chosen = ".layers." in name and not module.endswith((".gate", "norm"))
+        chosen = (".layers." in name or ".h." in name) and not module.endswith((".gate", "norm"))
         if tensor.dim() != 2 or not (chosen or module.endswith(tuple(also) or "\0")):
             stored[name] = exact[name] = tensor
             continue
-        index = shuffled_index(tensor.shape[1], group) if act_order else None
-        numbers = rounded(tensor.float(), bits, group, symmetric=method == "gptq", index=index)
+        weight = tensor.float().t() if transposed else tensor.float()
+        index = shuffled_index(weight.shape[1], group) if act_order else None
+        numbers = rounded(weight, bits, group, symmetric=method == "gptq", index=index)
         made = awq_tensors(numbers) if method == "awq" else gptq_tensors(numbers)
         stored.update({f"{module}.{key}": value for key, value in made.items()})
-        exact[name] = numbers.exact()
+        exact[name] = numbers.exact().t().contiguous() if transposed else numbers.exact()
     save_file(stored, folder / "quantized" / "model.safetensors", metadata={"format": "pt"})
     save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
     config = folder / "quantized" / "config.json"

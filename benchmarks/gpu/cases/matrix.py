@@ -57,7 +57,7 @@ def run_experts(context: Context) -> None:
                 )
                 for _ in range(experts)
             ]
-            run = make_experts(weights, activation, LinearFactory(context.device, dtype))
+            run = make_experts(weights, len(weights), activation, LinearFactory(context.device, dtype))
             for tokens in TOKENS[:3] if context.tiny else TOKENS:
                 for spread in ("random", "the same"):
                     name = f"{tokens} tokens on {spread} {top_k} of {experts} {dtype}"

@@ -18,8 +18,8 @@ from model_server.weights.reader import Range, WeightReader
 # (floating numbers [out, in], the largest magnitude of each whole row, float32 [out]) -> their form.
 Quantizer = Callable[[Tensor, Tensor], Form]
 
-# What is read at a time, before it is quantized.
-PIECE_BYTES = 64 * 2**20
+# What is read at a time. To quantize it takes two copies in float32 beside it: of 16-bit weights, 5 times as much.
+PIECE_BYTES = 16 * 2**20
 _MIDDLE = 128
 
 

@@ -161,7 +161,7 @@ def test_grouped_products_are_captured_where_they_are_one_kernel(
         made = [
             ExpertWeights(*(Plain(torch.empty(8, 8, dtype=dtype, device=CUDA)) for _ in range(2))) for _ in range(2)
         ]
-        assert GroupedExperts(made, torch.relu, dtype, on_input=False).capturable is expected
+        assert GroupedExperts(made, len(made), torch.relu, dtype, on_input=False).capturable is expected
 
 
 def test_a_capture_that_touches_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

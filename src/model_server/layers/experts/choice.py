@@ -9,7 +9,7 @@ tokens. Hence several classes; on GPUs that can run them, kernels of our own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch.nn.functional as F
 
@@ -22,14 +22,16 @@ from model_server.layers.linear.factory import LinearFactory
 
 
 def make_experts(
-    weights: Sequence[ExpertWeights],
+    weights: Iterable[ExpertWeights],
+    num_experts: int,
     activation: Activation,
     linears: LinearFactory,
     *,
     on_input: bool = False,
     silu: bool = False,
 ) -> Experts:
-    """The experts of one layer. `on_input`: see `Routing`.
+    """The experts of one layer. weights: of all of them; may be a generator, so that each is read when its turn comes.
+    `on_input`: see `Routing`.
 
     silu: `activation` is silu(gate) * up, which the kernels can take into the product.
     """
@@ -37,7 +39,7 @@ def make_experts(
     if device.type != "cpu" and usable(device):
         from model_server.layers.experts.triton import TritonExperts
 
-        return TritonExperts(weights, activation, dtype, on_input=on_input, silu=silu)
+        return TritonExperts(list(weights), activation, dtype, on_input=on_input, silu=silu)
     if device.type == "cpu" or not hasattr(F, "grouped_mm"):
         return VisitedExperts(weights, activation, linears, on_input=on_input)
-    return GroupedExperts(weights, activation, dtype, on_input=on_input)
+    return GroupedExperts(weights, num_experts, activation, dtype, on_input=on_input)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,10 +36,32 @@ class ExpertWeights:
     down_bias: Tensor | None = None
 
 
-def stacked(weights: Sequence[ExpertWeights], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of all experts: up [experts, out, in], down [experts, out, in], in `dtype`."""
-    up = torch.stack([w.up.dequantize(dtype) for w in weights])
-    return up, torch.stack([w.down.dequantize(dtype) for w in weights])
+@dataclass(frozen=True, slots=True)
+class StackedWeights:
+    """Those of all experts. up: [experts, out, in]; down: [experts, out, in]; biases: [experts, out]."""
+
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+
+
+def stacked(weights: Iterable[ExpertWeights], num_experts: int, dtype: torch.dtype) -> StackedWeights:
+    """In `dtype`. Each expert is read when its turn comes and goes straight to its place."""
+    stacks: dict[str, Tensor] = {}
+    for number, expert in enumerate(weights):
+        found = {
+            "up": expert.up.dequantize(dtype),
+            "down": expert.down.dequantize(dtype),
+            "up_bias": expert.up_bias,
+            "down_bias": expert.down_bias,
+        }
+        for name, tensor in found.items():
+            if tensor is not None:
+                if number == 0:
+                    stacks[name] = tensor.new_empty(num_experts, *tensor.shape)
+                stacks[name][number] = tensor
+    return StackedWeights(stacks["up"], stacks["down"], stacks.get("up_bias"), stacks.get("down_bias"))
 
 
 def stacked_biases(weights: Sequence[ExpertWeights]) -> tuple[Tensor | None, Tensor | None]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.layers.activation import Activation
-from model_server.layers.experts.experts import ExpertWeights, combine, stacked, stacked_biases
+from model_server.layers.experts.experts import ExpertWeights, combine, stacked
 
 # Of torch's own grouped products.
 GROUPED_CAPABILITY = (9, 0)
@@ -25,12 +25,19 @@ class GroupedExperts:
     __slots__ = ("_activation", "_down", "_down_bias", "_ids", "_on_input", "_up", "_up_bias", "capturable")
 
     def __init__(
-        self, weights: Sequence[ExpertWeights], activation: Activation, dtype: torch.dtype, *, on_input: bool
+        self,
+        weights: Iterable[ExpertWeights],
+        num_experts: int,
+        activation: Activation,
+        dtype: torch.dtype,
+        *,
+        on_input: bool,
     ) -> None:
+        stacks = stacked(weights, num_experts, dtype)
         # Stored [expert, out, in], multiplied as [expert, in, out].
-        self._up, self._down = (matrices.transpose(1, 2) for matrices in stacked(weights, dtype))
-        self._up_bias, self._down_bias = stacked_biases(weights)
-        self._ids = torch.arange(len(weights), device=self._up.device)
+        self._up, self._down = stacks.up.transpose(1, 2), stacks.down.transpose(1, 2)
+        self._up_bias, self._down_bias = stacks.up_bias, stacks.down_bias
+        self._ids = torch.arange(num_experts, device=self._up.device)
         self._activation = activation
         self._on_input = on_input
         self.capturable = (

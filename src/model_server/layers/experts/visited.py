@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class VisitedExperts:
     capturable = False
 
     def __init__(
-        self, weights: Sequence[ExpertWeights], activation: Activation, linears: LinearFactory, *, on_input: bool
+        self, weights: Iterable[ExpertWeights], activation: Activation, linears: LinearFactory, *, on_input: bool
     ) -> None:
         make = linears.make
         self._layers = [(make(w.up, w.up_bias), make(w.down, w.down_bias)) for w in weights]

@@ -52,12 +52,13 @@ class Moe:
 
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         prefix = f"{spec.names.layers}.{index}."
-        weights = [self.store.read(loader, prefix, e, self, spec.hidden_size) for e in range(self.routing.num_experts)]
+        count = self.routing.num_experts
+        weights = (self.store.read(loader, prefix, expert, self, spec.hidden_size) for expert in range(count))
         fused = loader.fused
         activation = fused.gated(spec.activation) if self.swiglu is None else fused.clamped_swiglu(*self.swiglu)
         router = self._router(loader, prefix, spec.hidden_size)
         silu = self.swiglu is None and spec.activation in ("silu", "swish")
-        experts = make_experts(weights, activation, loader.linears, on_input=self.routing.on_input, silu=silu)
+        experts = make_experts(weights, count, activation, loader.linears, on_input=self.routing.on_input, silu=silu)
         if self.shared is None:
             return RoutedMlp(router, experts)
         gate = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -41,7 +42,7 @@ def visited(experts: list[ExpertWeights], activation: Activation, *, on_input: b
 
 
 def grouped(experts: list[ExpertWeights], activation: Activation, *, on_input: bool) -> Experts:
-    return GroupedExperts(experts, activation, torch.float32, on_input=on_input)
+    return GroupedExperts(experts, len(experts), activation, torch.float32, on_input=on_input)
 
 
 def written_out(
@@ -83,3 +84,22 @@ def test_one_expert_read_by_its_weight(kind: Callable[..., Experts]) -> None:
     hidden, weights, chosen = torch.randn(1, HIDDEN), torch.rand(1, 1), torch.tensor([[3]])
     actual = kind(experts, gated("silu"), on_input=True)(hidden, weights, chosen)
     torch.testing.assert_close(actual, written_out(experts, hidden, weights, chosen, True), rtol=1e-4, atol=1e-4)
+
+
+def test_an_expert_is_read_when_its_turn_comes() -> None:
+    """Those of a layer never lie in memory a second time, beside their stack: one before and one after its copy do."""
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    most = 0
+
+    def reading() -> Iterator[ExpertWeights]:
+        nonlocal most
+        for _ in range(EXPERTS):
+            up, down = torch.ones(2 * SIZE, HIDDEN), torch.ones(HIDDEN, SIZE)
+            alive.add(up)
+            most = max(most, len(alive))
+            yield ExpertWeights(Plain(up), Plain(down))
+            del up, down
+
+    GroupedExperts(reading(), EXPERTS, gated("silu"), torch.float32, on_input=False)
+    assert most <= 2
+    assert len(alive) == 0

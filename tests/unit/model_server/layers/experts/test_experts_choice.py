@@ -20,7 +20,7 @@ def test_who_is_chosen(device: str, grouped: bool, monkeypatch: pytest.MonkeyPat
     """Where no kernels of ours run: a CPU visits the experts, another device has torch's grouped product."""
     monkeypatch.setattr(choice, "usable", lambda device: False)
     weights = [ExpertWeights(Plain(torch.empty(8, 4, device=device)), Plain(torch.empty(4, 4, device=device)))] * 2
-    made = make_experts(weights, silu, LinearFactory(torch.device(device), torch.float32))
+    made = make_experts(weights, len(weights), silu, LinearFactory(torch.device(device), torch.float32))
     assert isinstance(
         made, GroupedExperts if grouped and hasattr(torch.nn.functional, "grouped_mm") else VisitedExperts
     )

@@ -12,6 +12,8 @@ import torch
 from parity.protocol import assert_equal_logits, prompts, run_protocol
 from support.loading import load
 from support.quantized import quantize_folder
+from support.quantized_folder import block_fp8
+from support.quantized_folder import quantize_folder as store_folder
 from support.tiny_models import tiny_checkpoint
 
 SEQUENCES = prompts(512)
@@ -37,17 +39,41 @@ def test_logits_of_dequantized_weights(model_type: str, method: str, act_order: 
     assert_equal_logits(run_protocol(quantized, SEQUENCES, 4), run_protocol(plain, SEQUENCES, 4))
 
 
+def test_matrices_that_are_stored_as_inputs_by_outputs(tmp_path: Path) -> None:
+    """gpt2's, of which gptq's writers store the transpose, as of all others."""
+    source = tiny_checkpoint("gpt2", tmp_path / "source", with_tokenizer=False)
+    made = quantize_folder(source, tmp_path, "gptq", act_order=True, transposed=True)
+    quantized, plain = load(made), load(tmp_path / "plain")
+    assert (quantized.traits.weight_bytes or 0) < 0.9 * (plain.traits.weight_bytes or 0)
+    assert_equal_logits(run_protocol(quantized, SEQUENCES, 4), run_protocol(plain, SEQUENCES, 4))
+
+
+def test_an_embedding_that_is_the_head_too(tmp_path: Path) -> None:
+    source = tiny_checkpoint("llama", tmp_path / "source", variant="biases_tied", with_tokenizer=False)
+    made = quantize_folder(source, tmp_path, "gptq", also=("embed_tokens",))
+    quantized, plain = load(made), load(tmp_path / "plain")
+    assert_equal_logits(run_protocol(quantized, SEQUENCES, 4), run_protocol(plain, SEQUENCES, 4))
+
+
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.parity)])
 def test_ranks_use_the_numbers_of_one(num_ranks: int, tmp_path: Path) -> None:
-    """Groups of 32 are cut into 16s where the 64 inputs of the last product of attention are divided by four."""
+    """Groups of 32 are cut into 16s where the 64 inputs of the last product of attention are divided by four; blocks of
+    64 where the 192 of the MLP's are. `mqa`: every rank has the one KV head."""
     jobs, wanted = {}, {}
-    for method, act_order in (("gptq", False), ("gptq", True), ("awq", False)):
-        name = f"{method}-{act_order}"
-        source = tiny_checkpoint("llama", tmp_path / name / "source", with_tokenizer=False, intermediate_size=128)
+    for method, act_order, variant in (
+        ("gptq", False, "plain"), ("gptq", True, "plain"), ("awq", False, "plain"), ("gptq", True, "mqa"),
+    ):  # fmt: skip
+        name = f"{method}-{act_order}-{variant}"
+        source = tiny_checkpoint(
+            "llama", tmp_path / name / "source", variant=variant, with_tokenizer=False, intermediate_size=128
+        )
         folder = tmp_path / name / "made"
         made = quantize_folder(source, folder, method, act_order=act_order, also=("lm_head",))
         jobs[name] = (str(made), SEQUENCES)
         wanted[name] = run_protocol(load(folder / "plain"), SEQUENCES, 4)
+    source = tiny_checkpoint("llama", tmp_path / "fp8", with_tokenizer=False, intermediate_size=192)
+    made, decoded = store_folder(source, tmp_path / "blocks", *block_fp8(64))
+    jobs["fp8"], wanted["fp8"] = (str(made), SEQUENCES), run_protocol(load(decoded), SEQUENCES, 4)
     jobs_file = tmp_path / "jobs.pt"
     torch.save(jobs, jobs_file)
     with socket.create_server(("127.0.0.1", 0)) as free:
