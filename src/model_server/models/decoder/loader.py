@@ -112,7 +112,7 @@ class Loader:
         """The first rows of a matrix in the model's type, whatever it is stored in."""
         part = Part(name, ((0, num_rows),), None)
         wanted = MatrixSlice(parts=(part,), columns=(0, num_columns), num_columns=num_columns)
-        return self.matrix(wanted, as_stored=True).dequantize(self.reader.dtype)
+        return self._count(self.scheme.read(self.reader, wanted, as_stored=True).dequantize(self.reader.dtype))
 
     def column_linear(
         self, parts: Sequence[Part], num_columns: int, *, transposed: bool = False, as_stored: bool = False
