@@ -80,7 +80,7 @@ soak: $(VENV)/.installed-test
 
 # The oldest supported generator, in an environment of its own: its stubs load on every newer runtime.
 stubs:
-	$(PYTHON) -m venv $(VENV)-stubs
+	$(CREATE) $(VENV)-stubs $(ASKED)
 	$(VENV)-stubs/bin/pip install --quiet "grpcio-tools==1.66.2" "setuptools<80"
 	$(VENV)-stubs/bin/python -m grpc_tools.protoc -Iwire=proto \
 	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto
@@ -102,22 +102,30 @@ check-deploy: $(VENV)-deploy/.installed
 reference: $(VENV)/.installed-test
 	$(BIN)/python -m docs.generate
 
-# torch goes first and alone: a looser request would fetch gigabytes of CUDA libraries.
+# Refuses a Python that is too old, in one line, before anything is made.
+CREATE := environment/create.sh $(PYTHON)
+ASKED  := "make $(or $(firstword $(MAKECMDGOALS)),run)"
+
+# torch goes first and alone: a looser request would fetch gigabytes of CUDA libraries. TORCH=cpu or TORCH=cuda instead
+# of what fits the machine, TORCH_INDEX=URL for a package index beside those of pip's configuration.
+INSTALL_TORCH := environment/install_torch.py $(if $(TORCH),--build $(TORCH)) $(if $(TORCH_INDEX),--index $(TORCH_INDEX))
+
+# On a terminal pip shows what it does.
+PIP_INSTALL := test -t 1 || quiet=--quiet; $(BIN)/pip install $$quiet $(PIN)
+
 $(VENV)/.torch: constraints.txt
-	@echo "Installing torch into $(VENV); this takes a minute or two, once"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(PIN) torch
-	touch $@
+	@$(CREATE) $(VENV) $(ASKED)
+	@$(BIN)/python $(INSTALL_TORCH)
+	@touch $@
 
 $(VENV)-kernels/.installed: constraints.txt tests/kernels/requirements.txt
-	@echo "Installing torch and Triton into $(VENV)-kernels; this takes a few minutes, once"
-	$(PYTHON) -m venv $(VENV)-kernels
-	$(KBIN)/pip install --quiet $(PIN) torch
+	@$(CREATE) $(VENV)-kernels $(ASKED)
+	@$(KBIN)/python $(INSTALL_TORCH) --build cpu
 	$(KBIN)/pip install --quiet $(PIN) -r tests/kernels/requirements.txt
 	touch $@
 
 $(VENV)-deploy/.installed: tests/deploy/requirements.txt
-	$(PYTHON) -m venv $(VENV)-deploy
+	$(CREATE) $(VENV)-deploy $(ASKED)
 	$(VENV)-deploy/bin/pip install --quiet -r tests/deploy/requirements.txt
 	touch $@
 
@@ -127,16 +135,16 @@ BUILT_FROM := pyproject.toml setup.py src/model_server/cpp/instruction_sets.py $
 OPERATORS  := PYTHONPATH=src $(BIN)/python -m model_server.cpp || true
 
 $(VENV)/.installed: $(VENV)/.torch $(BUILT_FROM)
-	@echo "Installing Tercet and what it needs"
-	$(BIN)/pip install --quiet $(PIN) --editable .
+	@echo "Installing Tercet and what it needs: about 70 MB to download"
+	@$(PIP_INSTALL) --editable .
 	@$(OPERATORS)
-	touch $@
+	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.torch $(BUILT_FROM)
-	@echo "Installing Tercet and what its tests need"
-	$(BIN)/pip install --quiet $(PIN) --editable ".[test]"
+	@echo "Installing Tercet and what its tests need: about 110 MB to download"
+	@$(PIP_INSTALL) --editable ".[test]"
 	@$(OPERATORS)
-	touch $@ $(VENV)/.installed
+	@touch $@ $(VENV)/.installed
 
 # Built anew after a change of their sources, with what the compiler says.
 operators: $(VENV)/.torch
