@@ -112,6 +112,10 @@ class Loader:
         """The first rows of a matrix in the model's type, whatever it is stored in."""
         part = Part(name, ((0, num_rows),), None)
         wanted = MatrixSlice(parts=(part,), columns=(0, num_columns), num_columns=num_columns)
+        return self.decoded(wanted)
+
+    def decoded(self, wanted: MatrixSlice) -> Tensor:
+        """This rank's part of matrices in the model's type, whatever they are stored in."""
         return self._count(self.scheme.read(self.reader, wanted, as_stored=True).dequantize(self.reader.dtype))
 
     def column_linear(

@@ -114,7 +114,7 @@ class Mla:
         width = self.plain_dim + self.value_dim
         part = Part(prefix + "kv_b_proj", ((heads[0] * width, heads[1] * width),), num_heads * width)
         wanted = MatrixSlice(parts=(part,), columns=(0, self.latent_rank), num_columns=self.latent_rank)
-        both = loader.matrix(wanted, as_stored=True).dequantize(loader.reader.dtype).view(-1, width, self.latent_rank)
+        both = loader.decoded(wanted).view(-1, width, self.latent_rank)
         return both[:, : self.plain_dim].contiguous(), both[:, self.plain_dim :].transpose(1, 2).contiguous()
 
 
