@@ -23,7 +23,7 @@ MEMORY = "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=al
 THREADS = "-O1", "-g1", "-fsanitize=thread"
 # The operators for AMX on a machine without it: see tile_model.hpp.
 MODELLED = "modelled amx"
-EVERY_SET = [MODELLED, *(pytest.param(name, marks=pytest.mark.long) for name in sets.SETS if name != "amx")]
+EVERY_SET = [pytest.param(name, marks=pytest.mark.long) for name in (MODELLED, *sets.SETS) if name != "amx"]
 
 
 def library(factory: pytest.TempPathFactory, name: str, sanitizer: tuple[str, ...]) -> Path:
