@@ -63,10 +63,11 @@ def thread_runtime(factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", EVERY_SET)
 def test_nothing_is_read_beside_memory_or_undefined(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     made = library(tmp_path_factory, name, MEMORY)
-    done = run("libasan.so", CASES, made, "2", str(effort.examples(6, 100)), "1")
+    done = run("libasan.so", CASES, made, "2", str(effort.examples(6, 40)), "1")
     assert done.returncode == 0, done.stderr[-4000:]
 
 
+@pytest.mark.long
 def test_a_step_beside_memory_is_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
     made = library(tmp_path_factory, MODELLED, MEMORY)
     code = (
@@ -83,7 +84,7 @@ def test_a_step_beside_memory_is_seen(tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("name", [MODELLED, *(name for name in sets.SETS if name != "amx")])
 def test_threads_do_not_race(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     made = library(tmp_path_factory, name, THREADS)
-    rounds = str(effort.examples(3, 40))
+    rounds = str(effort.examples(3, 20))
     done = run("libtsan.so", CASES, made, "3", rounds, "1", thread_runtime(tmp_path_factory))
     assert done.returncode == 0, done.stderr[-4000:]
 
