@@ -55,6 +55,7 @@ def _launcher() -> str:
     return page(
         "# launcher",
         "`launcher [OPTIONS]`, also `text-generation-launcher`: starts, watches and stops the shards and the router. "
+        "`launcher serve MODEL [OPTIONS]` does the same, with the model in the place of `--model-id`. "
         "`launcher bench` has a [page of its own](bench.md).",
         _RULES,
         _OURS,

@@ -6,7 +6,7 @@ import ipaddress
 import os
 
 from launcher.bench.config import BenchConfig
-from launcher.config import LauncherConfig
+from launcher.config import LauncherConfig, ServeConfig
 from wire.cli.commands import installed_version, run_group
 
 _DESCRIPTION = "Serves a text generation model: starts, watches and stops the shards and the router."
@@ -15,7 +15,10 @@ _DESCRIPTION = "Serves a text generation model: starts, watches and stops the sh
 def main() -> int:
     _forget_container_name()
     return run_group(
-        {"bench": (BenchConfig, bench)},
+        {
+            "serve": (ServeConfig, run),
+            "bench": (BenchConfig, bench),
+        },
         prog="launcher",
         version=installed_version,
         description=_DESCRIPTION,
@@ -40,7 +43,7 @@ def bench(config: BenchConfig) -> int:
 
 
 def run(config: LauncherConfig) -> int:
-    """Launches; returns the exit status."""
+    """Serve MODEL; takes every option of the launcher."""
     from launcher.launch import run_launch
 
     return run_launch(config, os.environ)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from launcher.errors import ArgumentValidation
 from wire import tracing
-from wire.cli.options import option
+from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize, refuse_unserved
 
 DEFAULT_MODEL_ID = "bigscience/bloom-560m"
@@ -210,6 +210,16 @@ class LauncherConfig:
     ngrok: bool = option(False, panel=_NOT_YET, help="A tunnel to the internet.")
     ngrok_authtoken: str | None = option(None, panel=_NOT_YET, help="Token of the tunnel.")
     ngrok_edge: str | None = option(None, panel=_NOT_YET, help="Edge of the tunnel.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(LauncherConfig):
+    """Options of `launcher serve`."""
+
+    model_id: str = argument(
+        env="MODEL_ID", metavar="MODEL", has_flag=True,
+        help="Hub id, local directory, or `demo` for the embedded model.",
+    )  # fmt: skip
 
 
 SECRETS = frozenset({"api_key", "ngrok_authtoken"})

@@ -111,6 +111,8 @@ class _Launch:
         address = preflight.listening_address(config)
         port = preflight.http_port(config, address)
         self._config = config = preflight.without_busy_metrics_port(config, address)
+        if directory is None and model_info.is_misspelt_demo(model_id):
+            raise ArgumentValidation(f"`--model-id` {model_id}: no such directory; did you mean {model_info.DEMO}?")
         if not is_local:
             check_cache(model_id, directory, self._environ)
         with (
@@ -189,6 +191,15 @@ class _Launch:
             supervisor.kill_all()
 
     def _download(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
+        try:
+            return self._fetch(model_id, directory, supervisor)
+        except DownloadError as error:
+            similar = model_info.similar_cached(model_id, self._environ) or model_info.similar_directory(model_id)
+            if similar is None:
+                raise
+            raise DownloadError(f"{error}; did you mean {similar}?") from error
+
+    def _fetch(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
         logger.info("Starting check and download process for %s", model_id)
         is_absent = directory is None and not model_info.is_local(model_id)
         if is_absent and not check_network(model_id, self._environ, self._signals):

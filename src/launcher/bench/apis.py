@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from launcher.bench.http_stream import BadAnswerError, Connection
+from launcher.http_stream import BadAnswerError, Connection
 
 
 @dataclass(slots=True)

@@ -19,11 +19,11 @@ from rich.console import Console
 from launcher.bench import report
 from launcher.bench.apis import Sampling, choose_api
 from launcher.bench.config import BenchConfig
-from launcher.bench.http_stream import BadAnswerError, Connection
 from launcher.bench.live import LiveView, table
 from launcher.bench.load import Load, Progress, Target
 from launcher.bench.prompts import PromptMaker, measured_tokens_per_word, offsets_of
 from launcher.bench.results import Cell, median_cell
+from launcher.http_stream import BadAnswerError, Connection
 from wire.text.escape import shown_in_line
 
 # Requests of a closed-loop cell for each client, the least of any cell, and those of an open-loop cell.

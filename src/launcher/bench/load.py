@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import orjson
 
 from launcher.bench.apis import Api, Usage, event_object
-from launcher.bench.http_stream import BadAnswerError, Connection
 from launcher.bench.results import Cell, RequestTimes, summarise
+from launcher.http_stream import BadAnswerError, Connection
 
 
 @dataclass

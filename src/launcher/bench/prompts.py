@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from launcher.bench.apis import Api, Usage, event_object
-from launcher.bench.http_stream import BadAnswerError, Connection
+from launcher.http_stream import BadAnswerError, Connection
 
 # Short common English words: a token or two each in any vocabulary.
 WORDS = [

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ArgumentValidation
+from wire.cli.spelling import closest
 from wire.model_files import MAX_BYTES, open_regular, read_object, read_text
 from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of, wants_float8_cache
 from wire.quantization.methods import method_of, refuse_gguf
@@ -24,6 +25,8 @@ logger = logging.getLogger("text_generation_launcher")
 
 DEMO = "demo"
 """The model id that means the embedded model; the children know it too."""
+_LETTERS_PER_EDIT = 4
+"""Of a misspelt model id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,31 @@ def _at_home(path: str) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def is_misspelt_demo(model_id: str) -> bool:
+    return model_id != DEMO and closest(model_id, [DEMO], letters_per_edit=_LETTERS_PER_EDIT) is not None
+
+
+def similar_directory(model_id: str) -> str | None:
+    """The directory beside `model_id`, spelled as it is, that it was probably meant to be."""
+    written, slash, _ = model_id.rstrip("/").rpartition("/")
+    parent = Path(os.path.expanduser(written + slash))
+    return closest(model_id, [written + slash + name for name in _folders(parent)], letters_per_edit=_LETTERS_PER_EDIT)
+
+
+def similar_cached(model_id: str, environ: Mapping[str, str]) -> str | None:
+    """The model in the hub cache that `model_id` was probably meant to be."""
+    names = [name.removeprefix("models--") for name in _folders(hub_cache(environ)) if name.startswith("models--")]
+    known = {name.replace("--", "/") for name in names} - {model_id}
+    return closest(model_id, sorted(known), letters_per_edit=_LETTERS_PER_EDIT)
+
+
+def _folders(parent: Path) -> list[str]:
+    """Names, sorted; none of a folder that cannot be read."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+    return []
+
+
 def with_hub_cache(environ: Mapping[str, str], asked: Path | None) -> Mapping[str, str]:
     """`environ` with what `--huggingface-hub-cache`, or its variable, says. The flag wins over HF_HUB_CACHE, which wins
     over the variable; a flag that says what the variable says is taken for the variable."""
@@ -129,7 +157,9 @@ def with_hub_cache(environ: Mapping[str, str], asked: Path | None) -> Mapping[st
 def check_directory(model_id: str, path: Path) -> None:
     """Refuses a local directory that cannot be served. Raises ArgumentValidation."""
     if not path.is_dir():
-        raise ArgumentValidation(f"`--model-id` {model_id}: no such directory")
+        similar = similar_directory(model_id)
+        hint = f"; did you mean {similar}?" if similar else ""
+        raise ArgumentValidation(f"`--model-id` {model_id}: no such directory{hint}")
     try:
         found = sorted(entry.name for entry in path.iterdir())
     except OSError as error:

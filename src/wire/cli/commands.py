@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from wire.cli.parsing import UsageError, parse
+from wire.cli.spelling import closest
 from wire.text.escape import as_error, shown_in_line
 
 T = TypeVar("T")
@@ -51,23 +52,32 @@ def run_group(
     description: str = "",
     default: tuple[type[Any], Callable[[Any], int]] | None = None,
 ) -> int:
-    """As `run_command`, the first word being the name of a command; `default` serves every other first word."""
+    """As `run_command`, the first word being the name of a command; without one the options are those of `default`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in commands:
         config_type, run = commands[words[0]]
-        text = (run.__doc__ or "").partition("\n")[0]
-        return run_command(config_type, run, prog=f"{prog} {words[0]}", argv=words[1:], description=text)
-    if default is not None:
-        listed = description + "".join(f"\n\nCommand: {prog} {name}" for name in commands)
+        return run_command(config_type, run, prog=f"{prog} {words[0]}", argv=words[1:], description=_summary(run))
+    if default is not None and (not words or words[0].startswith("-")):
+        listed = description + "".join(f"\n\n{prog} {name}: {_summary(run)}" for name, (_, run) in commands.items())
         return run_command(*default, prog=prog, argv=words, version=version, description=listed)
     if words and words[0] in ("--help", "-h"):
         lines = [f"Usage: {prog} COMMAND ...", "", description, "", "Commands:"]
-        lines += [f"  {name:<20}{(run.__doc__ or '').partition(chr(10))[0]}" for name, (_, run) in commands.items()]
+        lines += [f"  {name:<20}{_summary(run)}" for name, (_, run) in commands.items()]
         print("\n".join([*lines, "", f"Options of a command: {prog} COMMAND --help"]))  # noqa: T201
         return 0
     if words and version is not None and words[0] in ("--version", "-V"):
         return _print_version(prog, version)
-    return _refuse(prog, f"unrecognized command '{words[0]}'" if words else "a command is required")
+    return _refuse(prog, _unknown(words[0], commands, prog) if words else "a command is required")
+
+
+def _summary(run: Callable[[Any], int]) -> str:
+    return (run.__doc__ or "").partition("\n")[0]
+
+
+def _unknown(word: str, commands: Iterable[str], prog: str) -> str:
+    found = closest(word, commands, letters_per_edit=3)
+    hint = f"a similar one exists: '{found}'" if found else f"'{prog} --help' lists the commands"
+    return f"unrecognized command '{word}'; {hint}"
 
 
 def installed_version() -> str:

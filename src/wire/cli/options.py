@@ -37,6 +37,7 @@ class _Declared:
     separator: str | None = None
     negatable: bool = False
     positional: bool = False
+    has_flag: bool = True
     header: bool = False
 
 
@@ -55,6 +56,8 @@ class Option:
     hidden: bool
     default: Any
     positional: bool
+    has_flag: bool
+    """A positional argument may have one too."""
     required: bool
     item: type
     """Type of one value: bool, int, float, str, Path or an Enum class."""
@@ -113,9 +116,13 @@ def option(
     return dataclasses.field(default=default, metadata={_KEY: declared})
 
 
-def argument(*, help: str, env: str | None = None, metavar: str | None = None) -> Any:
-    """A config field that is a required positional argument (or its variable, if one is named)."""
-    return dataclasses.field(metadata={_KEY: _Declared(help=help, env=env, metavar=metavar, positional=True)})
+def argument(*, help: str, env: str | None = None, metavar: str | None = None, has_flag: bool = False) -> Any:
+    """A config field that is a required positional argument (or its variable, if one is named).
+
+    `has_flag`: may also be given as `--field-name`.
+    """
+    declared = _Declared(help=help, env=env, metavar=metavar, positional=True, has_flag=has_flag)
+    return dataclasses.field(metadata={_KEY: declared})
 
 
 def options_of(config_type: type) -> tuple[Option, ...]:
@@ -153,6 +160,7 @@ def _option_of(field: dataclasses.Field[Any], annotation: Any) -> Option:
         hidden=declared.hidden,
         default=default,
         positional=declared.positional,
+        has_flag=declared.has_flag,
         required=required,
         item=item,
         choices=choices,

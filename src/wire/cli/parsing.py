@@ -45,7 +45,8 @@ def parse(config_type: type[T], argv: Sequence[str], environ: Mapping[str, str])
         elif (text := _from_environment(opt, environ)) is not None:
             values[opt.name] = _value_of(opt, [text], source=f" (from the environment variable {opt.env})")
         elif opt.required:
-            raise UsageError(f"the following required argument was not provided: {opt.label}")
+            meaning = opt.help.rstrip(".")
+            raise UsageError(f"the following required argument was not provided: {opt.label} ({meaning})")
     return config_type(**values)
 
 
@@ -60,7 +61,7 @@ def _from_environment(opt: Option, environ: Mapping[str, str]) -> str | None:
 
 def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list[str]]:
     """Field name → the texts given for it; a switch is recorded as "true" or "false"."""
-    flags = {opt.flag: opt for opt in options if not opt.positional}
+    flags = {opt.flag: opt for opt in options if opt.has_flag}
     negatives = {opt.negative_flag: opt for opt in options if opt.is_negatable}
     shorts = {opt.short: opt for opt in options if opt.short}
     positionals = [opt for opt in options if opt.positional]

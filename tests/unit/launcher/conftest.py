@@ -1,15 +1,19 @@
-"""A launch that must leave no process behind."""
+"""A launch that must leave no process behind; a scripted server, and a connection to it that is closed in the end."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
+from support.scripted_http import ScriptedServer
 from unit.launcher.supervised import Launch, Story
 
+from launcher.http_stream import Connection
 from launcher.processes.child import Guard
 from launcher.processes.signals import Signals
 
@@ -35,3 +39,37 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         guard.close()
         logger.removeHandler(story)
         logger.setLevel(level)
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    scripted = ScriptedServer()
+    listening = await asyncio.start_server(scripted.handle, "127.0.0.1", 0)
+    scripted.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    yield scripted
+    listening.close()
+
+
+@pytest.fixture
+def answer() -> Callable[..., bytes]:
+    def build(body: bytes, status: str = "200 OK") -> bytes:
+        return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+    return build
+
+
+@pytest.fixture
+def events() -> Callable[..., bytes]:
+    def build(*datas: bytes) -> bytes:
+        chunks = [b"data: " + data + b"\n\n" for data in datas]
+        body = b"".join(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n" for chunk in chunks) + b"0\r\n\r\n"
+        return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body
+
+    return build
+
+
+@pytest.fixture
+def connection(server: ScriptedServer) -> Iterator[Connection]:
+    opened = Connection(server.url, {"x-name": "value"})
+    yield opened
+    opened.close()

@@ -7,7 +7,7 @@ import pytest
 from support.scripted_http import ScriptedServer
 
 from launcher.bench.apis import Api, OpenAiApi, OpenAiChatApi, Sampling, TgiApi, Usage, choose_api
-from launcher.bench.http_stream import BadAnswerError, Connection
+from launcher.http_stream import BadAnswerError, Connection
 
 GREEDY = Sampling(None, ignore_eos=True)
 

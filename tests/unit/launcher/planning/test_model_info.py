@@ -20,7 +20,10 @@ from launcher.planning.model_info import (
     from_config,
     hub_cache,
     is_local,
+    is_misspelt_demo,
     read,
+    similar_cached,
+    similar_directory,
     with_hub_cache,
 )
 
@@ -210,3 +213,33 @@ def test_older_files_of_codes_are_known_by_their_tensors(tmp_path: Path) -> None
     assert packed is not None
     assert said is not None
     assert [info.quantize for info in (plain, packed, said)] == [None, "awq", "gptq"]
+
+
+def test_a_misspelt_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama-1b").mkdir()
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    assert similar_directory("./lama-1b") == "./llama-1b"
+    assert similar_directory("./llama-1B/") == "./llama-1b"
+    assert similar_directory(f"{tmp_path}/llmaa-1b") == f"{tmp_path}/llama-1b"
+    assert similar_directory("llama_1b") == "llama-1b"
+    for other in ("./note.txt", "./qwen-1b", "./no-such/llama-1b", "/"):
+        assert similar_directory(other) is None
+
+
+def test_a_misspelt_model_of_the_cache(tmp_path: Path) -> None:
+    for name in ("models--org--tiny-llama", "models--gpt2", "datasets--org--tiny-llamas"):
+        (tmp_path / name).mkdir()
+    environ = {"HF_HUB_CACHE": str(tmp_path)}
+    assert similar_cached("org/tiny-lama", environ) == "org/tiny-llama"
+    assert similar_cached("Org/Tiny_Llama", environ) == "org/tiny-llama"
+    assert similar_cached("gtp2", environ) == "gpt2"
+    # What is in the cache under its name needs no other one.
+    assert similar_cached("org/tiny-llama", environ) is None
+    assert similar_cached("org/other", {"HF_HUB_CACHE": str(tmp_path / "absent")}) is None
+
+
+@pytest.mark.parametrize(("model_id", "is_meant"), [("dmeo", True), ("Demo", True), ("demos", True), ("gpt2", False)])
+def test_a_misspelt_demo(model_id: str, is_meant: bool) -> None:
+    assert is_misspelt_demo(model_id) == is_meant
+    assert not is_misspelt_demo("demo")

@@ -43,8 +43,8 @@ def test_usage_error_on_a_terminal_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert run_group({}, prog="tool", argv=["x"]) == 2
-    assert capsys.readouterr().err == "error: unrecognized command 'x'\n"
+    assert run_group({"serve": (Positional, lambda _: 0)}, prog="tool", argv=["x"]) == 2
+    assert capsys.readouterr().err == "error: unrecognized command 'x'; 'tool --help' lists the commands\n"
 
 
 @pytest.mark.parametrize("flag", ["--version", "-V"])
@@ -93,6 +93,25 @@ def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
     # The router's form: options of its own, and a command beside them.
     assert group("--port", "8", default=(Config, other)) == 8
     assert group("serve", "m", default=(Config, other)) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("serv", "a similar one exists: 'serve'"),
+        ("bnech", "a similar one exists: 'bench'"),
+        ("--", None),
+        ("org/model", "'tool --help' lists the commands"),
+        ("", "'tool --help' lists the commands"),
+    ],
+)
+def test_a_misspelt_command(word: str, hint: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where options go without a command."""
+    commands: dict[str, Any] = {"serve": (Positional, lambda _: 0), "bench": (Config, lambda _: 0)}
+    status = run_group(commands, prog="tool", argv=[word], default=(Config, lambda _: 0))
+    assert status == (2 if hint else 0)
+    message = f"error: unrecognized command '{word}'; {hint}" if hint else ""
+    assert capsys.readouterr().err.rstrip().endswith(message)
 
 
 def test_an_ordinary_start_does_not_import_typer() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from support.scripted_http import ScriptedServer
 
-from launcher.bench.http_stream import BadAnswerError, Connection
+from launcher.http_stream import BadAnswerError, Connection
 
 
 async def test_a_kept_connection_serves_the_next_request(

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection that streams answers: asyncio's transport and llhttp's parser.
 
-A general client costs several times as much per event, and on a small machine that time is taken from the server that
-is being measured.
+Used by the load generator and the chat. A general client costs several times as much per event, and on a small machine
+that time is taken from the server that is being measured.
 """
 
 from __future__ import annotations
