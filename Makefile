@@ -60,6 +60,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m docs.prose
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.demo

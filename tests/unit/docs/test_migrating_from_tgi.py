@@ -68,7 +68,7 @@ def test_every_state_is_one_of_four() -> None:
     ]  # fmt: skip
     for heading, column in (
         ("Options of the launcher", 3), ("Variables without an option", 1), ("Routes", 3), ("Refusals", 2),
-        ("Metrics", 3), ("Logs, ends, habits", 3),
+        ("Metrics", 3), ("Logs and exits", 3),
     ):  # fmt: skip
         for row in rows(section(TEXT, heading)):
             assert row[column] in STATES and row[-1].strip(), row
@@ -203,7 +203,7 @@ def test_every_metric_of_tgi_has_a_row() -> None:
 def test_the_ends_of_a_launch() -> None:
     ours = {kind.__name__ for kind in launcher_errors.LauncherError.__subclasses__()}
     assert set(tgi.EXITS) - ours == {"ShardDisconnected"} and ours <= set(tgi.EXITS)
-    assert "the same names but `ShardDisconnected`" in TEXT
+    assert "the same names except `ShardDisconnected`" in TEXT
     assert ArgumentValidation("a").report() == 'Error: ArgumentValidation("a")'
 
 
