@@ -32,7 +32,7 @@ def page(*parts: str) -> str:
 
 
 def _filled(part: str) -> str:
-    if part.startswith(("#", "|")):
+    if part.startswith(("#", "|", "    ")):
         return part
     paragraphs = part.split("\n\n")
     return "\n\n".join(textwrap.fill(one, _WIDTH, break_long_words=False, break_on_hyphens=False) for one in paragraphs)

@@ -47,6 +47,8 @@ def values(opt: Option) -> str:
     if opt.choices:
         return ", ".join(map(code, opt.choices))
     kind = (_MANY if opt.is_repeated else _KINDS)[opt.item]
+    if opt.unit is not None:
+        kind = f"number of {opt.unit}"
     text = " ".join(filter(None, [kind, _bounds(opt)]))
     if opt.is_repeated:
         text += f"; the option may be repeated{', or one value cut at commas' if opt.separator == ',' else ''}"

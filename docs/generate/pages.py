@@ -15,6 +15,7 @@ from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig
 from model_server.config import DownloadConfig, ServeConfig
 from router.config import RouterConfig
+from wire.cli import sizes
 from wire.cli.options import Option
 from wire.exit_status import LOST_PEER, MISSING_PEER, STALLED
 
@@ -22,10 +23,18 @@ REFERENCE = Path(__file__).parents[1] / "reference"
 
 _RULES = """\
 `--option value` and `--option=value` are the same. The command line wins over the variable, the variable over the
-default. Names are exact; an option that is not a list may be given once. Switches take no value on the command line; in
-a variable they are `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`. An empty variable counts as unset. What
-cannot be understood ends the process with status 2 and a line that names the value, the option or variable, and the
-reason."""
+config file, that over the default. Names are exact; an option that is not a list may be given once. Switches take no
+value on the command line; in a variable they are `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`. An empty
+variable counts as unset. What cannot be understood ends the process with status 2 and a line that names the value, the
+option or variable, and the reason."""
+_CONFIG_FILE = """\
+`--config launcher.yaml` reads options from a YAML file: their names, with `-` or `_`, and their values, several of
+them as a list. Values are taken as they are written, paths are relative to the working folder. An unknown name ends
+the start with status 2, as it does on the command line."""
+_CONFIG_EXAMPLE = """\
+    model-id: meta-llama/Llama-3.2-1B-Instruct
+    max-total-tokens: 8k
+    cors-allow-origin: [https://a.example, https://b.example]"""
 _OURS = "Options that TGI lacks are marked (ours); where TGI reads the variable and has no option, (option ours)."
 _SEE_RULES = "How options are spelled: [launcher.md](launcher.md)."
 
@@ -58,6 +67,9 @@ def _launcher() -> str:
         "`launcher serve MODEL [OPTIONS]` does the same, with the model in the place of `--model-id`. "
         "`launcher bench` has a [page of its own](bench.md).",
         _RULES,
+        sizes.MEANING,
+        _CONFIG_FILE,
+        _CONFIG_EXAMPLE,
         _OURS,
         option_tables(LauncherConfig, _mark(frozenset(tgi.LAUNCHER), tgi.VARIABLES)),
         "## Variables of router and shards",

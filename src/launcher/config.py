@@ -43,6 +43,10 @@ class LauncherConfig:
         None, panel=_MODEL,
         help=f"Hub id, local directory, or `demo` for the embedded model. Default: {DEFAULT_MODEL_ID}.",
     )  # fmt: skip
+    config: Path | None = option(
+        None, env="TERCET_CONFIG", panel=_MODEL, is_config_file=True,
+        help="YAML file with options by name (`max_batch_size: 8`); the command line and variables win.",
+    )  # fmt: skip
     revision: str | None = option(None, panel=_MODEL, help="Branch, tag or commit of a hub model.")
     dtype: Dtype | None = option(
         None, panel=_MODEL,
@@ -116,20 +120,17 @@ class LauncherConfig:
     max_stop_sequences: int = option(4, panel=_REQUEST, help="Largest number of stop texts in a request.")
     max_top_n_tokens: int = option(5, panel=_REQUEST, maximum=_U32, help="Largest `top_n_tokens`.")
     max_input_tokens: int | None = option(
-        None, panel=_REQUEST, minimum=1, maximum=_U32, help="Longest prompt in tokens. Default: what fits."
+        None, panel=_REQUEST, unit="tokens", minimum=1, maximum=_U32, help="Longest prompt. Default: what fits."
     )
     max_input_length: int | None = option(
-        None, panel=_REQUEST, minimum=1, maximum=_U32, help="Deprecated name of --max-input-tokens."
+        None, panel=_REQUEST, unit="tokens", minimum=1, maximum=_U32, help="Deprecated name of --max-input-tokens."
     )
     max_total_tokens: int | None = option(
-        None,
-        panel=_REQUEST,
-        minimum=2,
-        maximum=_U32,
+        None, panel=_REQUEST, unit="tokens", minimum=2, maximum=_U32,
         help="Prompt and generated tokens of one request. Default: what fits.",
-    )
+    )  # fmt: skip
     max_client_batch_size: int = option(4, panel=_REQUEST, help="Largest number of inputs in one request.")
-    payload_limit: int = option(2_000_000, panel=_REQUEST, minimum=1, help="Largest request body in bytes.")
+    payload_limit: int = option(2_000_000, panel=_REQUEST, unit="bytes", minimum=1, help="Largest request body.")
     enable_prefill_logprobs: bool = option(False, panel=_REQUEST, help="Serve the logprobs of prompts.")
     disable_grammar_support: bool = option(False, panel=_REQUEST, help="Refuse requests with a grammar.")
 
@@ -137,11 +138,13 @@ class LauncherConfig:
         0.3, panel=_BATCH, minimum=0.0, help="Waiting to running requests from which a prefill interrupts decoding."
     )
     max_batch_prefill_tokens: int | None = option(
-        None, panel=_BATCH, maximum=_U32, help="Token budget of one prefill. Default: from the model and the device."
-    )
+        None, panel=_BATCH, unit="tokens", maximum=_U32,
+        help="Token budget of one prefill. Default: from the model and the device.",
+    )  # fmt: skip
     max_batch_total_tokens: int | None = option(
-        None, panel=_BATCH, minimum=1, maximum=_U32, help="Token budget of a running batch. Default: what fits."
-    )
+        None, panel=_BATCH, unit="tokens", minimum=1, maximum=_U32,
+        help="Token budget of a running batch. Default: what fits.",
+    )  # fmt: skip
     max_waiting_tokens: int = option(20, panel=_BATCH, help="Decode steps after which waiting requests are let in.")
     max_batch_size: int | None = option(None, panel=_BATCH, maximum=_U32, help="Largest number of requests in a batch.")
     validation_workers: int = option(2, panel=_BATCH, help="Threads of the router that tokenise prompts.")
@@ -206,7 +209,7 @@ class LauncherConfig:
     speculate: int | None = option(None, panel=_NOT_YET, help="Tokens to speculate.")
     lora_adapters: str | None = option(None, panel=_NOT_YET, help="Adapters to load.")
     weights_cache_override: Path | None = option(None, panel=_NOT_YET, help="A flat directory of weight files.")
-    max_image_fetch_size: int | None = option(None, panel=_NOT_YET, help="Largest image in bytes that is fetched.")
+    max_image_fetch_size: int | None = option(None, panel=_NOT_YET, unit="bytes", help="Largest image that is fetched.")
     ngrok: bool = option(False, panel=_NOT_YET, help="A tunnel to the internet.")
     ngrok_authtoken: str | None = option(None, panel=_NOT_YET, help="Token of the tunnel.")
     ngrok_edge: str | None = option(None, panel=_NOT_YET, help="Edge of the tunnel.")

@@ -57,10 +57,11 @@ class ServeConfig:
         "text-generation-inference.server", env=None, panel=_RUN, help="Service name in traces"
     )
     max_input_tokens: int | None = option(
-        None, env=None, minimum=1, maximum=_U32, help="Longest prompt the router will send, in tokens"
+        None, unit="tokens", env=None, minimum=1, maximum=_U32, help="Longest prompt the router will send, in tokens"
     )
     max_batch_total_tokens: int | None = option(
         None,
+        unit="tokens",
         env=None,
         minimum=1,
         maximum=_U32,

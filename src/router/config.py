@@ -42,6 +42,7 @@ class RouterConfig:
     max_top_n_tokens: int = option(5, panel=_LIMITS, maximum=_U32, help="Largest `top_n_tokens` and `top_logprobs`.")
     max_input_tokens: int | None = option(
         None,
+        unit="tokens",
         panel=_LIMITS,
         minimum=1,
         maximum=_U32,
@@ -49,14 +50,17 @@ class RouterConfig:
     )
     max_total_tokens: int | None = option(
         None,
+        unit="tokens",
         panel=_LIMITS,
         minimum=2,
         maximum=_U32,
         help="Prompt and generated tokens of one request. Default: what fits, from the warm-up.",
     )
     max_client_batch_size: int = option(4, panel=_LIMITS, help="Largest number of prompts or choices in a request.")
-    payload_limit: int = option(2_000_000, panel=_LIMITS, minimum=1, help="Largest request body in bytes.")
-    max_stop_sequence_bytes: int = option(4096, panel=_LIMITS, help="Bytes of all `stop` texts of a request together.")
+    payload_limit: int = option(2_000_000, panel=_LIMITS, unit="bytes", minimum=1, help="Largest request body.")
+    max_stop_sequence_bytes: int = option(
+        4096, panel=_LIMITS, unit="bytes", help="Bytes of all `stop` texts of a request together."
+    )
     max_request_seconds: float | None = option(
         None,
         panel=_LIMITS,
@@ -73,10 +77,11 @@ class RouterConfig:
         1.2, panel=_BATCHING, help="Waiting to running requests from which a prefill interrupts decoding.", minimum=0
     )
     max_batch_prefill_tokens: int = option(
-        4096, panel=_BATCHING, minimum=1, maximum=_U32, help="Token budget of one prefill."
+        4096, panel=_BATCHING, unit="tokens", minimum=1, maximum=_U32, help="Token budget of one prefill."
     )
     min_batch_prefill_tokens: int | None = option(
         None,
+        unit="tokens",
         panel=_BATCHING,
         help="How far the prefill budget may be lowered where memory is short at the start. Default: not at all.",
         minimum=1,
@@ -84,6 +89,7 @@ class RouterConfig:
     )
     max_batch_total_tokens: int | None = option(
         None,
+        unit="tokens",
         panel=_BATCHING,
         minimum=1,
         maximum=_U32,
@@ -125,6 +131,7 @@ class RouterConfig:
     )
     max_unread_bytes: int = option(
         1_048_576,
+        unit="bytes",
         panel=_HTTP,
         help="Bytes of tokens that may wait for a slow client; then its stream is ended.",
         minimum=1,
@@ -176,7 +183,7 @@ class RouterConfig:
         "on", panel=_UNSERVED, help="Nothing is ever sent, whatever the value."
     )
     max_image_fetch_size: int = option(
-        _TGI_IMAGE_FETCH_SIZE, panel=_UNSERVED, help="Not served: requests with images are refused."
+        _TGI_IMAGE_FETCH_SIZE, unit="bytes", panel=_UNSERVED, help="Not served: requests with images are refused."
     )
     ngrok: bool = option(False, panel=_UNSERVED, help="Not served.")
     ngrok_authtoken: str | None = option(None, panel=_UNSERVED, help="Not served.")

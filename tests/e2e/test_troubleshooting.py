@@ -72,6 +72,13 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "pickled" / "pytorch_model.bin").touch()
     (tmp_path / "adapter" / "config.json").rename(tmp_path / "adapter" / "adapter_config.json")
+    for name, text in {
+        "name": "prot: 8080",
+        "type": "port: eighty",
+        "list": "port: [80, 81]",
+        "broken": "port: [80",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(text + "\n")
     return tmp_path
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from wire.cli import sizes
 from wire.cli.options import Option, options_of
 from wire.cli.spelling import spell
 
@@ -36,7 +37,7 @@ def print_help(config_type: type, prog: str, description: str) -> None:
             value: Any = opt.default
             shown["metavar"] = " "
             if not opt.is_switch:
-                shown["metavar"] = "<" + ("|".join(opt.choices) or _KINDS.get(opt.item, "text")) + ">"
+                shown["metavar"] = "<" + ("|".join(opt.choices) or opt.unit or _KINDS.get(opt.item, "text")) + ">"
                 value = None if opt.default in (None, [], ()) else _shown_default(opt)
             show_default = not opt.is_switch and value is not None
             declared = typer.Option(value, *names, show_default=show_default, rich_help_panel=opt.panel, **shown)
@@ -50,6 +51,8 @@ def print_help(config_type: type, prog: str, description: str) -> None:
             "\n\nAn option is also read from the environment variable of its name (--max-batch-size from "
             "MAX_BATCH_SIZE); the command line wins."
         )
+    if any(opt.unit for opt in options):
+        description += "\n\n" + sizes.MEANING
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = description

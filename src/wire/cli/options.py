@@ -17,6 +17,7 @@ from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
+from wire.cli.sizes import Unit
 from wire.cli.spelling import flag_of, variable_of
 
 _KEY = "wire.option"
@@ -39,6 +40,8 @@ class _Declared:
     positional: bool = False
     has_flag: bool = True
     header: bool = False
+    unit: Unit | None = None
+    is_config_file: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,10 @@ class Option:
     maximum: float | None
     header: bool
     """Its value travels in an HTTP header."""
+    unit: Unit | None
+    """What an `int` counts, if it may be written as 8k or 1.5GiB."""
+    is_config_file: bool
+    """Names a file with the values of other options."""
 
     @property
     def label(self) -> str:
@@ -99,17 +106,21 @@ def option(
     separator: str | None = None,
     negatable: bool = False,
     header: bool = False,
+    unit: Unit | None = None,
+    is_config_file: bool = False,
 ) -> Any:
     """A config field that is an option: flag `--field-name`, variable `FIELD_NAME` unless `env` says otherwise.
 
     `env=None`: no variable. `short`: one letter, with or without its dash. Annotations: `bool` (a switch; `--no-x`
     exists if it is on by default or `negatable`), `bool | None` (takes true/false), `int`, `float`, `str`, `Path`,
     `Literal[...]`, an Enum, each `| None`, or `list[...]` / `tuple[..., ...]` of them: repeatable, and cut at
-    `separator` if one is given. `header`: texts that no HTTP header can hold are refused.
+    `separator` if one is given. `header`: texts that no HTTP header can hold are refused. `unit`: an `int` that may be
+    written as 8k or 1.5GiB. `is_config_file`: a `Path` to a YAML file with values of the other options.
     """
     declared = _Declared(
         help=help, env=env, short=short, panel=panel, metavar=metavar, hidden=hidden,
         minimum=minimum, maximum=maximum, separator=separator, negatable=negatable, header=header,
+        unit=unit, is_config_file=is_config_file,
     )  # fmt: skip
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata={_KEY: declared})
@@ -172,6 +183,8 @@ def _option_of(field: dataclasses.Field[Any], annotation: Any) -> Option:
         minimum=declared.minimum,
         maximum=declared.maximum,
         header=declared.header,
+        unit=declared.unit,
+        is_config_file=declared.is_config_file,
     )
 
 

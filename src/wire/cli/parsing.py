@@ -1,9 +1,9 @@
 """From a command line and an environment to a config.
 
-The rules are those of TGI's parser (clap): command line > environment > default; exact long names; a single-valued
-option given twice is an error; switches take no value; integers are unsigned. Typer draws the help page but does not
-parse: it takes the last of two repeated options, reads the environment itself, and cannot name the variable that held
-a bad value.
+The rules are those of TGI's parser (clap): command line > environment > config file > default; exact long names; a
+single-valued option given twice is an error; switches take no value; integers are unsigned. Typer draws the help page
+but does not parse: it takes the last of two repeated options, reads the environment itself, and cannot name the
+variable that held a bad value.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+from wire.cli import config_file
 from wire.cli.options import Option, options_of
+from wire.cli.sizes import count_of
 from wire.cli.spelling import closest, spell
 
 T = TypeVar("T")
@@ -35,19 +38,41 @@ class UsageError(Exception):
 
 
 def parse(config_type: type[T], argv: Sequence[str], environ: Mapping[str, str]) -> T:
-    """The config that `argv` (without the program) and `environ` ask for. Pure. Raises UsageError."""
+    """The config that `argv` (without the program), `environ` and the config file that they may name ask for.
+
+    Raises UsageError.
+    """
     options = options_of(config_type)
     given = _read_argv(options, argv)
+    path, in_file = _read_config_file(options, given, environ)
     values: dict[str, Any] = {}
     for opt in options:
         if opt.name in given:
             values[opt.name] = _value_of(opt, given[opt.name], source="")
         elif (text := _from_environment(opt, environ)) is not None:
             values[opt.name] = _value_of(opt, [text], source=f" (from the environment variable {opt.env})")
+        elif (of_file := in_file.get(opt.name)) is not None:
+            values[opt.name] = _value_of(opt, of_file.texts, source=f" (from {path}, line {of_file.line})")
         elif opt.required:
             meaning = opt.help.rstrip(".")
             raise UsageError(f"the following required argument was not provided: {opt.label} ({meaning})")
     return config_type(**values)
+
+
+def _read_config_file(
+    options: Sequence[Option], given: Mapping[str, Sequence[str]], environ: Mapping[str, str]
+) -> tuple[Path | None, Mapping[str, config_file.Given]]:
+    """Its path and, by field name, what it says; nothing where none is named. Raises UsageError."""
+    for opt in options:
+        if opt.is_config_file and (
+            text := given[opt.name][0] if opt.name in given else _from_environment(opt, environ)
+        ):
+            path = Path(text).expanduser()
+            try:
+                return path, config_file.read(path, options)
+            except ValueError as error:
+                raise UsageError(f"{opt.flag}: {error}") from None
+    return None, {}
 
 
 def _from_environment(opt: Option, environ: Mapping[str, str]) -> str | None:
@@ -149,9 +174,11 @@ def _convert(opt: Option, text: str) -> Any:
             raise ValueError("expected true or false")
         return word in _TRUE
     if opt.item is int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+        if re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+            return _in_range(opt, int(text), 0, UNSIGNED_MAX)
+        if opt.unit is None:
             raise ValueError("expected a whole number")
-        return _in_range(opt, int(text), 0, UNSIGNED_MAX)
+        return _in_range(opt, count_of(text, opt.unit), 0, UNSIGNED_MAX)
     if opt.item is float:
         try:
             number = float(text) if "_" not in text else math.nan

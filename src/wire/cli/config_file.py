@@ -1,0 +1,77 @@
+"""Options from a YAML file: a mapping of their names to their values.
+
+Values are taken as they are written and understood as those of the command line are: YAML would make the number 1.1 of
+the revision 1.10, and false of `usage_stats: off`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wire.cli.options import Option
+from wire.cli.spelling import closest
+from wire.model_files import read_text
+
+_NULL = "tag:yaml.org,2002:null"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the file says of one option."""
+
+    texts: Sequence[str]
+    line: int
+    """Counted from 1."""
+
+
+def read(path: Path, options: Sequence[Option]) -> Mapping[str, Given]:
+    """Field name → what is given for it; nothing of an option without a value. `-` and `_` are the same in a name.
+
+    Raises ValueError with one line that names the file.
+    """
+    # Imported here: only a start with such a file is worth the time.
+    import yaml
+
+    try:
+        root = yaml.compose(read_text(path, ValueError), Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{where} is not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise ValueError(f"{path} holds no options; it takes lines such as `port: 8080`")
+    known = {opt.name: opt for opt in options if not opt.is_config_file}
+    given: dict[str, Given] = {}
+    for key, value in root.value:
+        line = key.start_mark.line + 1
+        where, written = f"{path}, line {line}", str(key.value)
+        name = written.replace("-", "_")
+        if name not in known:
+            found = closest(written, known, letters_per_edit=3)
+            hint = f"; a similar one exists: '{found}'" if found else ""
+            raise ValueError(f"{where}: unknown option '{written}'{hint}")
+        if name in given:
+            raise ValueError(f"{where}: '{written}' is given again, after line {given[name].line}")
+        texts = list(_texts(value, yaml))
+        if None in texts or (len(texts) != 1 and not known[name].is_repeated):
+            kind = "one value or a list of values" if known[name].is_repeated else "one value"
+            raise ValueError(f"{where}: '{written}' takes {kind}")
+        if texts != [""]:
+            given[name] = Given([text for text in texts if text is not None], line)
+    return given
+
+
+def _texts(value: Any, yaml: Any) -> Iterator[str | None]:
+    """The text of a value or of each in a list, empty for null; None for what no option takes."""
+    for node in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+        if isinstance(node, yaml.ScalarNode):
+            yield "" if node.tag == _NULL else node.value
+        else:
+            yield None
