@@ -55,7 +55,7 @@ def children(server: RunningServer) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
     with served("--num-shard", str(size)) as (server, family):
         assert len(family.shards) == size

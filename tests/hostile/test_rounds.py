@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 @pytest.mark.random
 def test_one_round() -> None:
     sizes = Sizes(
-        bodies=examples(180, 2000), raw=examples(48, 400), leaving=examples(100, 500), grpc=100, workers=2,
+        bodies=examples(120, 2000), raw=examples(24, 400), leaving=examples(40, 500), grpc=examples(40, 100), workers=2,
         overload=examples(0, 300), mixed_seconds=examples(2, 20), launches=examples(0, 2), folders=examples(1, 6),
     )  # fmt: skip
     mixed = MixedLoad(num_long=examples(3, 12), num_short=examples(9, 28), long_tokens=(150, 300), least=51)

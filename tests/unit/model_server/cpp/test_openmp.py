@@ -45,8 +45,11 @@ def test_helpers_of_the_loading_thread_end_and_those_of_another_do_not_sleep() -
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     environment["PYTHONPATH"] = str(TESTS)
     command = [sys.executable, "-c", SCRIPT]
-    runs = [subprocess.run(command, capture_output=True, text=True, check=True, env=environment) for _ in range(3)]
-    ended, sleeps = zip(*(map(int, run.stdout.split()) for run in runs), strict=True)
-    assert ended == (1, 1, 1)
-    # Who has to share a core with other processes sleeps: the quietest run counts.
-    assert min(sleeps) < OPERATORS / 3
+    # A thread that shares its core with other processes sleeps: the first quiet run counts.
+    for _ in range(3):
+        run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        ended, sleeps = map(int, run.stdout.split())
+        assert ended == 1
+        if sleeps < OPERATORS / 3:
+            return
+    pytest.fail(f"{sleeps} sleeps in {OPERATORS} operators")
