@@ -65,7 +65,8 @@ def _launcher() -> str:
         "# launcher",
         "`launcher [OPTIONS]`, also `text-generation-launcher`: starts, watches and stops the shards and the router. "
         "`launcher serve MODEL [OPTIONS]` does the same, with the model in the place of `--model-id`. "
-        "`launcher bench` has a [page of its own](bench.md).",
+        "`launcher bench` has a [page of its own](bench.md). Tab completes commands, options and values: "
+        "[shell completion](../install.md#shell-completion).",
         _RULES,
         sizes.MEANING,
         _CONFIG_FILE,

@@ -43,7 +43,7 @@ def bench(config: BenchConfig) -> int:
 
 
 def run(config: LauncherConfig) -> int:
-    """Serve MODEL; takes every option of the launcher."""
+    """Serve MODEL; takes the options of the launcher."""
     from launcher.launch import run_launch
 
     return run_launch(config, os.environ)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from wire.cli.parsing import UsageError, parse
 from wire.cli.spelling import closest
+from wire.cli.typer_app import Commands, complete, print_help, summary
 from wire.text.escape import as_error, shown_in_line
 
 T = TypeVar("T")
@@ -24,15 +25,16 @@ def run_command(
     argv: Sequence[str] | None = None,
     version: Version = None,
     description: str = "",
+    commands: Commands | None = None,
 ) -> int:
-    """Parses and runs; returns the exit status. Help and version go to stdout (0), a usage error to stderr (2)."""
+    """Parses and runs; returns the exit status. Help and version go to stdout (0), a usage error to stderr (2).
+
+    `commands`: what the help page lists beside the options.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     before_dashes = words[: words.index("--")] if "--" in words else words
     if "--help" in before_dashes or "-h" in before_dashes:
-        # Here, not above: only a help page is worth the time that typer and rich take to import.
-        from wire.cli.help import print_help
-
-        print_help(config_type, prog, description)
+        print_help(config_type, prog, description, commands or {})
         return 0
     if version is not None and ("--version" in before_dashes or "-V" in before_dashes):
         return _print_version(prog, version)
@@ -44,7 +46,7 @@ def run_command(
 
 
 def run_group(
-    commands: Mapping[str, tuple[type[Any], Callable[[Any], int]]],
+    commands: Commands,
     *,
     prog: str,
     argv: Sequence[str] | None = None,
@@ -56,13 +58,14 @@ def run_group(
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in commands:
         config_type, run = commands[words[0]]
-        return run_command(config_type, run, prog=f"{prog} {words[0]}", argv=words[1:], description=_summary(run))
+        return run_command(config_type, run, prog=f"{prog} {words[0]}", argv=words[1:], description=summary(run))
     if default is not None and (not words or words[0].startswith("-")):
-        listed = description + "".join(f"\n\n{prog} {name}: {_summary(run)}" for name, (_, run) in commands.items())
-        return run_command(*default, prog=prog, argv=words, version=version, description=listed)
+        if words[:1] in (["--install-completion"], ["--show-completion"]) or _completion_variable(prog) in os.environ:
+            return complete(default[0], prog, commands, words)
+        return run_command(*default, prog=prog, argv=words, version=version, description=description, commands=commands)
     if words and words[0] in ("--help", "-h"):
         lines = [f"Usage: {prog} COMMAND ...", "", description, "", "Commands:"]
-        lines += [f"  {name:<20}{_summary(run)}" for name, (_, run) in commands.items()]
+        lines += [f"  {name:<20}{summary(run)}" for name, (_, run) in commands.items()]
         print("\n".join([*lines, "", f"Options of a command: {prog} COMMAND --help"]))  # noqa: T201
         return 0
     if words and version is not None and words[0] in ("--version", "-V"):
@@ -70,8 +73,9 @@ def run_group(
     return _refuse(prog, _unknown(words[0], commands, prog) if words else "a command is required")
 
 
-def _summary(run: Callable[[Any], int]) -> str:
-    return (run.__doc__ or "").partition("\n")[0]
+def _completion_variable(prog: str) -> str:
+    """As typer's scripts for the shells have it."""
+    return f"_{prog.replace('-', '_').upper()}_COMPLETE"
 
 
 def _unknown(word: str, commands: Iterable[str], prog: str) -> str:

@@ -90,6 +90,9 @@ def test_groups(capsys: pytest.CaptureFixture[str]) -> None:
     assert group("--help") == 0
     out = capsys.readouterr().out
     assert "serve" in out and "Does something else." in out
+    assert group("--help", default=(Config, other)) == 0
+    out = capsys.readouterr().out
+    assert "serve" in out and "Does something else." in out and "--max-batch-size" in out
     # The router's form: options of its own, and a command beside them.
     assert group("--port", "8", default=(Config, other)) == 8
     assert group("serve", "m", default=(Config, other)) == 1
@@ -112,6 +115,33 @@ def test_a_misspelt_command(word: str, hint: str | None, capsys: pytest.CaptureF
     assert status == (2 if hint else 0)
     message = f"error: unrecognized command '{word}'; {hint}" if hint else ""
     assert capsys.readouterr().err.rstrip().endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("tool ser", ["serve"]),
+        ("tool --max", ["--max-batch-size"]),
+        ("tool --dtype b", ["bfloat16"]),
+        ("tool serve --rev", ["--revision"]),
+        ("tool --name x", []),
+    ],
+)
+def test_shell_completion(
+    typed: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_TOOL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    commands: dict[str, Any] = {"serve": (Positional, lambda _: 1)}
+    assert run_group(commands, prog="tool", argv=[], default=(Config, lambda _: 1)) == 0
+    assert capsys.readouterr().out.split() == expected
+
+
+def test_the_script_for_a_shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("_TOOL_COMPLETE", "source_bash")
+    assert run_group({"serve": (Positional, lambda _: 1)}, prog="tool", argv=[], default=(Config, lambda _: 1)) == 0
+    assert "_TOOL_COMPLETE=complete_bash" in capsys.readouterr().out
 
 
 def test_an_ordinary_start_does_not_import_typer() -> None:
