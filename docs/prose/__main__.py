@@ -10,8 +10,16 @@ from docs.prose.rules import findings
 from docs.prose.texts import texts_of, without_code
 
 ROOT = Path(__file__).parents[2]
-_READ = ("*.md", "docs/*.md", "tests/**/*.md", "benchmarks/**/README.md", "demo_model/*.md", "deploy/**/*.md")
-_LEFT_OUT = ("CHANGELOG.md", "README.md", "docs/models.md")
+_READ = (
+    "*.md",
+    "docs/*.md",
+    "tests/**/*.md",
+    "benchmarks/**/README.md",
+    "demo_model/*.md",
+    "deploy/**/*.md",
+    "src/**/*.py",
+)
+_LEFT_OUT = ("CHANGELOG.md", "README.md", "docs/models.md", "src/wire/v3")
 
 
 def files() -> list[Path]:

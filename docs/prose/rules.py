@@ -89,7 +89,7 @@ SENTENCES = (
 )
 PLURALS = (
     Rule(r"\w+\(s\)", "the plural that fits the number", "2 file(s)", "2 files"),
-    Rule(rf"(?<![\d.,-])1 (?:weight )?(?:{_COUNTED})s\b", "the singular", "1 weight files", "1 weight file"),
+    Rule(rf"(?<![\d.,-])(?<!- )1 (?:weight )?(?:{_COUNTED})s\b", "the singular", "1 weight files", "1 weight file"),
 )
 RULES = (*METAPHORS, *ACTORS, *TERMS, *SENTENCES, *PLURALS)
 

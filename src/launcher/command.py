@@ -1,4 +1,4 @@
-"""Command: what the planning hands to whoever starts the processes."""
+"""Command: what the planning hands to the code that starts the processes."""
 
 from __future__ import annotations
 

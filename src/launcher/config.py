@@ -162,7 +162,7 @@ class LauncherConfig:
         [], panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
     )
     no_playground: bool = option(
-        False, panel=_HTTP, help="Answer browsers at / as everybody else, without the page to try the model."
+        False, panel=_HTTP, help="Answer browsers at / as any other client, without the page to try the model."
     )
     compute_type: str | None = option(
         None, panel=_HTTP, header=True, help="What the response header x-compute-type says. Default: from the GPUs."
@@ -256,7 +256,7 @@ def check(config: LauncherConfig) -> None:
     if config.model_id == "":
         raise ArgumentValidation("`--model-id` is empty")
     if config.api_key == "":  # not what an empty variable comes to, which counts as not set
-        raise ArgumentValidation("`--api-key` is empty: give a key, or leave the flag out to serve everybody")
+        raise ArgumentValidation("`--api-key` is empty: give a key, or leave the flag out to serve every client")
     _check_served(config)
     try:
         tracing.check(config.otlp_endpoint)
@@ -349,7 +349,7 @@ def _limits_images(config: LauncherConfig) -> bool:
 
 
 def _is_the_model(config: LauncherConfig) -> bool:
-    """Whether the flat directory of weights changes nothing, because it is not given or the model lies there itself."""
+    """Whether the flat directory of weights changes nothing, because it is not given or is the model's own folder."""
     override = config.weights_cache_override
     if override is None:
         return True

@@ -86,7 +86,7 @@ def cpu_features(cpu_info: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 
 def _variables(environ: Mapping[str, str]) -> str:
-    """Ours and those of the libraries, but no secrets: of these it is told only that they are set."""
+    """Ours and those of the libraries, but no secrets: of these the report says only that they are set."""
     ours = {opt.env: opt.name in SECRETS for opt in options_of(LauncherConfig) if opt.env}
     shown = []
     for name, value in sorted(environ.items()):

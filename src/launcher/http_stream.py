@@ -28,7 +28,7 @@ class Connection:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        """url: scheme, host, port, and the path that stands before every route. Raises ValueError for another scheme
+        """url: scheme, host, port, and the path that is put before every route. Raises ValueError for another scheme
         than http and https."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -87,7 +87,7 @@ class Connection:
                 self.close()
 
     async def _first_bytes(self, request: bytes) -> tuple[asyncio.StreamReader, bytes]:
-        """Send, and wait for the answer to begin. A kept connection may have been closed without a word: then anew."""
+        """Send, and wait for the answer to begin. The server may have closed a kept connection: then again."""
         if self._streams is not None:
             reader, writer = self._streams
             try:

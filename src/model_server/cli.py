@@ -79,7 +79,7 @@ def download(config: DownloadConfig) -> int:
     log_setup.configure(config.json_output, config.logger_level)
     from model_server.weights.download.download import download as fetch
 
-    # The default would end the process where it stands, and leave half-written files.
+    # The default would end the process at once, and leave half-written files.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         _refuse_adapter(config.model_id)

@@ -170,8 +170,8 @@ class DownloadConfig:
         False,
         env=None,
         negatable=True,
-        help="Where a model has only pickled weights (.bin, .pt), write safetensors beside them: in a process of its "
-        "own that takes nothing but tensors",
+        help="If a model has only pickled weights (.bin, .pt), write safetensors beside them; a separate process that "
+        "accepts only tensors reads the pickled files",
     )
     quantize: Quantize | None = option(
         None,
@@ -215,7 +215,7 @@ def threads_are_set() -> bool:
 
 
 def draws_progress_bars() -> bool:
-    """Whether who reads the log shows progress as bars, which move more often than records are written."""
+    """Whether the reader of the log shows progress as bars, which move more often than records are written."""
     return progress_bars.are_drawn(os.environ)
 
 

@@ -138,7 +138,7 @@ class RouterConfig:
     )
 
     no_playground: bool = option(
-        False, panel=_HTTP, help="Answer browsers at / as everybody else, without the page to try the model."
+        False, panel=_HTTP, help="Answer browsers at / as any other client, without the page to try the model."
     )
     kserve_api: bool = option(False, panel=_HTTP, help="Serve KServe's v2 routes below /v2 too.")
     aip_http_port: int | None = option(None, panel=_HTTP, help="Vertex AI's name for the port; wins.", maximum=65535)

@@ -29,7 +29,7 @@ class GenerationTrace:
         return self._infer
 
     def finish(self, error: BaseException | None = None) -> None:
-        """It has ended, or its reader has left. Idempotent."""
+        """It has ended, or its reader has disconnected. Idempotent."""
         if self._queued is not None:
             self._end_queued(error)
         elif self._infer is not None and self._infer.is_recording():

@@ -68,7 +68,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_batch_current_size": _gauge("Requests in the running batch", "requests"),
     "tgi_batch_current_max_tokens": _gauge("Tokens that the running batch may grow to", "tokens"),
     "tgi_batch_max_total_tokens": _gauge("Token capacity of the server", "tokens"),
-    "tgi_kv_blocks_free": _gauge("KV blocks that nobody holds", "blocks"),
+    "tgi_kv_blocks_free": _gauge("KV blocks that no request uses", "blocks"),
     "tgi_kv_blocks_cached": _gauge("Free KV blocks that hold the beginning of earlier requests", "blocks"),
     "tgi_kv_blocks_live": _gauge("KV blocks that requests hold", "blocks"),
     "tgi_request_duration": _histogram("Whole request in seconds", "seconds"),

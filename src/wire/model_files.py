@@ -65,7 +65,7 @@ def open_regular(path: Path, error: type[Exception]) -> BinaryIO:
 
     Raises OSError as `open` does.
     """
-    # Without O_NONBLOCK a pipe that nobody writes to would be waited for.
+    # Without O_NONBLOCK opening a pipe without a writer would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -99,7 +99,7 @@ def _bytes(path: Path, error: type[Exception], most_bytes: int) -> bytes | None:
         return None
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror}") from cause
-    if found is None:  # the kernel's log: regular by its mode, and whoever reads it would wait
+    if found is None:  # the kernel's log: regular by its mode, and a read would block
         raise error(f"{path} is not a regular file")
     if len(found) > most_bytes:  # it has grown since
         raise _too_large(path, error, most_bytes)

@@ -1,4 +1,4 @@
-"""What a starting process is busy with: records that its launcher keeps and that nobody else needs to see.
+"""What a starting process is busy with: records for its launcher only.
 
 | Process | Phases, in order                                                                                      |
 |---------|-------------------------------------------------------------------------------------------------------|

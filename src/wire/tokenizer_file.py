@@ -1,7 +1,7 @@
 """Where a model's tokenizer.json is: router and shard must read the same one. Reads the disk only.
 
-It lies in the model's folder; or, where the model came without one and its folder cannot be written, the converted copy
-lies in the hub cache, under a name that changes with the files it was made from.
+It is in the model's folder; or, where the model came without one and its folder cannot be written, the converted copy
+is in the hub cache, under a name that changes with the files it was made from.
 """
 
 from __future__ import annotations

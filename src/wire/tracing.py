@@ -76,7 +76,7 @@ class Tracing:
         from opentelemetry.trace import Link, SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # Not the process' global provider: nobody else's library is asked to trace.
+        # Not the process' global provider: no other library is made to trace.
         resource = Resource.create({SERVICE_NAME: service_name})
         self._provider: TracerProvider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -137,7 +137,7 @@ class Tracing:
 
     def close(self) -> None:
         """Sends what is left, for at most a few seconds; blocks as long."""
-        # A thread of its own, because the exporter's patience with a dead collector is not ours to bound.
+        # A thread of its own, because we cannot limit how long the exporter waits for an unreachable collector.
         last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
         last.start()
         last.join(_LAST_EXPORT_S)

@@ -30,7 +30,7 @@ Offsets = Callable[[str], list[tuple[int, int]]]
 
 
 class PromptMaker:
-    """cut: where a text's tokens end, if somebody knows; otherwise `tokens_per_word` is an estimate."""
+    """cut: where a text's tokens end, if that is known; otherwise `tokens_per_word` is an estimate."""
 
     def __init__(self, num_tokens: int, seed: int, *, cut: Offsets | None, tokens_per_word: float = 1.0) -> None:
         self._num_tokens = num_tokens

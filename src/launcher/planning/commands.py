@@ -1,7 +1,7 @@
 """Pure: LaunchPlan → argv and environment of each child, as TGI's launcher builds them.
 
 Options that a child takes as they were asked for are handed on by name: `launcher.config` lists them. A child's option
-of another name, or a value that the plan decides, stands in the child's function.
+of another name, or a value that the plan decides, is in the child's function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from wire.log.levels import level_from_filter
 from wire.processes.python_child import child_environment, module_command
 
 _LEAST_PREFILL = 256
-"""A prefill budget that nobody has asked for may be halved down to this where memory is short."""
+"""A prefill budget that no option sets may be halved down to this where memory is short."""
 _FOR_LIBRARIES = {
     "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
     "SAFETENSORS_FAST_GPU": "1",

@@ -129,7 +129,7 @@ def _named(gpus: tuple[Gpu, ...], entry: str) -> Gpu | None:
     if entry.isdecimal():
         return gpus[int(entry)] if int(entry) < len(gpus) else None
     if entry.startswith("MIG-") and gpus:
-        # Slices are not listed by the query; each entry is one device of the card they were cut from.
+        # Slices are not listed by the query; each entry is one device of the GPU that they are parts of.
         return Gpu(uuid=entry, card=gpus[0].card, compute_capability=gpus[0].compute_capability)
     matches = [gpu for gpu in gpus if entry and gpu.uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None

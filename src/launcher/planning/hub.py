@@ -18,7 +18,7 @@ from launcher.processes.signals import Signals
 logger = logging.getLogger("text_generation_launcher")
 
 _FULL_BYTES = 64 << 20
-"""Less than the smallest models that anybody serves need."""
+"""Less than the smallest useful models need."""
 _NEARLY_FULL_BYTES = 2 << 30
 _NAME_SERVICE_PATIENCE_S = 15.0
 """A container may be up before its name service is."""
@@ -55,7 +55,7 @@ def check_cache(model_id: str, snapshot: Path | None, environ: Mapping[str, str]
 def check_network(model_id: str, environ: Mapping[str, str], signals: Signals) -> bool:
     """Whether to go on with a download; False: a signal has come. Raises DownloadError if the hub has no address here.
 
-    Only the name is looked up, and only where nothing stands between: a proxy knows names that this machine does not.
+    Only the name is looked up, and only without a proxy: a proxy knows names that this machine does not.
     """
     host = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
     is_offline = environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE

@@ -1,4 +1,4 @@
-"""The few facts of a model's config.json that defaults and checks need; and where the model lies on disk.
+"""The few facts of a model's config.json that defaults and checks need; and where the model is on disk.
 
 Reads leniently, field by field: a config that is partly odd still gives what it has. Loads no model code.
 """
@@ -88,7 +88,7 @@ def is_local(model_id: str) -> bool:
 
 
 def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -> Path | None:
-    """Where the model lies: itself if local, else its snapshot in the hub cache, None if that is not there yet."""
+    """Where the model is: itself if local, else its snapshot in the hub cache, None if there is no snapshot yet."""
     if model_id == DEMO:
         from wire import demo_model
 

@@ -1,4 +1,4 @@
-"""The default of `max_batch_prefill_tokens`: what the cards compute in about a second, within memory. Pure.
+"""The default of `max_batch_prefill_tokens`: what the GPUs compute in about a second, within memory. Pure.
 
 Figures and integer arithmetic are those of TGI's launcher, so that a deployment keeps its default. It counts no
 quantized weights and no 8-bit KV cache: their bytes are those of `memory`.
@@ -19,7 +19,7 @@ _DEFAULT = 4096
 _LEAST_OPTIMAL = 100
 """Fewer tokens than these cannot be an estimate that is worth following."""
 
-# Dense fp16 operations a second, by card, as TGI's launcher has them.
+# Dense fp16 operations a second, by GPU, as in TGI's launcher.
 _CARD_FLOPS = {
     "nvidia-4090": 82, "nvidia-t4": 65, "nvidia-l4": 121, "nvidia-l40": 181, "nvidia-l40s": 363, "nvidia-a10g": 125,
     "nvidia-a40": 149, "nvidia-a100": 312, "nvidia-a100-sxm4-80gb": 312, "nvidia-a100-sxm4-40gb": 312,
@@ -29,7 +29,7 @@ _CARD_FLOPS = {
 
 
 def prefill_tokens(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, num_shard: int) -> Resolved:
-    """The operator's budget, or TGI's default for this model on these cards."""
+    """The operator's budget, or TGI's default for this model on these GPUs."""
     if config.max_batch_prefill_tokens is not None:
         return Resolved(config.max_batch_prefill_tokens, "`--max-batch-prefill-tokens`")
     gpu = hardware.gpus[0] if hardware.gpus else None
@@ -49,7 +49,7 @@ def prefill_tokens(config: LauncherConfig, hardware: Hardware, info: ModelInfo |
 
 
 def _estimate(info: ModelInfo | None, gpu: Gpu | None, num_shard: int) -> tuple[int, str, tuple[str, ...]]:
-    """Tokens, why, and what to warn about: from the card's speed where both it and the model's size are known."""
+    """Tokens, why, and what to warn about: from the GPU's speed where both it and the model's size are known."""
     kind = info.model_type if info else None
     base = _BASE.get(kind or "", _DEFAULT)
     reason = f"TGI's default for {kind}" if kind in _BASE else "TGI's default"
@@ -57,7 +57,7 @@ def _estimate(info: ModelInfo | None, gpu: Gpu | None, num_shard: int) -> tuple[
         return base, reason, ()
     flops, per_token = _CARD_FLOPS.get(gpu.card), _model_flops(info)
     if flops is None:
-        return base, reason, (f"no figures for the card {gpu.card!r}: default prefill budget",)
+        return base, reason, (f"no figures for the GPU {gpu.card!r}: default prefill budget",)
     if per_token and (optimal := flops * 10**12 * num_shard // per_token) > _LEAST_OPTIMAL:
         return optimal, f"what {num_shard} x {gpu.card} compute in a second", ()
     return base, reason, ()

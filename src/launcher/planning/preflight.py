@@ -145,7 +145,7 @@ def socket_prefix(
 
     Not given: in a directory that only we may enter, removed at the end; before it is made, its path goes to
     `announce`, which has it removed if this process is killed. Given: locked, so that a second launch on the same path
-    is refused; dead sockets there are replaced, and nothing else.
+    is refused; stale sockets there are replaced, and nothing else.
     """
     if config.shard_uds_path is None:
         with private_directory(environ, announce) as directory:

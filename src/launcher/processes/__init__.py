@@ -1,1 +1,1 @@
-"""Child processes: started, watched, stopped; their logs; what ends them if the launcher dies."""
+"""Child processes: started, watched, stopped; their logs; what ends them if the launcher is killed."""

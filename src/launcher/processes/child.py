@@ -1,6 +1,6 @@
 """One child process: its own group, watched over by a parent-death watchdog; its readiness; its end. And the guard.
 
-| Who goes        | What ends its children                                                                    |
+| What ends       | What ends its children                                                                    |
 |-----------------|-------------------------------------------------------------------------------------------|
 | a child         | `poll` kills what is left of its group before it reaps it                                  |
 | the launcher    | the kernel's parent-death signal (each child), the guard (each group): `parent_watchdog.py` |
@@ -135,7 +135,7 @@ class Child:
     def poll(self) -> Exit | None:
         """How it ended, or None while it runs. At its end the rest of its group is killed and its output complete."""
         if self.exit is None and self._has_ended():
-            # Before it is reaped the group's number cannot belong to anybody else.
+            # Before it is reaped the group's number cannot belong to another process.
             self.kill()
             self.exit = Exit(self._process.wait())
             self._guard.forget(self._process.pid)

@@ -127,7 +127,7 @@ class Progress:
         self._done = ""
 
     def see(self, line: LogLine) -> bool:
-        """Take note of a record; whether it tells of a phase and nothing else."""
+        """Take note of a record; whether it only reports a phase."""
         phase, done = line.fields.get(phases.FIELD), line.fields.get(PROGRESS)
         if line.target == phases.LOGGER and isinstance(phase, str):
             self.began.append((phase, time.monotonic()))
@@ -172,7 +172,7 @@ class ChildLogs:
             thread.start()
 
     def finish(self, timeout_s: float) -> None:
-        """Waits until both streams have ended. A grandchild may hold them open for longer: hence the limit."""
+        """Waits until both streams have ended. There is a limit because a grandchild may hold them open for longer."""
         for thread in self._threads:
             thread.join(timeout_s)
 

@@ -105,7 +105,7 @@ class Output(io.TextIOBase):
         while view:
             try:
                 view = view[os.write(self._descriptor, view[:65536]) :]
-            except BlockingIOError:  # Somebody made the terminal non-blocking.
+            except BlockingIOError:  # Another process made the terminal non-blocking.
                 time.sleep(0.01)
             except OSError:
                 return False

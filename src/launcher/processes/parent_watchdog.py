@@ -1,9 +1,9 @@
 """Keeps children from outliving the launcher. Run as a script by a bare interpreter: standard library only.
 
-- `parent_watchdog.py exec PARENT argv...` asks the kernel to kill this process when its parent dies, then becomes
+- `parent_watchdog.py exec PARENT argv...` asks the kernel to kill this process when its parent exits, then becomes
   `argv`.
 - `parent_watchdog.py guard` waits until standard input ends, which is when the launcher is gone, however it went; then
-  kills the process groups it was told of and removes the directories.
+  kills the process groups that it received and removes the directories.
 
 Two means, because each has a hole: the kernel's signal reaches the child but not the child's own children, and the
 guard could itself be killed. The launcher knows this file's two commands; nothing else does.
@@ -24,7 +24,7 @@ def become(parent: int, argv: list[str]) -> None:
     pr_set_pdeathsig = 1
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # It died before the request was made.
+    if os.getppid() != parent:  # It exited before the request was made.
         os._exit(1)
     # Launchers ask for stacks by it (wire.processes.stack_dump), whose default kills a child that does not listen yet.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

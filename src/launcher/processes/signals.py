@@ -1,4 +1,4 @@
-"""Signals as something to wait for: requests to stop, and news of children, in one place."""
+"""Signals as something to wait for: requests to stop, and exits of children, in one place."""
 
 from __future__ import annotations
 

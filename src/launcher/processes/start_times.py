@@ -1,4 +1,4 @@
-"""Where the seconds of a start went, as text: one line for everybody, a table for who asks."""
+"""Where the seconds of a start went, as text: one line, or a table with `--verbose-startup`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Stopping:
         # router gave up, so that it is named first.
         first = min(failed, key=lambda child: (child is router, blame_order(child)), default=None)
         router_failed = first is not None and first is router
-        # It may be no fault of the router: a service manager that signals everybody takes the shards from under it.
+        # The router may not have failed: a service manager that signals every process stops the shards that it uses.
         stopped = [child for child in ended if child is not router] if router_failed else []
         if first is not None and not stopped:
             report_crash(first, headline(first))

@@ -15,7 +15,7 @@ class Timeouts:
     shards_s: float = 10.0
     """Shards have no work left when they are asked to stop."""
     survivors_s: float = 2.0
-    """Shards that wait in a collective for a dead one never answer: a long wait gains nothing."""
+    """Shards that wait in a collective for one that has exited never answer: a long wait gains nothing."""
     failing_router_s: float = 5.0
     """For the router to tell its clients."""
     download_s: float = 10.0

@@ -67,7 +67,7 @@ class AttentionChoice:
         cache_dtype: torch.dtype | None = None,
     ) -> None:
         """requested: the user's word (`--attention`, ATTENTION), None if unset. TGI's names stand for "the best that
-        is available", which is told in one line; a word of our own is kept to or refused. cache_dtype: of the KV cache
+        is available", and one log line says which; a word of our own is used or refused. cache_dtype: of the KV cache
         if that is not the model's `dtype`.
 
         Raises StartupError for an unknown word, and for a backend that the user named and that is not available.
@@ -170,7 +170,7 @@ def _best(
 
 
 def _report(name: str, device: torch.device, shortfalls: Sequence[str]) -> None:
-    """On a GPU everything but the first choice is worth a warning; a CPU has its C++ operators or has not."""
+    """On a GPU every choice except the first is worth a warning; a CPU has its C++ operators or has not."""
     if not shortfalls or device.type == "cpu":
         return
     slow = ", which is slow" if name == "reference" else ""

@@ -98,7 +98,7 @@ def shape_struct(layer: AttentionLayer, shape: KvShape, stored: int = 0) -> Atte
 
 
 def paging_struct(metadata: AttentionMetadata, cache: KvCache) -> PagingStruct:
-    """Where the keys of the step lie; the metadata must outlive the struct."""
+    """Where the keys of the step are; the metadata must outlive the struct."""
     tables = metadata.block_tables
     assert tables.is_contiguous() and tables.dtype == torch.int32
     return PagingStruct(

@@ -29,7 +29,7 @@ from model_server.memory.kv_cache import KvCache
 # The first with a block table and a soft cap in both functions, and with contiguity asked of the last dimension alone.
 OLDEST_VERSION = (2, 7)
 LARGEST_HEAD = 256
-# Where version 3 may lie: newer builds put it into a package.
+# Where version 3 may be: newer builds put it into a package.
 MODULES_OF_3 = ("flash_attn_interface", "flash_attn_3.flash_attn_interface")
 
 
@@ -143,7 +143,7 @@ def window_size(layer: AttentionLayer) -> tuple[int, int]:
 
 
 def cumulative(lengths: Tensor) -> Tensor:
-    """[n] int32 -> [n + 1] int32: where each sequence begins if all stand in a row."""
+    """[n] int32 -> [n + 1] int32: where each sequence begins if all are concatenated."""
     return F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
 
 

@@ -1,4 +1,4 @@
-"""Where the tokens of one forward lie in the paged KV cache. An explicit argument of every model, never a global."""
+"""Where the tokens of one forward are in the paged KV cache. An explicit argument of every model, never a global."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class AttentionMetadata:
     """One flattened, unpadded forward over `num_seqs` sequences with `num_tokens` query tokens in all.
 
     Slot = block * block_size + offset: a row of the flattened cache. The step's own K/V are written to `slots` before
-    attention reads, so `kv_lengths` counts them. Query token j of sequence i stands at position
+    attention reads, so `kv_lengths` counts them. Query token j of sequence i is at position
     kv_lengths[i] - query_lengths[i] + j and sees the keys up to and including its own position.
 
-    The `_host` twins hold the same numbers as plain ints, so that no backend has to ask the device for them.
+    The `_host` fields hold the same numbers as plain ints, so that no backend has to ask the device for them.
     """
 
     slots: Tensor  # [num_tokens] int64

@@ -1,6 +1,6 @@
 """Attention in plain torch over the paged cache: the CPU product, and the truth that kernels are held to.
 
-A query that stands alone (decode) is batched with its like: their K/V rows are gathered by slot, padded to a common
+Single queries (decode) are batched together: their K/V rows are gathered by slot, padded to a common
 length and masked. A run of queries of one sequence (prefill) is computed on its own, in pieces of bounded size.
 Every gathered slot belongs to the sequence itself and has been written (padding repeats the last one), so that no
 other sequence's numbers, not even its NaNs, can reach a result. Scores and softmax are float32 inside torch's kernel,
@@ -135,7 +135,7 @@ class ReferenceStep:
     def _decode(self, layer: AttentionLayer, chunk: _DecodeChunk, query: Tensor) -> Tensor:
         """query: [num_rows, num_heads, head_dim] of the chunk -> [num_rows, num_heads * value_dim].
 
-        The query heads that share a KV head stand where a kernel expects several queries: no repeats are made.
+        The query heads that share a KV head take the place of several queries: no repeats are made.
         """
         heads, groups = layer.num_kv_heads, layer.num_heads // layer.num_kv_heads
         key, value = self._gather(layer, chunk.slots, chunk.num_rows, query.dtype)
@@ -241,7 +241,7 @@ class ReferenceStep:
     def _decode_chunks(
         self, sequences: Sequence[int], tokens: Sequence[int] | None, reach: _Reach, dtype: torch.dtype
     ) -> list[_DecodeChunk]:
-        """Chunks of `sequences`, of similar length each. `tokens`: where their queries stand; None: at the same index.
+        """Chunks of `sequences`, of similar length each. `tokens`: where their queries are; None: at the same index.
 
         Padding costs as much as real keys, so rows are sorted by length unless hardly any would be saved.
         """

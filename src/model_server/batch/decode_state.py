@@ -34,7 +34,7 @@ class NewestTokens:
 class DecodeState:
     """Inputs of one batch's decode steps. Not thread-safe: it belongs to the device thread.
 
-    The host counts along: where each row stands, and how many steps all of them have slots and tokens for.
+    The host counts along: each row's position, and how many steps all of them have slots and tokens for.
     """
 
     def __init__(self, device: torch.device, block_size: int, staging: Staging) -> None:

@@ -76,5 +76,5 @@ def _misfit(sequence: Sequence, more: BlockExtension, cache: KvCache) -> str | N
     if len(sequence.slots) != len(sequence.blocks) * cache.block_size:
         return f"request {sequence.id}: its {len(sequence.slots)} slots do not cover whole blocks, so it cannot grow"
     if len(more.blocks) and int(more.blocks.max()) >= cache.num_blocks:
-        return f"request {sequence.id}: a block lies outside the cache of {cache.num_blocks} blocks"
+        return f"request {sequence.id}: a block is outside the cache of {cache.num_blocks} blocks"
     return None

@@ -222,7 +222,7 @@ def check_layout(
     if len(request.slots) > len(request.blocks) * block_size:
         raise RequestError(f"{name}: {len(request.slots)} slots in {len(request.blocks)} blocks of {block_size}")
     if int(request.blocks.max()) >= num_blocks or int(request.slots.max()) >= num_blocks * block_size:
-        raise RequestError(f"{name}: a block or slot lies outside the cache of {num_blocks} blocks")
+        raise RequestError(f"{name}: a block or slot is outside the cache of {num_blocks} blocks")
 
 
 def number_blocks(num_tokens: list[int], block_size: int) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:

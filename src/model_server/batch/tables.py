@@ -27,7 +27,7 @@ Indices = npt.NDArray[np.int64]
 class TableChange:
     """How the tables of a step follow from those of the step before.
 
-    kept: for each row, where it stood, 0 for a new one; new: the positions of new rows; both None: the rows are the
+    kept: for each row, its place before, 0 for a new one; new: the positions of new rows; both None: the rows are the
     same. entries: which entries of the flattened tables changed, to which blocks; both None: none did.
     """
 
@@ -150,5 +150,5 @@ class BlockTables:
 
 
 def positions_of(rows: Rows[Sequence], position: dict[int, int]) -> Indices:
-    """Where each of `rows` stands by its id(); -1: nowhere."""
+    """The place of each of `rows` by its id(); -1: nowhere."""
     return np.fromiter((position.get(id(s), -1) for s in rows), np.int64, len(rows))

@@ -24,7 +24,7 @@ SETS = {
     "avx2": ("-march=x86-64-v3",),
 }
 # Loops are written in vectors already, so that the compiler's own vectorizer would only cost time. No fast-math: NaN
-# must stay NaN, it tells of rows that failed. Tuned for Haswell: on AMD's Zen 4 products are as quick as those that are
+# must stay NaN, which marks rows that failed. Tuned for Haswell: on AMD's Zen 4 products are as quick as those that are
 # tuned for it, or up to 2 % quicker; with GCC's generic tuning they are up to 3 % slower. No unique symbols: two
 # libraries in a process would share their scratch.
 _FLAGS = (

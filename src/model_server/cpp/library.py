@@ -55,8 +55,8 @@ def instruction_set() -> str:
 def without_gil_release() -> ctypes.CDLL:
     """The same operators for calls of some microseconds: they keep the interpreter's lock. Only after `usable`.
 
-    Whoever gives the lock up may get it back only after whatever another thread does next, which takes longer than
-    such a call.
+    A thread that gives the lock up may get it back only after another thread's next work, which takes longer than such
+    a call.
     """
     return _declared(ctypes.PyDLL(prepared()._name))
 

@@ -8,7 +8,7 @@
 
 On CUDA nothing here waits for the host, so sums and gathers may be captured in a graph. The communicator exists before
 the first call (torch's `device_id`), and both kinds of collective have run once: neither may be set up in a capture.
-NCCL's watchdog sees no collective of a replayed graph, nor any before its time-out; a failure that it finds, or that a
+NCCL's watchdog sees no collective of a replayed graph, nor any before its timeout; a failure that it finds, or that a
 kernel leaves, comes up at the next wait for the device as torch's own RuntimeError, which ends the process as well.
 
 Knows nothing of models. The store that the ranks meet at listens on the given address alone (loopback by default),
@@ -258,7 +258,7 @@ class _TorchGroup(ProcessGroup):
     def close(self, *, orderly: bool = True) -> None:
         self._watch.close()
         self._one_shot = None
-        # With a rank missing the farewell would wait for it.
+        # If a rank is missing, destroying the group would wait for it.
         if orderly and self._is_whole and self._watch.lost() is None and dist.is_initialized():
             dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Where one rank stands among those that serve a model, by dimension, and the groups that it meets in each."""
+"""The place of one rank among those that serve a model, by dimension, and its group in each."""
 
 from __future__ import annotations
 

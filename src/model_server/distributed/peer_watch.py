@@ -1,10 +1,10 @@
 """Tells a rank at once that another rank's process is gone, however it went.
 
-A collective does not: NCCL's kernels spin on the device until somebody kills them, its watchdog looks no earlier than
-the time-out and never into a captured graph; and a rank that is still loading has no collective to fail. The ranks of
+A collective does not: NCCL's kernels spin on the device until they are killed, its watchdog checks no earlier than
+the timeout and never a captured graph; and a rank that is still loading has no collective to fail. The ranks of
 a server are processes of one machine, so the kernel is asked: a pidfd becomes readable when its process ends.
 
-Knows nothing of torch. Where the kernel has no pidfds (before Linux 5.3) nobody is watched, and the launcher's own
+Knows nothing of torch. Where the kernel has no pidfds (before Linux 5.3) no rank is watched, and the launcher's own
 watch over its shards remains.
 """
 
@@ -143,7 +143,7 @@ class PeerWatch:
 
 
 def leave_at_once(status: int) -> NoReturn:
-    """End this process without the interpreter's farewell, which may wait for a device in doubt or for a lost rank, and
+    """End this process without the interpreter's cleanup, which may wait for a failing device or a lost rank, and
     keeps the other ranks waiting for seconds."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -3,7 +3,7 @@
 A job is submitted and then collected: `submit` enqueues device work and returns `collect`, which waits for the device
 and does the host's share (text, stop decisions). On an asynchronous device the next job may be submitted before the
 last one is collected; the job itself says whether it allows that. While the device works on a job, the thread waits for
-the next one as well as for the end: whoever sends the next job does so upon an answer, so it is never there already.
+the next one as well as for the end: the next job is sent after an answer, so it is never there already.
 
 Numbered jobs run strictly in number order, whatever order they arrive in, so that ranks can never diverge; jobs
 without a number (TGI's router) run in arrival order. Knows nothing of models or protobuf.

@@ -109,7 +109,7 @@ class Engine:
 
         Only where submitting returns before the device is done; on a CPU it would just delay the answer. And only for a
         rank that is alone: whether the call comes before the last step is collected differs from rank to rank, and with
-        it whether a request that ends in that step still takes part, hence the shapes of the collectives. And only
+        it whether a request that ends in that step still takes part, and so the shapes of the collectives. And only
         without grammars: a mask needs the last token on the host. And not while prompts are computed in chunks, nor if
         a row would fail for want of a slot in the cache: it may end in the last step, and then it must not fail.
         """
@@ -294,7 +294,7 @@ class Engine:
             if running is not None:
                 self._lose(running, step)
                 self._stepper.drop_tensors(running)
-            # The error's frames hold the step's tensors for as long as somebody reports it.
+            # The error's frames hold the step's tensors for as long as the error is being reported.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
             kind = OutOfMemoryError if self.options.layout.world.size == 1 else FatalError

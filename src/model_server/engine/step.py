@@ -99,7 +99,7 @@ class Stepper:
         if sampling:
             self._sample(running, step, sampling, logits)
         elif logits.is_cuda:
-            # Nobody waits for ids of this step; without this one, whole prompts would queue up on the device.
+            # No caller waits for ids of this step; without this one, whole prompts would queue up on the device.
             torch.cuda.current_stream(logits.device).synchronize()
         for sequence in rows:
             sequence.advance()

@@ -81,7 +81,7 @@ class MemoryPlan:
 def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: WarmupRequest) -> Capacity:
     """Run a prefill and a decode step, size the cache, allocate it, capture CUDA graphs over it.
 
-    All ranks call this together and agree on the smallest result. A second call begins anew.
+    All ranks call this together and agree on the smallest result. A second call begins from the start.
 
     Raises WarmUpMemoryError when the prefill does not fit or no block is left beside it, StartupError when a row fails
     on any rank, FatalError when memory is short on some ranks only: the others wait in a collective.
@@ -174,7 +174,7 @@ def _report_memory(
     measured: Measured | None,
     cache: KvCache,
 ) -> None:
-    """The table of what goes where; of several ranks the first one's, the others' for who looks closer."""
+    """The table of what goes where; of the first rank at INFO, of the others at DEBUG."""
     taken = cache.num_blocks * _block_bytes(engine, plan)
     if measured is None:
         free, total = host_memory()

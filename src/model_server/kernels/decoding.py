@@ -1,4 +1,4 @@
-"""Quantized matrices as kernels read them: how they lie in memory, and how a tile becomes numbers to multiply."""
+"""Quantized matrices as kernels read them: their layout in memory, and how a tile becomes numbers to multiply."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class TileConfig:
 
 
 # By rows, for 2-byte numbers: the first is for decode, where few tokens meet in an expert and reading weights is all;
-# the last for prompts, where products are. All fit the 99 KiB of the smaller cards.
+# the last for prompts, where products are. All fit the 99 KiB of the smaller GPUs.
 _TILES = (
     TileConfig(16, 64, 128, 4, 4),
     TileConfig(32, 64, 128, 4, 3),

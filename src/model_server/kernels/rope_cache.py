@@ -1,6 +1,6 @@
 """Between the product that gives queries, keys and values and attention: norm, rotation and the cache, in one kernel.
 
-A program takes some heads of one token. Pairs of a rotation stand side by side, so that whole heads are read and
+A program takes some heads of one token. Pairs of a rotation are side by side, so that whole heads are read and
 written in order, and the two numbers of a pair are in the hands of one thread.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_server.kernels.variant import Variant
 
-# Numbers of a program, at least. As for norms no fewer than its threads: heads are rotated where they stand.
+# Numbers of a program, at least. As for norms no fewer than its threads: heads are rotated in place.
 SMALLEST_TILE = 1024
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -39,7 +39,7 @@ def rotate_write(
     rows: [num_slots, 2 * num_kv_heads * head_dim] of the same type, or of float8 (e4m3fn, e5m2): keys are then divided
     by key_scale, values by value_scale, rounded to the nearest and bounded by the type's largest number. Devices before
     capability 8.9 have no such rounding: Triton refuses to compile it there.
-    slots: [n] int64, each once (or of a row that nobody reads).
+    slots: [n] int64, each once (or of a row that is never read).
     table: [num_positions, rotary_dim] float32, contiguous, cos and sin of every pair in turn; positions: [n] int64.
     Without them nothing rotates; numbers of a head after rotary_dim never do.
     weight: float32 of an RMS norm of every query and key head before the rotation, [head_dim], or

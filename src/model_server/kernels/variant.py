@@ -11,7 +11,7 @@ from typing import Any
 class Variant:
     """One specialisation of a kernel. Every file with kernels has `variants() -> list[Variant]`.
 
-    signature: argument name -> Triton's word for its type ("*bf16", "*i32", "i32", "fp32"); constexpr arguments stand
+    signature: argument name -> Triton's word for its type ("*bf16", "*i32", "i32", "fp32"); constexpr arguments are
     in `constants` alone. divisible: names of pointers and integers that are known to be multiples of 16, as at launch.
     """
 

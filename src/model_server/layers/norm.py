@@ -23,7 +23,7 @@ class AddNorm(Protocol):
         """[..., n] -> the same shape and dtype, a new tensor."""
 
     def add(self, hidden: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """`hidden + added` and the norm of that sum. The sum may stand in the memory of `added`; `hidden` stays."""
+        """`hidden + added` and the norm of that sum. The sum may use the memory of `added`; `hidden` stays."""
 
 
 class RmsNorm:

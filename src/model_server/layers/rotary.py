@@ -1,8 +1,9 @@
 """Rotary positions.
 
-Inside the model a rotated pair stands side by side, (x0, x1), (x2, x3), ..., and a rotation is one multiplication of
-complex numbers. Checkpoints that pair x_i with x_(i + n/2) (Llama and its kin) are brought to that order when they are
-loaded (`weights.matrix.HeadOrder`): scores are sums over pairs, so the order inside a head matters to nothing else.
+Inside the model a rotated pair is adjacent, (x0, x1), (x2, x3), ..., and a rotation is one multiplication of
+complex numbers. Checkpoints that pair x_i with x_(i + n/2) (Llama and similar models) are brought to that order when
+they are loaded (`weights.matrix.HeadOrder`): scores are sums over pairs, so the order inside a head
+matters to nothing else.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _yarn(rope: Rope) -> tuple[Tensor, float]:
 
 
 def _longrope(rope: Rope) -> tuple[Tensor, float]:
-    """LongRoPE (arXiv 2402.13753) within the original length; for what lies beyond see `beyond_original_length`."""
+    """LongRoPE (arXiv 2402.13753) within the original length; beyond it see `beyond_original_length`."""
     original = _original_length(rope)
     factor = rope.number("factor", rope.max_positions / original)
     default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -211,7 +212,7 @@ class Rotary:
     def reserve(self, max_positions: int) -> None:
         """Compute the rotations of that many positions now: up to there the table stays where it is in memory.
 
-        For whoever captures a CUDA graph, which reads the table at the address that it had at the capture.
+        For captured CUDA graphs, which read the table at the address that it had at the capture.
         """
         if max_positions > self._table.shape[0]:
             self._table = self._rotations(max_positions)

@@ -16,7 +16,7 @@ CACHE_SHARE = 0.97
 class Measured:
     """What a warm-up found out about the device, in bytes.
 
-    total: the device's memory. free: what nobody uses between two steps, before there is a cache; others on the device
+    total: the device's memory. free: what is unused between two steps, before there is a cache; others on the device
     are counted as they are now. peak: what the largest step takes beyond that. graphs: what CUDA graphs will take.
     """
 

@@ -3,7 +3,7 @@
 A step reads all weights once. In pages of 4 KiB the processor looks up a translation for each of them, and its
 prefetchers stop at each end (a served token of one client: 17.3 ms so, 14.2 ms in large pages; AVX2, 135M, bfloat16).
 Most systems give large pages only to memory that asks for them (`madvise`), which allocators do not, and matrices
-smaller than a page must lie side by side to share one.
+smaller than a page must be adjacent to share one.
 """
 
 from __future__ import annotations

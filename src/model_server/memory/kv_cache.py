@@ -44,7 +44,7 @@ class KvShape:
 class KvCache:
     """Keys and values of all layers: `keys[layer]` is [num_blocks, block_size, num_kv_heads, key_dim], values alike.
 
-    Both are views of `rows[layer]` [num_blocks * block_size, row_width]: a token's keys and values lie in one row, so
+    Both are views of `rows[layer]` [num_blocks * block_size, row_width]: a token's keys and values are in one row, so
     that one copy writes and one gather reads both. Only the last dimension of the views is contiguous.
     """
 

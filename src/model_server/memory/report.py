@@ -10,7 +10,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUse:
-    """Bytes; None where nobody has measured.
+    """Bytes; None where it was not measured.
 
     activations: what the largest step takes beyond the rest. free: what is left beside all of it, of `total`.
     """

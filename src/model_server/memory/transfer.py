@@ -52,7 +52,7 @@ class Staging:
     def upload(self, *arrays: npt.NDArray[np.generic]) -> list[Tensor]:
         """Tensors on the device with the values that the arrays have now, in their shapes and types.
 
-        On a CPU the tensors are the arrays: the caller leaves those alone.
+        On a CPU the tensors are the arrays: the caller must not change those.
         """
         if self.shares_memory:
             return [torch.from_numpy(array) for array in arrays]

@@ -27,7 +27,7 @@ class ModelConfig:
         return value
 
     def has(self, name: str) -> bool:
-        """Whether the file mentions `name`, be it as null."""
+        """Whether the file mentions `name`, even as null."""
         return name in self._fields
 
     def get(self, name: str) -> Any:

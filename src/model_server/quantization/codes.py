@@ -14,9 +14,9 @@ from model_server.quantization.forms import Form, stacked
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Columns that are kept in another order than that of the inputs, so that those of a group lie side by side.
+    """Columns that are kept in another order than that of the inputs, so that those of a group are adjacent.
 
-    columns: [kept columns] int32, the input that each is multiplied by. An input may stand several times, with one
+    columns: [kept columns] int32, the input that each is multiplied by. An input may occur several times, with one
     number that counts and others that are zero. num_inputs: of the matrix.
     """
 

@@ -110,7 +110,7 @@ def rows_of_blocks(scales: Tensor, height: int, rows: Tensor) -> tuple[Tensor, i
 def columns_of_blocks(scales: Tensor, width: int, columns: tuple[int, int]) -> tuple[Tensor, int]:
     """The scales of the columns [start, stop) of a matrix, and of how many of these columns each is.
 
-    scales: [..., blocks of `width` columns]. A block that is cut is divided: its scale stands more than once.
+    scales: [..., blocks of `width` columns]. A block that is cut is divided: its scale is repeated.
     """
     start, stop = columns
     if start // width == (stop - 1) // width:

@@ -14,7 +14,7 @@ def num_words(count: int, bits: int, *, dense: bool) -> int:
 
 
 def words_of(start: int, stop: int, bits: int, *, dense: bool) -> tuple[int, int, int]:
-    """The words [first, last) that the codes [start, stop) lie in, and the code that the first word begins with.
+    """The words [first, last) that the codes [start, stop) are in, and the code that the first word begins with.
 
     Dense words begin with a whole code every `bits` words.
     """

@@ -1,6 +1,6 @@
 """Decode steps that are captured once for some batch sizes and then replayed: the host launches one graph a step.
 
-What a graph reads and writes lies at fixed addresses (`decode_buffers`); a batch is copied there, padded to the next
+What a graph reads and writes is at fixed addresses (`decode_buffers`); a batch is copied there, padded to the next
 captured size. Prompts, larger batches and longer sequences run as they are. Sampling is outside, as in TGI.
 """
 
@@ -254,7 +254,7 @@ class GraphedRunner:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """A cycle that dies during a capture may take device memory or events with it, which the capture forbids."""
+    """A cycle that is collected during a capture may free device memory or events, which the capture forbids."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()

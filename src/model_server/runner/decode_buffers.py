@@ -11,8 +11,8 @@ from model_server.runner.runner import ModelInputs
 class DecodeBuffers:
     """Inputs and logits of up to `max_rows` rows with tables of `width` blocks. Smaller steps use the first rows.
 
-    A row that no sequence stands in is padding: token 0 at position 0, one key, table and slot 0. It reads and writes
-    block 0 alone, which is never handed out. max_length: the longest sequence, for whoever plans on the host; the
+    A row without a sequence is padding: token 0 at position 0, one key, table and slot 0. It reads and writes
+    only block 0, which no sequence gets. max_length: the longest sequence, for planning on the host; the
     lengths that count are those on the device.
     """
 

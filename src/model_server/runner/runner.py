@@ -61,11 +61,11 @@ class RunnerTraits:
     none.
     state_bytes: upper bound of the memory that a request's `RequestState` takes for each of its KV blocks; None: its
     requests live in the paged cache.
-    decoder_prefix: the tokens that stand before the first generated one where that is not the prompt (encoder-decoder).
+    decoder_prefix: the tokens before the first generated one where that is not the prompt (encoder-decoder).
     capturable: decode steps may be captured as CUDA graphs. Such a step asks the device for nothing, and the host's
     lengths only bound what it does: their true values are those on the device.
     position_rows: longest sequence that a learned table of positions serves; None: there is no table.
-    weight_bytes: what this rank's weights take; None: nobody has counted.
+    weight_bytes: what this rank's weights take; None: not counted.
     """
 
     attention: AttentionBackend | None = None

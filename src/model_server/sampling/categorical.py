@@ -47,7 +47,7 @@ def sample_columns(weight: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Columns sampled and row totals, for `weight` [n, width] int64 and `uniforms` [n, 1] float64 in [0, 1).
 
     Returns ([n, 1] int64, [n, 1] int64). The column is the first whose inclusive cumulative weight exceeds
-    u * total, hence one of positive weight. Rows without any weight give some column inside the row.
+    u * total, so one of positive weight. Rows without any weight give some column inside the row.
     """
     width = weight.shape[1]
     if width <= _FLAT_WIDTH:

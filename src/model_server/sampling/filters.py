@@ -209,7 +209,7 @@ def _nucleus(ordered: Tensor, total: Tensor, dropped: Tensor, bits: int) -> tupl
 
 
 def _keep_nucleus(values: Tensor, lowest: Tensor, num_ties: Tensor) -> None:
-    """Drop what lies below `lowest`, and all but the last `num_ties` ties with it (a stable ascending sort)."""
+    """Drop what is below `lowest`, and all except the last `num_ties` ties with it (a stable ascending sort)."""
     tie = values == lowest
     num_later = tie.sum(1, keepdim=True) - tie.cumsum(1)
     beyond = tie & (num_later >= num_ties) & (lowest > -math.inf)
@@ -224,7 +224,7 @@ def _later_filters(values: Tensor, filters: Filters, bits: int) -> None:
 
 
 def _keep_typical(values: Tensor, typical_p: Tensor, bits: int) -> None:
-    """Locally typical sampling (Meister et al. 2022): keep what lies nearest to the entropy, up to the mass given."""
+    """Locally typical sampling (Meister et al. 2022): keep what is nearest to the entropy, up to the mass given."""
     mass = weights(values, bits)
     total = mass.sum(1, keepdim=True)
     logprobs = values.double() - (total.double().log() - bits * math.log(2.0))

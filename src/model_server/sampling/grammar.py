@@ -38,7 +38,7 @@ _MADE_UP_EOS = "<|made up for grammars: the end|>"
 
 
 class GrammarState:
-    """Where one request stands in its grammar."""
+    """The position of one request in its grammar."""
 
     def __init__(
         self,

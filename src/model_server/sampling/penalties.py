@@ -73,7 +73,7 @@ class Penalties:
 
     @property
     def full(self) -> bool:
-        """No room for another token: lay out anew."""
+        """No room for another token: lay out again."""
         return self._longest >= self._capacity
 
     @property

@@ -1,6 +1,6 @@
 """Ids to text, piece by piece while a request runs, and as a whole when it ends.
 
-One rule for every tokenizer: `append` holds back nothing but the bytes of a character that is not complete yet. They
+One rule for every tokenizer: `append` holds back only the bytes of a character that is not complete yet. They
 come with the token that completes them. So the pieces joined are the decoded text, special tokens kept, and what is cut
 off inside a character at the end never shows, neither in the pieces nor in the final text (TGI's final text is empty in
 that case, `models/model.py:decode_token`). There is nothing to flush.

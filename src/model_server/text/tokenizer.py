@@ -70,7 +70,7 @@ class Tokenizer:
         settings = {**_read_json(model_dir / "special_tokens_map.json"), **tokenizer_config}
         generation = _read_json(model_dir / "generation_config.json").get("eos_token_id")
         if generation is None:
-            # As transformers: without a generation config the model's config stands in.
+            # As transformers: without a generation config the model's config is used.
             config = _read_json(model_dir / "config.json")
             text_config = config.get("text_config")
             generation = config.get("eos_token_id")
@@ -152,7 +152,7 @@ class Tokenizer:
 
     @cached_property
     def known_pieces(self) -> dict[int, str] | None:
-        """Where a token adds the same text wherever it stands but at the very start: room to remember that text.
+        """Where a token adds the same text everywhere except at the very start: room to remember that text.
 
         So it is with the decoders of sentencepiece-like files: replacement inside tokens, bytes, then joining and
         stripping at the front. None for all others.

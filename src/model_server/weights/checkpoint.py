@@ -1,7 +1,7 @@
 """A checkpoint on disk: its config and the headers of its weight files, read once, checked before anything is loaded.
 
 That is kilobytes, whatever the size of the model; and it needs no torch, whose import takes longer than all of it. What
-a family makes of its config is checked by `models`; here it is only that no size is one that nobody could serve.
+a family makes of its config is checked by `models`; here only that no size is one that cannot be served at all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The header of a safetensors file, checked before anything is mapped or allocated.
 
-A file that someone else wrote may say anything: how long its header is, where its tensors lie, how large they are. All
+A file that someone else wrote may say anything: how long its header is, where its tensors are, how large they are. All
 of it must fit together and fit the file, so that what reads the tensors later can trust it.
 """
 
@@ -57,7 +57,7 @@ class _Fault(Exception):
 def read_header(path: Path) -> Header:
     """The checked header of a safetensors file. Raises StartupError, one line, naming the file and the fault.
 
-    Refused: what is no regular file, a length that lies, JSON that is none or names a tensor twice, unknown types,
+    Refused: what is no regular file, a wrong length, JSON that is none or names a tensor twice, unknown types,
     sizes that are negative or do not fit their bytes, and tensors that overlap, leave holes or pass the file's end.
     """
     try:
@@ -142,7 +142,7 @@ def _check_layout(tensors: Mapping[str, Stored], data_start: int, size: int) -> 
     position = data_start
     for name, stored in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if stored.begin != position:
-            fault = "overlaps another" if stored.begin < position else "lies after a hole"
+            fault = "overlaps another" if stored.begin < position else "is after a hole"
             raise _Fault(f"tensor {name!r:.200} {fault}")
         position = stored.end
     if position != size:

@@ -1,4 +1,4 @@
-"""The local hub cache: where a model's files lie, and which of its commits are there."""
+"""The local hub cache: where a model's files are, and which of its commits are there."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from model_server.weights.reader import Range
 
 @dataclass(frozen=True, slots=True)
 class HeadOrder:
-    """Rows of heads whose rotated pairs lie half a head apart in the file, and side by side in the model.
+    """Rows of heads whose rotated pairs are half a head apart in the file, and adjacent in the model.
 
     rotary_dim: how many rows of a head rotate; those after them stay in their places.
     """

@@ -41,7 +41,7 @@ class WeightReader(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors come to lie."""
+        """Where tensors are put."""
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds `name`. What is missing is off: biases, norms, an own head."""

@@ -44,7 +44,7 @@ class AppState:
         return LargeBodies(self.bodies.large, self.parsed_bodies)
 
     async def read(self, request: Request, body_type: type[BodyType]) -> BodyType:
-        """The checked body, within `--payload-limit`. Raises BodyError, or ClientDisconnect if the client left."""
+        """The checked body, within `--payload-limit`. Raises BodyError and ClientDisconnect."""
         return await read_body(request, body_type, limit=self.config.payload_limit, large=self.large_bodies)
 
     async def read_one_of(self, request: Request, *body_types: type[Body]) -> Body:

@@ -46,7 +46,7 @@ _MOST_COMPARED = 128
 
 
 class ServedRoutes:
-    """What this server answers, for whoever asked for something else."""
+    """What this server answers to requests for something else."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._routes = [route for route in routes if isinstance(route, Route) and route.endpoint is not _refuse]

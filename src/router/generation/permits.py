@@ -1,4 +1,4 @@
-"""Permits: how many generations may be under way at once, and who holds how many."""
+"""Permits: how many generations may be under way at once, and how many each request holds."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Running:
         return event
 
     def close(self) -> None:
-        """Ends the generation, whoever it was that stopped reading. Idempotent."""
+        """Ends the generation, for whatever reason its reader stopped. Idempotent."""
         if not self._closed:
             self._closed = True
             self._entry.close()

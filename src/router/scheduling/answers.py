@@ -139,7 +139,7 @@ class Answers:
                 self._batches.put_back(batch)
                 return
         if batch.ended:
-            return  # a call before it failed, or nobody is left
+            return  # a call before it failed, or no request is left
         log.error("%s failed: %s", call.kind, error.detail)
         self._batches.clear(call.batch_ids)
         for failed in (batch.into, batch):

@@ -52,13 +52,13 @@ class RunningBatch:
         self.num_steps = 0  # steps sent in which requests get their second or a later token
         self._last_step = 0  # the step at which the longest request that has its first token must end
         self.num_unanswered = 0  # Prefill or FilterBatch sent, not answered
-        self.dirty = False  # the shards hold rows that nobody wants
+        self.dirty = False  # the shards hold rows that are no longer wanted
         self.ended = False  # nothing more is sent for it, nothing more is expected of it
         self.failed = False  # it ended by an error
 
     @property
     def prompt_tokens(self) -> int:
-        """How much of `current_tokens` is prompts: all but a token of each other request."""
+        """How much of `current_tokens` is prompts: all except a token of each other request."""
         return max(self.current_tokens - (self.size - len(self.prefilling)), 0) if self.prefilling else 0
 
     @property
@@ -149,7 +149,7 @@ class RunningBatch:
         self.mark_dirty()
 
     def mark_dirty(self) -> None:
-        """The shards hold a row that nobody wants."""
+        """The shards hold a row that is no longer wanted."""
         self.dirty = True
 
     def update(self, cached: CachedBatch) -> list[Entry]:

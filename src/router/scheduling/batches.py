@@ -165,7 +165,7 @@ class Batches:
         self._pipeline.abandon()
 
     def _drop(self, entry: Entry) -> None:
-        """A request ends whose caller has left."""
+        """A request ends whose client has disconnected."""
         entry.drop()
         self._metrics.request_failed("dropped")
 

@@ -16,7 +16,7 @@ from router.shards.interface import Columns, Row, StepReply
 class Delivery:
     """What an answered step has for its callers, put off until the next calls are sent.
 
-    rows: with those whose requests have left their batch by now. entries: who reads the columns, by request id.
+    rows: with those whose requests have left their batch by now. entries: those that get the columns, by request id.
     """
 
     call: Call

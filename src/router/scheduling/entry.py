@@ -29,8 +29,8 @@ class Entry:
     """One request from `Scheduler.submit` to its last event.
 
     Reader's contract: `next_event` yields events.py's sequence, ending with exactly one `Finished` or `Failed`, after
-    which it must not be called again. `close` says that nobody reads any more: nothing is delivered from then on, and
-    whatever the request holds is freed in due course. `close` is idempotent and harmless after the last event.
+    which it must not be called again. `close` says that its caller has stopped reading: nothing is delivered from then
+    on, and what the request holds is freed in due course. `close` is idempotent and harmless after the last event.
 
     A reader that stops reading while tokens go on coming loses the request: what is unread is bounded in bytes.
     """
@@ -64,7 +64,7 @@ class Entry:
         self.request = request
         self.queued_at = time.monotonic()
         self.started_at: float | None = None  # when it was first taken into a batch
-        self.closed = False  # the caller has left
+        self.closed = False  # the caller has disconnected
         self.done = False  # its end is settled: finished, failed or dropped
         # Read by the scheduler, written by the methods below under "What the scheduler does with it".
         self.request_id = -1  # given when it is appended to the queue
@@ -92,7 +92,7 @@ class Entry:
         return self._events.popleft()
 
     def put(self, event: Event) -> None:
-        """Deliver one event; dropped when the caller has left or the last event has been delivered."""
+        """Deliver one event; dropped when the caller has disconnected or the last event was delivered."""
         if self.closed or self.done:
             return
         if isinstance(event, Finished | Failed):
@@ -106,7 +106,7 @@ class Entry:
         self._wake()
 
     def close(self) -> None:
-        """The caller has left."""
+        """The caller has disconnected."""
         if self._deadline is not None:
             self._deadline.cancel()
         if not self.closed:
@@ -130,7 +130,7 @@ class Entry:
             self._on_close(self)
 
     def _unread_bytes(self) -> int:
-        """About what the generated tokens occupy that nobody has read."""
+        """About what the generated tokens occupy that the caller has not read yet."""
         size = 0
         for event in self._events:
             if isinstance(event, TokenGenerated):
@@ -158,7 +158,7 @@ class Entry:
         self.prefilled = True
 
     def release(self) -> None:
-        """Somebody else takes its blocks: it is in no batch any more."""
+        """Another request takes its blocks: it is in no batch any more."""
         self.allocation = self.chunk_len = None
 
     def preempted(self) -> None:
@@ -167,7 +167,7 @@ class Entry:
         self.num_preemptions += 1
 
     def drop(self) -> None:
-        """Its end is settled and not delivered: its caller has left."""
+        """Its end is settled and not delivered: its caller has disconnected."""
         self.done = True
 
     @property

@@ -16,7 +16,7 @@ class Grower:
     """Keeps every running request one position ahead of the next step.
 
     A request that is preempted goes back to the front of the queue with what it has generated; its next Prefill
-    computes all of that again (or finds it in the prefix cache), and its caller notices nothing but the pause.
+    computes all of that again (or finds it in the prefix cache), and its caller only notices the pause.
     """
 
     def __init__(self, allocator: BlockAllocator, batches: Batches, pipeline: Pipeline, block_size: int) -> None:
@@ -35,7 +35,7 @@ class Grower:
                 continue  # preempted for one before it
             while not self._extend(batch, entry):
                 if self._pipeline:
-                    return False  # what ends there may free blocks; and nobody is preempted with calls in flight
+                    return False  # what ends there may free blocks; and no request is preempted with calls in flight
                 youngest = next(reversed(batch.entries.values()))
                 self._batches.preempt(batch, youngest)
                 if youngest is entry:

@@ -126,4 +126,4 @@ async def _answered(reply: asyncio.Future[Any], limit_s: float) -> None:
 
 def _look(reply: asyncio.Future[Any]) -> None:
     if not reply.cancelled():
-        reply.exception()  # seen, so that nobody complains that it was not
+        reply.exception()  # retrieved, so that asyncio does not warn that it was not

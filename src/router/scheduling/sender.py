@@ -1,7 +1,7 @@
 """What is sent next. Synchronous: `loop.Scheduler` waits, `answers.Answers` reads the answers.
 
 Run ahead: the shards say how many Decodes of the running batch may be in flight, so that the device never waits for the
-router (one while a prompt is computed in chunks). Calls are numbered by the pool and executed in that order, hence a
+router (one while a prompt is computed in chunks). Calls are numbered by the pool and executed in that order, so a
 Prefill or FilterBatch needs no pause before it; only what follows a merge waits for its Prefill's answer. With an
 upstream TGI shard one call is in flight at a time, and finished requests are filtered away as TGI's router does.
 
@@ -156,8 +156,8 @@ class Sender:
         self._pipeline.append(Call("decode", reply, batch, ids))
 
     def _send_filters(self) -> bool:
-        """Tell the shards of a batch with rows that nobody wants. A batch whose newcomers are just being prefilled
-        waits: its members are not settled."""
+        """Send the shards the batch without the rows that are no longer wanted. A batch whose newcomers are just being
+        prefilled waits: its members are not settled."""
         running, joining = self._batches.running, self._batches.joining
         if joining is not None and joining.into is not None:
             return False

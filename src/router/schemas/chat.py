@@ -86,7 +86,7 @@ class FunctionDefinition(Body):
 
     name: str = Field(description="What calls name.", examples=["get_weather"])
     description: str | None = Field(
-        default=None, description="What the model is told of it.", examples=["Get the current weather"]
+        default=None, description="What the function does; the model reads it.", examples=["Get the current weather"]
     )
     parameters: Any = Field(
         default=None,

@@ -55,7 +55,9 @@ class GenerateParameters(CommonParameters):
         Field(description="Keep only this many of the prompt's last tokens.", examples=[100]),
     ] = None
     watermark: bool = Field(
-        default=False, description="Prefer tokens by which the text can be told as generated.", examples=[True]
+        default=False,
+        description="Watermark the text: prefer tokens by which it can be recognized as generated.",
+        examples=[True],
     )
     details: bool = Field(default=False, description="Report the tokens and why the answer ended.", examples=[True])
     decoder_input_details: bool = Field(

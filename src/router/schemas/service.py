@@ -24,7 +24,7 @@ class StreamErrorDetail(BaseModel):
 
 
 class StreamError(BaseModel):
-    """The event of an OpenAI stream that tells of an error."""
+    """The event of an OpenAI stream that reports an error."""
 
     error: StreamErrorDetail
     error_type: str

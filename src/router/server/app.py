@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 # FastAPI's own, of which older releases know nothing: it would follow variables that are meant for other programs.
 _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
-_CLIENT_CLOSED_REQUEST = 499  # nginx' status; the client has gone
+_CLIENT_CLOSED_REQUEST = 499  # nginx' status; the client has disconnected
 
 _FAMILIES: tuple[Routes, ...] = (
     generate.routes, chat.routes, completions.routes, tokenize.routes, cloud.routes, service.routes,

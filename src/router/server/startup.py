@@ -129,7 +129,7 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
             holds = capacity.total_tokens
             if least is None or holds is None or not least <= holds < budget:
                 return budget, capacity
-            # Shards and router must have the same budget: hence another warm-up.
+            # Another warm-up, because shards and router must have the same budget.
             budget = holds
             logger.warning("the KV cache holds %d tokens: trying again with a prefill budget of as many", holds)
 

@@ -193,7 +193,7 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
     reply = StepReply()
     for message in messages:
         if message.HasField("columns"):
-            columns = message.columns  # read once: protobuf wraps it anew each time
+            columns = message.columns  # read once: protobuf wraps it again each time
             if columns.counts:
                 reply.rows.extend(_rows_of_several(columns))
             else:

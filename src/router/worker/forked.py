@@ -25,7 +25,7 @@ class JobEndedError(Exception):
 
 
 class Forked:
-    """Runs one job at a time. SIGALRM ends the job: the router sends it when the client has left."""
+    """Runs one job at a time. SIGALRM ends the job: the router sends it when the client has disconnected."""
 
     def __init__(self) -> None:
         self._child: int | None = None

@@ -1,4 +1,4 @@
-"""A queue of blocking jobs with threads of its own: cheap jobs before costly ones, and nothing for callers that left.
+"""A queue of blocking jobs with threads of its own: cheap jobs first, and none for callers that disconnected.
 
 Jobs that may take long get another lane than the short ones: a job that runs is never interrupted by the queue.
 """
@@ -26,7 +26,7 @@ RETRY_AFTER_S = 10
 
 
 class _Job:
-    """`work` is None as soon as it has begun, or its caller has left."""
+    """`work` is None as soon as it has begun, or its caller has disconnected."""
 
     __slots__ = ("cost", "settle", "work")
 
@@ -127,7 +127,7 @@ class Lane:
             self._take(job)
 
     def _take(self, job: _Job) -> Callable[[], Any] | None:
-        """The work of a job that has not begun, for whoever comes first."""
+        """The work of a job that has not begun, for the first thread that is free."""
         work, job.work = job.work, None
         if work is not None:
             self._waiting_cost -= job.cost
@@ -142,7 +142,7 @@ def _settle_soon(
 
 
 def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if outcome.done():  # its caller has left
+    if outcome.done():  # its caller has disconnected
         return
     if error is None:
         outcome.set_result(result)

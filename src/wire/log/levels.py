@@ -6,7 +6,7 @@ import logging
 import re
 
 PACKAGES = ("launcher", "router", "model_server", "wire", "text_generation_launcher")
-"""Loggers that follow the asked level; everybody else's start at WARN."""
+"""Loggers that follow the asked level; all others start at WARN."""
 
 TRACE = 5
 OFF = logging.CRITICAL + 10

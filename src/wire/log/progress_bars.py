@@ -116,7 +116,7 @@ class ProgressFilter(logging.Filter):
         fields = self._taken(record)
         found = _VALUE.fullmatch(str(fields.get(FIELD)))
         if found is None or int(found[2]) == 0 or self._lines is None:
-            # An error ends a load, whoever's: nothing should be left below it.
+            # An error ends the load of any process: nothing should be left below it.
             if self._lines is not None and record.levelno >= logging.ERROR:
                 self._lines.clear()
             return True

@@ -1,4 +1,4 @@
-"""The path of a unix socket: who may replace what lies there."""
+"""The path of a unix socket: which file there may be replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PathTakenError(Exception):
 
 
 def make_way(path: str) -> None:
-    """Removes a socket of this user on which nobody listens; whatever else is there stays. Raises PathTakenError."""
+    """Removes a socket of this user on which no process listens; any other file stays. Raises PathTakenError."""
     try:
         if not _is_there(path):
             return
@@ -35,7 +35,7 @@ def make_way(path: str) -> None:
 
 
 def _is_there(path: str) -> bool:
-    """Whether a socket of this user lies there. Raises PathTakenError for anything else, and OSError."""
+    """Whether a socket of this user is there. Raises PathTakenError for anything else, and OSError."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -53,4 +53,4 @@ def _remove(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise PathTakenError(f"{path} is a dead socket that cannot be removed: {error.strerror}") from None
+        raise PathTakenError(f"{path} is a stale socket that cannot be removed: {error.strerror}") from None

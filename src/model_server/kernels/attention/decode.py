@@ -1,7 +1,7 @@
 """Attention of single queries over the paged cache (decode), split along the keys.
 
 What bounds it is reading K and V once: n keys of h KV heads are n * h * (key_dim + value_dim) * itemsize bytes, and the
-arithmetic on them is 4 * group flop per byte at bfloat16, far below what the tensor cores give. On a card of B bytes/s
+arithmetic on them is 4 * group flop per byte at bfloat16, far below what the tensor cores give. On a GPU of B bytes/s
 a batch of b rows of c keys takes at least b * c * h * (key_dim + value_dim) * itemsize / B: 64 rows of 4096 keys
 of the 8B shape (8 KV heads of 128) are 1.07 GB a layer, 0.25 ms at 4.3 TB/s. So that the memory is busy:
 
@@ -77,7 +77,7 @@ def _merged(
     COLUMNS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """(sums, maxima, weights) of `count` parts that lie NUM_HEADS places apart."""
+    """(sums, maxima, weights) of `count` parts that are NUM_HEADS places apart."""
     inside = stored[:, None] & (columns < VALUE_DIM)[None, :]
     maxima = tl.full([ROWS], float("-inf"), tl.float32)
     weights = tl.zeros([ROWS], tl.float32)
@@ -313,7 +313,7 @@ def paged_decode(
     """Attention of the planned single queries; other rows of `out` are left alone.
 
     query: [num_tokens, num_heads, head_dim], any strides but 1 along the head. keys: [num_blocks, page, num_kv_heads,
-    head_dim] and values: the same with value_dim; a token's row may hold both, but both lie as far from token to token.
+    head_dim] and values: the same with value_dim; a token's row may hold both, but with one stride from token to token.
     They may be float8: they are computed with in the query's dtype, the layer's scales taken into account.
     block_tables: [num_seqs, max_blocks] int32. out: [num_tokens, num_heads * value_dim], contiguous, returned.
     Launches one kernel, asks the device for nothing.

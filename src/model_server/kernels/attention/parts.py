@@ -1,7 +1,7 @@
-"""What the attention kernels share: where a key lies in the paged cache, which keys a query sees, what a score becomes,
-and how a layer's constants are told to a kernel.
+"""What the attention kernels share: where a key is in the paged cache, which keys a query sees, what a score becomes,
+and how a kernel gets a layer's constants.
 
-Scores are kept in base 2 (multiplied by log2 e), so that the softmax needs nothing but exp2, one instruction.
+Scores are kept in base 2 (multiplied by log2 e), so that the softmax needs only exp2, one instruction.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def layer_arguments(layer: AttentionLayer) -> LayerArguments:
 class Widths:
     """How a kernel cuts a head. Tiles are powers of two and at least 16 wide, as the tensor cores want them.
 
-    A key is [main | rest]. `rest` is 0 unless values lie inside of keys: then `main` is the value, which is loaded once
+    A key is [main | rest]. `rest` is 0 unless values are inside of keys: then `main` is the value, which is loaded once
     for both products, and `rest` is what a key has beyond it.
     """
 

@@ -12,7 +12,7 @@ A vocabulary is cut into tiles, one program each, so that a single row keeps all
 1. `scan`: each tile's largest logit, its lowest id and the sum of exponentials. Greedy rows are finished from these.
 2. `weigh`: each tile's sum of weights, once the row's maximum is known. Unfiltered draws are finished from these.
 3. `collect`: for filtered rows, ids of the candidates. Distances from the maximum fall into 16 buckets (half octaves:
-   0.25, 0.375, 0.5, ... 32); counted or weighed, they say which bucket the threshold lies in, and what is further away
+   0.25, 0.375, 0.5, ... 32); counted or weighed, they say which bucket the threshold is in, and what is further away
    than its end is left behind. Rows with too many candidates are read whole by the next step.
 4. `draw_filtered`: thresholds, bit by bit over the patterns of floats (non-negative ones sort as integers), and draw.
 

@@ -4,7 +4,7 @@ Tokens are sorted by expert, so that every expert multiplies its tokens at once.
 with AVX-512 (8, 64 and 128 experts, 1 to 512 tokens): copying the chosen weights together for a batched product takes 4
 to 75 times as long as visiting the experts where they are. Visits with packed matrices (`layers.linear`) are faster
 than a grouped product, 1.1 to 2.4 times in bfloat16 and up to 1.8 times in float32, but have to ask the device who got
-tokens. Hence several classes; on GPUs that can run them, kernels of our own.
+tokens. So there are several classes; on GPUs that can run them, kernels of our own.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def stacked_biases(weights: Sequence[ExpertWeights]) -> tuple[Tensor | None, Ten
 
 
 def combine(results: Tensor, order: Tensor, weights: Tensor | None, top_k: int) -> Tensor:
-    """Sums per token of `results` [n * top_k, hidden], which stand in `order`; weights [n, top_k], None: ones."""
+    """Sums per token of `results` [n * top_k, hidden], which are in `order`; weights [n, top_k], None: ones."""
     restored = torch.empty_like(results).index_copy_(0, order, results)
     if top_k == 1 and weights is None:
         return restored

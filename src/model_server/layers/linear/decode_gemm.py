@@ -1,6 +1,6 @@
 """Decode GEMMs (few rows) on a GPU: for every shape the fastest of the library's and ours, measured once at load.
 
-Which is fastest depends on the shape, on the card and on the library's version, so nothing is assumed. Once measured, a
+Which is fastest depends on the shape, on the GPU and on the library's version, so nothing is assumed. Once measured, a
 choice stands for the life of the process: equal inputs give equal bits.
 """
 
@@ -25,7 +25,7 @@ Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # Numbers of rows that share a choice: each up to its own, from the one before.
 BUCKETS = (1, 8, 16, 32)
 _REPEATS = 9
-# This many bytes are written between two runs, so that no weight is still in the cache: twice the largest card's.
+# This many bytes are written between two runs, so that no weight is still in the cache: twice the largest GPU's.
 _CACHE_BYTES = 256 << 20
 # Ours must be this much faster: less is within the noise of a measurement.
 _GAIN = 0.97
@@ -34,7 +34,7 @@ _GAIN = 0.97
 class DecodeGemm:
     """The fastest GEMM of one shape, for each bucket of rows. Shared by all matrices of that shape.
 
-    candidates: our own products for each bucket; the library's comes before them, and stands until `choose`.
+    candidates: our own products for each bucket; the library's comes before them, and is used until `choose`.
     """
 
     __slots__ = ("_by_rows", "candidates", "dtype", "shape")

@@ -18,7 +18,7 @@ from model_server.layers.norm import AddNorm
 from model_server.models.decoder.parts import AttentionPart, Mlp, Step
 
 Reduce = Callable[[Tensor], Tensor]
-# [n, hidden], and of the same shape what is still to be added to it, a tensor that nobody else reads; None: nothing.
+# [n, hidden], and of the same shape what is still to be added to it, a tensor that is read nowhere else; None: nothing.
 Stream = tuple[Tensor, Tensor | None]
 
 

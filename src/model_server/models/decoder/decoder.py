@@ -74,7 +74,7 @@ class Decoder:
             rotary.reserve(max_positions)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """Tokens whose logits nobody wants leave after the last layer's attention.
+        """Tokens whose logits are not needed are dropped after the last layer's attention.
 
         Without an output [num_tokens, hidden]: the whole residual stream, for the ranks with the next layer.
         """

@@ -35,7 +35,7 @@ def load_mlp(
 ) -> DenseMlp:
     """This rank's part of the MLP of layer `index`. Raises StartupError.
 
-    intermediate_size, prefix: for an MLP that stands elsewhere in the layer, such as an expert that all tokens share.
+    intermediate_size, prefix: for an MLP elsewhere in the layer, such as an expert that all tokens share.
     """
     names = spec.names
     prefix = f"{names.layers}.{index}." if prefix is None else prefix

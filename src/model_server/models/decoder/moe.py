@@ -117,7 +117,7 @@ class SharedMlp:
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Three matrices per expert. `experts`: what stands before its number; then the names after it."""
+    """Three matrices per expert. `experts`: what precedes its number; then the names after it."""
 
     experts: str = "mlp.experts"
     gate: str = "gate_proj"
@@ -167,7 +167,7 @@ class StackedExperts:
     """One tensor of all experts' gate and up, one of their downs, and maybe their biases.
 
     They are [experts, in, out], or [experts, out, in] if `rows_first`. interleaved: gate and up alternate, else they
-    stand one after the other.
+    follow one another.
     """
 
     up: str

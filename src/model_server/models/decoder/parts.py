@@ -29,7 +29,7 @@ class Step:
 
 
 class AttentionPart(Protocol):
-    """Attention of this rank's heads, in two calls: tokens that nobody needs any more leave in between."""
+    """Attention of this rank's heads, in two calls: tokens that are no longer needed are dropped in between."""
 
     @property
     def kv_shape(self) -> KvShape:

@@ -1,6 +1,6 @@
 """The families that the native decoder serves: model_type -> how its config becomes a Spec.
 
-To add one: a function beside its kin, an entry in FAMILIES, and a line in the parity test.
+To add one: a function next to the most similar families, an entry in FAMILIES, and a line in the parity test.
 """
 
 from __future__ import annotations

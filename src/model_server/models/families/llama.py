@@ -1,4 +1,4 @@
-"""Llama and its closest kin: RMS norms, rotation, gated MLP."""
+"""Llama and the families most like it: RMS norms, rotation, gated MLP."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def granite(config: ModelConfig) -> Spec:
 
 
 def phi3(config: ModelConfig) -> Spec:
-    """Packed qkv and gate_up; LongRoPE in the long variants, whose original length stands outside of the block."""
+    """Packed qkv and gate_up; LongRoPE in the long variants, whose original length is outside of the block."""
     names = Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
     return base(config, default_positions=4096, default_eps=1e-5, names=names, windows=one_window(config, None))
 

@@ -64,7 +64,7 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice) -
 
 
 def _stateful_or_recomputing(hf: HfModel, model: Any, placement: Placement) -> tuple[StatefulRunner, float, str | None]:
-    """The runner, its error in the self-check, and, where it computes each sequence anew, why."""
+    """The runner, its error in the self-check, and, where it computes each sequence again, why."""
     try:
         return *_stateful(hf, model, placement, recomputes=False), None
     except StartupError as refusal:
@@ -74,7 +74,7 @@ def _stateful_or_recomputing(hf: HfModel, model: Any, placement: Placement) -> t
             runner, error = _stateful(hf, model, placement, recomputes=True)
         except StartupError:
             raise refusal from None
-        return runner, error, f"{str(refusal).partition(': ')[2]}, so every step computes its sequence anew"
+        return runner, error, f"{str(refusal).partition(': ')[2]}, so every step computes its whole sequence again"
 
 
 def _needs_state(hf: HfModel) -> str | None:

@@ -88,7 +88,7 @@ def paged_attention(
 
 
 def _chunk(module: Any) -> int | None:
-    """llama4 tells of its chunks by its mask alone, which is not built here."""
+    """llama4 shows its chunks only in its mask, which is not built here."""
     config = getattr(module, "config", None)
     types = getattr(config, "layer_types", None)
     if config is None or types is None or types[module.layer_idx] != "chunked_attention":

@@ -44,7 +44,7 @@ class StatefulRunner:
     ) -> None:
         """Runs the model on a few tokens to learn its widths.
 
-        recomputes: the state is no cache but the tokens so far, which go through the model anew at each step.
+        recomputes: the state is no cache but the tokens so far, which go through the model again at each step.
 
         Raises StartupError.
         """
@@ -100,7 +100,7 @@ class StatefulRunner:
         return torch.stack([picked[i] for i in order]).float()
 
     def _advance(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
-        """Take in `ids` [n], which stand at positions from `start`; logits [len(wanted), vocab] of those tokens."""
+        """Take in `ids` [n], which are at positions from `start`; logits [len(wanted), vocab] of those tokens."""
         if start == 0:
             state.kept = None
         kept: _Kept | None = state.kept
@@ -192,7 +192,7 @@ class StatefulRunner:
 
 
 def _decoder_prefix(model: Any) -> tuple[int, ...]:
-    """What stands before a decoder's first own token: its start token, and one that must follow if there is such."""
+    """What precedes a decoder's first own token: its start token, and one that must follow if there is such."""
     generation = getattr(model, "generation_config", None)
 
     def setting(name: str) -> int | None:

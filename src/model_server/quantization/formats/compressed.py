@@ -29,7 +29,7 @@ LONGEST_BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How the codes of a module lie in words. See `words.unpack`."""
+    """How the codes of a module are packed in words. See `words.unpack`."""
 
     bits: int
     dense: bool

@@ -63,7 +63,7 @@ def safetensors_name(pickled: str) -> str:
 
 
 def convert(directory: Path) -> list[Path]:
-    """Convert all pickled weights of `directory`; the new files lie beside them.
+    """Convert all pickled weights of `directory`; the new files are put beside them.
 
     Raises StartupError, one line: nothing to convert, a file that holds more than tensors, an old format, damage, no
     room or right to write. The directory is then as it was.

@@ -60,7 +60,7 @@ def download(
     auto_convert: where there are only pickled weights, write safetensors beside them (see `convert`).
 
     with_bars: progress is watched as bars, which move every second. check: refuses a model of the hub by its configs,
-    which lie in the directory that it gets, before weights are fetched.
+    which are in the directory that it gets, before weights are fetched.
 
     Raises StartupError, one line: unknown or gated repository, no network and nothing cached, no room or right to
     write, an adapter, pickled weights only, or weights or a tokenizer that cannot be converted.

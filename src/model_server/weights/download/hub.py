@@ -83,7 +83,7 @@ class HuggingFaceHub:
 
     def partial_bytes(self, model_id: str) -> int:
         found = (entry(model_id) / "blobs").glob("*.incomplete")
-        # With two dots it is one of the library's own, which nobody resumes.
+        # With two dots it is one of the library's own, which is never resumed.
         return sum(path.stat().st_size for path in found if path.name.count(".") == 1)
 
     def fetch(self, model_id: str, file: str, commit: str, meter: Meter) -> Path:

@@ -1,6 +1,6 @@
 """Calls on a few threads, for as long as all is well. The first failure is raised at once.
 
-Threads are daemons: a process that is told to end does not wait for what they wait for.
+Threads are daemons: a process that has to exit does not wait for what they wait for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bytes of one file: from where an earlier try, or an earlier process, left off, to a blob that has been verified.
 
-A partial file lies beside its blob as `ETAG.incomplete`, and is kept whatever ends the transfer. No byte for
+A partial file is beside its blob as `ETAG.incomplete`, and is kept whatever ends the transfer. No byte for
 HF_HUB_DOWNLOAD_TIMEOUT seconds (10) ends a try. The hub's ETag is the sha256 of files in LFS and git's name of all
 others: what was received is compared with it, and thrown away if it differs.
 """
@@ -36,7 +36,7 @@ class Meter(Protocol):
 
 
 class Transfer:
-    """One try. Whoever retries makes a new one."""
+    """One try. For another try the caller makes a new one."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Transfer:
         self._have, self.has_grown = 0, False
 
     def _verify(self) -> None:
-        """Of all that is in the partial file, whoever wrote it."""
+        """Of all that is in the partial file, also what another process wrote."""
         digests = _digests(self._blob.name, self._have)
         with self._partial.open("rb") as file:
             while digests and (piece := file.read(_READ_BYTES)):

@@ -1,1 +1,1 @@
-"""HTTP beneath the routes: bodies, events, connections, clients that leave."""
+"""HTTP beneath the routes: bodies, events, connections, clients that disconnect."""

@@ -54,7 +54,7 @@ class LargeBodies:
     parsed: ParsedBodies
 
     async def parse(self, request: Request, raw: bytes, work: Callable[[], T]) -> T:
-        """What `work` makes of a body. Raises ClientDisconnect if the client leaves first."""
+        """What `work` makes of a body. Raises ClientDisconnect if the client disconnects first."""
         if len(raw) <= LARGE_BODY:
             return work()
         return await cancel_on_disconnect(request.receive, self._parse(raw, work))
@@ -68,8 +68,8 @@ class LargeBodies:
 async def read_body(request: Request, body_type: type[BodyType], *, limit: int, large: LargeBodies) -> BodyType:
     """The checked body.
 
-    Raises BodyError, OverloadedError while too many large ones wait, or ClientDisconnect if the client left before it
-    was complete.
+    Raises BodyError, OverloadedError while too many large ones wait, or ClientDisconnect if the client disconnected
+    before it was complete.
     """
     raw = await _read_json(request, limit)
     return await large.parse(request, raw, partial(_checked, raw, body_type))

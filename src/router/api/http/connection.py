@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self._in_message = False
         self._num_begun = 0  # messages, in the read that is being parsed
         self._head_bytes = 0
-        self._open: list[RequestResponseCycle] = []  # not answered yet; all but the first wait for their turn
+        self._open: list[RequestResponseCycle] = []  # not answered yet; only the first is being answered
         self._refusal = 400
         self._timer: asyncio.TimerHandle | None = None
         self._reading_timer: asyncio.TimerHandle | None = None
@@ -160,7 +160,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(self._refusal)
 
     def _disconnect(self) -> None:
-        """Tells the handlers of all open requests that their client has gone."""
+        """Tells the handlers of all open requests that their client has disconnected."""
         for cycle in self._open:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -186,7 +186,7 @@ class Connection(HttpToolsProtocol):
 
     def _watch_idle(self) -> None:
         """uvicorn takes any byte for a request and stops its clock: also the body of one that is answered already, and
-        the empty line that may stand before the next. Without a clock such a connection would stay open for ever."""
+        the empty line that may precede the next. Without a clock such a connection would stay open for ever."""
         is_idle = self.cycle is not None and self.cycle.response_complete and not self._in_message and not self.pipeline
         has_clock = self._timer is not None or self.timeout_keep_alive_task is not None
         if is_idle and not has_clock and not self._is_refused and not self.transport.is_closing():
@@ -252,7 +252,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """A read that begins in a request's head, its offer of another protocol under a name that nobody knows."""
+    """A read that begins in a request's head, its offer of another protocol under an unknown name."""
     end = data.find(b"\r\n\r\n")
     found = _UPGRADE.search(data, 0, end if end >= 0 else len(data))
     return data if found is None else data[: found.start()] + b"x-" + data[found.start() :]

@@ -1,4 +1,4 @@
-"""Notices that the client has left. The framework does so for streams only."""
+"""Notices that the client has disconnected. The framework does so only for streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def left(receive: Receive) -> None:
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client leaves first. Raises ClientDisconnect in that case."""
+    """The result of `work`, which is cancelled if the client disconnects first; then raises ClientDisconnect."""
     me = asyncio.current_task()
     assert me is not None
     is_over = has_left = False

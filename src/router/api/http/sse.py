@@ -1,4 +1,4 @@
-"""Server-sent events: framing, the response that writes them, keep-alive, readers that left or stopped reading.
+"""Server-sent events: framing, the response that writes them, keep-alive, readers that disconnected or stopped reading.
 
 Bytes are framed by hand and written once per event; the framework's helpers cost six times as much.
 """

@@ -1,7 +1,7 @@
 """The JSON schema that makes a model call a tool: TGI's form, one branch for each function.
 
 `{"function": {"_name": NAME, ...arguments}}`, `_name` first, then the tool's own properties in their order. A tool's
-whole schema also stands among the definitions, so that its local references find what they point to.
+whole schema is also among the definitions, so that its local references find what they point to.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Tool:
         return [_call(self._name, one) for one in objects]
 
     def _alternatives(self, schema: Any, depth: int) -> list[Schema]:
-        """The objects a schema stands for, where it is nothing but a reference or a choice."""
+        """The objects a schema stands for, where it is only a reference or a choice."""
         if not isinstance(schema, dict):
             raise self._error("must be a JSON schema of an object")
         if depth > _MAX_DEPTH:

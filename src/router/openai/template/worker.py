@@ -84,7 +84,7 @@ class Worker:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _alarm(self, number: int, frame: FrameType | None) -> None:
-        """Its own timer, or the router whose client has left."""
+        """Its own timer, or the router whose client has disconnected."""
         if self._is_running:
             self._is_running = False
             raise TemplateTimeoutError

@@ -1,9 +1,9 @@
-"""KV blocks: who holds which part of the shards' cache.
+"""KV blocks: which request holds which part of the shards' cache.
 
 Who owns a block:
 | block                       | owner                                                                    |
 |-----------------------------|--------------------------------------------------------------------------|
-| 0                           | nobody; the health probe and padding rows write there                    |
+| 0                           | no request; the health probe and padding rows write there                |
 | of a queued entry           | none is held; allocation happens when the entry is taken into a batch    |
 | of a running entry          | the entry's `Allocation`                                                 |
 | of an entry that has ended  | `pipeline.Pipeline`, until every call in flight at its end is answered       |
@@ -73,7 +73,7 @@ class BlockAllocator(Protocol):
 
     @property
     def num_free(self) -> int:
-        """Blocks that an allocation could get now: free ones, and cached ones that nobody holds."""
+        """Blocks that an allocation could get now: free ones, and cached ones that no request holds."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""What a prompt's tokens are compared by when KV is shared: their ids, or what stands in their place."""
+"""What a prompt's tokens are compared by when KV is shared: their ids, or what takes their place."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class PrefixCache:
 
     @property
     def num_cached(self) -> int:
-        """Blocks with known KV that nobody holds; they are counted in `num_free` too."""
+        """Blocks with known KV that no request holds; they are counted in `num_free` too."""
         return self._trie.num_evictable
 
     def allocate(

@@ -57,7 +57,7 @@ class Admission:
     def _is_backlog(self, last_end_at: float) -> bool:
         """Many prompts, and a request has ended since the first of them was queued.
 
-        A burst on its own is none: while nobody ends, longer steps only make its first wait for each other.
+        A burst on its own is none: while no request ends, longer steps only make its first ones wait for each other.
         """
         many = budget.backlog_tokens(self._limits)
         return many is not None and self._queue.waits_since_before(last_end_at) and self._queue.holds_tokens(many)

@@ -75,7 +75,7 @@ def prompts_of_a_step(limits: ServingLimits, *, backlog: bool) -> int:
 def while_running_in_chunks(
     limits: ServingLimits, num_running: int, current_tokens: int, prompt_tokens: int, *, backlog: bool
 ) -> Budget:
-    """As `while_running` where newcomers share a step with the running requests: nobody is interrupted.
+    """As `while_running` where newcomers share a step with the running requests: none is interrupted.
 
     What is left to weigh is how long that step may get: as a rule it is short, for those who run and for the first of
     those who wait; with a backlog it is longer, or most would wait for their first token while a few run fast.

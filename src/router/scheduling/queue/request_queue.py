@@ -16,8 +16,8 @@ from router.scheduling.cache.blocks import BlockAllocator
 from router.scheduling.entry import Entry
 from router.scheduling.queue.budget import Budget, round_up
 
-# Entries whose caller has left are skipped when they reach the front. While the head waits for blocks they could pile
-# up, so the queue is swept when they are many.
+# Entries whose caller has disconnected are skipped when they reach the front. While the head waits for blocks they
+# could pile up, so the queue is swept when they are many.
 _SWEEP_AT = 64
 
 # What a request that can grow reserves for its answer at first; TGI's slice.
@@ -57,7 +57,7 @@ class RequestQueue:
     `allocator` is None in padded mode, where budgets are arithmetic; in paged mode the allocator alone limits.
     chunking: the last prompt of a batch may be split at the budget. can_grow: the shards take more blocks for a running
     request, so it need not hold all it can come to need. may_share: whether a request's tokens may be looked up among
-    those of others. `on_dropped` is called for every entry that is forgotten because its caller has left.
+    those of others. `on_dropped` is called for every entry that is dropped because its caller has disconnected.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RequestQueue:
         self._entries.append(entry)
 
     def put_first(self, entry: Entry) -> None:
-        """Back to the front, with its id and its age: it was admitted before everybody who waits."""
+        """Back to the front, with its id and its age: it was admitted before every request that waits."""
         self._entries.appendleft(entry)
         self._num_left += entry.closed
 
@@ -144,8 +144,8 @@ class RequestQueue:
         """The longest run of heads that fits the budget, or None.
 
         None also when fewer than `min_size` fit; all are put back in their old order then. The first entry that does
-        not fit ends the scan: nobody overtakes. The budget of prompts is rounded up to whole blocks. `spare_blocks`
-        stay free for those that run already.
+        not fit ends the scan: no request overtakes another. The budget of prompts is rounded up to whole blocks.
+        `spare_blocks` stay free for those that run already.
         """
         if budget.prefill_tokens <= 0 or budget.total_tokens <= 0 or budget.max_size == 0 or not self._entries:
             return None

@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[object, str]] = {
     "offsets negative": (with_field(data_offsets=[-16, 0]), "impossible offsets"),
     "three offsets": (with_field(data_offsets=[0, 8, 16]), "impossible offsets"),
     "beyond the end": (with_field(data_offsets=[0, 32], shape=[2, 4]), "cut short: .* instead of"),
-    "hole": (two([0, 8], [12, 20]), "lies after a hole"),
+    "hole": (two([0, 8], [12, 20]), "is after a hole"),
     "overlap": (two([0, 8], [4, 12]), "overlaps another"),
     "same place": (two([0, 8], [0, 8]), "overlaps another"),
     "bytes left over": (with_field(data_offsets=[0, 8], shape=[2]), "longer than its tensors"),

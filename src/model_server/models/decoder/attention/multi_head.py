@@ -62,7 +62,7 @@ def head_ranges(spec: Spec, tensor_group: ProcessGroup) -> tuple[Range, Range]:
     """Query heads and KV heads [start, stop) of this rank.
 
     Fewer KV heads than ranks: each is kept by several ranks, rank r holding head r * num_kv_heads // size. TGI refuses
-    all but one KV head there; its words are kept for what cannot be divided at all.
+    all KV heads except one there; its words are kept for what cannot be divided at all.
     """
     size, rank = tensor_group.size, tensor_group.rank
     for name, count in (("num_heads", spec.num_heads), ("num_key_value_heads", spec.num_kv_heads)):
@@ -119,7 +119,7 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
 
 
 def qkv_parts(spec: Spec, prefix: str, queries: Range, keys: Range, order: HeadOrder | None) -> list[Part]:
-    """Where this rank's query, key and value heads lie in the file."""
+    """Where this rank's query, key and value heads are in the file."""
     names, dim = [prefix + n for n in spec.names.qkv], spec.head_dim
     num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
 
