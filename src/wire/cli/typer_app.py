@@ -26,7 +26,7 @@ _KINDS = {int: "int", float: "float", Path: "path", bool: "true|false"}
 
 
 def print_help(config_type: type, prog: str, description: str, commands: Commands) -> None:
-    """Writes the page to standard output. `commands`: those that stand beside the options."""
+    """Writes the page to standard output. `commands`: the commands, which the page lists after the options."""
     # Read by typer when it is imported. In a pipe the default would be 80 columns, which cut long option names.
     if not sys.stdout.isatty():
         os.environ.setdefault("TERMINAL_WIDTH", "120")
