@@ -23,10 +23,10 @@ REFERENCE = Path(__file__).parents[1] / "reference"
 
 _RULES = """\
 `--option value` and `--option=value` are the same. The command line wins over the variable, the variable over the
-config file, that over the default. Names are exact; an option that is not a list may be given once. Switches take no
-value on the command line; in a variable they are `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`. An empty
-variable counts as unset. What cannot be understood ends the process with status 2 and a line that names the value, the
-option or variable, and the reason."""
+config file, that over the default. Options cannot be abbreviated; an option that is not a list may be given once.
+Switches take no value on the command line; in a variable they are `1`, `true`, `yes`, `on` or `0`, `false`, `no`,
+`off`. An empty variable counts as unset. A value that cannot be parsed ends the process with status 2 and a line that
+names the value, the option or variable, and the reason."""
 _CONFIG_FILE = """\
 `--config launcher.yaml` reads options from a YAML file: their names, with `-` or `_`, and their values, several of
 them as a list. Values are taken as they are written, paths are relative to the working folder. An unknown name ends
@@ -74,8 +74,8 @@ def _launcher() -> str:
         _OURS,
         option_tables(LauncherConfig, _mark(frozenset(tgi.LAUNCHER), tgi.VARIABLES)),
         "## Variables of router and shards",
-        "The launcher has no option for these. It hands its environment on, so a variable that is set for the launcher "
-        "reaches the process that reads it; the values are those of the options in [router.md](router.md) and "
+        "The launcher has no option for these. It passes its environment on, so a variable that is set for the "
+        "launcher reaches the process that reads it. The values are those of the options in [router.md](router.md) and "
         "[model-server.md](model-server.md).",
         variables.inherited_table(),
         "## Other variables",
@@ -90,10 +90,10 @@ def _launcher() -> str:
 
 def _statuses() -> list[tuple[str, str]]:
     return [
-        ("0", "a signal to stop was obeyed; also `--help`, `--version`, and `--env` without a model"),
-        ("1", "the launch failed or a child ended; see below"),
-        ("2", "the command line or a variable could not be understood"),
-        ("128 + n", "a second signal n came while the server was stopping: everything was killed"),
+        ("0", "the server stopped after a signal; also `--help`, `--version`, and `--env` without a model"),
+        ("1", "the launch failed or a child process exited; see below"),
+        ("2", "the command line or a variable could not be parsed"),
+        ("128 + n", "a second signal n arrived while the server was stopping: everything was killed"),
     ]
 
 
@@ -106,7 +106,7 @@ def _bench() -> str:
     return page(
         "# launcher bench",
         "`launcher bench [OPTIONS]`: sends load to a server that speaks TGI's API or OpenAI's, and reports its "
-        "throughput and latencies. In the place of TGI's `text-generation-benchmark`, which drives a shard directly.",
+        "throughput and latencies. It replaces TGI's `text-generation-benchmark`, which drives a shard directly.",
         _SEE_RULES,
         option_tables(BenchConfig, lambda opt: ""),
     )
@@ -120,7 +120,7 @@ def _router() -> str:
         _SEE_RULES + " " + _OURS,
         option_tables(RouterConfig, _mark(tgi.ROUTER, tgi.VARIABLES)),
         "Exit status: 0 after a signal to stop, 1 with `Error: …` on standard error, 2 for a command line that cannot "
-        f"be understood, {STALLED} when the shards have work and answer nothing for `--max-step-seconds`.",
+        f"be parsed, {STALLED} when the shards have work and do not answer for `--max-step-seconds`.",
     )
 
 
@@ -133,12 +133,12 @@ def _model_server() -> str:
         "## serve",
         "`model-server serve MODEL_ID [OPTIONS]`: loads the model and serves `generate.v3` on a unix socket.",
         option_tables(ServeConfig, _mark(tgi.SERVE, tgi.SHARD_VARIABLES)),
-        f"Exit status: 0 after a signal to stop, {LOST_PEER} if the shard ended only because another one did, "
-        f"{MISSING_PEER} if another one did not come, 1 for every other failure, 2 for a command line "
-        "that cannot be understood.",
+        f"Exit status: 0 after a signal to stop, {LOST_PEER} if the shard exited only because another one did, "
+        f"{MISSING_PEER} if another one did not connect, 1 for every other failure, 2 for a command line "
+        "that cannot be parsed.",
         "## download-weights",
         "`model-server download-weights MODEL_ID [OPTIONS]`: fills the local hub cache.",
         option_tables(DownloadConfig, _mark(tgi.DOWNLOAD, frozenset())),
         "## quantize",
-        "`model-server quantize MODEL_ID OUTPUT_DIR [OPTIONS]`: has TGI's options, is not served yet, and says so.",
+        "`model-server quantize MODEL_ID OUTPUT_DIR [OPTIONS]`: has the options of TGI, is not served yet and says so.",
     )

@@ -31,36 +31,37 @@ VARIABLES = (
         in_code=True,
     ),
     Variable("HUGGING_FACE_HUB_TOKEN", "hub library", "An older name of `HF_TOKEN`, which wins."),
-    Variable("HF_API_TOKEN", "launcher", "Handed to every child as `HF_TOKEN`, which it replaces.", in_code=True),
-    Variable("HF_HUB_OFFLINE", "hub library", "`1`: nothing is fetched, the cache alone is used.", in_code=True),
+    Variable("HF_API_TOKEN", "launcher", "Passed to every child as `HF_TOKEN`, which it replaces.", in_code=True),
+    Variable("HF_HUB_OFFLINE", "hub library", "`1`: nothing is downloaded, only the cache is used.", in_code=True),
     Variable(
         "HF_HUB_CACHE", "launcher, hub library",
-        "Where the hub cache is; `--huggingface-hub-cache` wins over it, it wins over `HUGGINGFACE_HUB_CACHE`.",
+        "Directory of the hub cache; overrides `HUGGINGFACE_HUB_CACHE`, and is overridden by "
+        "`--huggingface-hub-cache`.",
         in_code=True,
     ),
     Variable("HF_HOME", "launcher, hub library", "The hub cache is `$HF_HOME/hub`.", in_code=True),
     Variable(
         "XDG_CACHE_HOME", "launcher, hub library",
-        "In the place of `~/.cache`, where the hub cache is.", in_code=True,
+        "Used instead of `~/.cache`, which contains the hub cache.", in_code=True,
     ),
     Variable("HF_ENDPOINT", "launcher, hub library", "Address of the hub or of a mirror.", in_code=True),
     Variable(
-        "HF_HUB_DOWNLOAD_TIMEOUT", "download", "Seconds without a byte until a transfer is tried anew. Unset: 10.",
+        "HF_HUB_DOWNLOAD_TIMEOUT", "download", "Seconds without data after which a transfer is tried again. Unset: 10.",
     ),
     Variable("TRANSFORMERS_OFFLINE", "hub library", "As `HF_HUB_OFFLINE`; `--env` shows it.", in_code=True),
     Variable("HF_XET_HIGH_PERFORMANCE", "hub library", "`1`: more bandwidth and memory for downloads."),
     Variable("HF_HUB_USER_AGENT_ORIGIN", "hub library", "A word that is added to the user agent."),
     Variable(
         "HF_HUB_DISABLE_PROGRESS_BARS", "hub library",
-        "Set to 1 for the children; the log has its own records of progress.", in_code=True,
+        "Set to 1 for the child processes; the log has its own records of progress.", in_code=True,
     ),
     Variable(
         "CUDA_VISIBLE_DEVICES", "launcher, CUDA",
-        "Which GPUs are used. `all`: every one. Empty or `-1`: none, so the CPU.", in_code=True,
+        "Which GPUs are used. `all`: every GPU. Empty or `-1`: none, so the CPU is used.", in_code=True,
     ),
     Variable(
         "TRITON_CACHE_DIR", "Triton",
-        "Where compiled kernels are kept; the launcher says so where there are none yet. Default: `~/.triton/cache`.",
+        "Where compiled kernels are stored; the launcher logs if there are none yet. Default: `~/.triton/cache`.",
         in_code=True,
     ),
     Variable(
@@ -68,27 +69,28 @@ VARIABLES = (
     ),
     Variable(
         "OMP_NUM_THREADS", "shard",
-        "Threads of a shard on a CPU. Unset: the CPUs by the number of shards; a small model leaves one to the router.",
+        "Threads of a shard on a CPU. Unset: the number of CPUs divided by the number of shards, one less for a small "
+        "model.",
         in_code=True,
     ),
     Variable(
         "TERCET_NATIVE", "shard",
-        "`0`: torch's operators on a CPU instead of ours. `1`: ours for all matrices, also those that oneDNN was"
-        " measured to multiply faster.",
+        "`0`: torch's operators on a CPU instead of ours. `1`: ours for all matrices, even those that oneDNN "
+        "multiplies faster.",
         in_code=True,
     ),
     Variable(
         "TERCET_INSTRUCTION_SET", "shard",
-        "The best instruction set that the C++ operators may use: `amx`, `avx512_bf16`, `avx512` or `avx2`. Unset: the"
-        " best that the CPU has.",
+        "The best instruction set that the C++ operators may use: `amx`, `avx512_bf16`, `avx512` or `avx2`. Unset: "
+        "the best that the CPU supports.",
         in_code=True,
     ),
     Variable("LOG_COLORIZE", "launcher", "`0`: no colours on a terminal.", in_code=True),
-    Variable("TERM", "launcher", "`dumb`: no bars of progress on a terminal.", in_code=True),
+    Variable("TERM", "launcher", "`dumb`: no progress bars on a terminal.", in_code=True),
     Variable("TERMINAL_WIDTH", "every command", "Columns of a help page in a pipe. Unset: 120.", in_code=True),
-    Variable("TERCET_BARS", "download", "Set to 1 by the launcher where it draws bars on a terminal.", in_code=True),
+    Variable("TERCET_BARS", "download", "Set to 1 by the launcher if it draws progress bars.", in_code=True),
     Variable(
-        "TERCET_PHASES", "router, shard", "Set to 1 by the launcher: the log tells the phases of the start.",
+        "TERCET_PHASES", "router, shard", "Set to 1 by the launcher: the log contains the phases of the start.",
         in_code=True,
     ),
     Variable(
@@ -98,16 +100,17 @@ VARIABLES = (
     Variable("RAYON_NUM_THREADS", "tokenizers", "Set to 1 for the trial of a tokenizer.", in_code=True),
     Variable("TRANSFORMERS_VERBOSITY", "transformers", "Set for the conversion of a tokenizer.", in_code=True),
     Variable(
-        "GLOO_SOCKET_IFNAME", "shard", "Interface that shards on CPUs use. Set to `lo` for shards of one machine.",
+        "GLOO_SOCKET_IFNAME", "shard", "Network interface that shards on CPUs use. Set to `lo` by the launcher if all "
+        "shards are on one machine.",
         in_code=True,
     ),
     Variable(
-        "GRPC_EXPERIMENTS", "gRPC", "Unset: the processes of a server turn gRPC's event engine off among themselves.",
+        "GRPC_EXPERIMENTS", "gRPC", "Unset: gRPC's event engine is off between the processes of a server.",
         in_code=True,
     ),
     Variable("TORCH_NCCL_AVOID_RECORD_STREAMS", "torch", "Set to 1 for the shards.", in_code=True),
     Variable("SAFETENSORS_FAST_GPU", "safetensors", "Set to 1 for the shards.", in_code=True),
-    Variable("NCCL_*", "NCCL", "As NCCL documents them; the launcher hands them on."),
+    Variable("NCCL_*", "NCCL", "As NCCL documents them; the launcher passes them on."),
     Variable("OTEL_*", "OpenTelemetry", "Headers, attributes and the like of exported spans; see `--otlp-endpoint`."),
     Variable("DOCKER_LABEL", "launcher", "Shown by `--env`.", in_code=True),
     Variable("GIT_SHA", "launcher", "Shown by `--env`.", in_code=True),

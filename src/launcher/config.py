@@ -55,46 +55,48 @@ class LauncherConfig:
     )  # fmt: skip
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
         None, panel=_MODEL,
-        help="Type of the numbers in the KV cache, which then holds twice the tokens of a 16-bit one. Default: the "
+        help="Type of the numbers in the KV cache; 8-bit types hold twice the tokens of 16-bit ones. Default: the "
         "model's; on a GPU what the checkpoint asks for.",
     )  # fmt: skip
     quantize: Quantize | None = option(
         None, panel=_MODEL,
         help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes. Checkpoints that are "
-        "stored quantized are served as they are, without it.",
+        "stored quantized need no option.",
     )  # fmt: skip
     trust_remote_code: bool = option(False, panel=_MODEL, help="Allow code from the model's repository.")
     tokenizer_config_path: Path | None = option(
-        None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's (chat template)."
+        None, panel=_MODEL, help="A tokenizer_config.json to use instead of the model's (chat template)."
     )
     rope_scaling: Literal["linear", "dynamic"] | None = option(
-        None, panel=_MODEL, help="RoPE scaling in the place of the model's; only `linear` is served."
+        None, panel=_MODEL, help="RoPE scaling to use instead of the model's; only `linear` is served."
     )
     rope_factor: float | None = option(
-        None, panel=_MODEL, minimum=0.0, help="What positions are divided by. Default: 1 with --rope-scaling."
+        None, panel=_MODEL, minimum=0.0, help="Divisor of the positions. Default: 1 with --rope-scaling."
     )
-    huggingface_hub_cache: Path | None = option(None, panel=_MODEL, help="Where the hub cache is.")
+    huggingface_hub_cache: Path | None = option(None, panel=_MODEL, help="Directory of the hub cache.")
     attention: Attention | None = option(
-        None, panel=_MODEL, help="Attention backend; TGI's names (paged, flash...) stand for the best one present."
+        None, panel=_MODEL, help="Attention backend; TGI's names (paged, flash...) mean the best available one."
     )
 
     sharded: bool | None = option(
-        None, panel=_SHARDS, metavar="true|false", help="Demand or forbid more than one shard."
+        None, panel=_SHARDS, metavar="true|false", help="Require (true) or forbid (false) more than one shard."
     )
     num_shard: int | None = option(
         None,
         panel=_SHARDS,
         maximum=_MOST_SHARDS,
-        help="Number of shards. Default: the visible GPUs that divide the heads, 1 on a CPU.",
+        help="Number of shards. Default: as many of the visible GPUs as divide the attention heads; 1 on a CPU.",
     )
     shard_uds_path: str | None = option(
         None, panel=_SHARDS,
         help="Prefix of the shards' sockets; `-<rank>` is appended. Default: in a private directory of this launch.",
     )  # fmt: skip
-    master_addr: str = option("localhost", panel=_SHARDS, help="Where the shards of this launch find each other.")
+    master_addr: str = option(
+        "localhost", panel=_SHARDS, help="Address where the shards of this launch connect to each other."
+    )
     master_port: int | None = option(
         None, panel=_SHARDS, maximum=_PORT,
-        help="Port where the shards find each other. Default: 29500, or a free one if that is taken.",
+        help="Port where the shards connect to each other. Default: 29500, or a free port if 29500 is in use.",
     )  # fmt: skip
     cuda_memory_fraction: float = option(
         1.0, panel=_SHARDS, minimum=0.0, maximum=1.0, help="Share of each GPU's memory that may be used."
@@ -104,13 +106,19 @@ class LauncherConfig:
         panel=_SHARDS,
         separator=",",
         maximum=_U32,
-        help="Decode batch sizes to capture as CUDA graphs, 0 for none. Default: 1, 2, 4, 8 and so on by 8 to 256.",
+        help="Decode batch sizes to capture as CUDA graphs, 0 for none. Default: 1, 2, 4, then every multiple of 8 up "
+        "to 256.",
     )
     tgi_wiggle_room: float = option(
-        0.95, panel=_SHARDS, minimum=0.0, maximum=1.0, hidden=True, help="Share of GPU memory that defaults count on."
+        0.95,
+        panel=_SHARDS,
+        minimum=0.0,
+        maximum=1.0,
+        hidden=True,
+        help="Share of GPU memory that defaults assume to be usable.",
     )
     disable_custom_kernels: bool = option(
-        False, panel=_SHARDS, help="Leave every sum over the shards to NCCL; other kernels are not affected."
+        False, panel=_SHARDS, help="Let NCCL do every sum over the shards; other kernels are not affected."
     )
 
     max_concurrent_requests: int = option(
@@ -131,11 +139,16 @@ class LauncherConfig:
     )  # fmt: skip
     max_client_batch_size: int = option(4, panel=_REQUEST, help="Largest number of inputs in one request.")
     payload_limit: int = option(2_000_000, panel=_REQUEST, unit="bytes", minimum=1, help="Largest request body.")
-    enable_prefill_logprobs: bool = option(False, panel=_REQUEST, help="Serve the logprobs of prompts.")
+    enable_prefill_logprobs: bool = option(
+        False, panel=_REQUEST, help="Allow requests for the logprobs of prompt tokens."
+    )
     disable_grammar_support: bool = option(False, panel=_REQUEST, help="Refuse requests with a grammar.")
 
     waiting_served_ratio: float = option(
-        0.3, panel=_BATCH, minimum=0.0, help="Waiting to running requests from which a prefill interrupts decoding."
+        0.3,
+        panel=_BATCH,
+        minimum=0.0,
+        help="Ratio of waiting to running requests at which a prefill interrupts decoding.",
     )
     max_batch_prefill_tokens: int | None = option(
         None, panel=_BATCH, unit="tokens", maximum=_U32,
@@ -145,9 +158,9 @@ class LauncherConfig:
         None, panel=_BATCH, unit="tokens", minimum=1, maximum=_U32,
         help="Token budget of a running batch. Default: what fits.",
     )  # fmt: skip
-    max_waiting_tokens: int = option(20, panel=_BATCH, help="Decode steps after which waiting requests are let in.")
+    max_waiting_tokens: int = option(20, panel=_BATCH, help="Decode steps after which waiting requests join the batch.")
     max_batch_size: int | None = option(None, panel=_BATCH, maximum=_U32, help="Largest number of requests in a batch.")
-    validation_workers: int = option(2, panel=_BATCH, help="Threads of the router that tokenise prompts.")
+    validation_workers: int = option(2, panel=_BATCH, help="Threads of the router that tokenize prompts.")
 
     hostname: str = option("0.0.0.0", panel=_HTTP, help="Address to listen on.")
     port: int = option(3000, short="p", panel=_HTTP, maximum=_PORT, help="Port to listen on; 0 chooses a free one.")
@@ -155,7 +168,7 @@ class LauncherConfig:
         None, panel=_HTTP, maximum=_PORT, help="Vertex AI's name for `--port`, which it overrides."
     )
     prometheus_port: int | None = option(
-        None, panel=_HTTP, maximum=_PORT, help="A second port for /metrics alone; opened only if given, 0 for none."
+        None, panel=_HTTP, maximum=_PORT, help="A separate port for /metrics; opened only if given, 0 for none."
     )
     api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that clients must send.")
     cors_allow_origin: list[str] = option(
@@ -165,28 +178,32 @@ class LauncherConfig:
         False, panel=_HTTP, help="Answer browsers at / as any other client, without the page to try the model."
     )
     compute_type: str | None = option(
-        None, panel=_HTTP, header=True, help="What the response header x-compute-type says. Default: from the GPUs."
+        None, panel=_HTTP, header=True, help="Value of the response header x-compute-type. Default: from the GPUs."
     )
 
     json_output: bool = option(False, panel=_RUN, help="Write the log as JSON.")
-    log_level: str = option("info", panel=_RUN, help="Least level that is logged, or a filter: `warn,router=debug`.")
+    log_level: str = option("info", panel=_RUN, help="Lowest level that is logged, or a filter: `warn,router=debug`.")
     verbose: bool = option(
         False, short="v", panel=_RUN,
-        help="The whole log on a terminal too, which else gets the start in a dozen lines, warnings, errors and a line "
-        "for each request. Pipes and JSON always have all of it.",
+        help="Show the whole log on a terminal, not only a dozen lines about the start, warnings, errors and a line "
+        "for each request. Pipes and JSON always get the whole log.",
     )  # fmt: skip
     graceful_termination_timeout: int = option(
-        90, short="g", panel=_RUN, maximum=_U32, help="Seconds that running requests get after a signal to stop."
+        90,
+        short="g",
+        panel=_RUN,
+        maximum=_U32,
+        help="Seconds that running requests have to finish after a signal to stop.",
     )
     startup_timeout: int | None = option(
         None,
         panel=_RUN,
         minimum=1,
         maximum=_U32,
-        help="Seconds until everything is ready, without a download. Default: no limit.",
+        help="Seconds in which everything must be ready, not counting a download. Default: no limit.",
     )
     verbose_startup: bool = option(False, panel=_RUN, help="Log where the time of the start-up went.")
-    env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at start.")
+    env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at the start.")
     profile: Path | None = option(
         None, env="TERCET_PROFILE", panel=_RUN,
         help="Folder where every shard writes a Chrome trace of some of its steps, rank-<rank>.json.",
@@ -199,7 +216,7 @@ class LauncherConfig:
     )
     otlp_service_name: str = option("text-generation-inference.router", panel=_RUN, help="Service name in traces.")
     usage_stats: Literal["on", "off", "no-stack"] = option(
-        "on", panel=_RUN, help="Accepted for compatibility; nothing is ever sent."
+        "on", panel=_RUN, help="Accepted and ignored: nothing is ever sent."
     )
     watermark_gamma: float | None = option(
         None, panel=_RUN, minimum=0.0, maximum=1.0, help="Share of the vocabulary that a watermark favours."

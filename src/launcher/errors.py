@@ -2,11 +2,11 @@
 
 LauncherError
 ├── ArgumentValidation       the options contradict each other, the machine or the model
-├── NotEnoughCUDADevices     sharding was demanded, one device or none is there
+├── NotEnoughCUDADevices     `--sharded true`, but there are fewer than two devices
 ├── DownloadError            the download step failed
-├── ShardCannotStart         a shard ended before all were ready
-├── ShardFailed              a shard ended while serving
-├── WebserverCannotStart     the router cannot be executed, or did not answer in time
+├── ShardCannotStart         a shard exited before all were ready
+├── ShardFailed              a shard exited while serving
+├── WebserverCannotStart     the router could not be started, or was not ready in time
 └── WebserverFailed          the router ended
 """
 

@@ -36,7 +36,7 @@ class ServeConfig:
     model_id: str = argument(help="Hub id, local folder, or `demo` for the embedded model")
     revision: str | None = option(None, env=None, help="Branch, tag or commit of a hub model")
     dtype: DtypeName | None = option(
-        None, env=None, help="Type of weights and activations; unset: by the device and what the weights are stored in"
+        None, env=None, help="Type of weights and activations; unset: by the device and the type of the weights"
     )
     trust_remote_code: bool = option(
         False,
@@ -57,7 +57,7 @@ class ServeConfig:
         "text-generation-inference.server", env=None, panel=_RUN, help="Service name in traces"
     )
     max_input_tokens: int | None = option(
-        None, unit="tokens", env=None, minimum=1, maximum=_U32, help="Longest prompt the router will send, in tokens"
+        None, unit="tokens", env=None, minimum=1, maximum=_U32, help="Longest prompt that the router sends, in tokens"
     )
     max_batch_total_tokens: int | None = option(
         None,
@@ -81,13 +81,13 @@ class ServeConfig:
         env="MAX_BATCH_SIZE",
         minimum=1,
         maximum=_U32,
-        help="Most requests that the router decodes at once; larger graphs are left out",
+        help="Most requests that the router decodes at once; no larger CUDA graph is captured",
     )
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(
         None,
-        help="Attention backend: triton, flash_attn, torch_varlen, cpp or reference; TGI's names stand for the best "
-        "one that can serve the model",
+        help="Attention backend: triton, flash_attn, torch_varlen, cpp or reference; TGI's names mean the best one "
+        "that can serve the model",
     )
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
         None,
@@ -101,15 +101,15 @@ class ServeConfig:
         "stored quantized are served as they are, without it",
     )
     rope_scaling: Literal["linear", "dynamic"] | None = option(
-        None, help="RoPE scaling in the place of the config's; only `linear` is served"
+        None, help="RoPE scaling to use instead of the config's; only `linear` is served"
     )
-    rope_factor: float | None = option(None, minimum=0, help="What positions are divided by; unset with a kind: 1")
+    rope_factor: float | None = option(None, minimum=0, help="Divisor of the positions; default with --rope-scaling: 1")
     prefix_caching: bool = option(
         True, help="Let requests share the KV cache of a common beginning; the router keeps track of it"
     )
-    prefill_chunking: bool = option(True, help="Compute long prompts in several steps, beside running requests")
+    prefill_chunking: bool = option(True, help="Compute long prompts in several steps, together with running requests")
     disable_custom_kernels: bool = option(
-        False, help="Leave every sum over the shards to NCCL, also where the GPUs could read each other's memory"
+        False, help="Let NCCL do every sum over the shards, even if the GPUs can read each other's memory"
     )
     profile: Path | None = option(
         None, env="TERCET_PROFILE", help="Folder for a Chrome trace of some steps, rank-<rank>.json"
@@ -128,8 +128,10 @@ class ServeConfig:
     )
     rank: int | None = option(None, panel=_DISTRIBUTED, help="Rank of this shard")
     world_size: int | None = option(None, panel=_DISTRIBUTED, minimum=1, help="Number of shards")
-    master_addr: str = option("localhost", panel=_DISTRIBUTED, help="Address where the ranks find each other")
-    master_port: int = option(29500, panel=_DISTRIBUTED, maximum=65535, help="Port where the ranks find each other")
+    master_addr: str = option("localhost", panel=_DISTRIBUTED, help="Address where the ranks connect to each other")
+    master_port: int = option(
+        29500, panel=_DISTRIBUTED, maximum=65535, help="Port where the ranks connect to each other"
+    )
 
     dist_timeout: float = option(
         120.0,
@@ -137,7 +139,7 @@ class ServeConfig:
         panel=_DISTRIBUTED,
         minimum=0.1,
         maximum=_U32,
-        help="Seconds that the ranks wait for each other at the start",
+        help="Seconds for which the ranks wait for each other at the start",
     )
 
     speculate: int | None = option(None, env=None, panel=_REFUSED, help="Tokens to speculate; 0 is accepted")
@@ -176,18 +178,17 @@ class DownloadConfig:
     quantize: Quantize | None = option(
         None,
         env=None,
-        help="What the model will be served with: what does not go with its config.json is refused before weights are "
-        "fetched",
+        help="Method with which the model will be served; if it does not fit config.json, it is refused before "
+        "weights are downloaded",
     )
     extension: Literal[".safetensors"] = option(
-        ".safetensors", env=None, help="Kind of the weight files; no other is served"
+        ".safetensors", env=None, help="Kind of the weight files; only .safetensors is served"
     )
     merge_lora: bool = option(
         False,
         env=None,
         negatable=True,
-        help="Permits merging an adapter into its base model, which is not served yet: adapters are refused either "
-        "way, other models need no permission",
+        help="Accepted for compatibility: merging an adapter is not served yet, adapters are refused",
     )
     logger_level: str = option("INFO", env=None, panel=_RUN, help="Least severe log level that is written")
     json_output: bool = option(False, env=None, negatable=True, panel=_RUN, help="One JSON object for each log line")

@@ -59,22 +59,25 @@ class RouterConfig:
     max_client_batch_size: int = option(4, panel=_LIMITS, help="Largest number of prompts or choices in a request.")
     payload_limit: int = option(2_000_000, panel=_LIMITS, unit="bytes", minimum=1, help="Largest request body.")
     max_stop_sequence_bytes: int = option(
-        4096, panel=_LIMITS, unit="bytes", help="Bytes of all `stop` texts of a request together."
+        4096, panel=_LIMITS, unit="bytes", help="Most bytes of all `stop` texts of a request together."
     )
     max_request_seconds: float | None = option(
         None,
         panel=_LIMITS,
-        help="Seconds after which a request that has not ended is failed. Default: no limit.",
+        help="Seconds after which a request that has not ended fails. Default: no limit.",
         minimum=0.001,
         maximum=_U32,
     )
     disable_grammar_support: bool = option(False, panel=_LIMITS, help="Refuse requests with a grammar.")
     request_logprobs: bool = option(
-        False, panel=_LIMITS, help="The model server computes prompt logprobs; the launcher says so by the variable."
+        False, panel=_LIMITS, help="The model server computes prompt logprobs; the launcher sets the variable."
     )
 
     waiting_served_ratio: float = option(
-        1.2, panel=_BATCHING, help="Waiting to running requests from which a prefill interrupts decoding.", minimum=0
+        1.2,
+        panel=_BATCHING,
+        help="Ratio of waiting to running requests at which a prefill interrupts decoding.",
+        minimum=0,
     )
     max_batch_prefill_tokens: int = option(
         4096, panel=_BATCHING, unit="tokens", minimum=1, maximum=_U32, help="Token budget of one prefill."
@@ -83,7 +86,7 @@ class RouterConfig:
         None,
         unit="tokens",
         panel=_BATCHING,
-        help="How far the prefill budget may be lowered where memory is short at the start. Default: not at all.",
+        help="Lowest prefill budget to which the start may go down if memory is short. Default: no reduction.",
         minimum=1,
         maximum=_U32,
     )
@@ -95,37 +98,45 @@ class RouterConfig:
         maximum=_U32,
         help="Token budget of a running batch. Default: what fits, from the warm-up.",
     )
-    max_waiting_tokens: int = option(20, panel=_BATCHING, help="Decode steps after which waiting requests are let in.")
+    max_waiting_tokens: int = option(
+        20, panel=_BATCHING, help="Decode steps after which waiting requests join the batch."
+    )
     max_batch_size: int | None = option(
         None, panel=_BATCHING, maximum=_U32, help="Largest number of requests in a batch."
     )
     max_step_seconds: float = option(
-        60.0, panel=_BATCHING, help="A step that takes longer means that a shard is stuck.", minimum=0.1, maximum=_U32
+        60.0,
+        panel=_BATCHING,
+        help="Seconds after which a step that has not ended counts as stuck; the server then exits.",
+        minimum=0.1,
+        maximum=_U32,
     )
 
     hostname: str = option("0.0.0.0", panel=_HTTP, help="IP address to listen on.")
     port: int = option(3000, short="p", panel=_HTTP, help="Port to listen on.", maximum=65535)
     prometheus_port: int | None = option(
-        None, panel=_HTTP, help="A second port for /metrics alone; opened only if given.", maximum=65535
+        None, panel=_HTTP, help="A separate port for /metrics; opened only if given.", maximum=65535
     )
-    api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that every POST route demands.")
+    api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that every POST route requires.")
     cors_allow_origin: tuple[str, ...] = option(
         (), panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
     )
-    max_connections: int = option(4096, panel=_HTTP, help="Open connections; more are closed with 503.", minimum=1)
+    max_connections: int = option(
+        4096, panel=_HTTP, help="Most open connections; others are closed with 503.", minimum=1
+    )
     head_timeout_seconds: float = option(
-        10.0, panel=_HTTP, help="Time in which the head of a request must arrive.", minimum=0.1, maximum=_U32
+        10.0, panel=_HTTP, help="Seconds in which the head of a request must arrive.", minimum=0.1, maximum=_U32
     )
     body_timeout_seconds: float = option(
-        60.0, panel=_HTTP, help="Time in which the body of a request must arrive.", minimum=0.1, maximum=_U32
+        60.0, panel=_HTTP, help="Seconds in which the body of a request must arrive.", minimum=0.1, maximum=_U32
     )
     keep_alive_seconds: int = option(
-        75, panel=_HTTP, help="Time that an idle connection is kept.", minimum=1, maximum=_U32
+        75, panel=_HTTP, help="Seconds for which an idle connection is kept open.", minimum=1, maximum=_U32
     )
     stalled_client_seconds: float = option(
         30.0,
         panel=_HTTP,
-        help="Seconds after which a client that reads nothing is given up.",
+        help="Seconds after which the connection of a client that reads nothing is closed.",
         minimum=0.1,
         maximum=_U32,
     )
@@ -133,7 +144,7 @@ class RouterConfig:
         1_048_576,
         unit="bytes",
         panel=_HTTP,
-        help="Bytes of tokens that may wait for a slow client; then its stream is ended.",
+        help="Bytes of tokens that may wait for a slow client; beyond them its stream ends.",
         minimum=1,
     )
 
@@ -141,7 +152,9 @@ class RouterConfig:
         False, panel=_HTTP, help="Answer browsers at / as any other client, without the page to try the model."
     )
     kserve_api: bool = option(False, panel=_HTTP, help="Serve KServe's v2 routes below /v2 too.")
-    aip_http_port: int | None = option(None, panel=_HTTP, help="Vertex AI's name for the port; wins.", maximum=65535)
+    aip_http_port: int | None = option(
+        None, panel=_HTTP, help="Vertex AI's name for the port; overrides --port.", maximum=65535
+    )
     aip_predict_route: str | None = option(None, panel=_HTTP, help="A second path for /vertex, set by Vertex AI.")
     aip_health_route: str | None = option(None, panel=_HTTP, help="A second path for /health, set by Vertex AI.")
 
@@ -149,27 +162,29 @@ class RouterConfig:
         "/tmp/text-generation-server-0", panel=_MODEL, help="Socket of the shard with rank 0."
     )
     tokenizer_name: str = option(
-        "bigscience/bloom", panel=_MODEL, help="Model: a directory, `demo`, or a hub id whose files are in the cache."
+        "bigscience/bloom",
+        panel=_MODEL,
+        help="Model: a directory, `demo`, or a hub id whose files are in the local cache.",
     )
     tokenizer_config_path: str | None = option(
-        None, panel=_MODEL, help="A tokenizer_config.json to use in the place of the model's."
+        None, panel=_MODEL, help="A tokenizer_config.json to use instead of the model's."
     )
     chat_template: str | None = option(
-        None, panel=_MODEL, help="A file with a chat template to use in the place of the model's."
+        None, panel=_MODEL, help="A file with a chat template to use instead of the model's."
     )
     revision: str | None = option(None, panel=_MODEL, help="Hub revision: a branch, tag or commit.")
     trust_remote_code: bool = option(False, panel=_UNSERVED, help="The router never runs a model's code.")
-    validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenise prompts.")
+    validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenize prompts.")
 
     json_output: bool = option(False, panel=_OPERATION, help="Write the log as JSON.")
     log_level: str = option(
-        "info", panel=_OPERATION, help="Least level that is logged, or a filter: `warn,router=debug`."
+        "info", panel=_OPERATION, help="Lowest level that is logged, or a filter: `warn,router=debug`."
     )
     compute_type: str = option(
-        "gpu+optimized", panel=_OPERATION, header=True, help="What the response header x-compute-type says."
+        "gpu+optimized", panel=_OPERATION, header=True, help="Value of the response header x-compute-type."
     )
     graceful_termination_timeout: int = option(
-        90, panel=_OPERATION, maximum=_U32, help="Seconds that running requests get after a signal to stop."
+        90, panel=_OPERATION, maximum=_U32, help="Seconds that running requests have to finish after a signal to stop."
     )
     otlp_endpoint: str | None = option(
         None,
@@ -180,7 +195,7 @@ class RouterConfig:
         "text-generation-inference.router", panel=_OPERATION, help="Service name in traces."
     )
     usage_stats: Literal["on", "no-stack", "off"] = option(
-        "on", panel=_UNSERVED, help="Nothing is ever sent, whatever the value."
+        "on", panel=_UNSERVED, help="Accepted and ignored: nothing is ever sent."
     )
     max_image_fetch_size: int = option(
         _TGI_IMAGE_FETCH_SIZE, unit="bytes", panel=_UNSERVED, help="Not served: requests with images are refused."

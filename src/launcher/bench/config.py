@@ -36,17 +36,19 @@ class BenchConfig:
     num_requests: int | None = option(
         None, env=None, minimum=1, help="Requests of a cell; unset: 3 for each client, at least 16; open loop: 64"
     )
-    warmup: int = option(1, env=None, help="Rounds of a cell's clients before it is measured")
-    repeats: int = option(1, env=None, minimum=1, help="Measure each cell so often and report its median")
+    warmup: int = option(1, env=None, help="Requests of each client before a cell is measured")
+    repeats: int = option(1, env=None, minimum=1, help="How often each cell is measured; the report has the median")
     temperature: float | None = option(None, env=None, minimum=0.0, help="Unset: greedy")
     ignore_eos: bool = option(
-        True, env=None, help="Ask the server to go on after the end-of-sequence token, so that every output is as long"
+        True,
+        env=None,
+        help="Ask the server to continue after the end-of-sequence token; all outputs are then equally long",
     )
     tokenizer: Path | None = option(
         None, env=None,
-        help="tokenizer.json to cut prompts by, to the token; unset: the server's /tokenize, or the usage it reports",
+        help="tokenizer.json to make prompts of an exact length; unset: the server's /tokenize, or its usage field",
     )  # fmt: skip
-    seed: int = option(0, env=None, help="Of the prompts and of the arrivals")
+    seed: int = option(0, env=None, help="Seed of the prompts and of the arrivals")
     timeout: float = option(600.0, env=None, minimum=1.0, help="Seconds for one request")
-    label: str = option("", env=None, help="What the report calls this server; unset: its URL")
+    label: str = option("", env=None, help="Name of this server in the report; unset: its URL")
     out: Path = option(Path("bench-results"), env=None, help="Folder for bench.json, bench.md and bench.svg")
