@@ -50,7 +50,7 @@ def values(opt: Option) -> str:
     if opt.unit is not None:
         kind = f"number of {opt.unit}"
     text = " ".join(filter(None, [kind, _bounds(opt)]))
-    if opt.is_repeated:
+    if opt.is_repeated and not opt.positional:
         text += f"; the option may be repeated{', or one value cut at commas' if opt.separator == ',' else ''}"
     return text
 

@@ -12,6 +12,8 @@ from docs.generate.markdown import cell, code, page, table
 from docs.generate.option_page import option_tables
 from launcher import errors as launcher_errors
 from launcher.bench.config import BenchConfig
+from launcher.chat.config import ChatConfig
+from launcher.chat.conversation import COMMANDS
 from launcher.config import LauncherConfig
 from model_server.config import DownloadConfig, ServeConfig
 from router.config import RouterConfig
@@ -44,6 +46,7 @@ def pages() -> dict[str, str]:
     return {
         "launcher.md": _launcher(),
         "bench.md": _bench(),
+        "chat.md": _chat(),
         "router.md": _router(),
         "model-server.md": _model_server(),
         "http.md": http_page(),
@@ -65,7 +68,8 @@ def _launcher() -> str:
         "# launcher",
         "`launcher [OPTIONS]`, also `text-generation-launcher`: starts, watches and stops the shards and the router. "
         "`launcher serve MODEL [OPTIONS]` does the same, with the model in the place of `--model-id`. "
-        "`launcher bench` has a [page of its own](bench.md). Tab completes commands, options and values: "
+        "[`launcher chat`](chat.md) and [`launcher bench`](bench.md) have pages of their own. Tab completes commands, "
+        "options and values: "
         "[shell completion](../install.md#shell-completion).",
         _RULES,
         sizes.MEANING,
@@ -109,6 +113,23 @@ def _bench() -> str:
         "throughput and latencies. It replaces TGI's `text-generation-benchmark`, which drives a shard directly.",
         _SEE_RULES,
         option_tables(BenchConfig, lambda opt: ""),
+    )
+
+
+def _chat() -> str:
+    commands = "; ".join(f"`{usage}`: {meaning}" for usage, meaning in COMMANDS.items())
+    return page(
+        "# launcher chat",
+        "`launcher chat [MODEL] [OPTIONS]`: a chat in the terminal with a server that runs already (`--url`), or with "
+        "MODEL, which is served on a free port of this machine as long as the chat lasts. Options for serving it "
+        "follow `--`: `launcher chat demo -- --num-shard 2`.",
+        "Answers are shown as they come, and each prompt is sent with the conversation before it. Ctrl-C stops an "
+        f"answer; at an empty prompt it ends the chat. Commands: {commands}.",
+        "Where standard input or output is not a terminal, every line of the input is a prompt, commands are not read, "
+        "and nothing but the answers is written: `launcher chat demo < prompts.txt > answers.txt`. The first prompt "
+        "without an answer ends the chat with status 1 and an error.",
+        _SEE_RULES,
+        option_tables(ChatConfig, lambda opt: ""),
     )
 
 

@@ -6,6 +6,7 @@ import ipaddress
 import os
 
 from launcher.bench.config import BenchConfig
+from launcher.chat.config import ChatConfig
 from launcher.config import LauncherConfig, ServeConfig
 from wire.cli.commands import installed_version, run_group
 
@@ -17,6 +18,7 @@ def main() -> int:
     return run_group(
         {
             "serve": (ServeConfig, run),
+            "chat": (ChatConfig, chat),
             "bench": (BenchConfig, bench),
         },
         prog="launcher",
@@ -40,6 +42,13 @@ def bench(config: BenchConfig) -> int:
     from launcher.bench.command import run_bench
 
     return run_bench(config)
+
+
+def chat(config: ChatConfig) -> int:
+    """Chat with a model in the terminal: with a server that runs, or with MODEL, which is served meanwhile."""
+    from launcher.chat.command import run_chat
+
+    return run_chat(config, os.environ)
 
 
 def run(config: LauncherConfig) -> int:

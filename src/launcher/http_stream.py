@@ -10,15 +10,22 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
+import orjson
 
 READ_BYTES = 2**16
 
 
 class BadAnswerError(Exception):
     """The server refused the request, or its answer broke off."""
+
+    def __init__(self, text: str, *, status: int | None = None, body: str = "") -> None:
+        """status, body: of a refusal."""
+        super().__init__(text)
+        self.status, self.body = status, body
 
 
 class Connection:
@@ -103,6 +110,17 @@ class Connection:
         return reader, await reader.read(READ_BYTES)
 
 
+def event_object(data: bytes) -> dict[str, Any]:
+    """The data of an event. Raises BadAnswerError if it is no JSON object."""
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        event = None
+    if not isinstance(event, dict):
+        raise BadAnswerError(f"an event that is no JSON object: {data[:100].decode(errors='replace')}")
+    return event
+
+
 class _Answer:
     """Callbacks of the parser."""
 
@@ -129,7 +147,7 @@ class _Answer:
         status = self._parser.get_status_code()
         if status not in (0, 200):
             text = b"".join(self._refusal).decode(errors="replace")
-            raise BadAnswerError(f"status {status}: {text[:300]}")
+            raise BadAnswerError(f"status {status}: {text[:300]}", status=status, body=text)
         if not self.complete:
             raise BadAnswerError("the connection was closed in the middle of an answer")
 

@@ -11,6 +11,7 @@ import launcher.config
 import model_server.config
 import router.config
 from launcher.bench.config import BenchConfig
+from launcher.chat.config import ChatConfig
 from launcher.config import LauncherConfig
 from model_server.config import ServeConfig
 from router.config import RouterConfig
@@ -79,7 +80,7 @@ def test_numbers_fit_where_they_travel(kind: type, one: Option) -> None:
 IN_HEADERS = [
     (LauncherConfig, "compute_type"), (LauncherConfig, "api_key"), (LauncherConfig, "cors_allow_origin"),
     (RouterConfig, "compute_type"), (RouterConfig, "api_key"), (RouterConfig, "cors_allow_origin"),
-    (BenchConfig, "api_key"),
+    (BenchConfig, "api_key"), (ChatConfig, "api_key"),
 ]  # fmt: skip
 
 

@@ -110,17 +110,6 @@ class OpenAiChatApi(OpenAiApi):
         return bool(delta.get("content")) or (choice.get("finish_reason") is None and "role" not in delta)
 
 
-def event_object(data: bytes) -> dict[str, Any]:
-    """The data of an event. Raises BadAnswerError if it is no JSON object."""
-    try:
-        event = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        event = None
-    if not isinstance(event, dict):
-        raise BadAnswerError(f"an event that is no JSON object: {data[:100].decode(errors='replace')}")
-    return event
-
-
 def _raise_error(event: dict[str, Any]) -> None:
     if event.get("error"):
         raise BadAnswerError(f"an error inside the stream: {event['error']}")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from launcher.bench.apis import Api, Usage, event_object
+from launcher.bench.apis import Api, Usage
 from launcher.bench.results import Cell, RequestTimes, summarise
-from launcher.http_stream import BadAnswerError, Connection
+from launcher.http_stream import BadAnswerError, Connection, event_object
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from launcher.bench.apis import Api, Usage, event_object
-from launcher.http_stream import BadAnswerError, Connection
+from launcher.bench.apis import Api, Usage
+from launcher.http_stream import BadAnswerError, Connection, event_object
 
 # Short common English words: a token or two each in any vocabulary.
 WORDS = [

@@ -122,18 +122,29 @@ def option(
         minimum=minimum, maximum=maximum, separator=separator, negatable=negatable, header=header,
         unit=unit, is_config_file=is_config_file,
     )  # fmt: skip
+    return _field(default, declared)
+
+
+def argument(
+    *,
+    help: str,
+    default: Any = dataclasses.MISSING,
+    env: str | None = None,
+    metavar: str | None = None,
+    has_flag: bool = False,
+) -> Any:
+    """A config field that is a positional argument (or its variable, if one is named), required without a default.
+
+    `has_flag`: may also be given as `--field-name`. A list takes all words that are left, options after `--`.
+    """
+    declared = _Declared(help=help, env=env, metavar=metavar, positional=True, has_flag=has_flag)
+    return _field(default, declared)
+
+
+def _field(default: Any, declared: _Declared) -> Any:
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata={_KEY: declared})
     return dataclasses.field(default=default, metadata={_KEY: declared})
-
-
-def argument(*, help: str, env: str | None = None, metavar: str | None = None, has_flag: bool = False) -> Any:
-    """A config field that is a required positional argument (or its variable, if one is named).
-
-    `has_flag`: may also be given as `--field-name`.
-    """
-    declared = _Declared(help=help, env=env, metavar=metavar, positional=True, has_flag=has_flag)
-    return dataclasses.field(metadata={_KEY: declared})
 
 
 def options_of(config_type: type) -> tuple[Option, ...]:

@@ -103,7 +103,7 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list
         if only_positionals or not word.startswith("-") or word == "-":
             if not positionals:
                 raise UsageError(f"unexpected argument '{word}' found")
-            record(positionals.pop(0), word)
+            record(positionals[0] if positionals[0].is_repeated else positionals.pop(0), word)
         elif word == "--":
             only_positionals = True
         elif word.startswith("--"):
@@ -111,7 +111,10 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list
             if (opt := flags.get(flag)) and not opt.is_switch:
                 record(opt, text if equals else _next_value(opt, words))
             elif (opt := flags.get(flag) or negatives.get(flag)) is None:
-                raise UsageError(f"unexpected argument '{flag}' found{_similar(flag, [*flags, *negatives])}")
+                hint = _similar(flag, [*flags, *negatives])
+                if not hint and positionals and positionals[-1].is_repeated:
+                    hint = f"; write '-- {flag}' to hand it on as one of {positionals[-1].label}"
+                raise UsageError(f"unexpected argument '{flag}' found{hint}")
             elif equals:
                 raise UsageError(f"unexpected value '{text}' for '{flag}' found; no more were expected")
             else:

@@ -84,7 +84,7 @@ def _function_of(config_type: type, description: str) -> Callable[..., None]:
         if opt.choices:
             shown["autocompletion"] = _completion_of(opt.choices)
         if opt.positional:
-            declared = typer.Argument(..., metavar=opt.metavar, **shown)
+            declared = typer.Argument(... if opt.required else None, metavar=opt.metavar, **shown)
         else:
             names = [f"{opt.flag}/{opt.negative_flag}" if opt.is_negatable else opt.flag, *filter(None, [opt.short])]
             value: Any = opt.default

@@ -15,6 +15,7 @@ from docs.generate.markdown import cell
 from docs.generate.option_page import default, names, option_tables, values
 from docs.generate.pages import REFERENCE, pages
 from launcher.bench.config import BenchConfig
+from launcher.chat.config import ChatConfig
 from launcher.config import LauncherConfig
 from launcher.errors import LauncherError
 from launcher.planning import commands
@@ -34,6 +35,7 @@ PAGES = pages()
 CONFIGS = {
     "launcher.md": [LauncherConfig],
     "bench.md": [BenchConfig],
+    "chat.md": [ChatConfig],
     "router.md": [RouterConfig],
     "model-server.md": [ServeConfig, DownloadConfig],
 }

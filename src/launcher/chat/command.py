@@ -1,0 +1,133 @@
+"""`launcher chat` from its options to its end: at a terminal a conversation, in a pipe an answer to each line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+
+from rich.console import Console
+from rich.text import Text
+
+from launcher.chat import prompt
+from launcher.chat.client import ChatClient, ChatError
+from launcher.chat.config import DEFAULT_URL, ChatConfig
+from launcher.chat.conversation import ChatEndedError, Conversation
+from launcher.chat.server import served
+from wire.text.escape import as_error, escape, one_line
+
+_SPINNER_WIDTH = 3
+
+
+def run_chat(config: ChatConfig, environ: Mapping[str, str]) -> int:
+    """Chats; returns the exit status: 1 for an error, 130 if a signal has interrupted the start or an answer in a
+    pipe."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):  # no text of a model or a file may end the chat
+            stream.reconfigure(errors="replace")
+    try:
+        _check(config)
+        with _url_of(config, environ) as url:
+            client = ChatClient(url, config.api_key, config.model, config.sampling)
+            model = asyncio.run(client.greet())
+            conversation = Conversation(config.system)
+            if sys.stdin.isatty() and sys.stdout.isatty():
+                _talk(client, conversation, model)
+            else:
+                _answer_lines(client, conversation)
+    except ChatError as error:
+        sys.stderr.write(as_error(str(error)) + "\n")
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # A reader that has seen enough (`| head`) is no error; the interpreter's own flush would be the next.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _check(config: ChatConfig) -> None:
+    """Raises ChatError."""
+    if config.url is not None and (config.model_id is not None or config.server_options):
+        raise ChatError("--url names a server that runs already: leave out MODEL and the options after --")
+    if config.model_id == "":
+        raise ChatError("MODEL is empty")
+
+
+@contextlib.contextmanager
+def _url_of(config: ChatConfig, environ: Mapping[str, str]) -> Iterator[str]:
+    """Of the server that runs already, or of one that runs as long as the block does. Raises ChatError."""
+    if config.model_id is None:
+        yield config.url or DEFAULT_URL
+        return
+    key = {} if config.api_key is None else {"API_KEY": config.api_key}
+    title = f"Starting {config.model_id}"
+    with contextlib.ExitStack() as stack:
+        console = Console(stderr=True)
+        with console.status(Text(title)) as status:
+
+            def show(said: str) -> None:
+                line = Text(one_line(f"{title}: {said}" if said else title))
+                line.truncate(console.width - _SPINNER_WIDTH, overflow="ellipsis")
+                status.update(line)
+
+            url = stack.enter_context(served(config.model_id, config.server_options, {**environ, **key}, show))
+        yield url
+
+
+def _talk(client: ChatClient, conversation: Conversation, model: str) -> None:
+    _say(f"{model} at {client.url}. /help lists the commands, Ctrl-D ends the chat.")
+    while True:
+        try:
+            line = prompt.ask()
+            if line.startswith("/") and not line.startswith("//"):
+                _say(conversation.obey(line))
+            elif line:
+                _answer_at_terminal(client, conversation, line.removeprefix("/") if line.startswith("//") else line)
+        except ChatEndedError:
+            return
+
+
+def _answer_at_terminal(client: ChatClient, conversation: Conversation, line: str) -> None:
+    """An answer that Ctrl-C stops is kept as far as it came; a prompt without one is not."""
+    parts: list[str] = []
+    try:
+        asyncio.run(_show_answer(client, conversation, line, parts))
+    except KeyboardInterrupt:
+        sys.stdout.write(" [stopped]")
+    except ChatError as error:
+        _say(("\n" if parts else "") + as_error(str(error)))
+        return
+    if parts:
+        conversation.add(line, "".join(parts))
+    _say(" [cut: the longest answer is reached]\n" if client.was_cut else "\n")
+
+
+def _answer_lines(client: ChatClient, conversation: Conversation) -> None:
+    """Each line of standard input is a prompt. Raises ChatError at the first that gets no answer."""
+    for line in sys.stdin:
+        if not (text := line.strip()):
+            continue
+        parts: list[str] = []
+        asyncio.run(_show_answer(client, conversation, text, parts))
+        _say("")
+        conversation.add(text, "".join(parts))
+
+
+async def _show_answer(client: ChatClient, conversation: Conversation, text: str, parts: list[str]) -> None:
+    """Writes the answer as it comes, and adds its pieces to `parts`. Raises ChatError."""
+    async with aclosing(client.answer(conversation.messages(text))) as answer:
+        async for part in answer:
+            parts.append(part)
+            sys.stdout.write(escape(part))  # what a model says must not steer the terminal
+            sys.stdout.flush()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(escape(line) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,42 @@
+"""What `launcher chat` was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wire.cli.options import argument, option
+
+DEFAULT_URL = "http://127.0.0.1:3000"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig:
+    """One conversation."""
+
+    model_id: str | None = argument(
+        default=None, metavar="MODEL",
+        help="Model to serve as long as the chat lasts: hub id, local directory, or `demo`. Default: none; the server "
+        "at --url is asked.",
+    )  # fmt: skip
+    server_options: list[str] = argument(
+        default=[], metavar="SERVER_OPTIONS",
+        help="Options for serving MODEL, after `--`: launcher chat demo -- --num-shard 2. Variables count, too.",
+    )  # fmt: skip
+    url: str | None = option(None, env=None, help=f"Server to ask, any with OpenAI's chat API. Default: {DEFAULT_URL}.")
+    api_key: str | None = option(None, env="API_KEY", header=True, help="Bearer token of the server.")
+    model: str | None = option(
+        None, env=None, help="Name sent as `model`, for a server of several. Default: the first that it lists."
+    )
+    system: str | None = option(None, env=None, help="System prompt.")
+    max_tokens: int | None = option(
+        None, env=None, unit="tokens", minimum=1, help="Longest answer. Default: the server's."
+    )
+    temperature: float | None = option(None, env=None, minimum=0.0, help="0 is greedy. Default: the server's.")
+    top_p: float | None = option(None, env=None, minimum=0.0, maximum=1.0, help="Default: the server's.")
+    seed: int | None = option(None, env=None, help="For the same answer to the same conversation.")
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """What is asked of each answer, by OpenAI's names; nothing that is left to the server."""
+        names = ("max_tokens", "temperature", "top_p", "seed")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}

@@ -1,0 +1,54 @@
+"""A prompt typed at the terminal: edited and recalled by readline, of several lines if they end with a backslash."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from types import FrameType
+
+from launcher.chat.conversation import ChatEndedError
+
+try:
+    import readline
+except ImportError:  # a Python that was built without it
+    readline = None  # type: ignore[assignment]
+
+
+def ask() -> str:
+    """What was typed, without blanks around it; empty if Ctrl-C has thrown it away. Raises ChatEndedError at the end
+    of the input, and for Ctrl-C where nothing was typed."""
+    lines: list[str] = []
+    with _interrupts() as interrupted_text:
+        try:
+            while True:
+                line = input("  " if lines else "> ")
+                if not line.endswith("\\"):
+                    break
+                lines.append(line[:-1])
+        except EOFError:
+            sys.stdout.write("\n")
+            raise ChatEndedError from None
+        except KeyboardInterrupt:
+            sys.stdout.write("\n")
+            if lines or any(interrupted_text):
+                return ""
+            raise ChatEndedError from None
+    return "\n".join([*lines, line]).strip()
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[str]]:
+    """What was typed when Ctrl-C came: readline knows it in the handler, and no longer after it."""
+    texts: list[str] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        texts.append(readline.get_line_buffer() if readline else "")
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield texts
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,77 @@
+"""A server of our own for one chat: a launcher as a child, started before it and ended after it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from launcher.chat.client import ChatError
+from launcher.command import Command
+from launcher.processes.child import Child, Guard
+from wire.processes.python_child import child_environment, module_command
+
+_POLL_S = 0.05
+_LOOPBACK = "127.0.0.1"
+_REPORT = re.compile(r'Error: \w+\("(.*)"\)')
+
+
+@contextlib.contextmanager
+def served(
+    model_id: str, options: Sequence[str], environ: Mapping[str, str], show: Callable[[str], None]
+) -> Iterator[str]:
+    """The URL of a server for `model_id`, which ends with the block. `show` gets what it says while it starts.
+
+    Raises ChatError if it does not start. A KeyboardInterrupt while it ends kills it.
+    """
+    logger = logging.getLogger("text_generation_launcher.server")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False  # its log would run through the conversation
+    with contextlib.closing(Guard()) as guard:
+        child = Child(_command(model_id, options, environ), guard)
+        try:
+            while not child.is_ready():
+                if child.poll() is not None:
+                    raise ChatError(_reason(child))
+                show(child.logs.last_message)
+                time.sleep(_POLL_S)
+            yield "http://{}:{}".format(*child.command.http or ())
+        finally:
+            _end(child)
+
+
+def _command(model_id: str, options: Sequence[str], environ: Mapping[str, str]) -> Command:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        port = int(probe.getsockname()[1])
+    inherited = {name: value for name, value in child_environment(environ).items() if name != "AIP_HTTP_PORT"}
+    address = ("--hostname", _LOOPBACK, "--port", str(port))
+    return Command(
+        name="server",
+        argv=(*module_command("launcher"), "serve", model_id, *address, *options),
+        env=inherited | {"JSON_OUTPUT": "true"},
+        http=(_LOOPBACK, port),
+    )
+
+
+def _reason(child: Child) -> str:
+    """Why it ended: its last line, without TGI's name of the error."""
+    last = child.logs.errors.last
+    report = _REPORT.fullmatch(last)
+    if report is not None:
+        return report[1].replace('\\"', '"').replace("\\\\", "\\")
+    return last.removeprefix("error: ") or f"the server {child.exit}"
+
+
+def _end(child: Child) -> None:
+    try:
+        child.terminate()
+        while child.poll() is None:
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        child.kill()
+        while child.poll() is None:
+            time.sleep(_POLL_S)

@@ -1,0 +1,134 @@
+"""Answers of a server, and its refusals in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+from support.scripted_http import ScriptedServer
+
+from launcher.chat.client import ChatClient, ChatError
+from launcher.chat.config import ChatConfig
+from wire.cli.parsing import UsageError, parse
+
+Build = Callable[..., bytes]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+MODELS = b'{"data": [{"id": "some/model"}]}'
+
+
+def delta(text: str | None, finish_reason: str | None = None) -> bytes:
+    return orjson.dumps({"choices": [{"delta": {"content": text}, "finish_reason": finish_reason}]})
+
+
+def body_of(request: bytes) -> Any:
+    return orjson.loads(request.partition(b"\r\n\r\n")[2])
+
+
+async def answer_of(client: ChatClient) -> list[str]:
+    return [part async for part in client.answer(MESSAGES)]
+
+
+async def test_an_answer_in_pieces(server: ScriptedServer, answer: Build, events: Build) -> None:
+    server.answers = [
+        answer(MODELS),
+        events(b'{"choices": []}', delta("Hel"), delta("lo"), delta(None, "stop"), b"[DONE]"),
+    ]
+    client = ChatClient(server.url + "/v1/", "k3y", None, {"temperature": 0, "max_tokens": 5})
+    assert await answer_of(client) == ["Hel", "lo"]
+    assert not client.was_cut
+    assert body_of(server.requests[1]) == {
+        "model": "some/model", "messages": MESSAGES, "stream": True, "temperature": 0, "max_tokens": 5,
+    }  # fmt: skip
+    assert server.requests[1].startswith(b"POST /v1/chat/completions ")
+    assert all(b"\r\nauthorization: Bearer k3y\r\n" in request for request in server.requests)
+
+
+async def test_the_model_is_looked_up_once(server: ScriptedServer, answer: Build, events: Build) -> None:
+    server.answers = [answer(MODELS), events(delta("a")), events(delta("b", "length"))]
+    client = ChatClient(server.url, None, None, {})
+    assert await client.greet() == "some/model"
+    assert [await answer_of(client), await answer_of(client)] == [["a"], ["b"]]
+    assert client.was_cut
+    assert len(server.requests) == 3
+    assert b"authorization" not in b"".join(server.requests)
+
+
+async def test_a_model_of_several(server: ScriptedServer, events: Build) -> None:
+    server.answers = [events(delta("a"))]
+    assert await answer_of(ChatClient(server.url, None, "other", {})) == ["a"]
+    assert body_of(server.requests[0])["model"] == "other"
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"{}", "404 Not Found"), (b"[]", "200 OK"), (b"<html>", "200 OK")])
+async def test_a_server_that_lists_no_model(server: ScriptedServer, answer: Build, body: bytes, status: str) -> None:
+    server.answers = [answer(body, status)]
+    assert await ChatClient(server.url, None, None, {}).greet() == "tgi"
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "body", "message"),
+    [
+        (
+            None,
+            "401 Unauthorized",
+            b"{}",
+            "{url} demands an API key; give its key with --api-key or",
+        ),
+        ("k", "401 Unauthorized", b"{}", "{url} does not accept this API key; give its key with --api-key"),
+        (None, "404 Not Found", b"no route", "{url} has no OpenAI chat API: status 404: no route"),
+        (
+            None,
+            "422 Bad",
+            b'{"error": "Template error: no template", "error_type": "x"}',
+            "Template error: no template",
+        ),
+        (None, "400 Bad", b'{"error": {"message": "too long"}}', "too long"),
+        (None, "503 Busy", b"busy", "{url}: status 503: busy"),
+        (None, "503 Busy", b"[1]", "{url}: status 503: [1]"),
+    ],
+)
+async def test_refusals(
+    server: ScriptedServer, answer: Build, key: str | None, status: str, body: bytes, message: str
+) -> None:
+    server.answers = [answer(body, status)]
+    with pytest.raises(ChatError) as caught:
+        await answer_of(ChatClient(server.url, key, "m", {}))
+    assert str(caught.value).startswith(message.format(url=server.url))
+
+
+async def test_an_error_in_the_stream(server: ScriptedServer, events: Build) -> None:
+    server.answers = [events(delta("Hel"), b'{"error": {"message": "the shard failed"}}')]
+    parts = []
+    with pytest.raises(ChatError, match="the shard failed"):
+        async for part in ChatClient(server.url, None, "m", {}).answer(MESSAGES):
+            parts.append(part)
+    assert parts == ["Hel"]
+
+
+async def test_an_answer_that_breaks_off(server: ScriptedServer, events: Build) -> None:
+    server.answers = [events(delta("Hel"))[:-5]]
+    server.close_after_each = True
+    with pytest.raises(ChatError, match="closed in the middle"):
+        await answer_of(ChatClient(server.url, None, "m", {}))
+
+
+async def test_no_server() -> None:
+    with pytest.raises(ChatError, match=r"no server answers at http://127\.0\.0\.1:1 \(Connection refused\); give"):
+        await ChatClient("http://127.0.0.1:1", None, None, {}).greet()
+
+
+def test_no_url() -> None:
+    with pytest.raises(ChatError, match="--url localhost:80 is not an http:// or https:// URL"):
+        ChatClient("localhost:80", None, None, {})
+
+
+def test_options_for_the_server_stand_behind_dashes() -> None:
+    config = parse(ChatConfig, ["demo", "--max-tokens", "1k", "--", "--num-shard", "2"], {"API_KEY": "k"})
+    assert (config.model_id, config.server_options, config.api_key) == ("demo", ["--num-shard", "2"], "k")
+    assert config.sampling == {"max_tokens": 1024}
+    with pytest.raises(UsageError, match="'--num-shard' found; write '-- --num-shard' to hand it on"):
+        parse(ChatConfig, ["demo", "--num-shard", "2"], {})
+    with pytest.raises(UsageError, match="a similar one exists: '--temperature'"):
+        parse(ChatConfig, ["demo", "--temprature", "2"], {})
