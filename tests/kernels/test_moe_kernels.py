@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import numpy_scalars
 
-from model_server.kernels import moe
+from model_server.kernels.moe import placement
 from model_server.layers.activation import clamped_swiglu, gated
 from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.experts.triton import TritonExperts
@@ -173,7 +173,7 @@ def test_all_tiles(device: torch.device, dtype: torch.dtype) -> None:
     x, chosen = noise(3, 48, seed=1).to(device, dtype), torch.tensor([[0, 1], [1, 0], [1, 0]])
     weights = torch.rand(3, 2, generator=torch.Generator().manual_seed(5)).to(device)
     wanted = reference(experts, x, weights, chosen, False)
-    for tiles in moe.tile_configs(dtype):
+    for tiles in placement.tile_configs(dtype):
         actual = subject._run(x, weights, chosen.to(device), tiles)
         error = (actual.double().cpu() - wanted).norm() / wanted.norm()
         assert error < (1e-5 if dtype == torch.float32 else 1e-2)
@@ -188,17 +188,20 @@ def test_no_tokens(device: torch.device) -> None:
     ).shape == (0, 16)
 
 
-@pytest.mark.parametrize(("num", "top_k", "tokens"), [(5, 2, 40), (128, 8, 2), (60, 4, 300), (1, 1, 17), (4, 1, 1)])
+@pytest.mark.parametrize(
+    ("num", "top_k", "tokens"),
+    [(5, 2, 40), (128, 8, 2), (60, 4, 300), (1, 1, 17), (4, 1, 1), (128, 8, 513), (3, 2, 9000), (1, 1, 4097)],
+)
 def test_every_slot_is_placed_once(device: torch.device, num: int, top_k: int, tokens: int) -> None:
     chosen = torch.rand(tokens, num, generator=torch.Generator().manual_seed(3)).topk(top_k).indices.to(device)
-    placed = moe.place(chosen, num, torch.bfloat16)
+    placed = placement.place(chosen, num, torch.bfloat16)
     slots = placed.slots.view(-1, placed.tiles.rows).cpu()
     seen: list[int] = []
     for expert, row in zip(placed.experts.tolist(), slots.tolist(), strict=True):
         if expert < 0:
             continue
         kept = [slot for slot in row if slot < chosen.numel()]
-        assert kept
+        assert kept and kept == sorted(kept)
         assert (chosen.flatten()[kept] == expert).all()
         seen += kept
     assert sorted(seen) == list(range(chosen.numel()))
@@ -214,7 +217,7 @@ def test_float32_rows_do_not_depend_on_their_number(device: torch.device) -> Non
     chosen = (torch.arange(70)[:, None] % 2).to(device)
     weights = torch.rand(70, 1).to(device)
     together = subject(x, weights, chosen)
-    assert moe.tiles_for(70, 2, torch.float32) != moe.tiles_for(1, 2, torch.float32)
+    assert placement.tiles_for(70, 2, torch.float32) != placement.tiles_for(1, 2, torch.float32)
     if device.type == "cpu":  # the interpreter's products are numpy's, which choose by shape
         torch.testing.assert_close(subject(x[:1], weights[:1], chosen[:1]), together[:1])
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,38 +39,45 @@ class Routing:
     wide: bool = False
 
 
+Choice = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Logits [n, num_experts] -> weights [n, top_k] float32 and the experts they belong to, [n, top_k] int64."""
+
+
 class Router:
-    """[n, hidden] -> weights [n, top_k] float32 and the experts they belong to, [n, top_k] int64.
+    """`choice` of the product of hidden states [n, hidden] with `weight` [num_experts, hidden]; bias: on the logits."""
 
-    weight: [num_experts, hidden]; bias: on the logits; correction: [num_experts] float32, added to the scores by which
-    experts are chosen, but not to the weights.
-    """
+    __slots__ = ("_bias", "_choice", "_weight", "_wide")
 
-    __slots__ = ("_bias", "_correction", "_routing", "_weight")
-
-    def __init__(self, routing: Routing, weight: Tensor, bias: Tensor | None, correction: Tensor | None) -> None:
-        self._routing = routing
+    def __init__(self, routing: Routing, weight: Tensor, bias: Tensor | None, choice: Choice) -> None:
+        self._wide = routing.wide
         self._weight = weight.float() if routing.wide else weight
         self._bias = bias.float() if routing.wide and bias is not None else bias
-        self._correction = correction
+        self._choice = choice
 
     def __call__(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        routing = self._routing
-        logits = F.linear(hidden.float() if routing.wide else hidden, self._weight, self._bias).float()
-        if routing.score == "sparse_mixer":
-            return _sparse_mixer(logits, routing.top_k, routing.jitter)
-        scores = logits.softmax(dim=-1) if routing.score == "softmax" else logits.sigmoid()
-        # A sigmoid of a large logit is 1, whatever the logit: without a correction the logits themselves decide.
-        choice = logits if self._correction is None else scores + self._correction
-        if routing.top_groups < routing.num_groups:
-            choice = _within_groups(scores if self._correction is None else choice, routing)
-        chosen = choice.topk(routing.top_k, dim=-1, sorted=False).indices
-        weights = scores.gather(-1, chosen)
-        if routing.norm is not None:
-            weights = weights / torch.linalg.vector_norm(weights, ord=routing.norm, dim=-1, keepdim=True).add_(_TINY)
-        if routing.scaling != 1.0:
-            weights = weights * routing.scaling
-        return weights, chosen
+        return self._choice(F.linear(hidden.float() if self._wide else hidden, self._weight, self._bias))
+
+
+def choose(logits: Tensor, routing: Routing, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """A `Choice` in plain torch, for every rule.
+
+    correction: [num_experts] float32, added to the scores by which experts are chosen, but not to the weights.
+    """
+    logits = logits.float()
+    if routing.score == "sparse_mixer":
+        return _sparse_mixer(logits, routing.top_k, routing.jitter)
+    scores = logits.softmax(dim=-1) if routing.score == "softmax" else logits.sigmoid()
+    # A sigmoid of a large logit is 1, whatever the logit: without a correction the logits themselves decide.
+    choice = logits if correction is None else scores + correction
+    if routing.top_groups < routing.num_groups:
+        choice = _within_groups(scores if correction is None else choice, routing)
+    chosen = choice.topk(routing.top_k, dim=-1, sorted=False).indices
+    weights = scores.gather(-1, chosen)
+    if routing.norm is not None:
+        weights = weights / torch.linalg.vector_norm(weights, ord=routing.norm, dim=-1, keepdim=True).add_(_TINY)
+    if routing.scaling != 1.0:
+        weights = weights * routing.scaling
+    return weights, chosen
 
 
 def _within_groups(scores: Tensor, routing: Routing) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from model_server.kernels.decoding import Matrix
 from model_server.kernels.decoding import stacked as stacked_matrices
-from model_server.kernels.moe import TileConfig, multiply, place, tile_configs
+from model_server.kernels.moe.placement import MOST_WALKED, TileConfig, place, tile_configs
+from model_server.kernels.moe.products import multiply
 from model_server.layers.activation import Activation
 from model_server.layers.experts.experts import ExpertWeights, stacked_biases
 from model_server.layers.linear.triton import can_decode, kernel_matrix
@@ -20,7 +21,7 @@ from model_server.quantization.forms import Form
 
 
 class TritonExperts:
-    """Grouped products by `kernels.moe`, without sorting or copying rows. Asks the device for nothing."""
+    """Grouped products by `kernels.moe.products`, without sorting or copying rows. Asks the device for nothing."""
 
     __slots__ = ("_activation", "_down", "_down_bias", "_num_experts", "_on_input", "_silu", "_up", "_up_bias")
 
@@ -54,6 +55,7 @@ class TritonExperts:
         for tiles in tile_configs(hidden.dtype):
             chosen = torch.zeros(1, 2, dtype=torch.int64, device=hidden.device)
             self._run(hidden, chosen.float(), chosen, tiles)
+            place(chosen.expand(MOST_WALKED, 2), self._num_experts, dtype, tiles)
 
     def _run(self, hidden: Tensor, weights: Tensor, chosen: Tensor, tiles: TileConfig | None) -> Tensor:
         num_tokens, top_k = chosen.shape

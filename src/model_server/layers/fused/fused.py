@@ -14,6 +14,7 @@ from torch import Tensor
 from model_server.layers.activation import Activation
 from model_server.layers.norm import AddNorm, Norm
 from model_server.layers.rotary import Rotations
+from model_server.layers.routing import Choice, Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,9 @@ class Fused(Protocol):
 
     def clamped_swiglu(self, alpha: float, limit: float) -> Activation:
         """`layers.activation.clamped_swiglu`: [n, 2 * m] (gate, then up) -> [n, m]."""
+
+    def route(self, routing: Routing, correction: Tensor | None) -> Choice:
+        """`layers.routing.choose`, for logits of any floating type."""
 
     def rotate_write(
         self,

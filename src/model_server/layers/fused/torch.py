@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from model_server.layers.activation import Activation, clamped_swiglu, gated
 from model_server.layers.fused.fused import HeadLayout
 from model_server.layers.norm import AddNorm, LayerNorm, Norm, RmsNorm
 from model_server.layers.rotary import Rotations, rotate_
+from model_server.layers.routing import Choice, Routing, choose
 from model_server.memory.kv_cache import copy_rows
 
 
@@ -26,6 +29,9 @@ class TorchFused:
 
     def clamped_swiglu(self, alpha: float, limit: float) -> Activation:
         return clamped_swiglu(alpha, limit)
+
+    def route(self, routing: Routing, correction: Tensor | None) -> Choice:
+        return partial(choose, routing=routing, correction=correction)
 
     def rotate_write(
         self,

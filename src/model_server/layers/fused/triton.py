@@ -9,12 +9,14 @@ from torch import Tensor
 
 from model_server.kernels import activation, norm, rope_cache
 from model_server.kernels.availability import has_float8
+from model_server.kernels.moe.routing import route
 from model_server.layers.activation import Activation
 from model_server.layers.activation import activation as served
 from model_server.layers.fused.fused import HeadLayout
 from model_server.layers.fused.torch import TorchFused, norm_heads
 from model_server.layers.norm import AddNorm, Norm
 from model_server.layers.rotary import Rotations
+from model_server.layers.routing import Choice, Routing, choose
 
 
 class TritonRmsNorm:
@@ -67,6 +69,21 @@ class TritonFused:
 
     def clamped_swiglu(self, alpha: float, limit: float) -> Activation:
         return partial(activation.clamped_swiglu, alpha=alpha, limit=limit)
+
+    def route(self, routing: Routing, correction: Tensor | None) -> Choice:
+        if routing.score == "sparse_mixer" or routing.norm not in (None, 1.0, 2.0):
+            return partial(choose, routing=routing, correction=correction)
+        return partial(
+            route,
+            correction=correction,
+            top_k=routing.top_k,
+            softmax=routing.score == "softmax",
+            num_groups=routing.num_groups,
+            top_groups=routing.top_groups,
+            best_two=routing.group_score == "best_two",
+            norm=int(routing.norm or 0),
+            scaling=routing.scaling,
+        )
 
     def rotate_write(
         self,

@@ -72,7 +72,8 @@ class Moe:
         name = prefix + self.router
         bias = loader.rows(name + ".bias", rows) if loader.has(name + ".bias") else None
         correction = None if self.correction is None else loader.exact(prefix + self.correction, rows)
-        return Router(self.routing, loader.dense(name, self.routing.num_experts, hidden_size), bias, correction)
+        weight = loader.dense(name, self.routing.num_experts, hidden_size)
+        return Router(self.routing, weight, bias, loader.fused.route(self.routing, correction))
 
     def _shared(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         names = replace(

@@ -6,18 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.layers.routing import Router, Routing
+from model_server.layers.routing import Routing, choose
 
 
-def router(routing: Routing, logits: Tensor, correction: Tensor | None = None) -> tuple[list[int], list[float]]:
+def chosen_of(routing: Routing, logits: Tensor, correction: Tensor | None = None) -> tuple[list[int], list[float]]:
     """The experts of one token with these logits, in order, and their weights."""
-    weights, chosen = Router(routing, torch.diag(logits), None, correction)(torch.ones(1, len(logits)))
+    weights, chosen = choose(logits[None], routing, correction)
     order = chosen[0].argsort()
     return chosen[0][order].tolist(), weights[0][order].tolist()
 
 
 def test_weights_of_the_chosen_sum_to_one_and_are_scaled() -> None:
-    chosen, weights = router(Routing(num_experts=4, top_k=2, norm=1.0, scaling=2.5), torch.tensor([1.0, 3.0, 2.0, 0.0]))
+    chosen, weights = chosen_of(
+        Routing(num_experts=4, top_k=2, norm=1.0, scaling=2.5), torch.tensor([1.0, 3.0, 2.0, 0.0])
+    )
     assert chosen == [1, 2]
     assert sum(weights) == pytest.approx(2.5)
     assert weights[0] / weights[1] == pytest.approx(torch.tensor(1.0).exp().item())
@@ -26,12 +28,12 @@ def test_weights_of_the_chosen_sum_to_one_and_are_scaled() -> None:
 def test_large_sigmoids_are_still_told_apart() -> None:
     """In float32 both are 1."""
     routing = Routing(num_experts=3, top_k=1, score="sigmoid")
-    assert router(routing, torch.tensor([40.0, 50.0, 45.0])) == ([1], [1.0])
+    assert chosen_of(routing, torch.tensor([40.0, 50.0, 45.0])) == ([1], [1.0])
 
 
 def test_a_correction_chooses_but_does_not_weigh() -> None:
     routing = Routing(num_experts=3, top_k=1, score="sigmoid")
-    chosen, weights = router(routing, torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0.0, 0.0, 1.0]))
+    chosen, weights = chosen_of(routing, torch.tensor([0.0, 2.0, 0.0]), torch.tensor([0.0, 0.0, 1.0]))
     assert chosen == [2]
     assert weights == [0.5]
 
@@ -40,7 +42,7 @@ def test_a_correction_chooses_but_does_not_weigh() -> None:
 def test_groups(score: str, expected: list[int]) -> None:
     """The first group has the best expert, the second the best pair."""
     routing = Routing(num_experts=4, top_k=2, score="sigmoid", num_groups=2, top_groups=1, group_score=score)  # type: ignore[arg-type]
-    assert router(routing, torch.tensor([2.0, -3.0, 1.5, 1.4]))[0] == expected
+    assert chosen_of(routing, torch.tensor([2.0, -3.0, 1.5, 1.4]))[0] == expected
 
 
 @pytest.mark.parametrize("jitter", [0.01, 0.5])
@@ -49,7 +51,7 @@ def test_sparse_mixer_is_that_of_transformers(jitter: float) -> None:
 
     logits = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     routing = Routing(num_experts=8, top_k=2, score="sparse_mixer", jitter=jitter)
-    weights, chosen = Router(routing, torch.eye(8), None, None)(logits)
+    weights, chosen = choose(logits, routing, None)
     expected_weights, expected = sparsemixer(logits, jitter_eps=jitter, training=False)
     assert torch.equal(chosen, expected)
     torch.testing.assert_close(weights, expected_weights)

@@ -1,19 +1,13 @@
 """Products of tokens with the experts that they were sent to: one launch for all experts.
 
-Every (token, chosen expert) pair, a slot, is put into a tile of its expert. A tile's rows are gathered where they are
-multiplied, so nothing is sorted or copied, and an expert without tokens costs nothing. How many tiles there are is
-known on the device alone: the grid has room for the most there can be, and the rest end at once. Nothing waits for the
-device and no float is added in an order that depends on timing.
-
-1. `_place`: which slots are in which tile, and whose tile it is.
-2. `_multiply`: up (gate and up together, SiLU if asked for), again for down (times the routing weights). Quantized
-   matrices are decoded tile by tile.
+A tile's rows are gathered where they are multiplied, so nothing is sorted or copied, and an expert without tokens costs
+nothing. No float is added in an order that depends on timing. `_multiply` runs twice: up (gate and up together, SiLU if
+asked for), then down (times the routing weights). Quantized matrices are decoded tile by tile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,70 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.kernels.decoding import Kind, Matrix, decoded, group_values, halves
+from model_server.kernels.moe.placement import FLOAT32_TILES, TILES, Placement, TileConfig
 from model_server.kernels.product import product
 from model_server.kernels.variant import Variant
-
-_CHUNK = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """Sizes of one program's work; `columns` of a gated product: half of them gate, half up."""
-
-    rows: int
-    columns: int
-    depth: int
-    num_warps: int
-    num_stages: int
-
-
-# By rows, for 2-byte numbers: the first is for decode, where few tokens meet in an expert and reading weights is all;
-# the last for prompts, where products are. All fit the 99 KiB of the smaller GPUs.
-_TILES = (
-    TileConfig(16, 64, 128, 4, 4),
-    TileConfig(32, 64, 128, 4, 3),
-    TileConfig(64, 128, 64, 4, 3),
-    TileConfig(128, 128, 64, 8, 3),
-)
-# float32 keeps one depth: sums of a row then have one order at every number of tokens.
-_FLOAT32_TILES = (TileConfig(16, 64, 32, 4, 3), TileConfig(32, 64, 32, 4, 3), TileConfig(64, 64, 32, 4, 3))
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Slots in tiles of `tiles.rows` rows. A slot's number is token * top_k + place; past all slots: padding."""
-
-    slots: Tensor  # [num_tiles * rows] int32
-    experts: Tensor  # [num_tiles] int32, -1: not in use
-    top_k: int
-    num_slots: int
-    tiles: TileConfig
-
-
-def place(chosen: Tensor, num_experts: int, dtype: torch.dtype, tiles: TileConfig | None = None) -> Placement:
-    """Sort the slots of `chosen` [n, top_k] int64 (n > 0) into tiles for products of `dtype`; None: `tiles_for`."""
-    num_slots = chosen.numel()
-    tiles = tiles or tiles_for(num_slots, num_experts, dtype)
-    reached = min(num_slots, num_experts)
-    num_tiles = min(num_slots, (num_slots + reached * (tiles.rows - 1)) // tiles.rows)
-    slots = torch.empty(num_tiles * tiles.rows, dtype=torch.int32, device=chosen.device)
-    experts = torch.empty(num_tiles, dtype=torch.int32, device=chosen.device)
-    _place[(num_experts,)](
-        chosen.contiguous(), slots, experts, num_slots, num_tiles,
-        ROWS=tiles.rows, EXPERTS=triton.next_power_of_2(num_experts + 1), CHUNK=_CHUNK,
-    )  # fmt: skip
-    return Placement(slots, experts, chosen.shape[1], num_slots, tiles)
-
-
-def tiles_for(num_slots: int, num_experts: int, dtype: torch.dtype) -> TileConfig:
-    """The smallest tiles that hold an expert's share, if all get the same."""
-    share = -(-num_slots // num_experts)
-    return next((tiles for tiles in tile_configs(dtype) if share <= tiles.rows), tile_configs(dtype)[-1])
-
-
-def tile_configs(dtype: torch.dtype) -> tuple[TileConfig, ...]:
-    """All that `tiles_for` may choose."""
-    return _FLOAT32_TILES if dtype == torch.float32 else _TILES
 
 
 def multiply(
@@ -123,54 +56,6 @@ def multiply(
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out
-
-
-@triton.jit(do_not_specialize=["num_slots", "num_tiles"])
-def _place(
-    chosen, slots, experts, num_slots, num_tiles, ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr
-):
-    """One program per expert: counts all slots, then lists its own in their order."""
-    expert = tl.program_id(0)
-    num_experts = tl.num_programs(0)
-    number = tl.arange(0, EXPERTS)
-    counts = tl.zeros([EXPERTS], tl.int32)
-    start = tl.full([], 0, tl.int32)
-    while start < num_slots:
-        slot = start + tl.arange(0, CHUNK)
-        # Past the end: an expert that there is not.
-        given = tl.load(chosen + slot, mask=slot < num_slots, other=EXPERTS - 1).to(tl.int32)
-        counts += tl.histogram(given, EXPERTS)
-        start += CHUNK
-    counts = tl.where(number < num_experts, counts, 0)
-    tiles = (counts + ROWS - 1) // ROWS
-    first = tl.sum(tl.where(number < expert, tiles, 0), 0)
-    own = tl.sum(tl.where(number == expert, tiles, 0), 0)
-    count = tl.sum(tl.where(number == expert, counts, 0), 0)
-
-    tile = tl.full([], 0, tl.int32)
-    while tile < own:
-        index = tile + tl.arange(0, 128)
-        tl.store(experts + first + index, expert, mask=index < own)
-        tile += 128
-    if expert == num_experts - 1:
-        tile = first + own
-        while tile < num_tiles:
-            index = tile + tl.arange(0, 128)
-            tl.store(experts + index, -1, mask=index < num_tiles)
-            tile += 128
-
-    padding = count + tl.arange(0, ROWS)
-    tl.store(slots + first * ROWS + padding, num_slots, mask=padding < own * ROWS)
-    seen = tl.full([], 0, tl.int32)
-    start = tl.full([], 0, tl.int32)
-    while start < num_slots:
-        slot = start + tl.arange(0, CHUNK)
-        given = tl.load(chosen + slot, mask=slot < num_slots, other=EXPERTS - 1).to(tl.int32)
-        mine = given == expert
-        rank = seen + tl.cumsum(mine.to(tl.int32), 0) - 1
-        tl.store(slots + first * ROWS + rank, slot, mask=mine)
-        seen += tl.sum(mine.to(tl.int32), 0)
-        start += CHUNK
 
 
 @triton.jit
@@ -292,30 +177,21 @@ def _multiply(
 
 def variants() -> Sequence[Variant]:
     """Qwen 3 MoE's products in all tiles and types, and the ones with biases (GPT-OSS) and input scales (Llama 4)."""
-    found = [
-        Variant(
-            name=f"moe_place_{rows}",
-            kernel=_place,
-            signature={"chosen": "*i64", "slots": "*i32", "experts": "*i32", "num_slots": "i32", "num_tiles": "i32"},
-            constants={"ROWS": rows, "EXPERTS": 256, "CHUNK": _CHUNK},
-            divisible=("chosen", "slots", "experts"),
-        )
-        for rows in (16, 128)
-    ]
+    found: list[Variant] = []
     for dtype in ("bf16", "fp16"):
-        for tiles in _TILES:
+        for tiles in TILES:
             found.append(_variant(tiles, dtype, SILU=True))
             found.append(_variant(tiles, dtype, SCALE_OUTPUT=True))
-    for tiles in (_TILES[0], _TILES[-1]):
+    for tiles in (TILES[0], TILES[-1]):
         found.append(_variant(tiles, "bf16", BIASED=True))
         found.append(_variant(tiles, "bf16", SILU=True, SCALE_INPUT=True))
         found.append(_variant(tiles, "bf16", SILU=True, EVEN=False))
-    for tiles in _FLOAT32_TILES:
+    for tiles in FLOAT32_TILES:
         found.append(_variant(tiles, "fp32", SILU=True))
     stored: list[tuple[Kind, int]] = [
         ("codes4", 128), ("codes4", 32), ("codes8", 0), ("float8", 0), ("float8", 128),
     ]  # fmt: skip
-    for tiles in _TILES:
+    for tiles in TILES:
         for kind, group in stored:
             whole = group == 0
             groups = 1 if whole else max(tiles.depth // group, 1)

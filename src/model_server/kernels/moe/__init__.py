@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, placing the chosen pairs in tiles, and the grouped products."""

@@ -1,0 +1,264 @@
+"""Every (token, chosen expert) pair, a slot, is put into a tile of its expert.
+
+How many tiles there are is known on the device alone: the grid has room for the most there can be, and the rest end at
+once. Nothing waits for the device.
+
+Few slots: `_place`, one launch, whose programs each walk all slots. Many, of prompts: `_count` counts the slots of each
+chunk by expert, `_reserve` turns the counts into places, and `_list` writes every slot to its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.kernels.variant import Variant
+
+MOST_WALKED = 4096
+"""Slots up to which each expert's program walks all of them, which is quicker than three launches."""
+_WALK = 1024
+_CHUNK = 256
+# Chunks whose counts are read at once.
+_CHUNKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Sizes of one program's work; `columns` of a gated product: half of them gate, half up."""
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+# By rows, for 2-byte numbers: the first is for decode, where few tokens meet in an expert and reading weights is all;
+# the last for prompts, where products are. All fit the 99 KiB of the smaller GPUs.
+TILES = (
+    TileConfig(16, 64, 128, 4, 4),
+    TileConfig(32, 64, 128, 4, 3),
+    TileConfig(64, 128, 64, 4, 3),
+    TileConfig(128, 128, 64, 8, 3),
+)
+# float32 keeps one depth: sums of a row then have one order at every number of tokens.
+FLOAT32_TILES = (TileConfig(16, 64, 32, 4, 3), TileConfig(32, 64, 32, 4, 3), TileConfig(64, 64, 32, 4, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Slots in tiles of `tiles.rows` rows. A slot's number is token * top_k + place; past all slots: padding."""
+
+    slots: Tensor  # [num_tiles * rows] int32
+    experts: Tensor  # [num_tiles] int32, -1: not in use
+    top_k: int
+    num_slots: int
+    tiles: TileConfig
+
+
+def place(chosen: Tensor, num_experts: int, dtype: torch.dtype, tiles: TileConfig | None = None) -> Placement:
+    """Sort the slots of `chosen` [n, top_k] int64 (n > 0) into tiles for products of `dtype`; None: `tiles_for`."""
+    num_slots = chosen.numel()
+    tiles = tiles or tiles_for(num_slots, num_experts, dtype)
+    reached = min(num_slots, num_experts)
+    num_tiles = min(num_slots, (num_slots + reached * (tiles.rows - 1)) // tiles.rows)
+    slots = torch.empty(num_tiles * tiles.rows, dtype=torch.int32, device=chosen.device)
+    experts = torch.empty(num_tiles, dtype=torch.int32, device=chosen.device)
+    chosen = chosen.contiguous()
+    size = triton.next_power_of_2(num_experts + 1)
+    if num_slots <= MOST_WALKED:
+        _place[(num_experts,)](chosen, slots, experts, num_slots, num_tiles, ROWS=tiles.rows, EXPERTS=size, CHUNK=_WALK)
+    else:
+        chunks = triton.cdiv(num_slots, _CHUNK)
+        counts = torch.empty(chunks, num_experts, dtype=torch.int32, device=chosen.device)
+        places = torch.empty_like(counts)
+        _count[(chunks,)](chosen, counts, num_slots, num_experts, EXPERTS=size, CHUNK=_CHUNK)
+        _reserve[(num_experts,)](
+            counts, places, slots, experts, num_slots, num_tiles, chunks,
+            ROWS=tiles.rows, EXPERTS=size, CHUNKS=_CHUNKS,
+        )  # fmt: skip
+        _list[(chunks,)](chosen, places, slots, num_slots, num_experts, CHUNK=_CHUNK)
+    return Placement(slots, experts, chosen.shape[1], num_slots, tiles)
+
+
+def tiles_for(num_slots: int, num_experts: int, dtype: torch.dtype) -> TileConfig:
+    """The smallest tiles that hold an expert's share, if all get the same."""
+    share = -(-num_slots // num_experts)
+    return next((tiles for tiles in tile_configs(dtype) if share <= tiles.rows), tile_configs(dtype)[-1])
+
+
+def tile_configs(dtype: torch.dtype) -> tuple[TileConfig, ...]:
+    """All that `tiles_for` may choose."""
+    return FLOAT32_TILES if dtype == torch.float32 else TILES
+
+
+@triton.jit
+def _share(counts, number, expert, ROWS: tl.constexpr):
+    """An expert's first tile, its number of tiles and of slots, from the slots of all experts."""
+    tiles = (counts + ROWS - 1) // ROWS
+    first = tl.sum(tl.where(number < expert, tiles, 0), 0)
+    own = tl.sum(tl.where(number == expert, tiles, 0), 0)
+    return first, own, tl.sum(tl.where(number == expert, counts, 0), 0)
+
+
+@triton.jit
+def _own_tiles(slots, experts, expert, num_experts, first, own, count, num_slots, num_tiles, ROWS: tl.constexpr):
+    """Write whose tiles these are and the padding of the last one; the last expert: that the others are not in use."""
+    tile = tl.full([], 0, tl.int32)
+    while tile < own:
+        index = tile + tl.arange(0, 128)
+        tl.store(experts + first + index, expert, mask=index < own)
+        tile += 128
+    if expert == num_experts - 1:
+        tile = first + own
+        while tile < num_tiles:
+            index = tile + tl.arange(0, 128)
+            tl.store(experts + index, -1, mask=index < num_tiles)
+            tile += 128
+    padding = count + tl.arange(0, ROWS)
+    tl.store(slots + first * ROWS + padding, num_slots, mask=padding < own * ROWS)
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tiles"])
+def _place(
+    chosen, slots, experts, num_slots, num_tiles, ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNK: tl.constexpr
+):
+    """One program per expert: counts all slots, then lists its own in their order."""
+    expert = tl.program_id(0)
+    num_experts = tl.num_programs(0)
+    number = tl.arange(0, EXPERTS)
+    counts = tl.zeros([EXPERTS], tl.int32)
+    start = tl.full([], 0, tl.int32)
+    while start < num_slots:
+        slot = start + tl.arange(0, CHUNK)
+        # Past the end: an expert that there is not.
+        given = tl.load(chosen + slot, mask=slot < num_slots, other=EXPERTS - 1).to(tl.int32)
+        counts += tl.histogram(given, EXPERTS)
+        start += CHUNK
+    counts = tl.where(number < num_experts, counts, 0)
+    first, own, count = _share(counts, number, expert, ROWS)
+    _own_tiles(slots, experts, expert, num_experts, first, own, count, num_slots, num_tiles, ROWS)
+    seen = tl.full([], 0, tl.int32)
+    start = tl.full([], 0, tl.int32)
+    while start < num_slots:
+        slot = start + tl.arange(0, CHUNK)
+        given = tl.load(chosen + slot, mask=slot < num_slots, other=EXPERTS - 1).to(tl.int32)
+        mine = given == expert
+        rank = seen + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(slots + first * ROWS + rank, slot, mask=mine)
+        seen += tl.sum(mine.to(tl.int32), 0)
+        start += CHUNK
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def _count(chosen, counts, num_slots, num_experts, EXPERTS: tl.constexpr, CHUNK: tl.constexpr):
+    """counts [chunks, num_experts]: how many slots of a chunk chose each expert."""
+    chunk = tl.program_id(0)
+    slot = chunk * CHUNK + tl.arange(0, CHUNK)
+    given = tl.load(chosen + slot, mask=slot < num_slots, other=EXPERTS - 1).to(tl.int32)
+    number = tl.arange(0, EXPERTS)
+    tl.store(counts + chunk * num_experts + number, tl.histogram(given, EXPERTS), mask=number < num_experts)
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tiles", "num_chunks"])
+def _reserve(
+    counts, places, slots, experts, num_slots, num_tiles, num_chunks,
+    ROWS: tl.constexpr, EXPERTS: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """One program per expert: places [chunks, num_experts], where its first slot of each chunk is written."""
+    expert = tl.program_id(0)
+    num_experts = tl.num_programs(0)
+    number = tl.arange(0, EXPERTS)
+    total = tl.zeros([EXPERTS], tl.int32)
+    start = tl.full([], 0, tl.int32)
+    while start < num_chunks:
+        chunk = start + tl.arange(0, CHUNKS)
+        inside = (chunk < num_chunks)[:, None] & (number < num_experts)[None, :]
+        total += tl.sum(tl.load(counts + chunk[:, None] * num_experts + number[None, :], mask=inside, other=0), axis=0)
+        start += CHUNKS
+    first, own, count = _share(total, number, expert, ROWS)
+    _own_tiles(slots, experts, expert, num_experts, first, own, count, num_slots, num_tiles, ROWS)
+    place = first * ROWS
+    start = tl.full([], 0, tl.int32)
+    while start < num_chunks:
+        chunk = start + tl.arange(0, 128)
+        at = chunk * num_experts + expert
+        own_counts = tl.load(counts + at, mask=chunk < num_chunks, other=0)
+        tl.store(places + at, place + tl.cumsum(own_counts, 0) - own_counts, mask=chunk < num_chunks)
+        place += tl.sum(own_counts, 0)
+        start += 128
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def _list(chosen, places, slots, num_slots, num_experts, CHUNK: tl.constexpr):
+    """One program per chunk: each slot goes behind those of its expert that are before it in the chunk."""
+    chunk = tl.program_id(0)
+    index = tl.arange(0, CHUNK)
+    slot = chunk * CHUNK + index
+    used = slot < num_slots
+    given = tl.load(chosen + slot, mask=used, other=0).to(tl.int32)
+    rank = tl.zeros([CHUNK], tl.int32)
+    for start in range(0, CHUNK, 32):
+        other = start + tl.arange(0, 32)
+        others = tl.load(chosen + chunk * CHUNK + other, mask=chunk * CHUNK + other < num_slots, other=-1).to(tl.int32)
+        is_before = (given[:, None] == others[None, :]) & (other[None, :] < index[:, None])
+        rank += tl.sum(is_before.to(tl.int32), axis=1)
+    tl.store(slots + tl.load(places + chunk * num_experts + given, mask=used, other=0) + rank, slot, mask=used)
+
+
+def variants() -> Sequence[Variant]:
+    """Both ways for 255 experts at most, and three steps for 512."""
+    found = []
+    for rows in (16, 128):
+        found.append(
+            Variant(
+                name=f"moe_place_{rows}",
+                kernel=_place,
+                signature={
+                    "chosen": "*i64",
+                    "slots": "*i32",
+                    "experts": "*i32",
+                    "num_slots": "i32",
+                    "num_tiles": "i32",
+                },
+                constants={"ROWS": rows, "EXPERTS": 256, "CHUNK": _WALK},
+                divisible=("chosen", "slots", "experts"),
+            )
+        )
+    for size in (256, 1024):
+        found += [
+            Variant(
+                name=f"moe_count_{size}",
+                kernel=_count,
+                signature={"chosen": "*i64", "counts": "*i32", "num_slots": "i32", "num_experts": "i32"},
+                constants={"EXPERTS": size, "CHUNK": _CHUNK},
+                divisible=("chosen", "counts", "num_experts"),
+            ),
+            Variant(
+                name=f"moe_reserve_{size}",
+                kernel=_reserve,
+                signature={
+                    "counts": "*i32", "places": "*i32", "slots": "*i32", "experts": "*i32", "num_slots": "i32",
+                    "num_tiles": "i32", "num_chunks": "i32",
+                },
+                constants={"ROWS": 128, "EXPERTS": size, "CHUNKS": _CHUNKS},
+                divisible=("counts", "places", "slots", "experts"),
+            ),
+        ]  # fmt: skip
+    found.append(
+        Variant(
+            name="moe_list",
+            kernel=_list,
+            signature={
+                "chosen": "*i64", "places": "*i32", "slots": "*i32", "num_slots": "i32", "num_experts": "i32",
+            },
+            constants={"CHUNK": _CHUNK},
+            divisible=("chosen", "places", "slots", "num_experts"),
+        )
+    )  # fmt: skip
+    return found
