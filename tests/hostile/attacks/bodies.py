@@ -25,7 +25,7 @@ async def random_bodies(target: Target, source: random.Random, count: int) -> Co
             path, raw = random_request(own)
             is_stranger = own.random() < 0.02
             headers = _JSON | ({"authorization": "Bearer wrong"} if is_stranger else {})
-            answer = await client.post(path, content=raw, headers=headers)
+            answer = await _asked(client, path, raw, headers)
             statuses[str(answer.status_code)] += 1
             try:
                 if is_stranger:
@@ -38,3 +38,11 @@ async def random_bodies(target: Target, source: random.Random, count: int) -> Co
     async with target.client() as client:
         await asyncio.gather(*(ask(client, random.Random(source.random())) for _ in range(AT_ONCE)))
     return statuses
+
+
+async def _asked(client: httpx.AsyncClient, path: str, raw: bytes, headers: dict[str, str]) -> httpx.Response:
+    """A connection may be closed under a client that gets no processor for seconds: such a request is sent again, once."""
+    try:
+        return await client.post(path, content=raw, headers=headers)
+    except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+        return await client.post(path, content=raw, headers=headers)
