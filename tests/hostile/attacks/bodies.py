@@ -41,7 +41,7 @@ async def random_bodies(target: Target, source: random.Random, count: int) -> Co
 
 
 async def _asked(client: httpx.AsyncClient, path: str, raw: bytes, headers: dict[str, str]) -> httpx.Response:
-    """A connection may be closed under a client that gets no processor for seconds: such a request is sent again, once."""
+    """The answer; a connection that was closed while a busy machine let the client wait is tried once more."""
     try:
         return await client.post(path, content=raw, headers=headers)
     except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
