@@ -18,7 +18,7 @@ from launcher.chat import prompt
 from launcher.chat.client import ChatClient, ChatError
 from launcher.chat.config import DEFAULT_URL, ChatConfig
 from launcher.chat.conversation import ChatEndedError, Conversation
-from launcher.chat.server import served
+from launcher.chat.server import Server, served
 from wire.text.escape import as_error, escape, one_line
 
 _SPINNER_WIDTH = 3
@@ -32,14 +32,11 @@ def run_chat(config: ChatConfig, environ: Mapping[str, str]) -> int:
             stream.reconfigure(errors="replace")
     try:
         _check(config)
-        with _url_of(config, environ) as url:
-            client = ChatClient(url, config.api_key, config.model, config.sampling)
-            model = asyncio.run(client.greet())
-            conversation = Conversation(config.system)
-            if sys.stdin.isatty() and sys.stdout.isatty():
-                _talk(client, conversation, model)
-            else:
-                _answer_lines(client, conversation)
+        with _server_of(config, environ) as server:
+            try:
+                _chat(config, server)
+            except ChatError as error:
+                raise ChatError(server.failure() or str(error)) from None
     except ChatError as error:
         sys.stderr.write(as_error(str(error)) + "\n")
         return 1
@@ -51,6 +48,17 @@ def run_chat(config: ChatConfig, environ: Mapping[str, str]) -> int:
     return 0
 
 
+def _chat(config: ChatConfig, server: Server) -> None:
+    """Raises ChatError."""
+    client = ChatClient(server.url, config.api_key, config.model, config.sampling)
+    model = asyncio.run(client.greet())
+    conversation = Conversation(config.system)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        _talk(server, client, conversation, model)
+    else:
+        _answer_lines(client, conversation)
+
+
 def _check(config: ChatConfig) -> None:
     """Raises ChatError."""
     if config.url is not None and (config.model_id is not None or config.server_options):
@@ -60,10 +68,10 @@ def _check(config: ChatConfig) -> None:
 
 
 @contextlib.contextmanager
-def _url_of(config: ChatConfig, environ: Mapping[str, str]) -> Iterator[str]:
-    """Of the server that runs already, or of one that runs as long as the block does. Raises ChatError."""
+def _server_of(config: ChatConfig, environ: Mapping[str, str]) -> Iterator[Server]:
+    """The one that runs already, or one that runs as long as the block does. Raises ChatError."""
     if config.model_id is None:
-        yield config.url or DEFAULT_URL
+        yield Server(config.url or DEFAULT_URL)
         return
     key = {} if config.api_key is None else {"API_KEY": config.api_key}
     title = f"Starting {config.model_id}"
@@ -76,11 +84,12 @@ def _url_of(config: ChatConfig, environ: Mapping[str, str]) -> Iterator[str]:
                 line.truncate(console.width - _SPINNER_WIDTH, overflow="ellipsis")
                 status.update(line)
 
-            url = stack.enter_context(served(config.model_id, config.server_options, {**environ, **key}, show))
-        yield url
+            server = stack.enter_context(served(config.model_id, config.server_options, {**environ, **key}, show))
+        yield server
 
 
-def _talk(client: ChatClient, conversation: Conversation, model: str) -> None:
+def _talk(server: Server, client: ChatClient, conversation: Conversation, model: str) -> None:
+    """Raises ChatError if a server of our own has ended."""
     _say(f"{model} at {client.url}. /help lists the commands, Ctrl-D ends the chat.")
     while True:
         try:
@@ -91,18 +100,22 @@ def _talk(client: ChatClient, conversation: Conversation, model: str) -> None:
                 _answer_at_terminal(client, conversation, line.removeprefix("/") if line.startswith("//") else line)
         except ChatEndedError:
             return
+        except ChatError as error:
+            if server.failure() is not None:
+                raise
+            _say(as_error(str(error)) + "\n")
 
 
 def _answer_at_terminal(client: ChatClient, conversation: Conversation, line: str) -> None:
-    """An answer that Ctrl-C stops is kept as far as it came; a prompt without one is not."""
+    """An answer that Ctrl-C stops is kept as far as it came; a prompt without one is not. Raises ChatError."""
     parts: list[str] = []
     try:
         asyncio.run(_show_answer(client, conversation, line, parts))
     except KeyboardInterrupt:
         sys.stdout.write(" [stopped]")
-    except ChatError as error:
-        _say(("\n" if parts else "") + as_error(str(error)))
-        return
+    except ChatError:
+        sys.stdout.write("\n" if parts else "")
+        raise
     if parts:
         conversation.add(line, "".join(parts))
     _say(" [cut: the longest answer is reached]\n" if client.was_cut else "\n")

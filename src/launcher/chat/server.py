@@ -19,11 +19,31 @@ _LOOPBACK = "127.0.0.1"
 _REPORT = re.compile(r'Error: \w+\("(.*)"\)')
 
 
+class Server:
+    """One that runs already."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def failure(self) -> str | None:
+        """Why it does not answer any more, if it is one of ours that has ended."""
+        return None
+
+
+class _OwnServer(Server):
+    def __init__(self, url: str, child: Child) -> None:
+        super().__init__(url)
+        self._child = child
+
+    def failure(self) -> str | None:
+        return None if self._child.poll() is None else _reason(self._child)
+
+
 @contextlib.contextmanager
 def served(
     model_id: str, options: Sequence[str], environ: Mapping[str, str], show: Callable[[str], None]
-) -> Iterator[str]:
-    """The URL of a server for `model_id`, which ends with the block. `show` gets what it says while it starts.
+) -> Iterator[Server]:
+    """A server for `model_id`, which ends with the block. `show` gets what it says while it starts.
 
     Raises ChatError if it does not start. A KeyboardInterrupt while it ends kills it.
     """
@@ -38,7 +58,7 @@ def served(
                     raise ChatError(_reason(child))
                 show(child.logs.last_message)
                 time.sleep(_POLL_S)
-            yield "http://{}:{}".format(*child.command.http or ())
+            yield _OwnServer("http://{}:{}".format(*child.command.http or ()), child)
         finally:
             _end(child)
 
