@@ -19,7 +19,7 @@ from model_server.attention.availability import UnavailableError
 from model_server.attention.backend import AttentionBackend, AttentionLayer
 from model_server.attention.reference import ReferenceBackend
 from model_server.errors import StartupError
-from model_server.kernels.availability import has_float8
+from model_server.kernels.availability import has_float8, refusal
 
 logger = logging.getLogger(__name__)
 
@@ -182,10 +182,9 @@ def _reference(device: torch.device, dtype: torch.dtype) -> Offer:
 
 
 def _triton(device: torch.device, dtype: torch.dtype) -> Offer:
-    from model_server.kernels.availability import usable
-
-    if not usable(device):
-        raise UnavailableError("it needs Triton and a GPU of capability 8.0 or later")
+    reason = refusal(device)
+    if reason is not None:
+        raise UnavailableError(f"it needs Triton and a GPU of capability 8.0 or later; {reason}")
     from model_server.attention import triton_paged
 
     return Offer(triton_paged.TritonBackend(), triton_paged.refuses)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+from model_server.kernels.trial import INTERPRETED
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit

@@ -41,12 +41,12 @@ from model_server.kernels.attention.parts import (
     load_tile,
     normalised,
     num_processors,
-    product,
     shared_constants,
     shared_memory,
     slots_of,
     widths_of,
 )
+from model_server.kernels.product import product
 from model_server.kernels.variant import Variant
 
 # Programs that a step is cut into, per processor: two or three run at a time, the rest evens out what finishes early.

@@ -27,16 +27,6 @@ ALIBI_NONE, ALIBI_DISTANCE, ALIBI_BFLOAT16 = 0, 1, 2
 STRIDES = ("query_row_stride", "query_head_stride", "slot_stride", "key_head_stride", "value_head_stride")
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Triton's interpreter multiplies bfloat16 numbers as the integers that it stores them in.
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def product(left, right, sums):
-    """sums + left @ right, accumulated in float32; float32 operands are multiplied as such, not as tf32."""
-    if _INTERPRETED:
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums)
-    return tl.dot(left, right, sums, input_precision="ieee")
 
 
 @triton.jit

@@ -41,12 +41,12 @@ from model_server.kernels.attention.parts import (
     layer_arguments,
     load_tile,
     normalised,
-    product,
     shared_constants,
     shared_memory,
     slots_of,
     widths_of,
 )
+from model_server.kernels.product import product
 from model_server.kernels.variant import Variant
 
 # Columns of a tile: sequence, its first row, first token of the sequence's run, queries in the run, keys in all. The

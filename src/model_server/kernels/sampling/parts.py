@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from model_server.kernels.trial import INTERPRETED
+
 NUM_BUCKETS = 16
 
 BUCKETS = tl.constexpr(NUM_BUCKETS)
@@ -17,7 +19,7 @@ _FIRST_EDGE = tl.constexpr(0x3E800000)  # the pattern of 0.25
 _EDGE_SHIFT = tl.constexpr(22)  # half an octave
 _TO_NEXT_EDGE = tl.constexpr((1 << 22) - 1)
 NO_ID = tl.constexpr(0x7FFFFFFF)
-_LIBDEVICE = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter has no libdevice
+_LIBDEVICE = tl.constexpr(not INTERPRETED)  # the interpreter has no libdevice
 
 
 @triton.jit

@@ -103,9 +103,7 @@ def test_a_named_backend_is_kept_to(word: str) -> None:
 
 
 def test_triton_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    from model_server.kernels import availability
-
-    monkeypatch.setattr(availability, "usable", lambda device: False)
+    monkeypatch.setattr(choice, "refusal", lambda device: "Triton is not installed")
     with pytest.raises(StartupError, match="--attention triton cannot be used: it needs Triton"):
         AttentionChoice("triton", CPU, HALF)
 
