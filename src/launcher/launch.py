@@ -205,7 +205,7 @@ class _Launch:
         if is_absent and not check_network(model_id, self._environ, self._signals):
             return 0
         if is_absent:
-            logger.info("%s is downloaded now; the next start finds it in the cache", model_id, extra=_SHOWN)
+            logger.info("%s is downloaded now; later starts use the cache", model_id, extra=_SHOWN)
         environ = self._environ
         if progress_bars.are_drawn(environ):
             environ = {**environ, progress_bars.WANTED: "1"}
@@ -227,7 +227,7 @@ class _Launch:
         self._end_phase("plan, start of the shards")
         if plan.on_gpu and not hardware.has_compiled_kernels(self._environ):
             logger.info(
-                "The kernels are compiled at the first start on this machine; the next one finds them", extra=_SHOWN
+                "Kernels are compiled now, at the first start on this machine; later starts reuse them", extra=_SHOWN
             )
         if plan.asked.json_output:
             logger.info("Launch plan", extra={"plan": dict(plan.rows())})

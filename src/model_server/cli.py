@@ -19,6 +19,7 @@ from wire.model_files import read_object
 from wire.processes import stack_dump
 from wire.quantization.config import by_tensors, said_of
 from wire.quantization.methods import choose
+from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def serve(config: ServeConfig) -> int:
 
         checkpoint = examine(resolve(config.model_id, config.revision))
         size = checkpoint.file_bytes / 2**20
-        logger.info("Found %d weight files, %.1f MiB; importing torch", len(checkpoint.headers), size)
+        found = counted(len(checkpoint.headers), "weight file")
+        logger.info("Found %s, %.1f MiB; importing torch", found, size)
         phases.enter(phases.IMPORTING)
         poll_in_place()
         # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.

@@ -42,7 +42,7 @@ def resolve_device(local_rank: int, num_ranks: int) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if num_ranks > count:
-        raise StartupError(f"{num_ranks} shards need as many GPUs, {count} visible; lower --num-shard")
+        raise StartupError(f"{num_ranks} shards need {num_ranks} GPUs; visible: {count}; lower --num-shard")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device

@@ -33,6 +33,7 @@ from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
 from wire import phases
+from wire.text.counting import counted
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ def _connect(config: ServeConfig, world: Axis, device: torch.device) -> ProcessG
     """Meet the other ranks. Raises StartupError."""
     phases.enter(phases.PROCESS_GROUP)
     if world.size > 1:
-        logger.info("Meeting the other %d ranks at %s:%d", world.size - 1, config.master_addr, config.master_port)
+        others = counted(world.size - 1, "other rank")
+        logger.info("Connecting to %s at %s:%d", others, config.master_addr, config.master_port)
     return connect(
         world.rank,
         world.size,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from router.generation_trace import GenerationTrace
 from router.request import ValidRequest
 from wire.log.console import REQUESTS
+from wire.text.counting import counted
 from wire.text.escape import one_line
 from wire.tracing import Tracing, end
 
@@ -97,7 +98,7 @@ class RequestSpan:
             return
         parts = [f"{status} {method} {one_line(str(self._scope['path'])[:_MOST_SHOWN])}"]
         if self.tokens_out:
-            parts.append(f"{self.tokens_in} tokens in, {self.tokens_out} out")
+            parts.append(f"{counted(self.tokens_in, 'token')} in, {self.tokens_out} out")
         parts.append(f"{time.monotonic() - self.began_at:.2f} s")
         if self.tokens_out:
             per_token_ms = 1000 * self.inference_s / self.tokens_out

@@ -125,7 +125,7 @@ def test_memory_that_is_short_at_the_warm_up_is_asked_for_less(tmp_path: Path, s
     environ = sabotaged(tmp_path, _SHORT_OF_MEMORY.format(error="torch.OutOfMemoryError('no room')"))
     with running_server("demo", "--num-shard", str(size), environ=environ) as server:
         log = server.log()
-        assert "Memory was short in a warm-up with 1024 tokens of prompts" in log
+        assert "A warm-up with 1024 prompt tokens ran out of memory" in log
         assert "trying again with a prefill budget of 512 tokens" in log
         assert "max_batch_prefill_tokens=512" in log
         assert log.count("Memory in MiB\n") == size + 1, "of each rank where it was short; in the end of one"

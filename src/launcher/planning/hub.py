@@ -36,7 +36,7 @@ def check_cache(model_id: str, snapshot: Path | None, environ: Mapping[str, str]
     nearest = next(folder for folder in (cache, *cache.parents) if os.path.exists(folder))
     remedy = "give another folder with `--huggingface-hub-cache` (or HF_HOME)"
     if not nearest.is_dir():
-        raise ArgumentValidation(f"the hub cache {cache} cannot be made: {nearest} is no folder; {remedy}")
+        raise ArgumentValidation(f"the hub cache {cache} cannot be created: {nearest} is not a folder; {remedy}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         owner = f"the user {os.geteuid()} may not write to {nearest}"
         raise ArgumentValidation(f"the hub cache {cache} cannot be used for {model_id}: {owner}; {remedy}")
@@ -46,7 +46,7 @@ def check_cache(model_id: str, snapshot: Path | None, environ: Mapping[str, str]
         return
     if free < _FULL_BYTES:
         raise ArgumentValidation(
-            f"the disk of the hub cache {cache} is full ({free >> 20} MiB free): no room for {model_id}; {remedy}"
+            f"the disk of the hub cache {cache} is full ({free >> 20} MiB free), too little for {model_id}; {remedy}"
         )
     if free < _NEARLY_FULL_BYTES:
         logger.warning("The disk of the hub cache %s has %d MiB free; %s may not fit", cache, free >> 20, model_id)

@@ -196,7 +196,7 @@ def read(path: Path | None) -> ModelInfo | None:
         said = said_of(path, config, ValueError)
         wants_float8 = wants_float8_cache(path, config, ValueError)
     except ValueError as error:
-        logger.warning("Could not read config.json of the model, defaults are general ones: %s", error)
+        logger.warning("Could not read the model's config.json, so defaults do not depend on the model: %s", error)
         return None
     weight_bytes = _weight_bytes(path)
     if said is None and weight_bytes is not None:

@@ -18,6 +18,7 @@ from launcher.planning.model_info import ModelInfo, shown_bytes
 from launcher.planning.prefill import prefill_tokens
 from launcher.planning.resolved import Resolved
 from wire.quantization.methods import choose
+from wire.text.counting import counted
 
 DEFAULT_MASTER_PORT = 29500
 
@@ -92,7 +93,7 @@ class LaunchPlan:
         dtype = str(info.get("model_dtype", asked.dtype or "chosen by the shard")).removeprefix("torch.")
         cache = str(info.get("kv_cache_dtype") or self.memory.cache_type or "the same").removeprefix("torch.")
         total, batch = info.get("max_total_tokens"), info.get("max_batch_total_tokens")
-        devices = f"{self.num_shard} shard{'s' * (self.num_shard > 1)} on {self.hardware.devices(self.num_shard)}"
+        devices = f"{counted(self.num_shard, 'shard')} on {self.hardware.devices(self.num_shard)}"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
             ("layers", self.info.summary() if self.info else "decided by the shard"),
@@ -170,16 +171,16 @@ def _notes(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, n
     if num_shard > 1 and not hardware.gpus:
         threads = hardware.omp_num_threads
         if num_shard > hardware.cores:
-            notes.append(f"{num_shard} shards on {hardware.cores} CPU cores: they will wait for each other")
+            notes.append(f"{num_shard} shards on {hardware.cores} CPU cores will wait for each other")
         elif threads is not None and threads * num_shard > hardware.cores:
             notes.append(
-                f"OMP_NUM_THREADS={threads} gives {num_shard} shards {threads * num_shard} threads on {hardware.cores} "
-                f"CPU cores; without it each shard takes its share, {max(1, hardware.cores // num_shard)}"
+                f"OMP_NUM_THREADS={threads} makes {num_shard} shards use {threads * num_shard} threads on "
+                f"{hardware.cores} CPU cores; without it each shard uses {max(1, hardware.cores // num_shard)}"
             )
     if hardware.unused_gpus:
         notes.append(
-            f"{hardware.unused_gpus} GPUs are visible, but the installed torch is built for CPUs only: serving on the "
-            "CPU; install a torch for CUDA"
+            f"{counted(hardware.unused_gpus, 'GPU')} visible, but the installed torch is built for CPUs only: "
+            "serving on the CPU; install a torch for CUDA"
         )
     return notes
 
@@ -209,21 +210,21 @@ def resolve_num_shard(config: LauncherConfig, hardware: Hardware, info: ModelInf
         raise ArgumentValidation(f"`--sharded true` but no count up to {available} divides the model's {heads}")
     if count == available:
         return Resolved(count, "all visible GPUs")
-    note = f"{available} GPUs are visible; using {count}, which divides the model's {heads}"
+    note = f"{available} GPUs are visible; using {count}, the most that divide the model's {heads}"
     return Resolved(count, "the most GPUs that divide the model's heads", (note,))
 
 
 def _asked_num_shard(asked: int, sharded: bool | None, available: int, info: ModelInfo | None) -> Resolved:
     if available and asked > available:
         raise ArgumentValidation(
-            f"`--num-shard` {asked} is more than the {available} visible GPUs (see CUDA_VISIBLE_DEVICES)"
+            f"`--num-shard` {asked} is too many: {counted(available, 'GPU')} visible (see CUDA_VISIBLE_DEVICES)"
         )
     if not _fits(info, asked):
         raise ArgumentValidation(
             f"`--num-shard` {asked} does not divide the model's {_heads(info)}; try {_largest_fitting(info, asked)}"
         )
     contradicts = sharded is False and asked > 1
-    notes = (f"`--sharded false` contradicts `--num-shard` {asked}; {asked} shards",) if contradicts else ()
+    notes = (f"`--sharded false` contradicts `--num-shard` {asked}; using {asked} shards",) if contradicts else ()
     return Resolved(asked, "`--num-shard`", notes)
 
 

@@ -29,6 +29,7 @@ from wire import tokenizer_file
 from wire.processes import unix_socket
 from wire.quantization.methods import ON_LOAD
 from wire.text import tokenizer_trial
+from wire.text.counting import counted
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -50,7 +51,7 @@ def check_memory(
         return
     sizes = [gpu.memory_mib for gpu in hardware.gpus[:num_shard]]
     if sizes and all(sizes):
-        available, where = sum(mib or 0 for mib in sizes) << 20, f"{len(sizes)} GPUs"
+        available, where = sum(mib or 0 for mib in sizes) << 20, counted(len(sizes), "GPU")
         remedy = "use more GPUs (`--num-shard`) or a smaller model"
     elif not hardware.gpus and hardware.memory_bytes:
         available, where, remedy = hardware.memory_bytes, "this machine", "use a smaller model"
@@ -102,7 +103,7 @@ def without_busy_metrics_port(config: LauncherConfig, address: str) -> LauncherC
     try:
         _bindable("--prometheus-port", address, config.prometheus_port)
     except ArgumentValidation as error:
-        logger.warning("%s; going on without it, /metrics is on the HTTP port too", error)
+        logger.warning("%s; continuing without it: /metrics is also served on the HTTP port", error)
         return dataclasses.replace(config, prometheus_port=None)
     return config
 
@@ -195,7 +196,7 @@ def _made_in(folders: list[str], announce: Callable[[str], None]) -> Path:
             continue
         return directory
     raise ArgumentValidation(
-        f"no folder for the shards' sockets ({'; '.join(reasons)}); make /tmp writable or give `--shard-uds-path`"
+        f"no folder can hold the shards' sockets ({'; '.join(reasons)}); make /tmp writable or give `--shard-uds-path`"
     )
 
 
@@ -218,7 +219,7 @@ def _locked(prefix: str) -> Iterator[None]:
         owner = _owner(descriptor)
         if owner is None:
             raise ArgumentValidation(
-                f"`--shard-uds-path`: {path} is there already, and is no lock; give this launch another path"
+                f"`--shard-uds-path`: {path} exists and is not a lock file; give this launch another path"
             )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

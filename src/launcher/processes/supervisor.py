@@ -127,7 +127,7 @@ class Supervisor:
             time.sleep(0.01)
         for child in running:
             if child.exit is None:
-                logger.error("%s (pid %d) does not go, even when killed", child.title, child.pid)
+                logger.error("%s (pid %d) does not exit, even after SIGKILL", child.title, child.pid)
 
     def _start(self, command: Command, error: type[LauncherError]) -> Child:
         logger.debug("Starting %s: %s", command.title, " ".join(command.argv))
@@ -165,7 +165,7 @@ class Supervisor:
             if time.monotonic() >= record_at:
                 record_at += self._timeouts.waiting_record_s
                 for child in missing:
-                    said = f"; it said last: {child.logs.last_message}" if child.logs.last_message else ""
+                    said = f"; its last message: {child.logs.last_message}" if child.logs.last_message else ""
                     text = f"phase: {child.logs.progress}{said}"
                     logger.info("Waiting for %s to be ready... (%s)", child.command.name, text, extra=rank_field(child))
             if missing:

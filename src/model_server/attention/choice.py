@@ -109,14 +109,14 @@ class AttentionChoice:
             return
         logger.info("Attention %s: %s", name, self._reason(name))
         if not caching_asked:
-            logger.info("Prefix caching is off: PREFIX_CACHING says so")
+            logger.info("Prefix caching is off: PREFIX_CACHING=0")
 
     def _reason(self, name: str) -> str:
         if self.requested is None:
-            return "the best backend here that serves the model's layers"
+            return "the best available backend that serves the model's layers"
         if self.requested == name:
-            return "asked for (`--attention` or ATTENTION)"
-        return f"the best backend here, which `{self.requested}` stands for"
+            return "set by `--attention` or ATTENTION"
+        return f"the best available backend, as `{self.requested}` asks"
 
 
 def _offer(name: str, device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype | None) -> Offer:

@@ -131,9 +131,9 @@ def refusal(layer: AttentionLayer) -> str | None:
     if layer.chunk is not None:
         return "has no attention in chunks"
     if layer.value_dim != layer.head_dim:
-        return f"wants values as wide as keys, not {layer.value_dim} beside {layer.head_dim}"
+        return f"needs keys and values of one width, not {layer.head_dim} and {layer.value_dim}"
     if layer.head_dim > LARGEST_HEAD or layer.head_dim % 8:
-        return f"wants heads of a multiple of 8 up to {LARGEST_HEAD}, not of {layer.head_dim}"
+        return f"needs a head size that is a multiple of 8 up to {LARGEST_HEAD}, not {layer.head_dim}"
     return None
 
 

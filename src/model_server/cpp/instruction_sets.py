@@ -98,7 +98,7 @@ def survey(cap: str | None = None, folder: Path = FOLDER) -> Survey:
         supported = _supported(folder)
     except OSError as error:
         if built:
-            faults.append(f"the CPU cannot be asked what it has ({error})")
+            faults.append(f"the CPU's features cannot be read ({error})")
     for name in candidates(built, supported, cap):
         try:
             operators = ctypes.CDLL(str(path(module(name), folder)))

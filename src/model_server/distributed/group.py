@@ -113,7 +113,7 @@ def connect(
         missing = _missing(store, rank, world_size, timeout_s)
         if missing:
             who = " and ".join(f"rank {peer}" for peer in missing)
-            text = f"{_unmet(rank, world_size, address, port, timeout_s)}: {who} did not come"
+            text = f"{_unmet(rank, world_size, address, port, timeout_s)}: {who} did not connect"
             raise MissingPeerError(f"{text} (TGI_DIST_TIMEOUT sets the limit)")
         _join(store, rank, world_size, device, timeout_s)
         group = _TorchGroup(rank, world_size, _watch(store, rank, world_size), store, timeout_s)
@@ -133,7 +133,7 @@ def connect(
 
 
 def _unmet(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> str:
-    return f"rank {rank} of {world_size} did not meet the others at {address}:{port} within {timeout_s:g} s"
+    return f"rank {rank} of {world_size} did not connect to the others at {address}:{port} within {timeout_s:g} s"
 
 
 def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> Store:
@@ -152,7 +152,7 @@ def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float
         )
     except dist.DistError as error:
         text = _unmet(rank, world_size, address, port, timeout_s)
-        raise MissingPeerError(f"{text}: rank 0, which listens there, did not come") from error
+        raise MissingPeerError(f"{text}: rank 0, which listens there, did not connect") from error
 
 
 def _missing(store: Store, rank: int, world_size: int, timeout_s: float) -> list[int]:

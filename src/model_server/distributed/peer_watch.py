@@ -124,14 +124,14 @@ class PeerWatch:
         self._noticed.set()
         if self._closed.wait(self._orderly_s):
             return
-        message = f"rank {self._rank} lost {_names(self._gone)}: its process is gone"
+        message = f"rank {self._rank} lost {_names(self._gone)}: its process has exited"
         if self.on_lost is None:
             logger.error("%s", message)
             self._leave()
             return
         self.on_lost(message)
         if not self._closed.wait(self._leave_limit_s):
-            logger.error("%s; not ended in order after %g s", message, self._leave_limit_s)
+            logger.error("%s; this process did not exit in order within %g s", message, self._leave_limit_s)
             self._leave()
 
     def _wait_for_an_end(self) -> None:

@@ -102,10 +102,10 @@ class DeviceThread:
             if sequence is None:
                 self._unnumbered.append(job)
             elif any(sequence == waiting for waiting, _, _ in self._numbered):
-                job.future.set_exception(RequestError(f"call number {sequence} came twice"))
+                job.future.set_exception(RequestError(f"call number {sequence} arrived twice"))
             elif sequence < self._expected:
                 job.future.set_exception(
-                    RequestError(f"call number {sequence} came late: {self._expected} is the next in order")
+                    RequestError(f"call number {sequence} arrived late: the next in order is {self._expected}")
                 )
             else:
                 heapq.heappush(self._numbered, (sequence, next(self._arrivals), job))
@@ -152,7 +152,7 @@ class DeviceThread:
                 deadline = deadline or time.monotonic() + self._gap_limit_s
                 if not self._wake.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     raise FatalError(
-                        f"call number {self._expected} did not come within {self._gap_limit_s:g} s of a later one"
+                        f"call number {self._expected} did not arrive within {self._gap_limit_s:g} s of a later one"
                     )
         return None
 

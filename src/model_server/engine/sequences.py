@@ -135,7 +135,7 @@ class SequenceFactory:
         if not session.upstream_router:
             raise RequestError(message)
         if not self._warned_of_adapter:
-            logger.warning("%s: it gets the base model, as all others that name an adapter", message)
+            logger.warning("%s: such requests get the base model", message)
             self._warned_of_adapter = True
 
 

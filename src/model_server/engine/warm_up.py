@@ -97,7 +97,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     max_tokens = CPU_WARMUP_TOKENS if plan.memory is None else None
     failure = _agreed_step(engine, world, plan, request, max_tokens)
     if not world.all_reduce_min(0 if failure else 1):  # only the rank that answers for a row knows of its failure
-        raise StartupError(f"the warm-up failed: {failure or 'another rank says why'}")
+        raise StartupError(f"the warm-up failed: {failure or 'see the log of another rank'}")
     measured = None
     if plan.memory is not None:
         measured = _measure(engine, world, plan, plan.memory, graphs, request)
@@ -143,7 +143,7 @@ def _agreed_step(
     use = _left(plan)
     tokens = request.max_prefill_tokens
     logger.warning(
-        "Memory was short in a warm-up with %d tokens of prompts: %s\nMemory in MiB\n%s", tokens, short, use.table()
+        "A warm-up with %d prompt tokens ran out of memory: %s\nMemory in MiB\n%s", tokens, short, use.table()
     )
     raise WarmUpMemoryError(
         f"{NOT_ENOUGH_MEMORY} {tokens} prefill tokens. You need to decrease `--max-batch-prefill-tokens` ({use.line()})"
@@ -253,10 +253,12 @@ def _allocate(
         cache = None
         if plan.memory is not None:
             plan.memory.rest()
-        logger.warning("No memory for %d blocks, though it was there when it was measured; trying less", num_blocks)
+        logger.warning(
+            "Could not allocate %d blocks, although the memory was free when it was measured; trying fewer", num_blocks
+        )
         num_blocks = int(num_blocks * SMALLER)
     raise WarmUpMemoryError(
-        f"{NOT_ENOUGH_MEMORY} a KV cache beside {request.max_prefill_tokens} prefill tokens; "
+        f"{NOT_ENOUGH_MEMORY} a KV cache in addition to {request.max_prefill_tokens} prefill tokens; "
         f"lower --max-batch-prefill-tokens or raise --cuda-memory-fraction ({_left(plan).line()})"
     )
 

@@ -37,17 +37,17 @@ class CacheScales:
         """Say in few lines what was found."""
         if self._vectors:
             logger.info(
-                "%d scales of the KV cache are several numbers each (the first is %s): the largest of each is used",
+                "Scales of the KV cache that have several numbers: %d (the first is %s); the largest of each is used",
                 len(self._vectors),
                 self._vectors[0],
             )
         if self._unusable:
             logger.warning(
-                "%d scales of the KV cache are not positive and finite (the first is %s): 1 is used in their place",
+                "Scales of the KV cache that are not positive and finite: %d (the first is %s); 1 is used instead",
                 len(self._unusable),
                 self._unusable[0],
             )
-        logger.info("KV cache in float8_e4m3fn: %d scales come from the checkpoint, others are 1", self._num_found)
+        logger.info("KV cache in float8_e4m3fn: %d scales are from the checkpoint, the others are 1", self._num_found)
 
     def _scale(self, module: str, names: tuple[str, ...]) -> float:
         name = next((f"{module}.{n}" for n in names if self._reader.has(f"{module}.{n}")), None)

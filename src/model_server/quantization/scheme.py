@@ -26,6 +26,7 @@ from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import WeightReader
 from wire.quantization.config import is_skipped, skipped
 from wire.quantization.methods import choose
+from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Scheme:
         how = f"{self.method} on load" if self.quantize is not None else self.method
         activations = str(dtype).removeprefix("torch.")
         num_plain = len(self._plain)
-        plain = f"{num_plain} module{'s' * (num_plain != 1)} plain"
+        plain = f"{counted(num_plain, 'module')} plain"
         logger.info("Weights: %s, %s; %s; activations in %s", how, kinds or "none found", plain, activations)
 
     def _on_load(self, reader: WeightReader, part: Part) -> Quantizer | None:

@@ -91,7 +91,7 @@ def _check_sizes(config: Mapping[str, Any], num_tensors: int) -> None:
         if name not in _LAYERS and name not in _SIZES:
             continue
         if not 0 <= value <= MAX_SIZE or not math.isfinite(value):
-            raise StartupError(f"config.json: `{name}` is {value}, which no model has")
+            raise StartupError(f"config.json: `{name}` is {value}, which is impossible")
         if name in _LAYERS and value > num_tensors:
             raise StartupError(f"config.json: `{name}` is {value}, but the weight files hold {num_tensors} tensors")
 
@@ -110,4 +110,4 @@ def _check_index(index: Path, headers: Mapping[str, Header]) -> None:
     missing = [(name, file) for name, file in weight_map(index).items() if name not in headers[file].tensors]
     if missing:
         name, file = missing[0]
-        raise StartupError(f"{index} promises {name!r:.200} in {file}, which lacks it ({len(missing)} such tensors)")
+        raise StartupError(f"{index} lists {name!r:.200} in {file}, which lacks it ({len(missing)} such tensors)")

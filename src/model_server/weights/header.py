@@ -97,7 +97,7 @@ def _parse(text: bytes, data_start: int, size: int) -> Header:
         raise _Fault("the header is not a JSON object")
     metadata = fields.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _Fault("the metadata are not texts")
+        raise _Fault("the metadata values are not strings")
     tensors = {name: _stored(name, entry, data_start) for name, entry in fields.items()}
     _check_layout(tensors, data_start, size)
     return Header(tensors, metadata)

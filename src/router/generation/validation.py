@@ -192,7 +192,7 @@ class Validator:
         text, is_exact = await self._tokenizer.text_of(input_ids)
         if not is_exact and Extension.TOKEN_IDS not in self._extensions:
             raise ValidationError(
-                "the token ids are not the tokenizer's own for their text, and the model server in use takes texts only"
+                "the token ids are not the tokenizer's own for their text, and the model server accepts only text"
             )
         return text
 

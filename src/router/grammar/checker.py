@@ -132,7 +132,7 @@ class GrammarChecker:
             logger.warning("a grammar of %d characters ended the process that compiles it", len(text))
             outcome = _Outcome(None, "it takes too much memory or time to compile")
         except (OSError, RuntimeError) as error:  # RuntimeError: closed in the meantime
-            logger.error("the process that checks grammars does not start: %s", error)
+            logger.error("the process that checks grammars cannot be started: %s", error)
             return _Outcome(None, "it cannot be checked at the moment")
         self._remember(key, outcome)
         return outcome

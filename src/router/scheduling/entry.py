@@ -16,6 +16,7 @@ from router.errors import GenerationError, RouterError
 from router.events import Event, Failed, Finished, TokenGenerated
 from router.request import ValidRequest
 from router.scheduling.cache.blocks import Allocation
+from wire.text.counting import counted
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,8 @@ class Entry:
         self._events.append(event)
         # A look costs as much as there is unread; a reader that keeps up has next to nothing, and pays nothing.
         if len(self._events) % _LOOK_EVERY == 0 and not self.done and self._unread_bytes() > self._max_unread_bytes:
-            log.warning("request %d is ended: its client has %d tokens to read", self.request_id, len(self._events))
+            unread = counted(len(self._events), "token")
+            log.warning("request %d ends: its client has not read %s", self.request_id, unread)
             self.cut(GenerationError("the client reads too slowly"))
             return
         self._wake()

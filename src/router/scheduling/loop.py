@@ -163,7 +163,7 @@ class Scheduler:
                 raise
         except Exception as error:
             if isinstance(error, ShardError):
-                log.error("the scheduler gives up: %s", error.detail)
+                log.error("the scheduler stops after an error: %s", error.detail)
             else:
                 log.exception("the scheduler gives up")
             self.failure = error

@@ -176,7 +176,7 @@ UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "add_generation_prompt": ((True,), "leave it out; an assistant's last message is continued"),
     "echo": ((False,), "use /v1/completions"),
     "best_of": ((1,), "use `n`, or /v1/completions"),
-    "add_special_tokens": ((False,), "the template has those of its model"),
+    "add_special_tokens": ((False,), "the template sets its model's own"),
 }
 """Fields of other servers' OpenAI routes that would change the answer and are not served here: the values that ask for
 nothing (beside null), and what to do instead."""

@@ -50,4 +50,4 @@ class UnknownNames:
 def _log_once(name: str, hint: str) -> None:
     if name not in _logged and len(_logged) < _MOST_LOGGED:
         _logged.add(name)
-        logger.info("unknown parameter `%s` of a request is ignored%s; this is said once for each name", name, hint)
+        logger.info("unknown parameter `%s` of a request is ignored%s; each name is logged once", name, hint)

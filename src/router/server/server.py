@@ -191,7 +191,7 @@ async def _answer(
         return 0
     failure = started.scheduler.failure
     # After all that this has led to: the last error is what the launcher gives as the reason.
-    logger.error("the scheduler has ended: %s", failure)
+    logger.error("the scheduler has stopped: %s", failure)
     return STALLED if isinstance(failure, StalledError) else 1
 
 

@@ -54,7 +54,7 @@ def warn_without_key(listener: socket.socket) -> None:
     if not ipaddress.ip_address(address).is_loopback:
         logger.warning(
             "no API key: every client that reaches port %d of %s is served; set one with --api-key (API_KEY), or serve "
-            "this machine alone with --hostname 127.0.0.1",
+            "only this machine with --hostname 127.0.0.1",
             port,
             address,
         )

@@ -81,7 +81,7 @@ async def connect_and_warm_up(
     if info.chunks:
         logger.info("prefills are chunked: --waiting-served-ratio and --max-waiting-tokens have no effect")
     if limits.max_batch_prefill_tokens < prefill_tokens:
-        logger.info("on a CPU a step computes at most %d tokens of prompts, whatever more is allowed", CPU_STEP_TOKENS)
+        logger.info("on a CPU a step computes at most %d prompt tokens, even if the budget is larger", CPU_STEP_TOKENS)
     seen: Shards = shards if tracing is None else TracedShards(shards, tracing)
     scheduler = Scheduler(
         seen,
@@ -131,7 +131,7 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
                 return budget, capacity
             # Another warm-up, because shards and router must have the same budget.
             budget = holds
-            logger.warning("the KV cache holds %d tokens: trying again with a prefill budget of as many", holds)
+            logger.warning("the KV cache holds %d tokens: trying again with that prefill budget", holds)
 
 
 def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[int, int]:

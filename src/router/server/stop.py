@@ -14,6 +14,7 @@ import uvicorn
 
 from router.generation.inference import Inference
 from router.scheduling.loop import Scheduler
+from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class Drain:
         while permit_pool.num_taken and (now := loop.time()) < deadline:
             if now >= report_at:
                 report_at += _REPORT_EVERY_S
-                logger.info("%d requests are still running", permit_pool.num_taken)
+                logger.info("Still running: %s", counted(permit_pool.num_taken, "request"))
             await asyncio.sleep(min(deadline - now, _POLL_EVERY_S))
         # Answers that are written but not read yet may use what is left of the time.
         left_s = int(max(0.0, deadline - loop.time()))
@@ -119,7 +120,7 @@ class Stop:
             main_task.cancel()
         elif not self.requested:
             self.requested = True
-            logger.info("stopping: no new requests, %d s for those that run", self._drain.timeout_s)
+            logger.info("stopping: new requests are refused, running ones have %d s to finish", self._drain.timeout_s)
             self._drain.begin()
         else:
             logger.warning("stopping at once")

@@ -39,7 +39,7 @@ class UnsendableError(Exception):
     """Requests that cannot be put on the wire: id -> why."""
 
     def __init__(self, reasons: dict[int, Exception]) -> None:
-        super().__init__(f"{len(reasons)} requests cannot be put on the wire")
+        super().__init__(f"{len(reasons)} requests cannot be sent to the shards")
         self.reasons = reasons
 
 

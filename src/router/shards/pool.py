@@ -43,7 +43,7 @@ class ShardPool:
         finally:
             await master.close()
         if not answer.urls:
-            raise ShardError("the shard names no sockets")
+            raise ShardError("the shard's ServiceDiscovery lists no sockets")
         return cls([connect(url) for url in answer.urls])
 
     async def close(self) -> None:

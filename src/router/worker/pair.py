@@ -94,7 +94,7 @@ class QueuedWorker:
         try:
             reply = self.process.exchange(with_limit(limit_s, data), limit_s + _GRACE_S)
         except TimeoutError:
-            logger.warning("%s could not be interrupted: its process is replaced", self._module)
+            logger.warning("%s could not be interrupted: replacing its process", self._module)
             raise
         finally:
             with self._lock:
@@ -107,7 +107,7 @@ class QueuedWorker:
         try:
             self.process.start()
         except OSError as error:
-            logger.error("%s does not start: %s", self._module, error)
+            logger.error("%s cannot be started: %s", self._module, error)
 
     def _interrupt(self, job: object) -> None:
         """Until the process has no longer the job."""

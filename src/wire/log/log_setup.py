@@ -16,6 +16,7 @@ from wire.log.console import ATTRIBUTE, Console, ConsoleFilter, to_console
 from wire.log.levels import PACKAGES, level_name, levels_of_loggers
 from wire.log.log_line import Layout, LogLine, to_json, to_text
 from wire.log.progress_bars import ProgressFilter, StatusLines, Stream
+from wire.text.counting import counted
 
 Write = Callable[[LogLine], str]
 
@@ -68,7 +69,9 @@ def configure(
         logging.getLogger(phases.LOGGER).setLevel(logging.DEBUG)
     logging.captureWarnings(True)
     if num_unknown:
-        logging.getLogger(__name__).warning("LOG_LEVEL: %d parts of the filter mean nothing to us", num_unknown)
+        logging.getLogger(__name__).warning(
+            "LOG_LEVEL: ignoring %s of the filter, which cannot be parsed", counted(num_unknown, "part")
+        )
     return console
 
 

@@ -41,7 +41,7 @@ def _is_there(path: str) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISSOCK(found.st_mode):
-        raise PathTakenError(f"{path} is there already, and is no socket")
+        raise PathTakenError(f"{path} exists and is not a socket")
     if found.st_uid != os.geteuid():
         raise PathTakenError(f"{path} is a socket of another user")
     return True

@@ -220,7 +220,7 @@ def test_a_cache_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_cache_that_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ArgumentValidation, match=r"/file is no folder; .*--huggingface-hub-cache"):
+    with pytest.raises(ArgumentValidation, match=r"/file is not a folder; .*--huggingface-hub-cache"):
         hub.check_cache("org/m", None, {"HF_HUB_CACHE": str(tmp_path / "file")})
 
 
@@ -232,7 +232,7 @@ def test_room_for_a_download(
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda path: usage)
     environ = {"HF_HUB_CACHE": str(tmp_path / "hub")}
     if outcome == "refused":
-        with pytest.raises(ArgumentValidation, match=r"is full \(10 MiB free\): no room for org/m"):
+        with pytest.raises(ArgumentValidation, match=r"is full \(10 MiB free\), too little for org/m"):
             hub.check_cache("org/m", None, environ)
         return
     hub.check_cache("org/m", None, environ)

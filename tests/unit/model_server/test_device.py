@@ -123,7 +123,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert resolve_device(1, 2) == torch.device("cuda", 1)
     assert chosen == [torch.device("cuda", 1)]
-    with pytest.raises(StartupError, match="4 shards need as many GPUs, 2 visible; lower --num-shard"):
+    with pytest.raises(StartupError, match="4 shards need 4 GPUs; visible: 2; lower --num-shard"):
         resolve_device(0, 4)
 
 

@@ -135,7 +135,7 @@ class Loader:
                 bias = self.rows(part.name + ".bias", part.rows)
                 biases.append(bias if part.order is None else part.order.apply(bias))
         if biases and len(biases) < len(parts):
-            raise StartupError(f"weight {parts[0].name}.bias and its neighbours must all exist or none")
+            raise StartupError(f"weight {parts[0].name}.bias: either all biases of this layer must exist or none")
         return self.linears.make(form, torch.cat(biases) if biases else None)
 
     def row_linear(self, name: str, columns: Range, num_rows: int, *, transposed: bool = False) -> Linear:

@@ -127,7 +127,7 @@ def _paged(
     if not placement.ranks.world.all_reduce_min(0 if failure else 1) or runner is None:
         if runner is not None:
             runner.give_back()
-        raise UnsuitableError(failure or "it fails the self-check on another rank")
+        raise UnsuitableError(failure or "it failed the self-check on another rank")
     return runner, verdict.error
 
 

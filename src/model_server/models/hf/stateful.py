@@ -204,7 +204,7 @@ def _decoder_prefix(model: Any) -> tuple[int, ...]:
     start = setting("decoder_start_token_id")
     start = setting("bos_token_id") if start is None else start
     if start is None:
-        raise StartupError("config.json names no `decoder_start_token_id`: the decoder has nothing to start with")
+        raise StartupError("config.json names no `decoder_start_token_id`: the decoder has no start token")
     forced = setting("forced_bos_token_id")
     return (start,) if forced is None else (start, forced)
 

@@ -87,7 +87,7 @@ class GptqFormat:
                 raise misfit(names[name], shape, bits, group or 0, (num_rows, num_columns), expected[name])
         index = read_index(reader, names["g_idx"], num_columns, num_groups) if "g_idx" in shapes else None
         if index is not None and bool((index < 0).any()):
-            raise StartupError(f"weight {names['g_idx']} names groups that there are not: there are {num_groups}")
+            raise StartupError(f"weight {names['g_idx']} names groups that do not exist: there are {num_groups}")
         if index is not None and group is not None and _is_plain(index, group):
             index = None
         zeros = unpack(read_words(reader, names["qzeros"]), bits, num_rows, dense=True)

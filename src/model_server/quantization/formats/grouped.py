@@ -13,6 +13,7 @@ from model_server.errors import StartupError
 from model_server.quantization.codes import Codes, Order, packed
 from model_server.weights.matrix import Part
 from model_server.weights.reader import FLOATING, Range, WeightReader
+from wire.text.counting import counted
 
 # Shards cut no groups into pieces of fewer columns; columns that are sorted by group come in pieces of this size.
 SMALLEST_CUT = 16
@@ -75,9 +76,7 @@ def shape_of(reader: WeightReader, name: str, dimensions: int = 2) -> tuple[int,
     """Raises StartupError for a tensor that is missing or has another number of dimensions."""
     shape = reader.shape(name)
     if len(shape) != dimensions:
-        raise StartupError(
-            f"weight {name} has shape {list(shape)}; it must have {dimensions} dimension{'s' * (dimensions > 1)}"
-        )
+        raise StartupError(f"weight {name} has shape {list(shape)}; it must have {counted(dimensions, 'dimension')}")
     return shape
 
 
@@ -102,7 +101,7 @@ def read_index(reader: WeightReader, name: str, num_columns: int, num_groups: in
         raise StartupError(f"weight {name} has shape {list(shape)}; a matrix of {num_columns} inputs asks for as many")
     index = reader.raw(name)
     if index.is_floating_point() or bool((index >= num_groups).any()):
-        raise StartupError(f"weight {name} names groups that there are not: there are {num_groups}")
+        raise StartupError(f"weight {name} names groups that do not exist: there are {num_groups}")
     return index
 
 

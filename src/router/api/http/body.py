@@ -205,7 +205,7 @@ def _float(text: str) -> float:
 
 def _constant(name: str) -> Any:
     # Not JSON in the strict sense; answered like every other number that no field can hold.
-    raise _ShapeError(f"{name} is not a number that JSON has")
+    raise _ShapeError(f"{name} is not a valid JSON number")
 
 
 _DECODER = json.JSONDecoder(

@@ -89,7 +89,7 @@ class EventStream(Response):
         if self._writing_since is not None:
             due = self._writing_since + self._stalled_s
             if due <= now:
-                logger.warning("a client has read nothing for %.0f s: its stream is ended", self._stalled_s)
+                logger.warning("a client has read nothing for %.0f s: its stream ends", self._stalled_s)
                 writer.cancel()
                 return
         else:

@@ -26,7 +26,7 @@ class Refusal:
 ERRORS: dict[int, Refusal] = {
     400: Refusal("The body is not JSON", {"bad_request": "Failed to parse the request body as JSON: Expecting value"}),
     401: Refusal(
-        "The server has a key, and the request has not",
+        "The request lacks the server's API key",
         {"unauthorized": "invalid or missing API key"},
         {"www-authenticate": _header("`Bearer`", "string")},
     ),
@@ -39,7 +39,7 @@ ERRORS: dict[int, Refusal] = {
         {"unsupported_media_type": "Expected request with `Content-Type: application/json`"},
     ),
     422: Refusal(
-        "The request is at fault",
+        "The request is invalid",
         {
             "validation": "Input validation error: `temperature` must be > 0",
             "template_error": "Template error: template not found",
@@ -50,7 +50,7 @@ ERRORS: dict[int, Refusal] = {
     ),
     424: Refusal("Generation failed", {"generation": "Request failed during generation: Server error: out of memory"}),
     429: Refusal(
-        "As many requests as the server takes are being served",
+        "The server already serves as many requests as it accepts",
         {"overloaded": "Model is overloaded"},
         {"retry-after": _header("Seconds after which a place is likely to be free")},
     ),
@@ -61,12 +61,12 @@ READS_ONLY = (400, 401, 413, 415, 422, 429, 503)
 """Refusals of a route that generates nothing."""
 
 NOT_FOUND: dict[str, Any] = {
-    "description": "There is no such thing",
+    "description": "Not found",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
 }
 REQUEST_ID = {"x-request-id": _header("As in the request, or a new one", "string")}
 STREAM_HEADERS = {
-    "x-compute-type": _header("What the answer was computed on", "string"),
+    "x-compute-type": _header("Device on which the answer was computed", "string"),
     "x-compute-characters": _header("Characters of the prompt"),
 }
 JSON_HEADERS = STREAM_HEADERS | {
@@ -84,5 +84,5 @@ SUMMED_HEADERS = tuple(name for name in JSON_HEADERS if name != "x-compute-time"
 AUTHORIZATION = {
     "type": "http",
     "scheme": "bearer",
-    "description": "Demanded of every POST if the server was started with `--api-key`.",
+    "description": "Required for every POST if the server was started with `--api-key`.",
 }

@@ -117,7 +117,7 @@ class _Tool:
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise self._error("must have an object in `properties` and a list in `required`")
         if NAME_KEY in properties:
-            raise self._error(f"cannot have a property `{NAME_KEY}`, which stands for the function's name")
+            raise self._error(f"cannot have a property `{NAME_KEY}`, which is reserved for the function's name")
 
     def _error(self, detail: str) -> ToolError:
         return ToolError(f"the parameters of the function `{self._name}` {detail}")

@@ -74,7 +74,7 @@ def _check(body: ChatBody, functions: tuple[FunctionDefinition, ...]) -> None:
         if not (0 < len(name) <= _MAX_NAME and name.isprintable() and name.strip() == name):
             raise ToolError(f"function names must have 1 to {_MAX_NAME} printable characters")
         if name in names:
-            raise ToolError(f"the function `{name}` is there twice")
+            raise ToolError(f"the function `{name}` is listed twice")
         names.add(name)
 
 
@@ -87,7 +87,7 @@ def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
     kind = given.get("type", "function")
     if kind != "function":
         subject = f"`{kind[:_MAX_NAME]}` is" if isinstance(kind, str) else "its type is"
-        raise ToolError(f"`tool_choice`: {subject} not supported; name a function, or say auto, none or required")
+        raise ToolError(f"`tool_choice`: {subject} not supported; name a function, or use auto, none or required")
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str):

@@ -37,7 +37,7 @@ class Renderer:
             logger.warning("the chat template has ended the process that renders it")
             raise TemplateError("the template takes too much memory") from None
         except OSError as error:
-            logger.error("the process that renders chat templates does not start: %s", error)
+            logger.error("the process that renders chat templates cannot be started: %s", error)
             raise TemplateError("it cannot be rendered at the moment") from None
         if "text" not in reply:
             raise TemplateError(reply["fault"])

@@ -119,7 +119,7 @@ def test_num_shard(sharded: bool | None, num_shard: int | None, gpus: int, heads
         (True, None, 0, None, NotEnoughCUDADevices, ["only 0", "--num-shard"]),
         (True, None, 1, None, NotEnoughCUDADevices, ["only 1"]),
         (True, None, 3, 7, ArgumentValidation, ["divides", "7"]),
-        (None, 4, 2, None, ArgumentValidation, ["--num-shard", "4", "2 visible GPUs"]),
+        (None, 4, 2, None, ArgumentValidation, ["--num-shard", "4", "2 GPUs visible"]),
         (None, 3, 0, 4, ArgumentValidation, ["--num-shard", "3", "4 attention heads", "try 2"]),
         (None, 8, 0, 4, ArgumentValidation, ["8", "try 4"]),
     ],
@@ -204,7 +204,7 @@ def test_cpu_shards_that_get_in_each_others_way() -> None:
         return " ".join(plan(LauncherConfig(num_shard=num_shard), machine(omp_num_threads=threads)).notes)
 
     assert notes(2, None) == notes(2, 4) == notes(1, 8) == ""
-    assert "OMP_NUM_THREADS=8 gives 2 shards 16 threads on 8 CPU cores" in notes(2, 8)
+    assert "OMP_NUM_THREADS=8 makes 2 shards use 16 threads on 8 CPU cores" in notes(2, 8)
     assert "16 shards on 8 CPU cores" in notes(16, None)
 
 

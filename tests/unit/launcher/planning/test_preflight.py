@@ -43,7 +43,7 @@ def test_a_busy_metrics_port_is_no_reason_to_stay_away(caplog: pytest.LogCapture
     with listener() as server:
         port = server.getsockname()[1]
         assert preflight.without_busy_metrics_port(config(prometheus_port=port), "127.0.0.1").prometheus_port is None
-        assert f"`--prometheus-port` {port} is in use" in caplog.text and "going on without it" in caplog.text
+        assert f"`--prometheus-port` {port} is in use" in caplog.text and "continuing without it" in caplog.text
     for asked in (config(prometheus_port=port), config(prometheus_port=0), config()):
         assert preflight.without_busy_metrics_port(asked, "127.0.0.1") == asked
 
@@ -182,7 +182,7 @@ def test_what_is_no_socket_is_never_taken(tmp_path: Path, suffix: str) -> None:
     prefix = str(tmp_path / "s")
     Path(prefix + suffix).write_text("work of months")
     with (
-        pytest.raises(ArgumentValidation, match=rf"`--shard-uds-path`: {prefix}{suffix} is there already, .*another"),
+        pytest.raises(ArgumentValidation, match=rf"`--shard-uds-path`: {prefix}{suffix} exists and is not .*another"),
         preflight.socket_prefix(config(shard_uds_path=prefix), 2, os.environ, str),
     ):
         pass

@@ -221,11 +221,11 @@ def test_a_router_that_dies_in_the_drain_makes_the_stop_a_failure(launch: Launch
 def test_start_up_time_out(launch: Launch) -> None:
     stuck = plain('import time; print(\'{"level": "INFO", "message": "loading 3/9"}\', flush=True); time.sleep(600)')
     stuck = Command(name="shard", rank=0, argv=stuck.argv, env=stuck.env, socket=str(launch.folder / "never"))
-    launch.hurry_at("it said last: loading 3/9", 0.0)
+    launch.hurry_at("its last message: loading 3/9", 0.0)
     with pytest.raises(ShardCannotStart, match=r"shard 0 was not ready \S+ s after.*last message: loading 3/9"):
         launch.serve([stuck], waiting_record_s=0.3)
     assert launch.story.has("Waiting for shard to be ready... (phase: starting for ")
-    assert launch.story.has(" s; it said last: loading 3/9)")
+    assert launch.story.has(" s; its last message: loading 3/9)")
 
 
 def test_a_download_does_not_count_as_start_up(launch: Launch) -> None:

@@ -84,9 +84,9 @@ def test_rows_of_tgis_table(
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == f"Using attention {expected}", row
     assert said[1].startswith(f"Attention {backend.name}: ")
-    assert ("asked for" in said[1]) == (config.attention == backend.name)
-    assert ("stands for" in said[1]) == (config.attention not in (None, backend.name))
-    assert said[2:] == (["Prefix caching is off: PREFIX_CACHING says so"] if not config.prefix_caching else [])
+    assert ("set by" in said[1]) == (config.attention == backend.name)
+    assert (" asks" in said[1]) == (config.attention not in (None, backend.name))
+    assert said[2:] == (["Prefix caching is off: PREFIX_CACHING=0"] if not config.prefix_caching else [])
 
 
 def test_a_model_that_keeps_a_state(caplog: pytest.LogCaptureFixture) -> None:

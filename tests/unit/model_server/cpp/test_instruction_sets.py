@@ -145,4 +145,4 @@ def test_a_cpu_that_cannot_be_asked(machine: Machine) -> None:
     machine.broken = {sets.FEATURES}
     found = survey(folder=machine.folder)
     assert (found.chosen, found.supported) == (None, ())
-    assert found.lack() == "the CPU cannot be asked what it has (GLIBC_9.0 not found)"
+    assert found.lack() == "the CPU's features cannot be read (GLIBC_9.0 not found)"

@@ -107,7 +107,9 @@ def test_port_taken() -> None:
 def test_nobody_comes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-    with pytest.raises(StartupError, match=rf"rank 0 of 2 did not meet the others at 127.0.0.1:{port} within 0.5 s"):
+    with pytest.raises(
+        StartupError, match=rf"rank 0 of 2 did not connect to the others at 127.0.0.1:{port} within 0.5 s"
+    ):
         connect(0, 2, CPU, port=port, timeout_s=0.5)
 
 
@@ -134,15 +136,15 @@ def test_who_did_not_come_is_named(ranks: Ranks) -> None:
             connect(1, 3, CPU, port=port, timeout_s=200)
         finally:
             said, _ = first.communicate(timeout=100)
-    assert "rank 0 of 3 did not meet the others" in said and "within 8 s: rank 2 did not come" in said, said
-    assert "rank 1 of 3 did not meet the others" in str(caught.value)
+    assert "rank 0 of 3 did not connect to the others" in said and "within 8 s: rank 2 did not connect" in said, said
+    assert "rank 1 of 3 did not connect to the others" in str(caught.value)
 
 
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
     with pytest.raises(
-        MissingPeerError, match=r"rank 1 of 2 did not meet .*: rank 0, which listens there, did not come"
+        MissingPeerError, match=r"rank 1 of 2 did not connect .*: rank 0, which listens there, did not connect"
     ):
         connect(1, 2, CPU, port=port, timeout_s=1)
 

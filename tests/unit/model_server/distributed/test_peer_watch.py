@@ -48,7 +48,7 @@ def test_a_rank_that_still_loads_leaves_at_once(
     peer.kill()
     assert left.wait(SOON)
     assert watch.lost() == "rank 3"
-    assert [record.message for record in caplog.records] == ["rank 0 lost rank 3: its process is gone"]
+    assert [record.message for record in caplog.records] == ["rank 0 lost rank 3: its process has exited"]
     watch.close()
 
 
@@ -66,7 +66,7 @@ def test_one_that_serves_is_told_and_may_end_in_order(peer: subprocess.Popen[byt
     watch.start()
     peer.kill()
     assert heard.wait(SOON)
-    assert told == ["rank 0 lost rank 1: its process is gone"]
+    assert told == ["rank 0 lost rank 1: its process has exited"]
     assert not left.is_set()
 
 

@@ -61,7 +61,7 @@ def test_numbered_jobs_run_in_number_order_whatever_their_arrival(device: Device
 @pytest.mark.parametrize("gap_limit_s", [0.2])
 def test_a_gap_in_the_numbers_ends_the_thread(device: DeviceThread, fatal: list[BaseException]) -> None:
     late = device.enqueue(whole(lambda: None), 1)
-    with pytest.raises(FatalError, match="call number 0 did not come"):
+    with pytest.raises(FatalError, match="call number 0 did not arrive"):
         late.result(WAIT_S)
     device.stop(WAIT_S)
     assert [type(e) for e in fatal] == [FatalError]

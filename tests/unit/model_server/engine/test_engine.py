@@ -330,7 +330,7 @@ def test_tgis_router_gets_the_base_model_for_an_adapter(tokenizer: Tokenizer, ca
     requests = [shard.request([1, 2, 3], 1, adapter_id="poems"), shard.request([4, 5], 1, adapter_id="prose")]
     assert tokens_of(shard.prefill(0, *requests)) == {r.id: shard.expected(r) for r in requests}
     assert [r.getMessage() for r in caplog.records if "adapter" in r.getMessage()] == [
-        "request 0: no adapter 'poems' is loaded: it gets the base model, as all others that name an adapter"
+        "request 0: no adapter 'poems' is loaded: such requests get the base model"
     ]
 
 

@@ -57,10 +57,10 @@ def test_of_several_numbers_the_largest(caplog: pytest.LogCaptureFixture) -> Non
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         (
             "INFO",
-            f"2 scales of the KV cache are several numbers each (the first is {MODULE}.k_scale): the largest of each "
+            f"Scales of the KV cache that have several numbers: 2 (the first is {MODULE}.k_scale); the largest of each "
             "is used",
         ),
-        ("INFO", "KV cache in float8_e4m3fn: 2 scales come from the checkpoint, others are 1"),
+        ("INFO", "KV cache in float8_e4m3fn: 2 scales are from the checkpoint, the others are 1"),
     ]
 
 
@@ -72,7 +72,7 @@ def test_what_nothing_can_be_divided_by_counts_as_one(value: Any, caplog: pytest
     scales.report()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert f"not positive and finite (the first is {MODULE}.v_scale)" in record.getMessage()
+    assert f"not positive and finite: 1 (the first is {MODULE}.v_scale)" in record.getMessage()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -62,7 +62,7 @@ def test_infinity_that_is_no_size(tmp_path: Path) -> None:
 def test_absurd_sizes(tmp_path: Path, value: float, nested: bool) -> None:
     block = {"hidden_size": value}
     folder = make(tmp_path, text_config=block) if nested else make(tmp_path, **block)
-    with pytest.raises(StartupError, match=r"config\.json: `hidden_size` is .*, which no model has"):
+    with pytest.raises(StartupError, match=r"config\.json: `hidden_size` is .*, which is impossible"):
         examine(folder)
 
 
@@ -73,7 +73,7 @@ def test_more_layers_than_tensors(tmp_path: Path) -> None:
 
 def test_index_that_promises_too_much(tmp_path: Path) -> None:
     folder = with_index(tmp_path, {"a": "model-1.safetensors", "c": "model-2.safetensors"})
-    with pytest.raises(StartupError, match=r"promises 'c' in model-2\.safetensors, which lacks it \(1 such tensors\)"):
+    with pytest.raises(StartupError, match=r"lists 'c' in model-2\.safetensors, which lacks it \(1 such tensors\)"):
         examine(folder)
 
 

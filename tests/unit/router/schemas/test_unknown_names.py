@@ -152,8 +152,8 @@ async def test_a_parameter_outside_of_parameters_is_ignored_and_its_place_is_nam
         assert (await router.post(path, TEXT | {"max_new_tokens": 5})).status_code == 200
     (message,) = [record.getMessage() for record in caplog.records if record.name == "router.schemas.unknown"]
     assert message == (
-        "unknown parameter `max_new_tokens` of a request is ignored; its place is in `parameters`; this is said once "
-        "for each name"
+        "unknown parameter `max_new_tokens` of a request is ignored; its place is in `parameters`; each name "
+        "is logged once"
     )
 
 

@@ -63,10 +63,10 @@ async def test_what_is_running_is_told_while_it_drains(
     serving_task = asyncio.ensure_future(serve(config))
     async with open_stream(config.port) as reader, open_stream(config.port):
         terminate()
-        await until(lambda: "2 requests are still running" in caplog.text)
+        await until(lambda: "Still running: 2 requests" in caplog.text)
         first, second = scheduler.open
         first.interrupt(says("end")[-1])
-        await until(lambda: "1 requests are still running" in caplog.text)
+        await until(lambda: "Still running: 1 request" in caplog.text)
         second.interrupt(says("end")[-1])
         await reader.read()
     assert await asyncio.wait_for(serving_task, ENDS_S) == 0
@@ -90,7 +90,7 @@ async def test_the_last_word_is_why_the_scheduler_ended(
         assert await asyncio.wait_for(serving_task, ENDS_S) == STALLED
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "Exception in ASGI application\n" in errors
-    assert errors[-1] == "the scheduler has ended: no step finished for 2 s"
+    assert errors[-1] == "the scheduler has stopped: no step finished for 2 s"
 
 
 async def test_requests_that_outlast_the_deadline_are_told(

@@ -41,7 +41,7 @@ def test_everything_else_stays(tmp_path: Path, dead: Path) -> None:
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for name in ("file", "folder", "fifo", "link", "dangling"):
         path = tmp_path / name
-        with pytest.raises(PathTakenError, match=f"{path} is there already, and is no socket"):
+        with pytest.raises(PathTakenError, match=f"{path} exists and is not a socket"):
             make_way(str(path))
         assert os.path.lexists(path)
     assert dead.exists()

@@ -211,7 +211,9 @@ def test_projections_of_the_embedding_have_the_sizes_of_the_config(tmp_path: Pat
 
 def test_biases_all_or_none() -> None:
     reader = RandomReader(spec(), without=("lm_head", "_norm.", "k_proj.bias"))
-    with pytest.raises(StartupError, match=r"self_attn\.q_proj\.bias and its neighbours must all exist or none"):
+    with pytest.raises(
+        StartupError, match=r"self_attn\.q_proj\.bias: either all biases of this layer must exist or none"
+    ):
         assemble(reader, ProcessGroup())
 
 

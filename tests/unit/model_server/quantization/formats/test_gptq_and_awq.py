@@ -171,12 +171,12 @@ def test_groups_are_not_cut_too_small() -> None:
         ),
         ("scales", lambda t: t.flatten(), r"^weight m\.scales has shape \[192\]; it must have 2 dimensions$"),
         ("g_idx", lambda t: t.view(1, -1), r"^weight m\.g_idx has shape \[1, 192\]; it must have 1 dimension$"),
-        ("g_idx", lambda t: t - 1, r"^weight m\.g_idx names groups that there are not: there are 3$"),
+        ("g_idx", lambda t: t - 1, r"^weight m\.g_idx names groups that do not exist: there are 3$"),
         ("qweight", lambda t: t.float(), r"^weight m\.qweight is stored as F32; codes are packed into words of I32$"),
         ("qzeros", lambda t: t.float(), r"^weight m\.qzeros is stored as F32; codes are packed into words of I32$"),
         ("scales", lambda t: t.int(), r"^weight m\.scales is stored as I32; scales are floating point numbers$"),
         ("qweight", lambda t: t[0, 0].clone(), r"^weight m\.qweight has shape \[\]; it must have 2 dimensions$"),
-        ("g_idx", lambda t: t + 1, r"^weight m\.g_idx names groups that there are not: there are 3$"),
+        ("g_idx", lambda t: t + 1, r"^weight m\.g_idx names groups that do not exist: there are 3$"),
     ],
 )
 def test_files_that_lie(name: str, change: object, text: str) -> None:
