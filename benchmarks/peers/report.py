@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.peers.checkpoints import num_parameters
 from benchmarks.peers.quantized import BITS, arithmetic, weights_of
-from launcher.bench.chart import Chart, svg
+from launcher.bench.chart.bars import BarPanel, bar_chart
 
 US = "tercet"
 QUIET_CORES = 0.1
@@ -187,14 +187,14 @@ def write(results: Results, out: Path) -> None:
         "",
     ]
     out.with_suffix(".md").write_text("\n".join(text))
-    charts = []
+    panels = []
     by_name: dict[str, list[tuple[str, dict[str, Entry | None]]]] = {}
     for name, cell, by_peer in _rows(results):
         by_name.setdefault(name, []).append((cell, by_peer))
     for name, cells in by_name.items():
         values = {p: [None if (e := by[p]) is None else e.rate for _, by in cells] for p in _peers(results)}
-        charts.append(Chart(f"{name}: output tokens/s", [cell for cell, _ in cells], values))
-    out.with_suffix(".svg").write_text(svg(charts))
+        panels.append(BarPanel(f"{name}: output tokens/s", [cell for cell, _ in cells], values))
+    out.with_suffix(".svg").write_text(bar_chart(panels))
 
 
 def _about_machine(results: Results) -> list[str]:

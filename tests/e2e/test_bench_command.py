@@ -35,7 +35,9 @@ def test_every_api_gives_whole_answers(server: RunningServer, tmp_path: Path, ap
     ]
     # A chat's template adds to the prompt.
     assert all(36 <= c["prompt_tokens"] <= (44 if api != "openai-chat" else 100) for c in cells)
-    assert (tmp_path / "bench.svg").read_text().startswith("<svg")
+    assert "demo on tercet " in (tmp_path / "bench.svg").read_text()
+    assert ended.stderr == f"Chart: {tmp_path}/bench.svg (table: bench.md, figures: bench.json)\n"
+    assert ended.stdout in (tmp_path / "bench.md").read_text()
 
 
 def test_an_open_loop_and_a_tokenizer(server: RunningServer, tmp_path: Path) -> None:
@@ -80,7 +82,7 @@ def test_what_is_measured_is_kept_when_the_rest_is_interrupted(server: RunningSe
             said, complaint = running.communicate(timeout=60)
         finally:
             running.kill()
-    assert (running.returncode, complaint) == (130, "Interrupted\n")
+    assert (running.returncode, complaint.splitlines()[0]) == (130, "Interrupted")
     assert "50 requests/s" in said
     [cell] = json.loads((tmp_path / "bench.json").read_text())["cells"]
     assert (cell["load"], cell["num_requests"]) == ("50 requests/s", 2)

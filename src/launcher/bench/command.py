@@ -19,10 +19,12 @@ from rich.console import Console
 from launcher.bench import report
 from launcher.bench.apis import Sampling, choose_api
 from launcher.bench.config import BenchConfig
+from launcher.bench.facts import Served, command_line, machine, served
 from launcher.bench.live import LiveView, table
 from launcher.bench.load import Load, Progress, Target
 from launcher.bench.prompts import PromptMaker, measured_tokens_per_word, offsets_of
 from launcher.bench.results import Cell, median_cell
+from launcher.bench.run import Run
 from launcher.http_stream import BadAnswerError, Connection
 from wire.text.escape import shown_in_line
 
@@ -32,19 +34,19 @@ PER_CLIENT, LEAST, OPEN_LOOP = 3, 16, 64
 
 def run_bench(config: BenchConfig) -> int:
     """Measures every cell, prints the table, writes the report; returns the exit status: 130 when interrupted."""
-    title = f"{config.label or config.url}: {config.prompt} -> {config.output} tokens"
-    cells: list[Cell] = []
-    written: list[Path] = []
+    run = Run(options=_options(config), tool=f"launcher bench {version('tercet')}", command=command_line(config))
 
     def keep() -> None:
         """What is measured is not lost with what follows."""
         with _naming_folder(config):
-            written[:] = report.write(config.out, title, _about(config), cells)
+            report.write(config.out, run)
 
     try:
         with _naming_folder(config):
             report.prepare(config.out)
-        uvloop.run(_measure(config, cells, keep))
+        run.machine = machine(config.url)
+        run.measured_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        uvloop.run(_measure(config, run, keep))
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted\n")
         status = 128 + signal.SIGINT
@@ -56,19 +58,20 @@ def run_bench(config: BenchConfig) -> int:
         status = 1
     else:
         status = 0
-    failed = _report(title, cells, written)
+    failed = _report(config, run)
     return status or failed
 
 
-def _report(title: str, cells: list[Cell], written: list[Path]) -> int:
+def _report(config: BenchConfig, run: Run) -> int:
     """Whatever has been measured, and where it is; 1 if requests failed in it."""
-    if not cells:
+    if not run.cells:
         return 0
-    # A pipe has no width of its own: as wide as the table.
-    Console(width=None if sys.stdout.isatty() else 140).print(table(title, cells))
-    if written:
-        sys.stdout.write(f"Written: {', '.join(map(str, written))}\n")
-    failed = next((cell for cell in cells if cell.errors), None)
+    if config.table or not sys.stdout.isatty():
+        sys.stdout.write(report.markdown(run))
+    else:
+        Console().print(table(run))
+    sys.stderr.write(f"Chart: {config.out / 'bench.svg'} (table: bench.md, figures: bench.json)\n")
+    failed = next((cell for cell in run.cells if cell.errors), None)
     if failed is None:
         return 0
     first = shown_in_line(failed.first_error or "")
@@ -88,38 +91,39 @@ def _naming_folder(config: BenchConfig) -> Iterator[None]:
         raise _FolderError(f"{error.filename or config.out}: {error.strerror}") from None
 
 
-async def _measure(config: BenchConfig, cells: list[Cell], keep: Callable[[], None]) -> None:
-    """Appends a cell after the other to `cells`, and calls `keep` after each."""
+async def _measure(config: BenchConfig, run: Run, keep: Callable[[], None]) -> None:
+    """Fills in what the server says of itself and one cell after the other, and calls `keep` after each."""
     headers = {} if config.api_key is None else {"authorization": f"Bearer {config.api_key}"}
     try:
         async with asyncio.timeout(config.timeout):
-            target, prompts = await _prepare(config, headers)
+            target, prompts, answering = await _prepare(config, headers)
     except TimeoutError:
         raise BadAnswerError(f"no answer in {config.timeout:g} s (--timeout)") from None
+    run.model, run.server = answering.model, answering.server
     progress = Progress()
-    title = f"{config.label or config.url}, {target.api.path}"
     numbers = iter(range(sys.maxsize))
 
     def take(count: int) -> list[str]:
         return [prompts.prompt(next(numbers)) for _ in range(count)]
 
-    with LiveView(title, progress, cells, Console(stderr=True)):
+    with LiveView(run, progress, Console(stderr=True)):
         for warm, measure in _plan(config, target, progress, take):
             await warm()
-            cells.append(median_cell([await measure() for _ in range(config.repeats)]))
+            run.cells.append(median_cell([await measure() for _ in range(config.repeats)]))
             keep()
 
 
-async def _prepare(config: BenchConfig, headers: dict[str, str]) -> tuple[Target, PromptMaker]:
+async def _prepare(config: BenchConfig, headers: dict[str, str]) -> tuple[Target, PromptMaker, Served]:
     connection = Connection(config.url, headers)
     try:
         sampling = Sampling(config.temperature, config.ignore_eos)
         api = await choose_api(config.api, connection, sampling, config.model)
         target = Target(url=config.url, api=api, headers=headers, timeout_s=config.timeout)
+        answering = await served(connection, api)
         if config.tokenizer is not None:
-            return target, PromptMaker(config.prompt, config.seed, cut=offsets_of(str(config.tokenizer)))
+            return target, PromptMaker(config.prompt, config.seed, cut=offsets_of(str(config.tokenizer))), answering
         per_word = await measured_tokens_per_word(connection, api)
-        return target, PromptMaker(config.prompt, config.seed, cut=None, tokens_per_word=per_word)
+        return target, PromptMaker(config.prompt, config.seed, cut=None, tokens_per_word=per_word), answering
     finally:
         connection.close()
 
@@ -150,11 +154,9 @@ def _plan(
     ]
 
 
-def _about(config: BenchConfig) -> dict[str, Any]:
-    options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "api_key"}
+def _options(config: BenchConfig) -> dict[str, Any]:
+    """All that have a value, as JSON knows them, without the key."""
+    given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "api_key"}
     return {
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "tool": f"launcher bench {version('tercet')}",
-        "options": {name: value if isinstance(value, int | float | str | list) else str(value)
-                    for name, value in options.items() if value is not None},
-    }  # fmt: skip
+        name: str(value) if isinstance(value, Path) else value for name, value in given.items() if value is not None
+    }

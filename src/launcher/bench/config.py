@@ -50,5 +50,8 @@ class BenchConfig:
     )  # fmt: skip
     seed: int = option(0, env=None, help="Seed of the prompts and of the arrivals")
     timeout: float = option(600.0, env=None, minimum=1.0, help="Seconds for one request")
-    label: str = option("", env=None, help="Name of this server in the report; unset: its URL")
-    out: Path = option(Path("bench-results"), env=None, help="Folder for bench.json, bench.md and bench.svg")
+    label: str = option("", env=None, help="Name of the server in the report; unset: what the server calls itself")
+    table: bool = option(False, env=None, help="Print the table as Markdown on a terminal too, to paste it elsewhere")
+    out: Path = option(
+        Path("bench-results"), env=None, help="Folder for bench.json (figures), bench.md (table) and bench.svg (chart)"
+    )

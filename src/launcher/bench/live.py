@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -12,25 +13,25 @@ from rich.text import Text
 
 from launcher.bench.load import Progress
 from launcher.bench.report import COLUMNS, row
-from launcher.bench.results import Cell
+from launcher.bench.run import Run
 
 
-def table(title: str, cells: Sequence[Cell]) -> Table:
-    drawn = Table(title=title)
-    for number, column in enumerate(COLUMNS):
-        drawn.add_column(column, justify="right" if number else "left")
-    for cell in cells:
-        drawn.add_row(*row(cell))
+def table(run: Run) -> Table:
+    """The columns that fit on a terminal of 80 columns."""
+    drawn = Table(title=run.heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for name in filter(None, COLUMNS.values()):
+        drawn.add_column(name, justify="left" if name == "load" else "right", no_wrap=True)
+    for cell in run.cells:
+        drawn.add_row(*itertools.compress(row(cell), COLUMNS.values()))
     return drawn
 
 
 class LiveView:
     """Redraws itself four times a second on a terminal; elsewhere only the final table is written."""
 
-    def __init__(self, title: str, progress: Progress, cells: Sequence[Cell], console: Console) -> None:
-        self._title = title
+    def __init__(self, run: Run, progress: Progress, console: Console) -> None:
+        self._run = run
         self._progress = progress
-        self._cells = cells
         self._live = Live(get_renderable=self._draw, refresh_per_second=4, console=console, transient=True)
         self._on_terminal = console.is_terminal
 
@@ -50,4 +51,4 @@ class LiveView:
             f"{progress.load}: {progress.answered} of {progress.total} answered, {progress.running} running, "
             f"{progress.tokens / elapsed:,.0f} events/s, {progress.errors} errors, {elapsed:.0f} s"
         )
-        return Group(table(self._title, self._cells), Text(line))
+        return Group(table(self._run), Text(line))

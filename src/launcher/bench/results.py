@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class Cell:
     itl_p50: float
     itl_p99: float
     tpot_p50: float
+    tpot_p99: float
     num_requests: int
     short_requests: int  # answered with fewer tokens than were asked for
     prompt_tokens: float | None  # on average, as the server counts
@@ -46,6 +47,26 @@ class Cell:
     def as_json(self) -> dict[str, Any]:
         """With None for NaN, which JSON does not know."""
         return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Cell:
+        """From `as_json`, with NaN for times that it lacks. Raises LookupError, TypeError, ValueError."""
+        times = {name: math.nan if fields.get(name) is None else float(fields[name]) for name in _TIMES}
+        return cls(
+            load=str(fields["load"]),
+            output_tokens_per_s=float(fields["output_tokens_per_s"]),
+            requests_per_s=float(fields["requests_per_s"]),
+            num_requests=int(fields["num_requests"]),
+            short_requests=int(fields["short_requests"]),
+            prompt_tokens=fields.get("prompt_tokens"),
+            errors=int(fields["errors"]),
+            first_error=fields.get("first_error"),
+            repeats=list(fields.get("repeats", [])),
+            **times,
+        )
+
+
+_TIMES = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "tpot_p50", "tpot_p99")
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -75,6 +96,7 @@ def summarise(
         itl_p50=percentile(gaps, 0.5),
         itl_p99=percentile(gaps, 0.99),
         tpot_p50=percentile(per_token, 0.5),
+        tpot_p99=percentile(per_token, 0.99),
         num_requests=len(times),
         short_requests=sum(t.output_tokens < wanted_tokens for t in times),
         prompt_tokens=statistics.fmean(prompts) if prompts else None,
@@ -83,9 +105,7 @@ def summarise(
     )
 
 
-_MEDIANS = (
-    "output_tokens_per_s", "requests_per_s", "ttft_p50", "ttft_p99", "itl_p50", "itl_p99", "tpot_p50", "prompt_tokens",
-)  # fmt: skip
+_MEDIANS = ("output_tokens_per_s", "requests_per_s", *_TIMES, "prompt_tokens")
 
 
 def median_cell(cells: Sequence[Cell]) -> Cell:

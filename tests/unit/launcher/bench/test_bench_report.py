@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
-from launcher.bench.chart import Chart, svg
+from launcher.bench.live import table
 from launcher.bench.prompts import PromptMaker
-from launcher.bench.report import prepare, row, write
-from launcher.bench.results import RequestTimes, median_cell, percentile, summarise
+from launcher.bench.report import markdown, prepare, row, write
+from launcher.bench.results import Cell, RequestTimes, median_cell, percentile, summarise
+from launcher.bench.run import Run, read_run
+
+OPTIONS = {"url": "http://127.0.0.1:1", "prompt": 10, "output": 3, "label": ""}
+
+
+def run_of(*cells: Cell, **facts: str) -> Run:
+    return Run(options=OPTIONS, cells=list(cells), **facts)
 
 
 def times(first: float, gaps: list[float]) -> RequestTimes:
@@ -29,8 +38,8 @@ def test_a_cell_sums_up_its_requests() -> None:
 def test_what_was_never_answered_has_no_latency_rather_than_the_best(tmp_path: Path) -> None:
     cell = summarise("x", [], ["broke"], 1.0, 3)
     assert (cell.output_tokens_per_s, cell.prompt_tokens) == (0.0, None)
-    assert row(cell)[3:6] == ("– / –", "– / –", "–")
-    write(tmp_path, "t", {}, [cell])
+    assert row(cell)[3:] == ("– / –", "– / –", "– / –", "0, 1 failed")
+    write(tmp_path, run_of(cell))
     assert json.loads((tmp_path / "bench.json").read_text())["cells"][0]["ttft_p50"] is None
     assert "nan" not in (tmp_path / "bench.svg").read_text()
 
@@ -54,21 +63,49 @@ def test_repeats_are_summed_up_figure_by_figure() -> None:
     assert median_cell(cells[:2]).output_tokens_per_s == 6.0
 
 
-def test_the_report_is_written_three_times(tmp_path: Path) -> None:
-    cell = summarise("8 clients", [times(0.1, [0.01])], [], 1.0, 3)
+def test_a_run_is_written_three_times_with_what_a_reader_must_know(tmp_path: Path) -> None:
+    cell = summarise("8 clients", [times(0.1, [0.02])], [], 1.0, 2)
+    command = "launcher bench --label '<x> & co'"
+    run = run_of(cell, model="<a>&b", server="s 1", machine="m", measured_at="now", tool="t", command=command)
     prepare(tmp_path / "new")
-    write(tmp_path / "new", "A <server> & co", {"options": {"prompt": 1}}, [cell])
+    write(tmp_path / "new", run)
     report = json.loads((tmp_path / "new" / "bench.json").read_text())
     assert report["cells"][0]["output_tokens_per_s"] == 2.0
-    assert "| 8 clients | 2.0 | 1.00 |" in (tmp_path / "new" / "bench.md").read_text()
-    ElementTree.fromstring((tmp_path / "new" / "bench.svg").read_text())
+    written = (tmp_path / "new" / "bench.md").read_text()
+    assert "| 8 clients | 2.0 | 1.00 | 100 / 100 | 20.0 / 20.0 | 20.0 / 20.0 | 1 |" in written
+    drawn = " ".join(ElementTree.fromstring((tmp_path / "new" / "bench.svg").read_text()).itertext())
+    for text in (written, drawn):
+        for fact in ("<a>&b on s 1: prompt 10, output 3 tokens", "Machine: m. Measured now by t.", command):
+            assert fact in text
+    for word in ("8 clients", "time to first token, ms", "output tokens/s", "median", "99th percentile"):
+        assert word in drawn
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bench.json", "bench.md", "bench.svg"]
 
 
-def test_bars_are_as_long_as_their_numbers() -> None:
-    drawn = ElementTree.fromstring(svg([Chart("t", ["a", "b"], {"x": [2.0, 1.0], "y": [None, 0.0]})]))
-    bars = list(drawn.iter("{http://www.w3.org/2000/svg}rect"))[1:]  # the first is the ground
-    widths = [float(bar.attrib["width"]) for bar in bars]
-    assert widths == [420.0, 210.0, 0.0]
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    cells = [summarise("1 client", [times(0.1, [0.01])], [], 1.0, 2), summarise("8 clients", [], ["e"], 1.0, 2)]
+    run = run_of(*cells, model="m", server="s", machine="c", measured_at="d", tool="t", command="x")
+    write(tmp_path, run)
+    again = read_run(tmp_path / "bench.json")
+    assert markdown(again) == markdown(run)
+    assert again.as_json() == run.as_json()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"cells": [], "options": {}}', '{"cells": [{}], "options": {}}', "\xff"]
+)
+def test_what_is_no_report_of_a_run_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"other\.json is not a bench\.json of launcher bench$"):
+        read_run(file)
+    with pytest.raises(ValueError, match=r"nowhere: No such file or directory$"):
+        read_run(tmp_path / "nowhere")
+
+
+def test_a_label_names_the_server_in_its_place() -> None:
+    labelled = Run(options=OPTIONS | {"label": "two GPUs"}, model="m", server="s")
+    assert (labelled.name, run_of(server="s").name, run_of().name) == ("m on two GPUs", "s", OPTIONS["url"])
 
 
 def test_a_prompt_is_cut_to_the_token() -> None:
@@ -83,3 +120,12 @@ def test_a_prompt_is_cut_to_the_token() -> None:
 
 def test_without_a_tokenizer_the_measured_ratio_decides() -> None:
     assert len(PromptMaker(30, 0, cut=None, tokens_per_word=1.5).prompt(3).split()) == 20
+
+
+def test_a_terminal_of_80_columns_shows_one_line_for_each_load() -> None:
+    cell = summarise("128 clients", [times(12.3456, [0.8765] * 63)] * 1536, ["e"] * 12, 0.5, 64)
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(run_of(cell, cell, model="m")))
+    lines = console.export_text().splitlines()
+    assert sum("128 clients" in line and "1536, 12 failed" in line for line in lines) == 2
+    assert len(lines) <= 8 and "…" not in "".join(lines)

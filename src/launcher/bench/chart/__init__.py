@@ -1,0 +1,1 @@
+"""Charts as SVG text: no library in the base install draws one."""
