@@ -25,7 +25,14 @@ def main() -> int:
         version=installed_version,
         description=_DESCRIPTION,
         default=(LauncherConfig, run),
+        remedy=_serve_instead,
     )
+
+
+def _serve_instead(word: str) -> str | None:
+    """Of a word that can only be a model."""
+    is_model = word == "demo" or "/" in word or os.path.isdir(word)
+    return f"to serve a model: launcher serve {word}" if is_model else None
 
 
 def _forget_container_name() -> None:

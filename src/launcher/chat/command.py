@@ -103,7 +103,9 @@ def _talk(server: Server, client: ChatClient, conversation: Conversation, model:
         except ChatError as error:
             if server.failure() is not None:
                 raise
-            _say(as_error(str(error)) + "\n")
+            # Mostly the conversation has outgrown the model.
+            hint = "; /clear forgets the conversation" if conversation.turns and "tokens" in str(error) else ""
+            _say(as_error(str(error)) + hint + "\n")
 
 
 def _answer_at_terminal(client: ChatClient, conversation: Conversation, line: str) -> None:

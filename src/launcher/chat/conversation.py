@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,7 +76,7 @@ class Conversation:
     def _save(self, name: str) -> str:
         if not name:
             return "/save takes a file to write to"
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))  # Path's own raises where there is no such user
         text = json.dumps(self.messages(), indent=2, ensure_ascii=False) if path.suffix == ".json" else self._as_text()
         try:
             with path.open("x", encoding="utf-8") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from wire.cli.parsing import UsageError, parse
@@ -53,8 +53,12 @@ def run_group(
     version: Version = None,
     description: str = "",
     default: tuple[type[Any], Callable[[Any], int]] | None = None,
+    remedy: Callable[[str], str | None] = lambda word: None,
 ) -> int:
-    """As `run_command`, the first word being the name of a command; without one the options are those of `default`."""
+    """As `run_command`, the first word being the name of a command; without one the options are those of `default`.
+
+    `remedy`: what to do in the place of a first word that is no command, None where only the help page knows.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in commands:
         config_type, run = commands[words[0]]
@@ -70,18 +74,18 @@ def run_group(
         return 0
     if words and version is not None and words[0] in ("--version", "-V"):
         return _print_version(prog, version)
-    return _refuse(prog, _unknown(words[0], commands, prog) if words else "a command is required")
+    if not words:
+        return _refuse(prog, "a command is required")
+    similar = closest(words[0], commands, letters_per_edit=3)
+    hint = (
+        f"a similar one exists: '{similar}'" if similar else remedy(words[0]) or f"'{prog} --help' lists the commands"
+    )
+    return _refuse(prog, f"unrecognized command '{words[0]}'; {hint}")
 
 
 def _completion_variable(prog: str) -> str:
     """As typer's scripts for the shells have it."""
     return f"_{prog.replace('-', '_').upper()}_COMPLETE"
-
-
-def _unknown(word: str, commands: Iterable[str], prog: str) -> str:
-    found = closest(word, commands, letters_per_edit=3)
-    hint = f"a similar one exists: '{found}'" if found else f"'{prog} --help' lists the commands"
-    return f"unrecognized command '{word}'; {hint}"
 
 
 def installed_version() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ def _read_config_file(
         if opt.is_config_file and (
             text := given[opt.name][0] if opt.name in given else _from_environment(opt, environ)
         ):
-            path = Path(text).expanduser()
+            path = Path(os.path.expanduser(text))  # Path's own raises where there is no such user
             try:
                 return path, config_file.read(path, options)
             except ValueError as error:

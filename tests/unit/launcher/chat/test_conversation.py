@@ -52,6 +52,7 @@ def test_save_overwrites_nothing(conversation: Conversation, tmp_path: Path) -> 
     assert conversation.obey(f"/save {tmp_path}/there") == f"{tmp_path}/there exists; choose another name"
     assert (tmp_path / "there").read_text() == "mine"
     assert "No such file" in conversation.obey(f"/save {tmp_path}/no/such/folder")
+    assert "No such file" in conversation.obey("/save ~no-such-user/chat")
     assert conversation.obey("/save") == "/save takes a file to write to"
 
 

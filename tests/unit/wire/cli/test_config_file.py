@@ -105,6 +105,8 @@ def test_no_such_file(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere.yaml", tmp_path):
         with pytest.raises(UsageError, match=f"--file: cannot read {path}: "):
             parse(Config, [], {"CONFIG_FILE": str(path)})
+    with pytest.raises(UsageError, match="cannot read ~no-such-user/x: No such file or directory"):
+        parse(Config, ["--file", "~no-such-user/x"], {})
 
 
 def test_a_secret_of_the_file_is_not_shown(file: Path) -> None:
