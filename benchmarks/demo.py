@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.server import Server, closed_cell
+from benchmarks.stopping import exit_on_signals
 from launcher.bench.results import Cell, median_cell
 from wire import demo_model
 
@@ -89,6 +90,7 @@ def show(ours: dict[int, Cell], theirs: dict[int, float], title: str) -> None:
 
 
 def main() -> None:
+    exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", default="1,8,32", help="comma-separated")
     parser.add_argument("--prompt-words", type=int, default=100)

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.server import Server
+from benchmarks.stopping import exit_on_signals
 
 OUT = Path(__file__).parent / "out" / "fairness.json"
 CHAT = "/v1/chat/completions"
@@ -128,6 +129,7 @@ def summary(ordered: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
+    exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8096)
     parser.add_argument("--out", type=Path, default=OUT)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from benchmarks.demo import prompt
 from benchmarks.server import Server, closed_cell
+from benchmarks.stopping import exit_on_signals
 from launcher.bench.results import Cell
 
 OUT = Path(__file__).parent / "out" / "prefix.json"
@@ -40,6 +41,7 @@ def measure(port: int, levels: list[int], options: argparse.Namespace, caching: 
 
 
 def main() -> None:
+    exit_on_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", default="1,8", help="comma-separated")
     parser.add_argument("--prompt-words", type=int, default=1000)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import signal
 import sys
 import time
 import traceback
@@ -20,6 +19,7 @@ import torch
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.measuring.roofline import Machine
 from benchmarks.gpu.stages.table import BY_NAME
+from benchmarks.stopping import exit_on_signals
 from model_server.device import enter
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     options = parser.parse_args()
     # The one that started this asks it to end with SIGTERM: servers that a stage has started are then stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    exit_on_signals()
     device = torch.device(options.device)
     if device.type == "cuda":
         device = torch.device("cuda", 0)

@@ -32,6 +32,7 @@ from benchmarks.peers.checkpoints import SHAPES, checkpoint
 from benchmarks.peers.machine import limits
 from benchmarks.peers.quantized import BITS, weights_of
 from benchmarks.peers.servers import PEERS, Peer, RunningPeer
+from benchmarks.stopping import exit_on_signals
 from launcher.bench.apis import OpenAiApi, Sampling, TgiApi
 from launcher.bench.load import Load, Target
 from launcher.bench.prompts import PromptMaker, offsets_of
@@ -69,6 +70,7 @@ class Job:
 
 
 def main() -> None:
+    exit_on_signals()
     options = _options()
     results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() and not options.fresh else {}
     results.setdefault("runs", [])
