@@ -50,6 +50,13 @@ def test_a_model_is_served_as_long_as_the_chat_lasts() -> None:
     assert not [one for one in left if MARK in (one.info["cmdline"] or ())]
 
 
+def test_closed_streams() -> None:
+    script = f"exec 0<&-; {' '.join(COMMAND)}"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: standard input or output is closed: a chat needs both\n"
+
+
 def test_a_server_that_does_not_start_says_why() -> None:
     done = in_pipe("demo", "--", "--num-shard", "3", prompts="Hi\n")
     assert (done.returncode, done.stdout) == (1, "")

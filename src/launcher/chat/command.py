@@ -63,6 +63,8 @@ def _check(config: ChatConfig) -> None:
     """Raises ChatError."""
     if config.url is not None and (config.model_id is not None or config.server_options):
         raise ChatError("--url names a server that runs already: leave out MODEL and the options after --")
+    if sys.stdin is None or sys.stdout is None:
+        raise ChatError("standard input or output is closed: a chat needs both")
     if config.model_id == "":
         raise ChatError("MODEL is empty")
 

@@ -120,8 +120,10 @@ async def test_no_server() -> None:
 
 
 def test_no_url() -> None:
-    with pytest.raises(ChatError, match="--url localhost:80 is not an http:// or https:// URL"):
-        ChatClient("localhost:80", None, None, {})
+    for url in ("ftp://localhost", "", "http:///v1"):
+        with pytest.raises(ChatError, match="is not an http:// or https:// URL"):
+            ChatClient(url, None, None, {})
+    assert ChatClient("localhost:80/v1/", None, None, {}).url == "http://localhost:80"
 
 
 def test_options_for_the_server_stand_behind_dashes() -> None:
