@@ -20,6 +20,9 @@ from model_server.errors import StartupError
 CPU_INFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
+# GPUs before Ampere have no bfloat16 products.
+OLDEST_WITH_BFLOAT16 = (8, 0)
+
 # Weight files below this size: the whole model fits in a server CPU's cache, and steps are a few milliseconds.
 SMALL_MODEL_BYTES = 128 * 2**20
 
@@ -71,7 +74,8 @@ def resolve_dtype(
 
     stored_in: the type of the checkpoint's weights, as safetensors names it. is_native: our own decoder runs the model.
 
-    Unset on a GPU: float16, as TGI, and bfloat16 for a model that needs its range. Unset on a CPU: bfloat16 where the
+    Unset on a GPU: float16 where the checkpoint is stored in it and the model does not need bfloat16's range, else
+    bfloat16; but float16 always on GPUs that have no instructions for bfloat16. Unset on a CPU: bfloat16 where the
     checkpoint is stored in it, unless only torch's operators could multiply it and the CPU has no instructions for it
     (3 to 4 times slower than float32). float16 becomes bfloat16 where there are such instructions. All else is float32.
     Raises StartupError for a word that is none of DTYPES.
@@ -81,7 +85,9 @@ def resolve_dtype(
             raise StartupError(f"--dtype {requested} is unknown; choose one of {', '.join(DTYPES)}")
         return DTYPES[requested]
     if device.type == "cuda":
-        return torch.bfloat16 if needs_bfloat16 else torch.float16
+        if torch.cuda.get_device_capability(device) < OLDEST_WITH_BFLOAT16:
+            return torch.float16
+        return torch.float16 if stored_in == "F16" and not needs_bfloat16 else torch.bfloat16
     if stored_in in ("BF16", "F16") and has_native_bfloat16():
         return torch.bfloat16
     if stored_in == "BF16" and is_native and usable(device, torch.bfloat16):

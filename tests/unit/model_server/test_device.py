@@ -43,11 +43,28 @@ def test_unknown_dtype() -> None:
         resolve_dtype("int8", CPU)
 
 
-def test_default_dtype_on_a_gpu() -> None:
-    for stored in (None, "BF16", "F16", "F32"):
-        assert resolve_dtype(None, GPU, stored) == torch.float16
-        assert resolve_dtype(None, GPU, stored, needs_bfloat16=True) == torch.bfloat16
-    assert resolve_dtype("float16", GPU, needs_bfloat16=True) == torch.float16
+@pytest.mark.parametrize(
+    ("stored", "needs_bfloat16", "capability", "wanted"),
+    [
+        ("BF16", False, (9, 0), torch.bfloat16),
+        ("F16", False, (9, 0), torch.float16),
+        ("F16", True, (9, 0), torch.bfloat16),  # its activations overflow in float16
+        ("F32", False, (8, 0), torch.bfloat16),
+        (None, False, (8, 0), torch.bfloat16),
+        ("BF16", False, (7, 5), torch.float16),
+        ("BF16", True, (7, 5), torch.float16),
+    ],
+)
+def test_default_dtype_on_a_gpu(
+    stored: str | None,
+    needs_bfloat16: bool,
+    capability: tuple[int, int],
+    wanted: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert resolve_dtype(None, GPU, stored, needs_bfloat16=needs_bfloat16) == wanted
+    assert resolve_dtype("float16", GPU, stored, needs_bfloat16=needs_bfloat16) == torch.float16
 
 
 @pytest.mark.parametrize(
