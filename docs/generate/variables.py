@@ -109,6 +109,12 @@ VARIABLES = (
         in_code=True,
     ),
     Variable("TORCH_NCCL_AVOID_RECORD_STREAMS", "torch", "Set to 1 for the shards.", in_code=True),
+    Variable(
+        "PYTORCH_ALLOC_CONF", "torch", "Set to `expandable_segments:True` for the shards unless this or the next "
+        "variable has a value, which may be empty.",
+        in_code=True,
+    ),
+    Variable("PYTORCH_CUDA_ALLOC_CONF", "torch", "The name of the former before torch 2.9.", in_code=True),
     Variable("SAFETENSORS_FAST_GPU", "safetensors", "Set to 1 for the shards.", in_code=True),
     Variable("NCCL_*", "NCCL", "As NCCL documents them; the launcher passes them on."),
     Variable("OTEL_*", "OpenTelemetry", "Headers, attributes and the like of exported spans; see `--otlp-endpoint`."),

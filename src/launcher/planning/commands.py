@@ -34,6 +34,9 @@ _FOR_LIBRARIES = {
     "SAFETENSORS_FAST_GPU": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
+# PyTorch's allocator, by its name from 2.9 on and by the one before: segments that grow leave no gaps between steps of
+# very different sizes, which would end single steps for want of memory.
+_ALLOCATOR = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
 
 
 def handed_on(asked: LauncherConfig, names: Iterable[str]) -> dict[str, Any]:
@@ -73,7 +76,10 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
         name="shard",
         rank=rank,
         argv=(*module_command("model_server"), "serve", plan.model_id, *to_argv(flags)),
-        env=_model_server_environment(asked, environ) | to_environment(variables) | _FOR_LIBRARIES,
+        env=_model_server_environment(asked, environ)
+        | to_environment(variables)
+        | _FOR_LIBRARIES
+        | _allocator(environ),
         socket=f"{ends.uds_prefix}-{rank}",
         private_files=True,
     )
@@ -120,6 +126,11 @@ def drain_seconds(timeout: int) -> int:
     """What the router gets of the launcher's deadline: the rest is for telling the requests that did not finish. 0 is
     what it says: at once."""
     return max(0, timeout - min(2, max(1, timeout // 3)))
+
+
+def _allocator(environ: Environment) -> dict[str, str]:
+    """Nothing if the operator has set one of the names, even to an empty text."""
+    return {} if _ALLOCATOR.keys() & environ.keys() else _ALLOCATOR
 
 
 def _cuda_graphs(asked: LauncherConfig) -> list[int] | None:

@@ -74,6 +74,14 @@ def test_shard_environment() -> None:
     assert "secret" not in " ".join(command.argv)
 
 
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_allocator_of_the_shards(name: str) -> None:
+    assert commands.shard(plan(), 0, {}).env[name] == "expandable_segments:True"
+    for asked in ("max_split_size_mb:128", ""):
+        env = commands.shard(plan(), 0, {name: asked}).env
+        assert {k: v for k, v in env.items() if k.endswith("ALLOC_CONF")} == {name: asked}
+
+
 def test_unset_things_are_not_said() -> None:
     env = commands.shard(plan(), 0, {}).env
     for name in ("MAX_TOTAL_TOKENS", "MAX_BATCH_SIZE", "REQUEST_LOGPROBS", "CUDA_GRAPHS", "DISABLE_CUSTOM_KERNELS",
