@@ -66,3 +66,22 @@ class Fused(Protocol):
         [n, num_heads + num_kv_heads, head_dim]; rotations: of the n tokens, None without any; rows: a layer's part of
         the cache [num_slots, 2 * num_kv_heads * head_dim], in the type of qkv or in float8; slots: [n] int64.
         """
+
+    def latent_write(
+        self,
+        latent: Tensor,
+        norm: Norm,
+        rotated: Tensor,
+        queries: Tensor,
+        rotations: Rotations,
+        rows: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """Finish the keys and queries of latent attention, and store the keys in the cache.
+
+        latent: [n, rank + dim], each token's latent and the key that rotates; the latent is normed by `norm`, which
+        `rms_norm` made. rotated: [n, heads * dim], what of the queries rotates (it may be changed), written to the last
+        `dim` numbers of each head of `queries` [n, heads, rank + dim], contiguous. rows: a layer's part of the cache
+        [num_slots, rank + dim], in the type of latent or in float8; slots: [n] int64. Of latent and rotated only the
+        last dimension need be contiguous. Returns what is stored, [n, rank + dim], in the type of latent.
+        """

@@ -51,6 +51,27 @@ class TorchFused:
             stored = _scaled(stored, layout)
         copy_rows(rows, slots, stored)
 
+    def latent_write(
+        self,
+        latent: Tensor,
+        norm: Norm,
+        rotated: Tensor,
+        queries: Tensor,
+        rotations: Rotations,
+        rows: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        heads, width = queries.shape[1:]
+        dim = rotated.shape[1] // heads
+        rank = width - dim
+        keys = torch.cat((norm(latent[:, :rank]), latent[:, rank:]), dim=1)
+        rotate_(keys[:, rank:].unsqueeze(1), rotations.gathered)
+        copy_rows(rows, slots, keys)
+        split = rotated.view(-1, heads, dim)
+        rotate_(split, rotations.gathered)
+        queries[..., rank:] = split
+        return keys
+
 
 def norm_heads(qkv: Tensor, layout: HeadLayout, qk_norm: Norm) -> None:
     """Norm query and key heads in place: for every norm that a fused operator does not know."""

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_server.kernels import activation, norm, rope_cache
+from model_server.kernels import activation, latent_cache, norm, rope_cache
 from model_server.kernels.availability import has_float8
 from model_server.kernels.moe.routing import route
 from model_server.layers.activation import Activation
@@ -115,4 +115,21 @@ class TritonFused:
             eps=eps,
             key_scale=layout.key_scale,
             value_scale=layout.value_scale,
+        )
+
+    def latent_write(
+        self,
+        latent: Tensor,
+        norm: Norm,
+        rotated: Tensor,
+        queries: Tensor,
+        rotations: Rotations,
+        rows: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        if rows.dtype is not latent.dtype and not self._stores_float8:
+            return TorchFused().latent_write(latent, norm, rotated, queries, rotations, rows, slots)
+        assert isinstance(norm, TritonRmsNorm)
+        return latent_cache.latent_write(
+            latent, norm.weight, norm.eps, rotated, queries, rotations.real_table, rotations.positions, rows, slots
         )

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
 from model_server.errors import StartupError
+from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import Norm
-from model_server.layers.rotary import rotate_
 from model_server.memory.kv_cache import KvShape
 from model_server.models.decoder.attention.layers import attention_layer
 from model_server.models.decoder.loader import Loader
@@ -76,6 +76,7 @@ class Mla:
             latent_norm=loader.fused.rms_norm(
                 loader.rows(prefix + "kv_a_layernorm.weight", [(0, self.latent_rank)]), _LATENT_EPS
             ),
+            fused=loader.fused,
             up_key=up_key,
             output=LatentOutput(
                 up_value,
@@ -140,6 +141,7 @@ class LatentAttention:
     query_norm: Norm | None
     query: Linear
     latent_norm: Norm
+    fused: Fused
     up_key: Tensor  # [heads, plain_dim, latent_rank]
     output: LatentOutput
     rope: int
@@ -151,25 +153,21 @@ class LatentAttention:
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
         """[num_tokens, hidden] -> weighted sums of latents [num_tokens, heads * latent_rank]."""
-        layer, rotations = self.layer, step.rotations[self.rope].gathered
+        layer = self.layer
         rank = layer.value_dim
         down = self.down(hidden)
         if self.query_rank is not None:
             assert self.query_norm is not None
             hidden = self.query_norm(down[:, : self.query_rank])
             down = down[:, self.query_rank :]
-        row = torch.cat((self.latent_norm(down[:, :rank]), down[:, rank:]), dim=1)
-        rotate_(row[:, rank:].unsqueeze(1), rotations)
-        step.cache.write_rows(layer.index, step.slots, row)
-        key = row.unsqueeze(1)
-        return step.attention.attend(layer, self._queries(hidden, rotations), key, key[..., :rank])
-
-    def _queries(self, hidden: Tensor, rotations: Tensor) -> Tensor:
-        """[num_tokens, heads, latent_rank + rotated_dim]."""
         heads, plain_dim, _ = self.up_key.shape
         query = self.query(hidden)
         plain = query[:, : heads * plain_dim].view(-1, heads, plain_dim)
-        rotated = query[:, heads * plain_dim :].view(-1, heads, self.layer.head_dim - self.layer.value_dim)
-        rotate_(rotated, rotations)
-        absorbed = torch.bmm(plain.transpose(0, 1), self.up_key).transpose(0, 1)
-        return torch.cat((absorbed, rotated), dim=-1)
+        queries = query.new_empty(len(query), heads, layer.head_dim)
+        torch.bmm(plain.transpose(0, 1), self.up_key, out=queries[..., :rank].transpose(0, 1))
+        rotated = query[:, heads * plain_dim :]
+        rows = step.cache.rows[layer.index]
+        keys = self.fused.latent_write(
+            down, self.latent_norm, rotated, queries, step.rotations[self.rope], rows, step.slots
+        ).unsqueeze(1)
+        return step.attention.attend(layer, queries, keys, keys[..., :rank])

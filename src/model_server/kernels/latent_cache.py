@@ -1,0 +1,145 @@
+"""Latent attention between its products and attention: norm, rotations and the cache, in one kernel.
+
+The first program of a token norms its latent, rotates the key that all heads share, and stores both; the others rotate
+some heads of its queries each. Pairs of a rotation are side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.kernels.rope_cache import FLOAT8
+from model_server.kernels.variant import Variant
+
+# Numbers of queries that a program rotates, at least.
+_TILE = 1024
+
+
+def latent_write(
+    latent: Tensor,
+    weight: Tensor,
+    eps: float,
+    rotated: Tensor,
+    queries: Tensor,
+    table: Tensor,
+    positions: Tensor,
+    rows: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """`layers.fused.Fused.latent_write` of an RMS norm: weight [rank] float32, contiguous.
+
+    table: [num_positions, dim] float32, contiguous, cos and sin of every pair in turn; positions: [n] int64.
+    Raises ValueError for other shapes.
+    """
+    num_tokens, width = latent.shape
+    rank, dim = len(weight), table.shape[1]
+    heads = queries.shape[1]
+    if rank + dim != width or queries.shape != (num_tokens, heads, width) or rotated.shape != (num_tokens, heads * dim):
+        raise ValueError(
+            f"no kernel for latents {tuple(latent.shape)}, queries {tuple(queries.shape)} and their rotated part "
+            f"{tuple(rotated.shape)}, with a norm of {rank} and rotations of {dim}"
+        )
+    if rows.shape[1:] != (width,) or latent.stride(1) != 1 or rotated.stride(1) != 1 or not queries.is_contiguous():
+        raise ValueError(f"no kernel for strides {latent.stride()}, {rotated.stride()}, {queries.stride()}")
+    out = torch.empty(latent.shape, dtype=latent.dtype, device=latent.device)
+    if num_tokens == 0:
+        return out
+    sizes = _sizes(rank, dim)
+    latent_write_heads[(num_tokens, 1 + triton.cdiv(heads, sizes["HEADS"]))](
+        latent, weight, rotated, queries, table, positions, rows, slots, out,
+        latent.stride(0), rotated.stride(0), rows.stride(0), eps,
+        NUM_HEADS=heads, RANK=rank, DIM=dim,
+        LARGEST=torch.finfo(rows.dtype).max if rows.dtype in FLOAT8 else None, **sizes,
+    )  # fmt: skip
+    return out
+
+
+def _sizes(rank: int, dim: int) -> dict[str, int]:
+    """Numbers of a latent and of a rotated part as held, and heads of a program."""
+    block = triton.next_power_of_2(dim)
+    return {"LATENT": triton.next_power_of_2(rank), "BLOCK": block, "HEADS": max(_TILE // block, 1)}
+
+
+@triton.jit
+def _kept(value, rows, LARGEST: tl.constexpr):
+    """`value` as the cache stores it. Bounds by comparison, which lets NaN through."""
+    if LARGEST is not None:
+        wide = value.to(tl.float32)
+        value = tl.where(wide > LARGEST, LARGEST, tl.where(wide < -LARGEST, -LARGEST, wide))
+    return value.to(rows.dtype.element_ty)
+
+
+@triton.jit
+def _turned(value, cos, sin, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """[HEADS, BLOCK] rotated, in the type that it has."""
+    even, odd = tl.split(tl.reshape(value.to(tl.float32), (HEADS, BLOCK // 2, 2)))
+    turned = tl.join(even * cos - odd * sin, even * sin + odd * cos)
+    return tl.reshape(turned, (HEADS, BLOCK)).to(value.dtype)
+
+
+@triton.jit
+def latent_write_heads(
+    latent, weight, rotated, queries, table, positions, rows, slots, out,
+    latent_stride, rotated_stride, row_stride, eps,
+    NUM_HEADS: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    WIDTH: tl.constexpr = RANK + DIM
+    token = tl.program_id(0).to(tl.int64)
+    number = tl.arange(0, BLOCK)[None, :]
+    turns = tl.load(table + tl.load(positions + token) * DIM + number, mask=number < DIM, other=0.0)
+    cos, sin = tl.split(tl.reshape(turns, (1, BLOCK // 2, 2)))
+    if tl.program_id(1) == 0:
+        row = rows + tl.load(slots + token) * row_stride
+        column = tl.arange(0, LATENT)
+        value = tl.load(latent + token * latent_stride + column, mask=column < RANK, other=0.0)
+        wide = value.to(tl.float32)
+        wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / RANK + eps)
+        value = (wide * tl.load(weight + column, mask=column < RANK, other=0.0)).to(value.dtype)
+        tl.store(out + token * WIDTH + column, value, mask=column < RANK)
+        tl.store(row + column, _kept(value, rows, LARGEST), mask=column < RANK)
+        key = tl.load(latent + token * latent_stride + RANK + number, mask=number < DIM, other=0.0)
+        key = _turned(key, cos, sin, 1, BLOCK)
+        tl.store(out + token * WIDTH + RANK + number, key, mask=number < DIM)
+        tl.store(row + RANK + number, _kept(key, rows, LARGEST), mask=number < DIM)
+    else:
+        head = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)[:, None]
+        inside = (head < NUM_HEADS) & (number < DIM)
+        query = tl.load(rotated + token * rotated_stride + head * DIM + number, mask=inside, other=0.0)
+        at = queries + (token * NUM_HEADS + head) * WIDTH + RANK + number
+        tl.store(at, _turned(query, cos, sin, HEADS, BLOCK), mask=inside)
+
+
+def variants() -> list[Variant]:
+    """DeepSeek V2 and V3 whole and divided, in each kind of cache."""
+    return [
+        _variant("16 heads", 16),
+        _variant("16 heads", 16, dtype="fp16"),
+        _variant("16 heads", 16, dtype="fp32"),
+        _variant("128 heads", 128),
+        _variant("16 heads, e4m3 cache", 16, cache="fp8e4nv"),
+        _variant("16 heads, e5m2 cache", 16, cache="fp8e5"),
+    ]
+
+
+def _variant(name: str, heads: int, *, dtype: str = "bf16", cache: str | None = None) -> Variant:
+    number = f"*{dtype}"
+    signature: dict[str, Any] = {
+        "latent": number, "weight": "*fp32", "rotated": number, "queries": number, "table": "*fp32",
+        "positions": "*i64", "rows": f"*{cache or dtype}", "slots": "*i64", "out": number, "latent_stride": "i32",
+        "rotated_stride": "i32", "row_stride": "i32", "eps": "fp32",
+    }  # fmt: skip
+    largest = {None: None, "fp8e4nv": 448.0, "fp8e5": 57344.0}[cache]
+    return Variant(
+        name=f"latent of {name}, {dtype}",
+        kernel=latent_write_heads,
+        signature=signature,
+        constants={"NUM_HEADS": heads, "RANK": 512, "DIM": 64, "LARGEST": largest, **_sizes(512, 64)},
+        divisible=tuple(word for word in signature if word != "eps"),
+        excluded=frozenset({80}) if cache is not None else frozenset(),
+    )
