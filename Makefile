@@ -8,7 +8,7 @@ PIN    := -c constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all unit thorough parity test-clients kernels test-gpu lint bench bench-router bench-gpu soak \
+.PHONY: run test test-all unit thorough parity test-clients kernels test-gpu lint docs bench bench-router bench-gpu soak \
         operators stubs reference locks check-deploy clean
 
 run: $(VENV)/.installed
@@ -32,8 +32,8 @@ test-all:
 	    took="$$took $$part $$(( $$(date +%s) - began )) s;"; \
 	done; echo "make test-all:$$took"
 
-# What `make test` leaves out, and its random tests again with more cases.
-thorough: $(VENV)/.installed-test
+# What `make test` leaves out, its random tests again with more cases, and the site.
+thorough: $(VENV)/.installed-test docs
 	$(PYTEST) --thorough -m "parity or long or random"
 
 # The model families that `make test` leaves out.
@@ -99,6 +99,11 @@ locks: $(VENV)-deploy/.installed
 check-deploy: $(VENV)-deploy/.installed
 	$(VENV)-deploy/bin/python -m pytest tests/deploy
 
+# The site, in build/site; strict: a link that leads nowhere, or a page that loads anything from elsewhere, fails.
+docs: $(VENV)-docs/.installed
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
+	$(VENV)-docs/bin/python docs/site/check.py build/site
+
 # docs/reference, from the declarations in the code; a test fails where it is stale.
 reference: $(VENV)/.installed-test
 	$(BIN)/python -m docs.generate
@@ -130,6 +135,11 @@ $(VENV)-deploy/.installed: tests/deploy/requirements.txt
 	$(VENV)-deploy/bin/pip install --quiet -r tests/deploy/requirements.txt
 	touch $@
 
+$(VENV)-docs/.installed: docs/site/requirements.txt
+	$(CREATE) $(VENV)-docs $(ASKED)
+	$(VENV)-docs/bin/pip install --quiet -r docs/site/requirements.txt
+	touch $@
+
 # An editable install builds the C++ operators beside their sources. pip hides what the compiler says: whether there
 # are any now is told afterwards.
 BUILT_FROM := pyproject.toml setup.py src/model_server/cpp/instruction_sets.py $(wildcard src/model_server/cpp/source/*)
@@ -154,5 +164,5 @@ operators: $(VENV)/.torch
 	@$(OPERATORS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-deploy .venv-clients build dist src/*.egg-info \
+	rm -rf $(VENV) $(VENV)-stubs $(VENV)-kernels $(VENV)-deploy $(VENV)-docs .venv-clients build dist src/*.egg-info \
 	    src/model_server/cpp/*.so

@@ -17,6 +17,7 @@ _READ = (
     "benchmarks/**/README.md",
     "demo_model/*.md",
     "deploy/**/*.md",
+    "examples/*.md",
     "src/**/*.py",
 )
 _LEFT_OUT = ("CHANGELOG.md", "README.md", "docs/models.md", "src/wire/v3")

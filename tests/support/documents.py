@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-_EXAMPLE = re.compile(r"<!-- expects: (?P<pattern>.+?) -->\n```bash\n(?P<command>.+?)\n```", re.DOTALL)
+_EXAMPLE = re.compile(
+    r"<!-- expects: (?P<pattern>.+?) -->\n```(?P<language>bash|python)\n(?P<command>.+?)\n```", re.DOTALL
+)
 
 
 def read(name: str) -> str:
@@ -15,9 +19,22 @@ def read(name: str) -> str:
     return (ROOT / name).read_text()
 
 
-def examples(name: str) -> list[tuple[str, str]]:
-    """Commands of a document, each with a pattern of its answer."""
-    return [(match["command"], match["pattern"]) for match in _EXAMPLE.finditer(read(name))]
+def readers_environment() -> dict[str, str]:
+    """That of the tests without its offline mode, in which huggingface_hub sends no request to any server."""
+    return {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+
+
+class Example(NamedTuple):
+    language: str
+    """`bash` or `python`."""
+    command: str
+    pattern: str
+    """Of what it writes to standard output."""
+
+
+def examples(name: str) -> list[Example]:
+    """The commands and programs of a document that can be run."""
+    return [Example(match["language"], match["command"], match["pattern"]) for match in _EXAMPLE.finditer(read(name))]
 
 
 def section(text: str, heading: str) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.documents import ROOT
 
+from docs.site.hooks import anchor
+
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^```.*?^```", re.M | re.S)
@@ -15,8 +17,7 @@ _FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 
 def _anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as common renderers make them."""
-    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text()), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {anchor(heading) for heading in re.findall(r"^#+ (.+)$", _FENCED.sub("", page.read_text()), re.M)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
