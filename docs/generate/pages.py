@@ -32,7 +32,7 @@ names the value, the option or variable, and the reason."""
 _CONFIG_FILE = """\
 `--config launcher.yaml` reads options from a YAML file: their names, with `-` or `_`, and their values, several of
 them as a list. Values are taken as they are written, paths are relative to the working folder. An unknown name ends
-the start with status 2, as it does on the command line."""
+the start with status 2, as it does on the command line. A variable wins over the file, those of an image (PORT) too."""
 _CONFIG_EXAMPLE = """\
     model-id: meta-llama/Llama-3.2-1B-Instruct
     max-total-tokens: 8k
