@@ -111,13 +111,13 @@ class Connection:
 
 
 def event_object(data: bytes) -> dict[str, Any]:
-    """The data of an event. Raises BadAnswerError if it is no JSON object."""
+    """The data of an event. Raises BadAnswerError if it is not a JSON object."""
     try:
         event = orjson.loads(data)
     except orjson.JSONDecodeError:
         event = None
     if not isinstance(event, dict):
-        raise BadAnswerError(f"an event that is no JSON object: {data[:100].decode(errors='replace')}")
+        raise BadAnswerError(f"an event that is not a JSON object: {data[:100].decode(errors='replace')}")
     return event
 
 

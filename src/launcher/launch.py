@@ -72,7 +72,7 @@ class _Launch:
         environ: Mapping[str, str],
         terminal: Terminal | None = None,
     ) -> None:
-        """`terminal`: what shows the launch in the place of the log."""
+        """`terminal`: what shows the launch instead of the log."""
         self._config, self._signals, self._environ = config, signals, environ
         self._terminal = terminal
         self._phases: list[tuple[str, float]] = []

@@ -78,7 +78,7 @@ def resolve_dtype(
     bfloat16; but float16 always on GPUs that have no instructions for bfloat16. Unset on a CPU: bfloat16 where the
     checkpoint is stored in it, unless only torch's operators could multiply it and the CPU has no instructions for it
     (3 to 4 times slower than float32). float16 becomes bfloat16 where there are such instructions. All else is float32.
-    Raises StartupError for a word that is none of DTYPES.
+    Raises StartupError for a word that is not in DTYPES.
     """
     if requested is not None:
         if requested not in DTYPES:

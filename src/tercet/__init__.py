@@ -1,4 +1,4 @@
-"""The installed commands. A module that Python would import in the place of one of our packages is named, not run.
+"""The installed commands. A module that Python would import instead of one of our packages is named, not run.
 
 Our packages have names that others use too. This one imports none before it has seen where each would come from.
 """

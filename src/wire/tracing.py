@@ -38,7 +38,7 @@ class TracingError(Exception):
 
 
 def check(endpoint: str | None) -> None:
-    """Raises TracingError if spans cannot be sent there: a package is missing, or it is no address."""
+    """Raises TracingError if spans cannot be sent there: a package is missing, or it is not an address."""
     if endpoint is None:
         return
     if not all(map(_is_installed, _NEEDED)):

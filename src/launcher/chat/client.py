@@ -26,8 +26,8 @@ class ChatClient:
     """Opens a connection for each request, so that one that is given up ends on the server, too."""
 
     def __init__(self, url: str, api_key: str | None, model: str | None, sampling: Mapping[str, float]) -> None:
-        """url: the server's, with `http://` before it and `/v1` at its end or without. Raises ChatError if it is no
-        URL."""
+        """url: the server's, with `http://` before it and `/v1` at its end or without. Raises ChatError if it is
+        not a URL."""
         self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._sampling = sampling

@@ -42,7 +42,7 @@ PREFERENCE = {
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A backend that can be had. refuses: why it cannot serve a layer, after its name in a sentence; None: it can."""
+    """An available backend. refuses: why it cannot serve a layer, after its name in a sentence; None: it can."""
 
     backend: AttentionBackend
     refuses: Callable[[AttentionLayer], str | None]

@@ -1,9 +1,9 @@
 """Attention by the flash-attn package, version 2 (`flash_attn`) or 3 (`flash_attn_interface`, Hopper).
 
 Both read pages through strides: of K and V only the last dimension must be contiguous, so the views of our cache, in
-which a token's keys and values share a row, are given as they are. They copy 16 bytes at once: heads that are no
-multiple of 8 numbers would be padded, the whole cache with them, and are refused. Pages of version 2 hold a multiple of
-256 tokens; version 3 takes any.
+which a token's keys and values share a row, are given as they are. They copy 16 bytes at once: a head size
+that is not a multiple of 8 would be padded, the whole cache with it, and is refused. Pages of version 2 hold a multiple
+of 256 tokens; version 3 takes any.
 
 Sources: `csrc/flash_attn/flash_api.cpp` (mha_varlen_fwd, mha_fwd_kvcache), `hopper/flash_api.cpp` (mha_fwd) and the two
 `flash_attn_interface.py` of the package.

@@ -38,7 +38,7 @@ class NewRequest:
     slots: npt.NDArray[np.int64]
     cache_len: int  # leading tokens whose KV is in the cache; resume_ids are part of what is counted
     chunk_len: int | None  # tokens of the first forward; None: all that are not in the cache
-    input_ids: tuple[int, ...] = ()  # the prompt's tokens; empty: `text` is tokenised
+    input_ids: tuple[int, ...] = ()  # the prompt's tokens; empty: `text` is tokenized
     resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
     adapter_id: str | None = None  # None: the base model
 

@@ -23,7 +23,7 @@ def are_measured() -> bool:
 
 
 def instruction_set_cap() -> str | None:
-    """Raises StartupError for a word that is no instruction set."""
+    """Raises StartupError for a word that is not an instruction set."""
     cap = os.environ.get(CAP)
     if cap is None or cap in SETS:
         return cap

@@ -25,7 +25,7 @@ SETS = {
 }
 # Loops are written in vectors already, so that the compiler's own vectorizer would only cost time. No fast-math: NaN
 # must stay NaN, which marks rows that failed. Tuned for Haswell: on AMD's Zen 4 products are as quick as those that are
-# tuned for it, or up to 2 % quicker; with GCC's generic tuning they are up to 3 % slower. No unique symbols: two
+# tuned for it, or up to 2 % faster; with GCC's generic tuning they are up to 3 % slower. No unique symbols: two
 # libraries in a process would share their scratch.
 _FLAGS = (
     "-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fno-tree-vectorize", "-fno-gnu-unique",

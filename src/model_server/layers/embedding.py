@@ -80,7 +80,7 @@ class InputEmbedding:
     def __call__(self, ids: Tensor, positions: Tensor, spans: Sequence[tuple[int, Tensor]] = ()) -> Tensor:
         """ids, positions: [n] int64 -> [n, hidden].
 
-        spans: (first row, [m, hidden]) in the place of looked-up rows, already scaled and as wide as the blocks;
+        spans: (first row, [m, hidden]) instead of looked-up rows, already scaled and as wide as the blocks;
         positions and norm apply to them as well. The ids there count for nothing, but must be in the vocabulary.
         """
         hidden = self._embedding(ids)

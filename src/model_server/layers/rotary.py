@@ -128,7 +128,7 @@ def beyond_original_length(rope: Rope) -> tuple[Tensor, float, int] | None:
     None for the other kinds.
 
     As in TGI the position decides, never the length of the sequence: keys in the cache keep their rotation when a
-    sequence grows, and neighbours in a batch change nothing.
+    sequence grows, and other rows of a batch change nothing.
     """
     if rope.kind not in ("longrope", "su"):
         return None

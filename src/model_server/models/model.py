@@ -103,7 +103,7 @@ def cache_dtype(
 
 
 def with_linear_rope(spec: Spec, factor: float) -> Spec:
-    """`spec`, all of its rotations with positions divided by `factor`, in the place of the config's own scaling.
+    """`spec`, all of its rotations with positions divided by `factor`, instead of the config's own scaling.
 
     Raises StartupError for a model that knows positions in another way.
     """

@@ -1,6 +1,6 @@
 """RPC method to engine call. The gRPC loop only converts and waits; the device thread works, so Health always answers.
 
-Order: a call takes its turn (by number, or by arrival) at once; its prompts are tokenised on a helper thread, which
+Order: a call takes its turn (by number, or by arrival) at once; its prompts are tokenized on a helper thread, which
 the device thread waits for when the call's turn comes.
 """
 

@@ -149,7 +149,7 @@ class RowGroups:
         )
 
     def _index(self, places: list[int]) -> Tensor | slice:
-        """Neighbours as a slice: taking them costs no copy."""
+        """Consecutive ones as a slice: taking them costs no copy."""
         if not places or places[-1] - places[0] + 1 == len(places):
             return slice(places[0], places[-1] + 1) if places else slice(0)
         return upload(torch.tensor(places), self._device)

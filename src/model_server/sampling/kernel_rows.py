@@ -16,7 +16,7 @@ _KNOWN = frozenset({"top_k", "top_p", "min_p"})
 
 
 def fits(row: SamplingRow) -> bool:
-    """Whether the kernels know all that a row asks for; top tokens they do not. Its neighbours have no say."""
+    """Whether the kernels know all that a row asks for; top tokens they do not. Other rows have no influence."""
     return row.parameters.filters <= _KNOWN and row.top_n_tokens == 0
 
 

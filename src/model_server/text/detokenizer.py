@@ -139,7 +139,7 @@ class _GeneralDecoder:
         return text
 
     def _text_of(self, token_id: int) -> str:
-        """What a token that is no byte adds after the context."""
+        """What a token that is not a byte adds after the context."""
         if self._started and self._known is not None and (known := self._known.get(token_id)) is not None:
             return known
         before = self._tokenizer.decode(self._context, skip_special_tokens=False)

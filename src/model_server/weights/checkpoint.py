@@ -17,7 +17,7 @@ from model_server.weights.header import Header, read_headers
 from model_server.weights.locate import INDEX, weight_files, weight_map
 from wire.model_files import read_object
 
-# Names of sizes in configs of all families. A field that is no number is not ours to judge.
+# Names of sizes in configs of all families. Fields that are not numbers are not checked here.
 _LAYERS = frozenset(
     {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers", "encoder_layers", "decoder_layers"}
 )

@@ -57,7 +57,7 @@ class _Fault(Exception):
 def read_header(path: Path) -> Header:
     """The checked header of a safetensors file. Raises StartupError, one line, naming the file and the fault.
 
-    Refused: what is no regular file, a wrong length, JSON that is none or names a tensor twice, unknown types,
+    Refused: what is not a regular file, a wrong length, JSON that is invalid or names a tensor twice, unknown types,
     sizes that are negative or do not fit their bytes, and tensors that overlap, leave holes or pass the file's end.
     """
     try:

@@ -30,7 +30,7 @@ class Unreachable(Exception):
 
 
 class Refused(StartupError):
-    """The hub answered, and no retry mends it: unknown, private, gated, or no such revision."""
+    """The hub answered, and no retry fixes it: unknown, private, gated, or no such revision."""
 
 
 class NotAnId(StartupError):

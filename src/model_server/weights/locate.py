@@ -79,7 +79,7 @@ def _safetensors_names(directory: Path) -> list[str]:
 
 
 def indexed_files(directory: Path, index: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files that an index lists. Raises StartupError if it is no index, leads elsewhere, or one is missing."""
+    """The files that an index lists. Raises StartupError if it is not an index, leads elsewhere, or one is missing."""
     names = sorted(set(weight_map(index).values()))
     for name in names:
         if Path(name).name != name or "\\" in name or "\0" in name or not name.endswith(suffixes):
@@ -123,7 +123,7 @@ def _is_variant(name: str, other: str) -> bool:
 
 
 def _checked(directory: Path, name: str) -> Path:
-    """The file, unless it is a link that leads out of the directory to something that is no weight file.
+    """The file, unless it is a link that leads out of the directory to something that is not a weight file.
 
     Snapshots of the hub cache are links into the `blobs` beside them; people link the files of a store by their name.
     """
@@ -138,7 +138,7 @@ def _checked(directory: Path, name: str) -> Path:
         return path
     if home.parent.name == "snapshots" and target.is_relative_to(blobs):
         return path
-    raise StartupError(f"{path} is a link to {target}, which is no weight file")
+    raise StartupError(f"{path} is a link to {target}, which is not a weight file")
 
 
 def _model_directory(directory: Path) -> Path:

@@ -19,7 +19,7 @@ class GenerateRequest:
     """A generation as asked for; None is "not given".
 
     `sampling`: unchecked, what was not given has its default; `given`: the names of those that were.
-    `input_ids`: the prompt in the place of `inputs`, which is then empty. `truncate` does not go with it.
+    `input_ids`: the prompt instead of `inputs`, which is then empty. It cannot be combined with `truncate`.
     """
 
     inputs: str = ""

@@ -1,7 +1,7 @@
 """Closes the objects of a JSON schema that do not say whether they are open: unnamed keys are never generated.
 
 TGI's behaviour: an object with `properties` and without `additionalProperties` has the named keys only. Objects without
-`properties` stay open (any object). Schemas that are merged with others (`allOf`, `$ref` with neighbours) stay as they
+`properties` stay open (any object). Schemas that are merged with others (`allOf`, `$ref` with siblings) stay as they
 are: closing one part would forbid the keys of the other.
 """
 

@@ -1,6 +1,6 @@
 """The process that compiles grammars on behalf of the router: `python -m router.grammar.worker`.
 
-A grammar may be built to take all memory or to run for ever; here it takes 512 MiB at most, in a fork that is ended
+A grammar may be built to take all memory or to run forever; here it takes 512 MiB at most, in a fork that is ended
 when it takes too long. Frames hold JSON. Knows nothing of requests.
 """
 

@@ -11,7 +11,7 @@ from router.schemas.base import Body
 
 
 class Grammar(Body):
-    """TGI's form `{type, value}`; chat clients also send `json_schema` or `schema` in the place of `value`.
+    """TGI's form `{type, value}`; chat clients also send `json_schema` or `schema` instead of `value`.
 
     `regex`: `value` is a regular expression. `json`, `json_object`: a JSON schema, as an object or as text;
     `json_object` without one means any object. `json_schema`: an object with `schema`. `text`: no constraint.
@@ -31,7 +31,7 @@ class Grammar(Body):
     schema_: Any = Field(
         default=None,
         alias="schema",
-        description="A JSON schema in the place of `value`.",
+        description="A JSON schema instead of `value`.",
         examples=[{"type": "object", "properties": {"age": {"type": "integer"}}}],
     )
 

@@ -217,7 +217,7 @@ def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int) -> uvico
 
 
 def _slow_down_garbage_collector() -> None:
-    """Looks for cycles more seldom, and never again in what exists by now.
+    """Looks for cycles less often, and never again in what exists by now.
 
     With thousands of requests under way the collector's default pace costs more than the requests themselves: a full
     pass walks every module and every waiting request.

@@ -12,7 +12,7 @@ from router.errors import StartupError
 logger = logging.getLogger(__name__)
 
 RESERVED_FILES = 128
-"""Open files that are no client's connection: shards, log, metrics port, worker processes."""
+"""Open files other than connections of clients: shards, log, metrics port, worker processes."""
 
 _BACKLOG = 2048
 # The kernel would buffer megabytes for a client that does not read; this is plenty for a stream of tokens.

@@ -1,6 +1,6 @@
 """Counts, truncates and shows tokens, in worker threads. Knows neither requests nor HTTP.
 
-The shard tokenises the same text again, so the ids here must be the ids there: the file is the model's own
+The shard tokenizes the same text again, so the ids here must be the ids there: the file is the model's own
 tokenizer.json, and truncation is the tokenizer's own, from the left, special tokens kept.
 """
 

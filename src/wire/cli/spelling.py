@@ -66,7 +66,7 @@ def _variable(value: Any) -> str:
 def closest(name: str, known: Iterable[str], *, letters_per_edit: int) -> str | None:
     """The known name that `name` was probably meant to be, None if there is none.
 
-    At most one letter wrong, missing, too many or swapped with its neighbour for each `letters_per_edit` of the known
+    At most one letter wrong, missing, too many or swapped with the next for each `letters_per_edit` of the known
     name. Case, dashes and underscores do not count. Takes time in proportion to the product of the lengths.
     """
     given, best, fewest = _squashed(name), None, math.inf
@@ -83,7 +83,7 @@ def _squashed(name: str) -> str:
 
 
 def _edits(a: str, b: str) -> int:
-    """Optimal string alignment distance: Levenshtein's, with a swap of neighbours as one edit."""
+    """Optimal string alignment distance: Levenshtein's, with a swap of adjacent letters as one edit."""
     before: list[int] = []
     above = list(range(len(b) + 1))
     for i, letter in enumerate(a, start=1):

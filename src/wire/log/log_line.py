@@ -70,7 +70,7 @@ def to_text(line: LogLine, *, colour: bool = False) -> str:
 
 
 def _span_text(span: object) -> str:
-    """`name{key=value ...}: `; empty if it is no span."""
+    """`name{key=value ...}: `; empty if it is not a span."""
     if not isinstance(span, dict) or not span.get("name"):
         return ""
     fields = " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in span.items() if key != "name")

@@ -1,4 +1,4 @@
-"""What the tokenizers library raises: bare Exception, or a panic of its Rust code, which is no Exception."""
+"""What the tokenizers library raises: bare Exception, or a panic of its Rust code, which is not an Exception."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from model_server.kernels.variant import Variant
 
 MOST_WALKED = 4096
-"""Slots up to which each expert's program walks all of them, which is quicker than three launches."""
+"""Slots up to which each expert's program walks all of them, which is faster than three launches."""
 _WALK = 1024
 _CHUNK = 256
 # Chunks whose counts are read at once.

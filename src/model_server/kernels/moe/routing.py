@@ -102,7 +102,7 @@ def _route(
     for index in tl.static_range(TOP_K):
         best = tl.max(tl.max(choice, axis=1), axis=0)
         found = tl.min(tl.min(tl.where((choice == best) & exists, number, NUM_EXPERTS), axis=1), axis=0)
-        # Numbers that are none equal nothing: an expert that there is, with a weight that is no number either.
+        # NaN equals nothing: an expert that exists, with a weight that is NaN too.
         found = tl.minimum(found, NUM_EXPERTS - 1)
         is_found = (number == found) & exists
         expert = tl.where(place == index, found, expert)

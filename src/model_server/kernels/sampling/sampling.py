@@ -5,7 +5,7 @@ integers, so sums do not depend on how a row is split, and the random number is 
 What may differ from plain torch is the exponential. On CUDA both call libdevice's `expf` and agree bit for bit; other
 implementations differ in the last place of some weights (relative 2^-23), which moves a drawn token only if the draw
 falls into that sliver between two tokens. Whatever the implementation, a draw depends on its row's logits, its seed and
-its count alone: never on neighbours, launch sizes or the order in which programs run.
+its count alone: never on other rows, launch sizes or the order in which programs run.
 
 A vocabulary is cut into tiles, one program each, so that a single row keeps all processors busy:
 

@@ -1,7 +1,7 @@
 """Rotary frequencies that depend on the position alone.
 
 transformers chooses the factors of longrope, and the base of dynamic NTK scaling, by the largest position of the whole
-forward: in a batch a row's result would depend on its neighbours. Here each position has the frequencies of a sequence
+forward: in a batch a row's result would depend on the other rows. Here each position has the frequencies of a sequence
 that ends there (for longrope as TGI: short factors below the original length, long ones from there on), which is what
 a sequence gets that is decoded alone.
 """

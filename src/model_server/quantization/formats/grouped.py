@@ -28,7 +28,7 @@ Unpack = Callable[[Range, Range], Tensor]
 class Grouped:
     """A stored matrix [out, in]. scales: [out, groups]. zeros: [out, groups] uint8.
 
-    group: inputs that share a scale. index: [in] the group of each input, where that is no matter of its place.
+    group: inputs that share a scale. index: [in] the group of each input, where its place does not say it.
     """
 
     name: str

@@ -38,7 +38,7 @@ def block_scales(
         raise StartupError(f"weight {module}.{SCALES[-1]} does not exist, but the numbers that it scales do")
     name = f"{module}.{found}"
     if reader.stored(name) not in _SCALE_TYPES:
-        raise StartupError(f"weight {name} is stored as {reader.stored(name)}, which is no type for scales")
+        raise StartupError(f"weight {name} is stored as {reader.stored(name)}, not as floating point numbers")
     scales = reader.raw(name)
     if scales.numel() == 1:
         return scales.view(1, 1), size

@@ -41,7 +41,7 @@ class Hub(Protocol):
         ...
 
     def repository(self, model_id: str, revision: str | None) -> Repository:
-        """What is there at `revision`. Raises Unreachable, or Refused for what no retry mends."""
+        """What is there at `revision`. Raises Unreachable, or Refused for what no retry fixes."""
         ...
 
     def partial_bytes(self, model_id: str) -> int:

@@ -1,6 +1,6 @@
 """One HTTP connection: uvicorn's protocol with bounds on what a client may send and how long it may take.
 
-uvicorn has neither: half a head stays open for ever, a header may have megabytes.
+uvicorn has neither: half a head stays open forever, a header may have megabytes.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Connection(HttpToolsProtocol):
 
     def _watch_idle(self) -> None:
         """uvicorn takes any byte for a request and stops its clock: also the body of one that is answered already, and
-        the empty line that may precede the next. Without a clock such a connection would stay open for ever."""
+        the empty line that may precede the next. Without a clock such a connection would stay open forever."""
         is_idle = self.cycle is not None and self.cycle.response_complete and not self._in_message and not self.pipeline
         has_clock = self._timer is not None or self.timeout_keep_alive_task is not None
         if is_idle and not has_clock and not self._is_refused and not self.transport.is_closing():

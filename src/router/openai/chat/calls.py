@@ -24,7 +24,7 @@ def is_call(request: ValidRequest) -> bool:
 def call_message(text: str, reason: FinishReason, only_name: str | None) -> tuple[dict[str, Any], str]:
     """The message and its finish reason. A call that was cut has the arguments as far as they came.
 
-    `only_name`: the function, where the model had no choice. Raises ToolError for a text that is no call.
+    `only_name`: the function, where the model had no choice. Raises ToolError for a text that is not a call.
     """
     parser = ToolCallParser()
     arguments = parser.feed(text)

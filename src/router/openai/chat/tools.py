@@ -79,7 +79,7 @@ def _check(body: ChatBody, functions: tuple[FunctionDefinition, ...]) -> None:
 
 
 def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
-    """`auto`, `none`, `required`, another function's name, or the name in a tuple: then it is no keyword."""
+    """`auto`, `none`, `required`, another function's name, or the name in a tuple: then it is not a keyword."""
     if given is None:
         return "auto"
     if isinstance(given, str):

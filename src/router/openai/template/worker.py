@@ -1,6 +1,6 @@
 """The process that renders chat templates on behalf of the router: `python -m router.openai.template.worker`.
 
-A template may loop for ever or build what no memory holds, and Python cannot interrupt every such step from within.
+A template may loop forever or build what no memory holds, and Python cannot interrupt every such step from within.
 Here it takes 512 MiB at most, is interrupted after its limit, and is killed by the router where that does not help.
 """
 

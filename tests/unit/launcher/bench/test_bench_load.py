@@ -76,7 +76,7 @@ async def test_what_is_no_event_of_the_api_is_an_error_of_its_request(
     server.answers = [events(TOKEN, b"[1]"), events(TOKEN, LAST), events(b"{")]
     cell = await Load(target(server), 2).closed(["a", "b", "c"], 1)
     assert (cell.num_requests, cell.errors) == (1, 2)
-    assert cell.first_error == "an event that is no JSON object: [1]"
+    assert cell.first_error == "an event that is not a JSON object: [1]"
 
 
 async def test_a_late_client_does_not_hide_that_the_answer_was_late(

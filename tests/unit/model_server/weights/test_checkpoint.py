@@ -100,7 +100,7 @@ def test_links(tmp_path: Path) -> None:
     secret.write_text("x")
     folder = make(tmp_path / "model")
     (folder / "model-3.safetensors").symlink_to(secret)
-    with pytest.raises(StartupError, match=r"model-3\.safetensors is a link to .*secret, which is no weight file"):
+    with pytest.raises(StartupError, match=r"model-3\.safetensors is a link to .*secret, which is not a weight file"):
         examine(folder)
     (folder / "model-3.safetensors").unlink()
     (folder / "model-3.safetensors").symlink_to("model-3.safetensors")

@@ -157,7 +157,7 @@ def test_zero_points_of_older_files_are_bytes(bits: int) -> None:
         ("weight_packed", lambda t: t.flatten(), "has shape \\[1728\\]; the config asks for 72 at dimension 0"),
         ("weight_zero_point", lambda t: t[:, :3].clone(), "holds 216 numbers; 432 scales do"),
         ("weight_zero_point", lambda t: t.float(), "is stored as F32; codes are packed into words of I32"),
-        ("weight_scale", lambda t: t.int(), "is stored as I32, which is no type for scales"),
+        ("weight_scale", lambda t: t.int(), "is stored as I32, not as floating point numbers"),
     ],
 )
 def test_files_that_lie_of_packed_numbers(name: str, change: Any, text: str) -> None:
