@@ -72,7 +72,7 @@ SENTENCES = (
         "so there is a limit",
     ),
     Rule(
-        r"(?:it|that|which) (?:are|is|was|were) no (?!longer|more)",
+        r"(?:it|that|which) (?:are|is|was|were) no (?!fewer|less|longer|more)",
         "is not a",
         "a field that is no number",
         "a field that is not a number",

@@ -57,7 +57,7 @@ def run_group(
 ) -> int:
     """As `run_command`, the first word being the name of a command; without one the options are those of `default`.
 
-    `remedy`: what to do in the place of a first word that is no command, None where only the help page knows.
+    `remedy`: what to do if the first word is not a command, None if only the help page knows.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in commands:

@@ -8,7 +8,7 @@ from typing import Literal
 
 Anchor = Literal["start", "middle", "end"]
 
-# Each series in light and in dark; neighbours also differ in brightness.
+# Each series in light and in dark; adjacent ones also differ in brightness.
 _SERIES = (
     ("#2b62b3", "#7db0ff"), ("#c4651a", "#ffb066"), ("#1f8a5b", "#5fd3a0"),
     ("#a83267", "#ff8fbc"), ("#666666", "#b5b5b5"), ("#7a55b8", "#c7a6ff"),
