@@ -7,24 +7,25 @@ import contextlib
 import dataclasses
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from rich.console import Console
+from rich.console import Console, RenderableType
 
-from launcher.bench import report
+from launcher.bench import compare, report
 from launcher.bench.apis import Sampling, choose_api
+from launcher.bench.compare import Comparison
 from launcher.bench.config import BenchConfig
-from launcher.bench.facts import Served, command_line, machine, served
-from launcher.bench.live import LiveView, table
+from launcher.bench.facts import Served, command_line, given_options, machine, served
+from launcher.bench.live import LiveView, table, table_of
 from launcher.bench.load import Load, Progress, Target
 from launcher.bench.prompts import PromptMaker, measured_tokens_per_word, offsets_of
 from launcher.bench.results import Cell, median_cell
-from launcher.bench.run import Run
+from launcher.bench.run import Run, read_run
 from launcher.http_stream import BadAnswerError, Connection
 from wire.text.escape import shown_in_line
 
@@ -33,8 +34,51 @@ PER_CLIENT, LEAST, OPEN_LOOP = 3, 16, 64
 
 
 def run_bench(config: BenchConfig) -> int:
-    """Measures every cell, prints the table, writes the report; returns the exit status: 130 when interrupted."""
-    run = Run(options=_options(config), tool=f"launcher bench {version('tercet')}", command=command_line(config))
+    """Measures every cell or compares two runs, prints the table and writes the report.
+
+    Returns the exit status: 130 when interrupted.
+    """
+    try:
+        earlier = _runs_to_compare(config)
+        with _naming_folder(config):
+            report.prepare(config.out)
+    except (ValueError, _FolderError) as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
+    if len(earlier) == 2:
+        return _compare(config, earlier[0], earlier[1])
+    run, status = _measured(config)
+    failed = _report(config, run)
+    if earlier and run.cells:
+        failed = _compare(config, earlier[0], run) or failed
+    return status or failed
+
+
+def _runs_to_compare(config: BenchConfig) -> list[Run]:
+    """Raises ValueError with a sentence."""
+    if len(config.compare) > 2:
+        raise ValueError("--compare takes one bench.json, to compare this run with it, or two")
+    if len(config.compare) == 2:
+        useless = [opt.flag for opt in given_options(config) if opt.name not in ("compare", "table", "out")]
+        if useless:
+            raise ValueError(f"--compare with two files measures nothing: leave out {', '.join(useless)}")
+    elif any(path.resolve() == (config.out / "bench.json").resolve() for path in config.compare):
+        raise ValueError(f"--compare {config.compare[0]} would be overwritten by this run: choose another --out")
+    try:
+        return [read_run(path) for path in config.compare]
+    except ValueError as error:
+        raise ValueError(f"--compare {error}") from None
+
+
+def _measured(config: BenchConfig) -> tuple[Run, int]:
+    """What has been measured, written after every cell; and the exit status."""
+    run = Run(
+        options=_options(config),
+        tool=f"launcher bench {version('tercet')}",
+        command=command_line(config),
+        machine=machine(config.url),
+        measured_at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
 
     def keep() -> None:
         """What is measured is not lost with what follows."""
@@ -42,34 +86,24 @@ def run_bench(config: BenchConfig) -> int:
             report.write(config.out, run)
 
     try:
-        with _naming_folder(config):
-            report.prepare(config.out)
-        run.machine = machine(config.url)
-        run.measured_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         uvloop.run(_measure(config, run, keep))
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted\n")
-        status = 128 + signal.SIGINT
+        return run, 128 + signal.SIGINT
     except (BadAnswerError, OSError, ValueError) as error:
         sys.stderr.write(f"Error: {config.url}: {shown_in_line(str(error)) or type(error).__name__}\n")
-        status = 1
+        return run, 1
     except _FolderError as error:
-        sys.stderr.write(f"Error: --out {error}\n")
-        status = 1
-    else:
-        status = 0
-    failed = _report(config, run)
-    return status or failed
+        sys.stderr.write(f"Error: {error}\n")
+        return run, 1
+    return run, 0
 
 
 def _report(config: BenchConfig, run: Run) -> int:
     """Whatever has been measured, and where it is; 1 if requests failed in it."""
     if not run.cells:
         return 0
-    if config.table or not sys.stdout.isatty():
-        sys.stdout.write(report.markdown(run))
-    else:
-        Console().print(table(run))
+    _print(config, report.markdown(run), [table_of(run)])
     sys.stderr.write(f"Chart: {config.out / 'bench.svg'} (table: bench.md, figures: bench.json)\n")
     failed = next((cell for cell in run.cells if cell.errors), None)
     if failed is None:
@@ -77,6 +111,34 @@ def _report(config: BenchConfig, run: Run) -> int:
     first = shown_in_line(failed.first_error or "")
     sys.stderr.write(f"Error: some requests failed ({failed.load}), the first: {first}\n")
     return 1
+
+
+def _compare(config: BenchConfig, a: Run, b: Run) -> int:
+    """Run B beside run A, and where it is written; 1 if they have no load in common."""
+    both = Comparison(a, b)
+    if not both.rows():
+        loads = (", ".join(cell.load for cell in run.cells) or "none" for run in (a, b))
+        sys.stderr.write("Error: --compare: the runs have no load in common: {} (A), {} (B)\n".format(*loads))
+        return 1
+    try:
+        with _naming_folder(config):
+            chart = f"\n![{both.heading}](compare.svg)\n"
+            report.write_texts(config.out, {"compare.md": both.markdown() + chart, "compare.svg": both.chart()})
+    except _FolderError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
+    _print(config, both.markdown(), [table(both.heading, compare.COLUMNS, both.rows()), *both.notes()])
+    sys.stderr.write(f"Chart: {config.out / 'compare.svg'} (table: compare.md)\n")
+    return 0
+
+
+def _print(config: BenchConfig, markdown: str, shown: Sequence[RenderableType]) -> None:
+    """`shown` on a terminal, unless --table asks for Markdown, which a pipe or a file always gets."""
+    if config.table or not sys.stdout.isatty():
+        sys.stdout.write(markdown)
+    else:
+        Console().print(*shown, sep="\n", highlight=False, markup=False)
+    sys.stdout.flush()
 
 
 class _FolderError(Exception):
@@ -88,7 +150,7 @@ def _naming_folder(config: BenchConfig) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _FolderError(f"{error.filename or config.out}: {error.strerror}") from None
+        raise _FolderError(f"--out {error.filename or config.out}: {error.strerror}") from None
 
 
 async def _measure(config: BenchConfig, run: Run, keep: Callable[[], None]) -> None:
@@ -157,6 +219,10 @@ def _plan(
 def _options(config: BenchConfig) -> dict[str, Any]:
     """All that have a value, as JSON knows them, without the key."""
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "api_key"}
-    return {
-        name: str(value) if isinstance(value, Path) else value for name, value in given.items() if value is not None
-    }
+    return {name: _for_json(value) for name, value in given.items() if value is not None}
+
+
+def _for_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_for_json(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

@@ -51,6 +51,10 @@ class BenchConfig:
     seed: int = option(0, env=None, help="Seed of the prompts and of the arrivals")
     timeout: float = option(600.0, env=None, minimum=1.0, help="Seconds for one request")
     label: str = option("", env=None, help="Name of the server in the report; unset: what the server calls itself")
+    compare: list[Path] = option(
+        [], env=None, separator=",",
+        help="One bench.json: compare this run with it. Two, A.json,B.json: compare these, and measure nothing",
+    )  # fmt: skip
     table: bool = option(False, env=None, help="Print the table as Markdown on a terminal too, to paste it elsewhere")
     out: Path = option(
         Path("bench-results"), env=None, help="Folder for bench.json (figures), bench.md (table) and bench.svg (chart)"

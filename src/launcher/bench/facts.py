@@ -15,7 +15,7 @@ from launcher.bench.apis import Api
 from launcher.bench.config import BenchConfig
 from launcher.http_stream import BadAnswerError, Connection
 from launcher.planning.hardware import Gpu, Hardware, detect
-from wire.cli.options import options_of
+from wire.cli.options import Option, options_of
 from wire.cli.spelling import spell
 
 
@@ -77,13 +77,18 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def given_options(config: BenchConfig) -> list[Option]:
+    """Those that differ from their defaults, without the key."""
+    return [
+        opt for opt in options_of(BenchConfig) if getattr(config, opt.name) != opt.default and not opt.header
+    ]  # fmt: skip
+
+
 def command_line(config: BenchConfig) -> str:
-    """The options that differ from their defaults, without the key."""
+    """The shortest one that gives this run again, without the key."""
     words = ["launcher", "bench"]
-    for opt in options_of(BenchConfig):
+    for opt in given_options(config):
         value = getattr(config, opt.name)
-        if value == opt.default or opt.header:
-            continue
         if opt.is_switch:
             words.append(opt.flag if value else opt.negative_flag)
         else:

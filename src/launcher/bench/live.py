@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -16,14 +17,18 @@ from launcher.bench.report import COLUMNS, row
 from launcher.bench.run import Run
 
 
-def table(run: Run) -> Table:
-    """The columns that fit on a terminal of 80 columns."""
-    drawn = Table(title=run.heading, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    for name in filter(None, COLUMNS.values()):
-        drawn.add_column(name, justify="left" if name == "load" else "right", no_wrap=True)
-    for cell in run.cells:
-        drawn.add_row(*itertools.compress(row(cell), COLUMNS.values()))
+def table(title: str, columns: Mapping[str, str | None], rows: Iterable[Sequence[str]]) -> Table:
+    """columns: full name -> name on a terminal, None for a column that it has no place for."""
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for number, name in enumerate(filter(None, columns.values())):
+        drawn.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for cells in rows:
+        drawn.add_row(*itertools.compress(cells, columns.values()))
     return drawn
+
+
+def table_of(run: Run) -> Table:
+    return table(run.heading, COLUMNS, map(row, run.cells))
 
 
 class LiveView:
@@ -51,4 +56,4 @@ class LiveView:
             f"{progress.load}: {progress.answered} of {progress.total} answered, {progress.running} running, "
             f"{progress.tokens / elapsed:,.0f} events/s, {progress.errors} errors, {elapsed:.0f} s"
         )
-        return Group(table(self._run), Text(line))
+        return Group(table_of(self._run), Text(line))

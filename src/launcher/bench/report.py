@@ -37,9 +37,12 @@ def row(cell: Cell) -> tuple[str, ...]:
 
 
 def milliseconds(seconds: float) -> str:
-    """With two decimals below 10 ms, one below 100 ms."""
-    value = seconds * 1e3
-    return "–" if math.isnan(seconds) else f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
+    return "–" if math.isnan(seconds) else short(seconds * 1e3)
+
+
+def short(value: float) -> str:
+    """With two decimals below 10, one below 100, none above."""
+    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def markdown(run: Run) -> str:
@@ -63,30 +66,35 @@ def _notes_in_markdown(run: Run) -> list[str]:
 
 def chart(heading: str, runs: Mapping[str, Run], notes: Sequence[str]) -> str:
     """Throughput against latency, as SVG. runs: name in the chart, empty for a single run, -> run."""
+    unit = _common_unit([cell.load for run in runs.values() for cell in run.cells])
     panels = (
-        CurvePanel("time to first token, ms", "output tokens/s", _curves(runs, "ttft_p50", "ttft_p99")),
-        CurvePanel("time per output token after the first, ms", "output tokens/s",
-                   _curves(runs, "tpot_p50", "tpot_p99")),
-    )  # fmt: skip
-    return curve_chart(heading, panels, notes)
+        CurvePanel("time to first token, ms", "output tokens/s", _curves(runs, "ttft", unit)),
+        CurvePanel("time per output token after the first, ms", "output tokens/s", _curves(runs, "tpot", unit)),
+    )
+    return curve_chart(heading, panels, f"labels: {unit}" if unit else "", notes)
 
 
-def _curves(runs: Mapping[str, Run], median: str, tail: str) -> list[Curve]:
-    return [
-        Curve(f"{name} {what}".strip(), _points(run.cells, field, labelled=not is_tail), number, is_dashed=is_tail)
-        for number, (name, run) in enumerate(runs.items())
-        for field, what, is_tail in ((median, "median", False), (tail, "99th percentile", True))
-    ]
+def _common_unit(loads: Sequence[str]) -> str:
+    """What the labels of points need not repeat; empty if runs were loaded in different ways."""
+    units = {"clients" if unit == "client" else unit for unit in (load.partition(" ")[2] for load in loads)}
+    return units.pop() if len(units) == 1 else ""
 
 
-def _points(cells: Sequence[Cell], latency: str, *, labelled: bool) -> list[Point]:
+def _curves(runs: Mapping[str, Run], latency: str, unit: str) -> list[Curve]:
+    curves = []
+    for number, (name, run) in enumerate(runs.items()):
+        labels = [cell.load.partition(" ")[0] if unit else cell.load for cell in run.cells]
+        for percentile, what in (("p50", "median"), ("p99", "99th percentile")):
+            is_tail = percentile == "p99"
+            points = _points(run.cells, f"{latency}_{percentile}", labels=[] if is_tail else labels)
+            curves.append(Curve(f"{name} {what}".strip(), points, number, is_dashed=is_tail))
+    return curves
+
+
+def _points(cells: Sequence[Cell], latency: str, labels: Sequence[str]) -> list[Point]:
     """In milliseconds; no point where nothing was measured."""
-    times = [(cell, getattr(cell, latency)) for cell in cells]
-    return [
-        Point(seconds * 1e3, cell.output_tokens_per_s, cell.load if labelled else "")
-        for cell, seconds in times
-        if not math.isnan(seconds)
-    ]
+    points = zip(cells, (getattr(cell, latency) for cell in cells), labels or [""] * len(cells), strict=True)
+    return [Point(s * 1e3, cell.output_tokens_per_s, label) for cell, s, label in points if not math.isnan(s)]
 
 
 def prepare(folder: Path) -> None:

@@ -44,28 +44,31 @@ class CurvePanel:
     curves: Sequence[Curve]
 
 
-def curve_chart(heading: str, panels: Sequence[CurvePanel], notes: Sequence[str]) -> str:
-    """At most two panels, which share their curves' names; below them the notes, broken where they are too long."""
+def curve_chart(heading: str, panels: Sequence[CurvePanel], labels: str, notes: Sequence[str]) -> str:
+    """At most two panels, which share their curves' names; below them the notes, broken where they are too long.
+
+    labels: what the labels of points are, beside the names of the curves.
+    """
     parts = []
     top = 12.0
     for number, line in enumerate(textwrap.wrap(heading, 96)):
         top += 20
         parts.append(text(_MARGIN, top, line, more=f'font-size="{15 if number == 0 else 13}" font-weight="bold"'))
     top += 24
-    parts += _legend(panels[0].curves, top)
+    parts += _legend(panels[0].curves, labels, top)
     top += 24
     for number, panel in enumerate(panels):
         left = _LEFT + number * (_PLOT_WIDTH + _BETWEEN)
         parts += _panel(panel, Box(left, top, left + _PLOT_WIDTH, top + _PLOT_HEIGHT))
     top += _PLOT_HEIGHT + _BELOW
     for note in notes:
-        for line in textwrap.wrap(note, _NOTE_LETTERS, subsequent_indent="    "):
+        for line in textwrap.wrap(note, _NOTE_LETTERS, break_on_hyphens=False):
             top += _LINE
             parts.append(text(_MARGIN, top, line, kind="pale", more='font-size="11.5"'))
     return document(_WIDTH, top + 14, parts)
 
 
-def _legend(curves: Sequence[Curve], y: float) -> Iterator[str]:
+def _legend(curves: Sequence[Curve], labels: str, y: float) -> Iterator[str]:
     x = float(_MARGIN)
     for curve in curves:
         yield series(
@@ -73,6 +76,7 @@ def _legend(curves: Sequence[Curve], y: float) -> Iterator[str]:
         )
         yield text(x + 32, y, curve.name)
         x += 32 + text_width(curve.name) + 18
+    yield text(x, y, labels, kind="pale")
 
 
 def _panel(panel: CurvePanel, area: Box) -> list[str]:
@@ -97,10 +101,12 @@ def _panel(panel: CurvePanel, area: Box) -> list[str]:
     lines = [[place(point) for point in curve.points] for curve in panel.curves]
     for curve, line in zip(panel.curves, lines, strict=True):
         parts.append(series(curve.number, [_line(line, curve.is_dashed), *(_dot(each, curve) for each in line)]))
-    labelled = [(place(point), point.label) for point in points if point.label]
+    labelled = [(curve.number, point) for curve in panel.curves for point in curve.points if point.label]
     label_area = Box(area.left, area.top - _HEADROOM, area.right, area.bottom)
-    for (_, words), box in zip(labelled, place_labels(labelled, lines, label_area), strict=True):
-        parts.append(text((box.left + box.right) / 2, box.bottom - 3, words, anchor="middle"))
+    boxes = place_labels([(place(point), point.label) for _, point in labelled], lines, label_area)
+    for (number, point), box in zip(labelled, boxes, strict=True):
+        words = text((box.left + box.right) / 2, box.bottom - 3, point.label, kind="own", anchor="middle")
+        parts.append(series(number, [words]))
     return parts
 
 

@@ -22,12 +22,13 @@ _LETTER = 0.58
 
 def document(width: float, height: float, parts: Iterable[str]) -> str:
     """A whole SVG file. Where a program does not know `prefers-color-scheme`, the light colours are used."""
+    own = ".own{fill:currentColor}"
     light = _rules(_LIGHT, [pair[0] for pair in _SERIES])
     dark = _rules(_DARK, [pair[1] for pair in _SERIES])
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}" font-family="system-ui, sans-serif" font-size="12">\n'
-        f"<style>{light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>\n"
+        f"<style>{own} {light} @media (prefers-color-scheme: dark) {{ {dark} }}</style>\n"
         '<rect class="ground" width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
@@ -43,7 +44,7 @@ def series(number: int, parts: Iterable[str]) -> str:
 
 
 def text(x: float, y: float, words: str, *, kind: str = "ink", anchor: Anchor = "start", more: str = "") -> str:
-    """y: of the line below the letters. kind: ink or pale. more: further attributes."""
+    """y: of the line below the letters. kind: ink, pale, or own, the colour of a series. more: further attributes."""
     attributes = "" if anchor == "start" else f' text-anchor="{anchor}"'
     attributes += f" {more}" if more else ""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}"{attributes}>{escape(words)}</text>'

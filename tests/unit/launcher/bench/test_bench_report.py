@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from launcher.bench.live import table
+from launcher.bench.live import table_of
 from launcher.bench.prompts import PromptMaker
-from launcher.bench.report import markdown, prepare, row, write
+from launcher.bench.report import chart, markdown, prepare, row, write
 from launcher.bench.results import Cell, RequestTimes, median_cell, percentile, summarise
 from launcher.bench.run import Run, read_run
 
@@ -77,9 +77,24 @@ def test_a_run_is_written_three_times_with_what_a_reader_must_know(tmp_path: Pat
     for text in (written, drawn):
         for fact in ("<a>&b on s 1: prompt 10, output 3 tokens", "Machine: m. Measured now by t.", command):
             assert fact in text
-    for word in ("8 clients", "time to first token, ms", "output tokens/s", "median", "99th percentile"):
+    for word in ("labels: clients", "time to first token, ms", "output tokens/s", "median", "99th percentile"):
         assert word in drawn
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["bench.json", "bench.md", "bench.svg"]
+
+
+def test_points_are_labelled_with_what_differs_between_loads() -> None:
+    def words(*loads: str) -> list[str]:
+        run = run_of(*(summarise(load, [times(0.1, [0.01])], [], 1.0, 2) for load in loads))
+        return list(ElementTree.fromstring(chart("h", {"": run}, [])).itertext())
+
+    closed, rates, mixed = (
+        words("1 client", "8 clients"),
+        words("0.5 requests/s", "2 requests/s"),
+        words("1 client", "2 requests/s"),
+    )
+    assert {"1", "8", "labels: clients"} <= set(closed)
+    assert {"0.5", "2", "labels: requests/s"} <= set(rates)
+    assert {"1 client", "2 requests/s"} <= set(mixed) and not any("labels" in word for word in mixed)
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -125,7 +140,7 @@ def test_without_a_tokenizer_the_measured_ratio_decides() -> None:
 def test_a_terminal_of_80_columns_shows_one_line_for_each_load() -> None:
     cell = summarise("128 clients", [times(12.3456, [0.8765] * 63)] * 1536, ["e"] * 12, 0.5, 64)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(table(run_of(cell, cell, model="m")))
+    console.print(table_of(run_of(cell, cell, model="m")))
     lines = console.export_text().splitlines()
     assert sum("128 clients" in line and "1536, 12 failed" in line for line in lines) == 2
     assert len(lines) <= 8 and "…" not in "".join(lines)

@@ -11,7 +11,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(*curves: Curve, heading: str = "h", notes: tuple[str, ...] = ()) -> ElementTree.Element:
-    return ElementTree.fromstring(curve_chart(heading, [CurvePanel("x, ms", "y", curves)], notes))
+    return ElementTree.fromstring(curve_chart(heading, [CurvePanel("x, ms", "y", curves)], "labels: l", notes))
 
 
 def points_of(chart: ElementTree.Element) -> list[list[tuple[float, float]]]:
@@ -43,7 +43,7 @@ def test_names_labels_and_long_notes_are_written_inside_the_picture() -> None:
         heading="a model & a server", notes=(note,),
     )  # fmt: skip
     words = list(chart.itertext())
-    assert {"first <run>", "second", "1 client", "a model & a server"} <= set(words)
+    assert {"first <run>", "second", "1 client", "labels: l", "a model & a server"} <= set(words)
     assert "--option-39 value" in " ".join(words)
     for text in chart.iter(f"{SVG}text"):
         assert float(text.attrib["y"]) < float(chart.attrib["height"])
