@@ -26,7 +26,15 @@ def main() -> int:
         description=_DESCRIPTION,
         default=(LauncherConfig, run),
         remedy=_serve_instead,
+        values={"model_id": _models},
     )
+
+
+def _models() -> list[str]:
+    """Those that need no download."""
+    from launcher.planning.model_info import DEMO, cached_models
+
+    return [DEMO, *cached_models(os.environ)]
 
 
 def _serve_instead(word: str) -> str | None:

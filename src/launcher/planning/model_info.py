@@ -132,9 +132,14 @@ def similar_directory(model_id: str) -> str | None:
 
 def similar_cached(model_id: str, environ: Mapping[str, str]) -> str | None:
     """The model in the hub cache that `model_id` was probably meant to be."""
+    others = [name for name in cached_models(environ) if name != model_id]
+    return closest(model_id, others, letters_per_edit=_LETTERS_PER_EDIT)
+
+
+def cached_models(environ: Mapping[str, str]) -> list[str]:
+    """Ids of the models in the hub cache, whole or not."""
     names = [name.removeprefix("models--") for name in _folders(hub_cache(environ)) if name.startswith("models--")]
-    known = {name.replace("--", "/") for name in names} - {model_id}
-    return closest(model_id, sorted(known), letters_per_edit=_LETTERS_PER_EDIT)
+    return [name.replace("--", "/") for name in names]
 
 
 def _folders(parent: Path) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from wire.cli.parsing import UsageError, parse
 from wire.cli.spelling import closest
-from wire.cli.typer_app import Commands, complete, print_help, summary
+from wire.cli.typer_app import Commands, Values, complete, print_help, summary
 from wire.text.escape import as_error, shown_in_line
 
 T = TypeVar("T")
@@ -54,10 +54,12 @@ def run_group(
     description: str = "",
     default: tuple[type[Any], Callable[[Any], int]] | None = None,
     remedy: Callable[[str], str | None] = lambda word: None,
+    values: Values | None = None,
 ) -> int:
     """As `run_command`, the first word being the name of a command; without one the options are those of `default`.
 
     `remedy`: what to do if the first word is not a command, None if only the help page knows.
+    `values`: what the shell completes for some of the options.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in commands:
@@ -65,7 +67,7 @@ def run_group(
         return run_command(config_type, run, prog=f"{prog} {words[0]}", argv=words[1:], description=summary(run))
     if default is not None and (not words or words[0].startswith("-")):
         if words[:1] in (["--install-completion"], ["--show-completion"]) or _completion_variable(prog) in os.environ:
-            return complete(default[0], prog, commands, words)
+            return complete(default[0], prog, commands, words, values or {})
         return run_command(*default, prog=prog, argv=words, version=version, description=description, commands=commands)
     if words and words[0] in ("--help", "-h"):
         lines = [f"Usage: {prog} COMMAND ...", "", description, "", "Commands:"]

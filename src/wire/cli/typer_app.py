@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Commands = Mapping[str, tuple[type[Any], Callable[[Any], int]]]
 """Name → config and function, whose first line of documentation says what the command does."""
+Values = Mapping[str, Callable[[], Sequence[str]]]
+"""Field name → what finds values for it that the shell completes, beside the choices that an option declares."""
 
 _KINDS = {int: "int", float: "float", Path: "path", bool: "true|false"}
 
@@ -31,20 +33,20 @@ def print_help(config_type: type, prog: str, description: str, commands: Command
     if not sys.stdout.isatty():
         os.environ.setdefault("TERMINAL_WIDTH", "120")
     try:
-        _app_of(config_type, description, commands)(args=["--help"], prog_name=prog, standalone_mode=False)
+        _app_of(config_type, description, commands, {})(args=["--help"], prog_name=prog, standalone_mode=False)
         sys.stdout.flush()
     except (BrokenPipeError, SystemExit):  # rich makes the one the other
         # A reader that has seen enough (`| head`) is no error; the interpreter's own flush would be the next.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def complete(config_type: type, prog: str, commands: Commands, words: Sequence[str]) -> int:
+def complete(config_type: type, prog: str, commands: Commands, words: Sequence[str], values: Values) -> int:
     """Does what typer's completion asks for: by its variable, which the shell sets, or by its options in `words`.
 
     Returns the exit status.
     """
     try:
-        _app_of(config_type, "", commands)(args=list(words), prog_name=prog)
+        _app_of(config_type, "", commands, values)(args=list(words), prog_name=prog)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 1
     return 0
@@ -54,22 +56,22 @@ def summary(run: Callable[[Any], int]) -> str:
     return (run.__doc__ or "").partition("\n")[0]
 
 
-def _app_of(config_type: type, description: str, commands: Commands) -> typer.Typer:
+def _app_of(config_type: type, description: str, commands: Commands, values: Values) -> typer.Typer:
     import typer
 
     names = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(add_completion=bool(commands), context_settings=names)
-    main = _function_of(config_type, description)
+    main = _function_of(config_type, description, values)
     if not commands:
         app.command()(main)
         return app
     app.callback(invoke_without_command=True)(main)
     for name, (kind, run) in commands.items():
-        app.command(name, context_settings=names)(_function_of(kind, summary(run)))
+        app.command(name, context_settings=names)(_function_of(kind, summary(run), values))
     return app
 
 
-def _function_of(config_type: type, description: str) -> Callable[..., None]:
+def _function_of(config_type: type, description: str, values: Values) -> Callable[..., None]:
     """A function with the signature and the documentation from which typer makes a command."""
     import typer
 
@@ -81,8 +83,8 @@ def _function_of(config_type: type, description: str) -> Callable[..., None]:
         has_usual_name = opt.env == opt.name.upper()
         shown: dict[str, Any] = {"hidden": opt.hidden, "envvar": opt.env, "show_envvar": not has_usual_name}
         shown["help"] = opt.help.replace("[", "\\[")  # A bracket would be markup to rich.
-        if opt.choices:
-            shown["autocompletion"] = _completion_of(opt.choices)
+        if opt.choices or opt.name in values:
+            shown["autocompletion"] = _completion_of(opt.choices, values.get(opt.name))
         if opt.positional:
             declared = typer.Argument(... if opt.required else None, metavar=opt.metavar, **shown)
         else:
@@ -112,8 +114,9 @@ def _function_of(config_type: type, description: str) -> Callable[..., None]:
     return command
 
 
-def _completion_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    return lambda incomplete: [choice for choice in choices if choice.startswith(incomplete)]
+def _completion_of(choices: Sequence[str], find: Callable[[], Sequence[str]] | None) -> Callable[[str], list[str]]:
+    """Where it finds nothing, shells complete names of files."""
+    return lambda incomplete: [one for one in (find() if find else choices) if one.startswith(incomplete)]
 
 
 def _shown_default(opt: Option) -> str:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,17 @@ def test_help_imports_nothing_of_a_launch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done
+
+
+def test_models_that_need_no_download_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "models--org--some-model").mkdir()
+    typed = {"_LAUNCHER_COMPLETE": "complete_bash", "COMP_WORDS": "launcher serve ", "COMP_CWORD": "2"}
+    program = "import sys; sys.argv = ['launcher']; from launcher.cli import main; sys.exit(main())"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, **typed, "HF_HUB_CACHE": str(tmp_path)},
+    )  # fmt: skip
+    assert answer.stdout.split() == ["demo", "org/some-model"]
 
 
 def test_usage_error() -> None:

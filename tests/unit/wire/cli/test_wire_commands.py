@@ -133,6 +133,8 @@ def test_a_word_for_which_the_program_knows_a_remedy(capsys: pytest.CaptureFixtu
         ("tool --dtype b", ["bfloat16"]),
         ("tool serve --rev", ["--revision"]),
         ("tool --name x", []),
+        ("tool serve o", ["org/a", "org/b"]),
+        ("tool serve ./o", []),
     ],
 )
 def test_shell_completion(
@@ -142,7 +144,8 @@ def test_shell_completion(
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
     commands: dict[str, Any] = {"serve": (Positional, lambda _: 1)}
-    assert run_group(commands, prog="tool", argv=[], default=(Config, lambda _: 1)) == 0
+    values = {"model_id": lambda: ["org/a", "org/b", "x"]}
+    assert run_group(commands, prog="tool", argv=[], default=(Config, lambda _: 1), values=values) == 0
     assert capsys.readouterr().out.split() == expected
 
 
