@@ -20,7 +20,7 @@ _READ = (
     "examples/*.md",
     "src/**/*.py",
 )
-_LEFT_OUT = ("CHANGELOG.md", "README.md", "docs/models.md", "src/wire/v3")
+_LEFT_OUT = ("CHANGELOG.md", "docs/models.md", "src/wire/v3")
 
 
 def files() -> list[Path]:

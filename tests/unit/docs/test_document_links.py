@@ -10,7 +10,9 @@ from support.documents import ROOT
 
 from docs.site.hooks import anchor
 
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
+FOLDERS = ("benchmarks", "demo_model", "deploy", "examples", "tests")
+PAGES = [*sorted(ROOT.glob("*.md")), *DOCUMENTS, *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))]
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 
@@ -34,4 +36,4 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_the_index_lists_every_page_once() -> None:
     index = ROOT / "docs" / "README.md"
     listed = [(index.parent / target).resolve() for target in _LINK.findall(index.read_text())]
-    assert sorted(listed) == sorted(page for page in PAGES if page != index)
+    assert sorted(listed) == sorted([ROOT / "README.md", *(page for page in DOCUMENTS if page != index)])

@@ -10,7 +10,7 @@ from support.documents import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 _PATH = re.compile(r"`([\w./-]+/[\w.-]+(?:\.(?:py|hpp|cpp|proto|toml|yaml)|/))`")
-_TOP = ("benchmarks", "demo_model", "deploy", "docker", "docs", "examples", "proto", "src", "tests")
+_TOP = (".github", "benchmarks", "demo_model", "deploy", "docker", "docs", "examples", "proto", "src", "tests")
 _THERE = [
     f"/{path.relative_to(ROOT)}" + ("/" if path.is_dir() else "")
     for name in _TOP

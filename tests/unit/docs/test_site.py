@@ -33,6 +33,7 @@ def test_the_navigation_lists_every_page_once() -> None:
     [
         ("a.md", "see [b](b.md#c)", "see [b](b.md#c)"),
         ("reference/a.md", "[b](../b.md)", "[b](../b.md)"),
+        ("reference/a.md", "[scaling.md](../scaling.md#x)", "[Scaling](../scaling.md#x)"),
         ("a.md", "[peers](../benchmarks/peers/README.md#x)", "`benchmarks/peers/README.md`"),
         ("a.md", "[What I ran](../benchmarks/run.json)", "What I ran (`benchmarks/run.json`)"),
         ("reference/a.md", "[`Makefile`](../../Makefile)", "`Makefile`"),
@@ -42,7 +43,7 @@ def test_the_navigation_lists_every_page_once() -> None:
         ("a.md", "`[b](../b)`", "`[b](../b)`"),
     ],
 )
-def test_a_link_out_of_the_documents_becomes_a_path(page: str, written: str, shown: str) -> None:
+def test_links_are_as_the_site_needs_them(page: str, written: str, shown: str) -> None:
     assert inside_the_site(written, page) == shown
 
 
