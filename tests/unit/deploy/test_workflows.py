@@ -1,0 +1,31 @@
+"""The hosted checks run what every submission runs, with a Python that the package supports."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.documents import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*"))
+
+
+def _steps(workflow: Path) -> list[dict[str, Any]]:
+    jobs = yaml.safe_load(workflow.read_text())["jobs"].values()
+    return [step for job in jobs for step in job["steps"]]
+
+
+def test_one_workflow_runs_the_checks_of_a_submission() -> None:
+    assert [path.name for path in WORKFLOWS if any(step.get("run") == "bash .ci/run" for step in _steps(path))]
+    assert (ROOT / ".ci" / "run").is_file()
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_can_only_read_and_uses_the_oldest_python(workflow: Path) -> None:
+    assert yaml.safe_load(workflow.read_text())["permissions"] == {"contents": "read"}
+    oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    asked = [step["with"]["python-version"] for step in _steps(workflow) if "setup-python" in step.get("uses", "")]
+    assert asked == [oldest.removeprefix(">=")]
