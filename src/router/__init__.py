@@ -1,1 +1,1 @@
-"""Control plane: HTTP, validation, queue and batches. Decides who runs next; never imports torch."""
+"""Control plane: HTTP, validation, queue and batches. Decides which request runs next; never imports torch."""

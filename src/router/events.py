@@ -1,4 +1,4 @@
-"""The events of one request, in the order in which its caller sees them.
+"""The events of one request, in the order in which its reader gets them.
 
 `Prefilled`? (only when prompt details were asked for), then `TokenGenerated`*, then exactly one of `Finished` and
 `Failed`.

@@ -1,4 +1,4 @@
-"""What the server will really do, resolved from the options and from what the shards answered at warm-up."""
+"""The limits that the server applies, resolved from the options and from what the shards answered at warm-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels inward: a request that has passed validation, in the router's own words.
+"""A request that has passed validation, in the router's own types.
 
 Knows nothing of HTTP bodies or protobuf; `router.api` builds these through `router.generation.validation`, and
 `router.shards.convert` turns them into messages.

@@ -45,21 +45,23 @@ hand.
 
 Each type was tried with a tiny random checkpoint (64 wide, 4 layers, 4 heads, 2 key heads, 256 tokens, 4 experts,
 windows and chunks of 8). Three sequences went through the batch protocol of the parity tests: several prompts flattened
-into one forward, chunks beside decode rows, decode; interleaved cache blocks, unwritten places NaN. *Error* is the
-largest difference from transformers' own logits (each sequence alone, in full, no cache, eager attention), relative to
-the largest logit, in float32. *TP* says whether 2 and 4 ranks over gloo give the same ("no": refused at start; 4 ranks
-are tried with 4 key heads, since transformers' plans divide them).
+into one forward, chunks together with decode rows, decode; interleaved cache blocks, NaN in unwritten places.
+
+*Error* is the largest difference from transformers' own logits (each sequence alone, in full, no cache, eager
+attention), relative to the largest logit, in float32. *TP* says whether 2 and 4 ranks over gloo
+give the same logits ("no": refused at the start; 4 ranks are tried with 4 key heads,
+because transformers' plans divide them).
 
 | Runner | What it is |
 |---|---|
-| native | our decoder: fastest, tensor parallelism of our own; alone serves [quantized weights](quantization.md) |
+| native | our decoder: fastest, own tensor parallelism; only this one serves [quantized weights](quantization.md) |
 | transformers | transformers' modelling over our paged cache: continuous batching, chunked prefill, prefix cache |
 | stateful | transformers' modelling, one cache per request, one after another: no chunks, no prefix cache, one shard |
 
-The choice is made when a model is loaded: a family that the native decoder knows is native; any other is tried over the
-paged cache and checked there against eager attention on its own weights; what fails is checked with a cache of its own
-per request; what fails that too is refused. The log names the runner. Native families with `dynamic` rope scaling go
-the same way.
+The runner is chosen when a model is loaded. A family that the native decoder knows is native. Any other model is tried
+over the paged cache and checked against eager attention on its own weights. If it fails, it is checked with one cache
+per request; if it fails that check too, it is refused. The log names the runner. Native families with `dynamic` rope
+scaling are treated like other models.
 
 {counts}
 

@@ -1,4 +1,4 @@
-"""What a figure means nothing without: which model and server answered, on which machine, asked by which command."""
+"""Facts that a figure needs: which model and server answered, on which machine, asked by which command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen in the terminal while cells run: the cells so far, and how the one in progress does."""
+"""What the terminal shows while cells run: the finished cells, and the progress of the running one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run on paper: JSON for programs, a Markdown table and a chart for people."""
+"""The report of a run: JSON for programs, a Markdown table and a chart for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One child process: its own group, watched over by a parent-death watchdog; its readiness; its end. And the guard.
+"""One child process: its group, its parent-death watchdog, its readiness, its exit; and the guard of all groups.
 
 | What ends       | What ends its children                                                                    |
 |-----------------|-------------------------------------------------------------------------------------------|

@@ -37,7 +37,7 @@ def cause(child: Child) -> str:
 
 
 def is_orderly(end: Exit) -> bool:
-    """Whether a shard's end during a stop is one: service managers signal every process."""
+    """Whether a shard's exit during a stop is a failure: service managers signal every process."""
     return end.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 

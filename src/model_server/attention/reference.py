@@ -1,4 +1,4 @@
-"""Attention in plain torch over the paged cache: the CPU product, and the truth that kernels are held to.
+"""Attention in plain torch over the paged cache: the reference that kernels are tested against.
 
 Single queries (decode) are batched together: their K/V rows are gathered by slot, padded to a common
 length and masked. A run of queries of one sequence (prefill) is computed on its own, in pieces of bounded size.

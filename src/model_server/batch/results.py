@@ -1,4 +1,4 @@
-"""What leaves the engine: tokens, texts and timings of one step, in the model server's own words.
+"""What the engine returns: tokens, texts and timings of one step, in the model server's own types.
 
 Knows nothing of protobuf; `model_server.rpc.convert` turns these into messages.
 """

@@ -1,1 +1,1 @@
-"""Ranks: a place in each dimension, the groups and their collectives, and noticing that a rank is lost."""
+"""Ranks: a place in each dimension, the groups and their collectives, and how the loss of a rank is noticed."""

@@ -1,4 +1,4 @@
-"""Tells a rank at once that another rank's process is gone, however it went.
+"""Notifies a rank at once when another rank's process exits, for any reason.
 
 A collective does not: NCCL's kernels spin on the device until they are killed, its watchdog checks no earlier than
 the timeout and never a captured graph; and a rank that is still loading has no collective to fail. The ranks of

@@ -1,4 +1,4 @@
-"""Decode GEMMs, of few rows: y = x W^T (+ bias), where reading W once is all the time there is to lose.
+"""Decode GEMMs, of few rows: y = x W^T (+ bias), whose time is mostly that of reading W once.
 
 Two ways. `_vector`, for one row: a program multiplies a few rows of W by x with plain arithmetic, straight from memory
 to registers. `_stream`, for up to 32 rows: W's rows are the tall side of a matrix instruction and x its narrow one, and

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its quantization: in its configs, else by its tensors."""
+"""What a checkpoint says about its quantization: in its configs, else by its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that leaves: compact, UTF-8 not escaped, non-finite numbers as null, float32 in its shortest form."""
+"""JSON of answers: compact, UTF-8 not escaped, non-finite numbers as null, float32 in its shortest form."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class CalledFunction(Body):
     """`arguments` is JSON text (OpenAI) or an object; TGI's clients call it `parameters`."""
 
     name: str = Field(description="The function that was called.", examples=["get_weather"])
-    description: str | None = Field(default=None, description="Without influence.", examples=["The weather"])
+    description: str | None = Field(default=None, description="Has no effect.", examples=["The weather"])
     arguments: Any = Field(default=None, description="JSON text or an object.", examples=['{"location":"Paris"}'])
     parameters: Any = Field(default=None, description="As `arguments`.", examples=[{"location": "Paris"}])
 
@@ -82,9 +82,9 @@ class Message(Body):
 
 
 class FunctionDefinition(Body):
-    """`parameters` is a JSON schema; TGI's clients call it `arguments`. `strict` changes nothing: calls always fit."""
+    """`parameters` is a JSON schema; TGI's clients call it `arguments`. `strict` has no effect: calls always fit."""
 
-    name: str = Field(description="What calls name.", examples=["get_weather"])
+    name: str = Field(description="Name by which a call refers to the function.", examples=["get_weather"])
     description: str | None = Field(
         default=None, description="What the function does; the model reads it.", examples=["Get the current weather"]
     )
@@ -94,7 +94,9 @@ class FunctionDefinition(Body):
         examples=[{"type": "object", "properties": {"location": {"type": "string"}}}],
     )
     arguments: Any = Field(default=None, description="As `parameters`.", examples=[{"type": "object"}])
-    strict: bool = Field(default=False, description="Calls fit the schema in any case.", examples=[True])
+    strict: bool = Field(
+        default=False, description="Accepted and ignored: calls always fit the schema.", examples=[True]
+    )
 
     @property
     def schema_of_parameters(self) -> Any:
@@ -134,11 +136,13 @@ class ChatBody(OpenAIBody):
     )
     max_tokens: MaxTokens = None
     max_completion_tokens: PositiveInt | None = Field(
-        default=None, description="As `max_tokens`, over which it wins.", examples=[20]
+        default=None, description="As `max_tokens`, which it overrides.", examples=[20]
     )
     logprobs: bool = Field(default=False, description="Report the logprob of each token.", examples=[True])
     top_logprobs: TopN | None = Field(
-        default=None, description="With `logprobs`: as many of the likeliest tokens at each step.", examples=[2]
+        default=None,
+        description="With `logprobs`: report this many of the most likely tokens at each step.",
+        examples=[2],
     )
     tools: Items[Tool] | None = Field(
         default=None,
@@ -151,11 +155,11 @@ class ChatBody(OpenAIBody):
         examples=["auto", "none"],
     )
     parallel_tool_calls: bool = Field(
-        default=True, description="An answer has one call at most, whatever this says.", examples=[False]
+        default=True, description="Accepted and ignored: an answer has at most one call.", examples=[False]
     )
     tool_prompt: str | None = Field(
         default=None,
-        description="Put after the tools where the chat template does not place them itself.",
+        description="Text after the tools if the chat template does not place the tools itself.",
         examples=["Call one of these functions."],
     )
     chat_template_kwargs: dict[str, Any] = Field(
@@ -250,7 +254,7 @@ class FunctionDelta(BaseModel):
 
 
 class CallDelta(BaseModel):
-    """`id`, `type` and the function's `name` come once; the pieces of `arguments` are to be joined."""
+    """`id`, `type` and the function's `name` come once; join the pieces of `arguments`."""
 
     index: int
     id: str | None = None

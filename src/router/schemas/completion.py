@@ -49,15 +49,17 @@ class CompletionBody(OpenAIBody):
     max_tokens: MaxTokens = None
     best_of: Number | None = Field(
         default=None,
-        description="Generate this many choices per prompt and give the `n` likeliest. Must not be less than `n`; more "
-        "needs sampling, is limited by `max_best_of` of `/info`, and cannot be streamed. Absent: `n`.",
+        description="Generate this many choices per prompt and return the `n` most likely. Must not be less than `n`; "
+        "more needs sampling, is limited by `max_best_of` of `/info`, and cannot be streamed. Absent: `n`.",
         examples=[1],
     )
     logprobs: TopN | None = Field(
-        default=None, description="Report logprobs, and this many of the likeliest tokens at each step.", examples=[2]
+        default=None, description="Report logprobs, and this many of the most likely tokens at each step.", examples=[2]
     )
     add_special_tokens: bool = Field(
-        default=True, description="Begin a prompt that is a text as the tokenizer's template says.", examples=[True]
+        default=True,
+        description="Add the special tokens of the tokenizer's template to a prompt that is a text.",
+        examples=[True],
     )
     echo: bool = Field(
         default=False,

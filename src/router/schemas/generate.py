@@ -22,14 +22,14 @@ Inputs = Annotated[
 
 
 class GenerateParameters(CommonParameters):
-    """Sampling, stopping and reporting options; what is absent has the default of the generation config of TGI."""
+    """Sampling, stopping and reporting options; absent options have the defaults of TGI's generation config."""
 
     best_of: Annotated[
         Annotated[UInt64, WithJsonSchema({"type": "integer", "minimum": 0, "x-limits": {"maximum": "max_best_of"}})]
         | None,
         Field(
-            description="Generate this many answers, each of which counts as a request, and give the likeliest. More "
-            "than 1 needs sampling and no `seed`; a stream takes 1 only.",
+            description="Generate this many answers, each of which counts as a request, and return the most likely. "
+            "More than 1 needs sampling and no `seed`; a stream allows only 1.",
             examples=[1],
         ),
     ] = None
@@ -39,8 +39,8 @@ class GenerateParameters(CommonParameters):
     ] = None
     do_sample: bool = Field(
         default=False,
-        description="Sample the tokens; otherwise the likeliest is taken, unless another parameter implies sampling. "
-        "True by default in a request without `parameters`.",
+        description="Sample the tokens; otherwise the most likely one is taken, unless another parameter implies "
+        "sampling. True by default in a request without `parameters`.",
         examples=[True],
     )
     max_new_tokens: MaxTokens = None
@@ -67,7 +67,7 @@ class GenerateParameters(CommonParameters):
         examples=[True],
     )
     top_n_tokens: Annotated[
-        TopN | None, Field(description="Report this many of the likeliest tokens at each step.", examples=[2])
+        TopN | None, Field(description="Report this many of the most likely tokens at each step.", examples=[2])
     ] = None
     grammar: Grammar | None = Field(
         default=None,

@@ -39,7 +39,9 @@ class OpenAIBody(CommonParameters):
     n: Choices = None
     stream: Stream = False
     stream_options: StreamOptions = Field(
-        default=StreamOptions(), description="What a stream tells beside the text.", examples=[{"include_usage": True}]
+        default=StreamOptions(),
+        description="What a stream reports in addition to the text.",
+        examples=[{"include_usage": True}],
     )
 
     @classmethod

@@ -38,26 +38,28 @@ Number = Annotated[
 
 RepetitionPenalty = Annotated[
     PositiveFloat | None,
-    Field(description="Divides the logits of tokens seen in prompt or answer; 1.0 is none.", examples=[1.03]),
+    Field(description="Divides the logits of tokens that occur in prompt or answer; 1.0 is off.", examples=[1.03]),
 ]
 FrequencyPenalty = Annotated[
     PenaltyValue | None,
     Field(
-        description="Taken from a token's logit for each time that it has been generated; 0 is none.", examples=[0.2]
+        description="Subtracted from a token's logit for each time that it has been generated; 0 is off.",
+        examples=[0.2],
     ),
 ]
 PresencePenalty = Annotated[
     PenaltyValue | None,
-    Field(description="Taken from the logit of every token that has been generated; 0 is none.", examples=[0.2]),
+    Field(description="Subtracted from the logit of every token that has been generated; 0 is off.", examples=[0.2]),
 ]
 TopK = Annotated[
     Annotated[Int32, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _INT32_MAX})] | None,
-    Field(description="Sample among this many of the likeliest tokens only. Absent: among all.", examples=[10]),
+    Field(description="Sample only among this many of the most likely tokens. Absent: among all.", examples=[10]),
 ]
 TopP = Annotated[
     Annotated[Float32, WithJsonSchema({"type": "number", "exclusiveMinimum": 0, "maximum": 1})] | None,
     Field(
-        description="Sample among the likeliest tokens that together have this probability; 1 is off.", examples=[0.95]
+        description="Sample among the most likely tokens that together have this probability; 1 is off.",
+        examples=[0.95],
     ),
 ]
 TypicalP = Annotated[
@@ -69,7 +71,9 @@ TypicalP = Annotated[
 ]
 MinP = Annotated[
     Annotated[Float32, WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})] | None,
-    Field(description="Least probability of a token relative to the likeliest one's; 0 is off.", examples=[0.05]),
+    Field(
+        description="Minimum probability of a token relative to that of the most likely one; 0 is off.", examples=[0.05]
+    ),
 ]
 Temperature = Annotated[
     PositiveFloat | None,
@@ -80,11 +84,13 @@ Temperature = Annotated[
 ]
 OpenAITemperature = Annotated[
     NonNegativeFloat | None,
-    Field(description="0 is greedy: always the likeliest token. Everything else samples. Absent: 1.", examples=[0]),
+    Field(description="0 always takes the most likely token; any other value samples. Absent: 1.", examples=[0]),
 ]
 Seed = Annotated[
     UInt64 | None,
-    Field(description="The same seed gives the same tokens for the same request. Absent: by chance.", examples=[42]),
+    Field(
+        description="The same seed gives the same tokens for the same request. Absent: a random seed.", examples=[42]
+    ),
 ]
 MaxTokens = Annotated[
     PositiveInt | None,
@@ -98,16 +104,16 @@ Stop = Annotated[
     Items[str],
     WithJsonSchema(_STOP_TEXTS),
     Field(
-        description="Texts at which the answer ends, wherever they come up in it; the text is kept. Their bytes "
-        "in all are limited.",
+        description="Texts at which the answer ends, wherever they occur in it; the text is kept. "
+        "Their total bytes are limited.",
         examples=[["\n\n"]],
     ),
 ]
 OpenAIStop = Annotated[
     Annotated[str | Items[str], WithJsonSchema({"anyOf": [{"type": "string"}, _STOP_TEXTS]})] | None,
     Field(
-        description="A text or several at which the answer ends; the text itself is left out. Their bytes in all are "
-        "limited.",
+        description="One or more texts at which the answer ends; the text itself is left out. "
+        "Their total bytes are limited.",
         examples=[["\n\n"], "END"],
     ),
 ]
@@ -123,11 +129,11 @@ MinTokens = Annotated[
     UInt32 | None,
     Field(
         description="Neither an end-of-sequence token nor a stop text ends the answer before it has this many tokens; "
-        "a grammar whose text is complete still does. Not more than the most tokens. 0 is off.",
+        "a grammar whose text is complete still does. Must not exceed the maximum number of tokens. 0 is off.",
         examples=[5],
     ),
 ]
-IgnoreEos = Annotated[bool, Field(description="Generate on after an end-of-sequence token.", examples=[True])]
+IgnoreEos = Annotated[bool, Field(description="Continue after an end-of-sequence token.", examples=[True])]
 Choices = Annotated[
     Number | None, Field(description="Number of choices; each counts as a request. Absent: 1.", examples=[1])
 ]

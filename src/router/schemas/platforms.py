@@ -39,8 +39,8 @@ class VertexResponse(BaseModel):
 class InferInput(Body):
     """A text as the bytes of its UTF-8 form."""
 
-    name: str = Field(description="Without influence.", examples=["input"])
-    shape: Items[int] = Field(description="Without influence.", examples=[[1]])
+    name: str = Field(description="Has no effect.", examples=["input"])
+    shape: Items[int] = Field(description="Has no effect.", examples=[[1]])
     datatype: str = Field(description="Without influence; `data` are bytes.", examples=["BYTES"])
     data: Items[Annotated[int, Field(ge=0, le=255)]] = Field(
         description="The bytes of the text in UTF-8.", examples=[[72, 101, 108, 108, 111]]

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 
 class ErrorBody(BaseModel):
-    """`error` is for people, `error_type` for programs."""
+    """`error` is a text for people, `error_type` a word for programs."""
 
     error: str
     error_type: str

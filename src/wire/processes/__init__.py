@@ -1,1 +1,1 @@
-"""One process and another: how a child is started, and asked what it does."""
+"""How a process starts another one, and asks what it is doing."""

@@ -1,4 +1,4 @@
-"""The stacks of all threads on standard error, asked for by a signal: what is a process doing that does not answer?
+"""The stacks of all threads on standard error, on a signal: they show what a process that hangs is doing.
 
 The dump is written in the signal handler itself, by C code that takes no locks: it works while the interpreter waits in
 a collective, in a driver or for its own lock. Not for a process that is stopped, or that the kernel holds in a call.

@@ -1,4 +1,4 @@
-"""Which program of split-KV decode attention reads which keys: one small kernel per step, no word to the host.
+"""Which program of split-KV decode attention reads which keys: one small kernel per step, without the host.
 
 Rows of very different lengths share a batch, and only the device knows the lengths (a CUDA graph must hold for any). So
 all keys in reach are cut into items of about equal size: with T keys in all and room for N items, an item is at

@@ -1,4 +1,4 @@
-"""Decoders of LayerNorms and plain MLPs: GPT-2 and its heirs, OPT, Phi, StarCoder 2; StableLM, whose MLP is gated."""
+"""Decoders of LayerNorms and plain MLPs: GPT-2 and the like, OPT, Phi, StarCoder 2; StableLM, whose MLP is gated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' modelling with one cache object per request, and a loop over the requests: slow, and right for all.
+"""transformers' modelling with one cache object per request, and a loop over the requests: slow, but always correct.
 
 For state-space models, hybrids, encoder-decoders, and whatever the paged cache cannot express.
 """

@@ -1,4 +1,4 @@
-"""A process of its own for files that strangers wrote: without this one's secrets, and gone when this one is gone."""
+"""A separate process for untrusted files: it lacks this process's secrets, and ends when this process ends."""
 
 from __future__ import annotations
 

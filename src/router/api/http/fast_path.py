@@ -1,4 +1,4 @@
-"""The busy routes without the framework's way to them.
+"""Busy routes, found without the framework's routing.
 
 FastAPI finds a route by trying them all and prepares dependencies, exit stacks and telemetry for it: a quarter of a
 millisecond, for endpoints that take the bare request. Here they are found in a dictionary. Middleware and error

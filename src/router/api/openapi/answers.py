@@ -70,8 +70,8 @@ STREAM_HEADERS = {
     "x-compute-characters": _header("Characters of the prompt"),
 }
 JSON_HEADERS = STREAM_HEADERS | {
-    "x-compute-time": _header("Seconds in all", "number"),
-    "x-total-time": _header("Milliseconds in all"),
+    "x-compute-time": _header("Seconds in total", "number"),
+    "x-total-time": _header("Milliseconds in total"),
     "x-validation-time": _header("Milliseconds until the request was queued"),
     "x-queue-time": _header("Milliseconds in the queue"),
     "x-inference-time": _header("Milliseconds from the queue to the last token"),
