@@ -21,7 +21,7 @@ SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Variant number `index` of `module`, for capability `target` (80, 90, 100). Crosses process borders."""
+    """Variant number `index` of `module`, for capability `target` (80, 89, 90, 100). Crosses process borders."""
 
     module: str
     index: int
