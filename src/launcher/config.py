@@ -117,6 +117,12 @@ class LauncherConfig:
         hidden=True,
         help="Share of GPU memory that defaults assume to be usable.",
     )
+    batch_invariant: bool = option(
+        False,
+        panel=_SHARDS,
+        help="Compute each request with the same bits in any batch. Prompts are then computed whole, prefixes are not "
+        "shared, and requests are never preempted; steps are slower. A model or machine that cannot do it is refused.",
+    )
     disable_custom_kernels: bool = option(
         False, panel=_SHARDS, help="Let NCCL do every sum over the shards; other kernels are not affected."
     )
@@ -262,7 +268,8 @@ SHARD_FLAGS = (
 PROFILE_FLAGS = ("profile", "profile_steps")
 """Of a shard, given only with `--profile`: TGI's own shard does not know them."""
 SHARD_VARIABLES = (
-    "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "disable_custom_kernels",
+    "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
+    "disable_custom_kernels",
     "watermark_gamma", "watermark_delta", "attention",
 )  # fmt: skip
 DOWNLOAD_FLAGS = ("revision", "trust_remote_code", "quantize")

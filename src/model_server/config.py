@@ -108,6 +108,11 @@ class ServeConfig:
         True, help="Let requests share the KV cache of a common beginning; the router keeps track of it"
     )
     prefill_chunking: bool = option(True, help="Compute long prompts in several steps, together with running requests")
+    batch_invariant: bool = option(
+        False,
+        help="Compute each request with the same bits in any batch, or refuse to start; without chunks, shared "
+        "prefixes and preemption, and slower",
+    )
     disable_custom_kernels: bool = option(
         False, help="Let NCCL do every sum over the shards, even if the GPUs can read each other's memory"
     )

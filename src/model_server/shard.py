@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, war
 from model_server.errors import LostPeerError, StartupError
 from model_server.memory.budget import CudaMemory
 from model_server.models.load import load_runner
-from model_server.models.model import Model, cache_dtype, describe
+from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe
 from model_server.rpc.interceptor import is_fatal
 from model_server.rpc.server import ShardServer, claim_socket, socket_path
 from model_server.rpc.servicer import Servicer, ShardFacts
@@ -61,16 +62,22 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         needs_bfloat16=checkpoint.needs_bfloat16,
         is_native=model.spec is not None,
     )
+    if config.batch_invariant:
+        check_batch_invariance(model, device, dtype, layout.world.size)
+        # Prompt tokens in a chunk, or computed again after a preemption, pass through another kernel.
+        config = replace(config, prefill_chunking=False, prefix_caching=False)
+        logger.info("Results do not depend on the batch (--batch-invariant): no chunks, shared prefixes or preemption")
     num_threads = tune(device, layout.local.size, checkpoint.file_bytes, keep_threads=threads_are_set())
     logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
     stored = cache_dtype(model, config.kv_cache_dtype, device, config.attention)
-    attention = AttentionChoice(config.attention, device, dtype, stored)
+    attention = AttentionChoice(config.attention, device, dtype, stored, batch_invariant=config.batch_invariant)
     ranks = Ranks.of(_connect(config, layout.world, device))
     runner: Runner | None = None
     orderly = False
     phases.enter(phases.LOADING)
     try:
-        runner = _load(config, model, Placement(device, dtype, ranks, stored), attention, graphs)
+        placement = Placement(device, dtype, ranks, stored, batch_invariant=config.batch_invariant)
+        runner = _load(config, model, placement, attention, graphs)
         engine = _engine(config, runner, tokenizer, device, layout)
         facts, plan = (
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
@@ -151,7 +158,7 @@ def announce(
         block_size=traits.block_size,
         chunking=config.prefill_chunking and not traits.keeps_state,
         prefix_caching=config.prefix_caching and not traits.keeps_state,
-        grows=not traits.keeps_state,
+        grows=not traits.keeps_state and not config.batch_invariant,
         kv_cache_dtype=str(cache_dtype or dtype),
         quantize=quantize,
         urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),

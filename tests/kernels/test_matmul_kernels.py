@@ -64,3 +64,21 @@ def test_parts_cover_the_sum(blocks: int, depth: int) -> None:
 def test_tile_configs() -> None:
     assert all(not tiles.vector for tiles in matmul.tile_configs(2))
     assert any(tiles.vector for tiles in matmul.tile_configs(1))
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_the_invariant_product_gives_a_row_the_same_bits_in_any_batch(
+    device: torch.device, dtype: torch.dtype, biased: bool
+) -> None:
+    depth, width = 200, 150
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(131, depth, generator=generator).to(device, dtype)
+    weight = torch.randn(width, depth, generator=generator).div(depth**0.5).to(device, dtype)
+    bias = torch.randn(width, generator=generator).to(device, dtype) if biased else None
+    together = matmul.multiply_invariant(x, weight, bias)
+    wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    assert (together.double() - wanted).norm() / wanted.norm() < 1e-2
+    for first, last in ((0, 1), (63, 65), (17, 100), (130, 131)):
+        assert torch.equal(matmul.multiply_invariant(x[first:last], weight, bias), together[first:last])
+    assert matmul.multiply_invariant(x[:0], weight, bias).shape == (0, width)

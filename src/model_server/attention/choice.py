@@ -65,10 +65,13 @@ class AttentionChoice:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         cache_dtype: torch.dtype | None = None,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         """requested: the user's word (`--attention`, ATTENTION), None if unset. TGI's names stand for "the best that
         is available", and one log line says which; a word of our own is used or refused. cache_dtype: of the KV cache
-        if that is not the model's `dtype`.
+        if that is not the model's `dtype`. batch_invariant: on a GPU only `triton` will do, which then cuts the keys of
+        a row by its own length alone.
 
         Raises StartupError for an unknown word, and for a backend that the user named and that is not available.
         """
@@ -78,6 +81,9 @@ class AttentionChoice:
         self._device = device
         self._dtype = dtype
         self._cache_dtype = cache_dtype
+        self._invariant = batch_invariant and device.type == "cuda"
+        if self._invariant and requested in OWN_NAMES and requested != "triton":
+            raise StartupError(f"--attention {requested} is not batch-invariant; leave it unset or use triton")
         if requested in OWN_NAMES:
             _named(requested, device, dtype, cache_dtype, ())
 
@@ -86,6 +92,11 @@ class AttentionChoice:
 
         Raises StartupError if the user has named one and it cannot serve.
         """
+        if self._invariant:
+            _named("triton", self._device, self._dtype, self._cache_dtype, layers)
+            from model_server.attention.triton_paged import TritonBackend
+
+            return TritonBackend(batch_invariant=True)
         if self.requested in OWN_NAMES:
             return _named(self.requested, self._device, self._dtype, self._cache_dtype, layers)
         backend = _best(self._device, self._dtype, self._cache_dtype, layers)
@@ -112,6 +123,8 @@ class AttentionChoice:
             logger.info("Prefix caching is off: PREFIX_CACHING=0")
 
     def _reason(self, name: str) -> str:
+        if self._invariant:
+            return "the only batch-invariant one (`--batch-invariant`)"
         if self.requested is None:
             return "the best available backend that serves the model's layers"
         if self.requested == name:

@@ -12,9 +12,12 @@ from model_server.distributed.layout import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """dtype: of weights and activations. ranks: unset: this one alone. cache_dtype: of the KV cache; None: `dtype`."""
+    """dtype: of weights and activations. ranks: unset: this one alone. cache_dtype: of the KV cache; None: `dtype`.
+    batch_invariant: a row's result may not depend on the rows beside it.
+    """
 
     device: torch.device
     dtype: torch.dtype
     ranks: Ranks = field(default_factory=lambda: Ranks.of(ProcessGroup()))
     cache_dtype: torch.dtype | None = None
+    batch_invariant: bool = False

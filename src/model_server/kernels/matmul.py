@@ -5,6 +5,8 @@ to registers. `_stream`, for up to 32 rows: W's rows are the tall side of a matr
 W passes through shared memory some stages ahead of its use. Where W has too few rows to keep all processors busy, its
 columns are shared out too: each part's sums are written down and added in the order of the parts by `_add_parts`, so
 that equal inputs give equal bits. Which way is fastest, the library's included, is measured: `layers.linear`.
+
+`multiply_invariant` has one form for any number of rows, so that a row's result has the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -41,6 +43,10 @@ class TileConfig:
 VECTOR_TILES = (TileConfig(True, 4, 1024, 4), TileConfig(True, 8, 512, 4))
 STREAM_TILES = (TileConfig(False, 64, 128, 4, 4), TileConfig(False, 128, 64, 4, 4))
 
+# Of any number of rows: wide enough that a prompt does not read the weights too often.
+INVARIANT_TILES = TileConfig(False, 128, 64, 4, 4)
+INVARIANT_ROWS = 64
+
 
 def tile_configs(num_rows: int) -> tuple[TileConfig, ...]:
     """What can multiply `num_rows` rows, 1 to MOST_ROWS."""
@@ -76,6 +82,25 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: TileConfig, 
     )  # fmt: skip
     if split:
         add_parts(sums, bias, out)
+    return out
+
+
+def multiply_invariant(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [m, in] @ weight [out, in].T + bias [out], for any m: [m, out] in the type of `x`, bfloat16 or float16.
+
+    Each element is the same sum in the same order of instructions, whatever m is.
+    """
+    num_rows, depth = x.shape
+    width = weight.shape[0]
+    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    if num_rows == 0:
+        return out
+    tiles = INVARIANT_TILES
+    _stream[(triton.cdiv(width, tiles.columns) * triton.cdiv(num_rows, INVARIANT_ROWS), 1)](
+        x.contiguous(), weight, weight if bias is None else bias, out, num_rows, width, depth, depth,
+        ROWS=INVARIANT_ROWS, COLUMNS=tiles.columns, DEPTH=tiles.depth, BIASED=bias is not None,
+        EVEN=depth % tiles.depth == 0, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
     return out
 
 
@@ -144,13 +169,15 @@ def _stream(
     EVEN: tl.constexpr,
 ):
     part = tl.program_id(1)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.arange(0, ROWS)
+    # Programs that read the same rows of W follow one another.
+    row_blocks = tl.cdiv(num_rows, ROWS)
+    column = tl.program_id(0) // row_blocks * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0) % row_blocks * ROWS + tl.arange(0, ROWS)
     inner = tl.arange(0, DEPTH)
     inside = column < width
     live = row < num_rows
     matrix = weight + column[:, None].to(tl.int64) * depth + inner[None, :]
-    rows = x + row[None, :] * depth + inner[:, None]
+    rows = x + row[None, :].to(tl.int64) * depth + inner[:, None]
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     for start in range(part * share, tl.minimum((part + 1) * share, depth), DEPTH):
         if EVEN:
@@ -190,10 +217,12 @@ def variants() -> Sequence[Variant]:
             for rows in (16, 32):
                 found.append(_variant(_stream, tiles, dtype, ROWS=rows))
                 found.append(_variant(_stream, tiles, dtype, out="fp32", ROWS=rows))
+        found.append(_variant(_stream, INVARIANT_TILES, dtype, ROWS=INVARIANT_ROWS))
         found.append(_variant(_add_parts, VECTOR_TILES[0], dtype, ADDED=_ADDED))
         found.append(_variant(_add_parts, VECTOR_TILES[0], dtype, out="fp32", ADDED=_ADDED))
     found.append(_variant(_vector, VECTOR_TILES[0], "bf16", BIASED=True, EVEN=False))
     found.append(_variant(_stream, STREAM_TILES[0], "bf16", ROWS=16, BIASED=True, EVEN=False))
+    found.append(_variant(_stream, INVARIANT_TILES, "bf16", ROWS=INVARIANT_ROWS, BIASED=True, EVEN=False))
     return found
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from model_server.attention.choice import KEEP_MODEL_TYPE
+from model_server.cpp import library as cpp
 from model_server.errors import StartupError
-from model_server.kernels.availability import has_float8
+from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import UnknownFamilyError, spec_of
@@ -100,6 +101,32 @@ def cache_dtype(
         model.config.model_type,
     )
     return None
+
+
+def check_batch_invariance(model: Model, device: torch.device, dtype: torch.dtype, num_ranks: int) -> None:
+    """Raises StartupError if `--batch-invariant` cannot be honoured for this model here."""
+    reason = _varies_with_the_batch(model, device, dtype, num_ranks)
+    if reason is not None:
+        raise StartupError(f"--batch-invariant cannot be honoured: {reason}")
+
+
+def _varies_with_the_batch(model: Model, device: torch.device, dtype: torch.dtype, num_ranks: int) -> str | None:
+    spec = model.spec
+    if spec is None:
+        return f"{model.config.model_type} is computed by transformers, which multiplies as its libraries do"
+    if model.scheme.method is not None:
+        return "products with quantized weights depend on the number of rows"
+    if num_ranks > 1:
+        return "a sum over several shards depends on its size; use --num-shard 1"
+    if device.type != "cuda":
+        if dtype is torch.float32 and cpp.usable(device, dtype):
+            return None
+        return "on a CPU it needs --dtype float32 and the C++ operators"
+    if spec.attention is not None or any(mlp is not None for mlp in spec.mlps):
+        return "latent attention and experts multiply in a form that depends on the number of rows"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "on a GPU it needs --dtype float16 or bfloat16"
+    return refusal(device)
 
 
 def with_linear_rope(spec: Spec, factor: float) -> Spec:

@@ -69,11 +69,11 @@ class DecodeGemm:
 
 
 class DecodeGemmLinear:
-    """A matrix whose decode GEMMs are done as was measured to be fastest for its shape."""
+    """A matrix multiplied by `gemm`: the fastest product for its shape, or a fixed one."""
 
     __slots__ = ("_bias", "_gemm", "_weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, gemm: DecodeGemm) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, gemm: Product) -> None:
         self._weight = weight
         self._bias = bias
         self._gemm = gemm

@@ -33,8 +33,11 @@ SMALLEST_MEASURED = 1 << 20
 class LinearFactory:
     """Makes the products of a model of one type on one device, and keeps the shapes that are to be measured."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, *, num_ranks: int = 1) -> None:
-        """num_ranks: that divide the matrices among them."""
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, *, num_ranks: int = 1, batch_invariant: bool = False
+    ) -> None:
+        """num_ranks: that divide the matrices among them. batch_invariant: on a GPU, plain matrices in 16 bits are
+        multiplied by one kernel for any number of rows."""
         self.device = device
         self.dtype = dtype
         # Several ranks must multiply alike what all of them multiply, and come to shapes at different times.
@@ -42,6 +45,7 @@ class LinearFactory:
         self._panels = None
         if cpp.usable(device, dtype):
             self._panels = PanelChoice(weight_packer(device, dtype) if measured else None)
+        self._invariant = _invariant_product(device, dtype) if batch_invariant else None
         self._candidates = _kernels(device, dtype)
         self._decoding = _decoding_kernels(device, dtype)
         self._gemms: dict[tuple[int, int], DecodeGemm] = {}
@@ -53,6 +57,8 @@ class LinearFactory:
         if not isinstance(form, Plain):
             return self._quantized(form, bias)
         weight = form.dequantize(self.dtype)
+        if self._invariant is not None:
+            return DecodeGemmLinear(weight.contiguous(), bias, self._invariant)
         if self._panels is not None and weight.shape[1] % 2 == 0 and self._panels.takes(weight):
             return PackedLinear(weight, bias)
         packer = weight_packer(self.device, self.dtype) if weight.numel() >= SMALLEST_PACKED else None
@@ -107,6 +113,15 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> Sequence[Sequence[Prod
     return [
         [partial(multiply, tiles=tiles, num_processors=processors) for tiles in tile_configs(most)] for most in BUCKETS
     ]
+
+
+def _invariant_product(device: torch.device, dtype: torch.dtype) -> Product | None:
+    """None: the products of this device and type depend on no other row as they are."""
+    if not _runs_kernels(device, dtype):
+        return None
+    from model_server.kernels.matmul import multiply_invariant
+
+    return multiply_invariant
 
 
 def _decoding_kernels(

@@ -55,6 +55,7 @@ def build(
         first_layer=layers.start,
         cache_scales=CacheScales(reader) if placement.cache_dtype is torch.float8_e4m3fn else None,
         scheme=scheme or Scheme(),
+        batch_invariant=placement.batch_invariant,
     )
     embedding, output = load_vocabulary(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage

@@ -45,13 +45,16 @@ class Loader:
     first_layer: int = 0  # of this rank: its cache holds the layers from there on
     cache_scales: CacheScales | None = None  # None: the cache has none
     scheme: Scheme = field(default_factory=Scheme)
+    batch_invariant: bool = False
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
     linears: LinearFactory = field(init=False)
     _alibis: dict[tuple[tuple[float, ...], float | None], Alibi] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.linears = LinearFactory(self.device, self.reader.dtype, num_ranks=self.tensor_group.size)
+        self.linears = LinearFactory(
+            self.device, self.reader.dtype, num_ranks=self.tensor_group.size, batch_invariant=self.batch_invariant
+        )
 
     def share(self, size: int) -> Range:
         """This rank's part of a dimension that must divide evenly."""
