@@ -14,6 +14,8 @@ from launcher.chat.conversation import Message
 from launcher.http_stream import BadAnswerError, Connection, event_object
 
 _GREETING_TIMEOUT_S = 30.0
+_NO_TEMPLATE = "Template error: template not found"
+"""What TGI answers."""
 _NAMELESS = "tgi"
 """The model's name for a server that lists none, as TGI's clients have it."""
 
@@ -100,6 +102,10 @@ class ChatClient:
             said = _message_of(orjson.loads(error.body))
         except orjson.JSONDecodeError:
             said = ""
+        if said == _NO_TEMPLATE:
+            return (
+                f"{self._model} has no chat template: take a model made for chats, or ask this one with POST /generate"
+            )
         return said or f"{self.url}: {error}"
 
     def _unreachable(self, error: OSError) -> str:
