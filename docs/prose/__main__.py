@@ -18,6 +18,7 @@ _READ = (
     "demo_model/*.md",
     "deploy/**/*.md",
     "examples/*.md",
+    "src/**/*.html",
     "src/**/*.py",
 )
 _LEFT_OUT = ("CHANGELOG.md", "docs/models.md", "src/wire/v3")

@@ -1,4 +1,4 @@
-"""The texts that people read: Markdown without its code; strings, docstrings and comments of Python files."""
+"""The texts that people read: Markdown and HTML without code and tags; strings, docstrings and comments of Python."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TABLE_RULE = re.compile(r"^\s*\|?[\s:|-]+\|?\s*$", re.M)
 
 def texts_of(path: Path) -> Iterator[Text]:
     source = path.read_text()
-    yield from (_markdown(source) if path.suffix == ".md" else _python(source))
+    yield from (_python(source) if path.suffix == ".py" else _markdown(source))
 
 
 def without_code(text: str) -> str:
