@@ -124,10 +124,11 @@ $(VENV)/.torch: constraints.txt
 	@$(BIN)/python $(INSTALL_TORCH)
 	@touch $@
 
-$(VENV)-kernels/.installed: constraints.txt tests/kernels/requirements.txt
+$(VENV)-kernels/.installed: constraints.txt tests/kernels/requirements.txt tests/kernels/requirements-no-deps.txt
 	@$(CREATE) $(VENV)-kernels $(ASKED)
 	@$(KBIN)/python $(INSTALL_TORCH) --build cpu
 	$(KBIN)/pip install --quiet $(PIN) -r tests/kernels/requirements.txt
+	$(KBIN)/pip install --quiet --no-deps -r tests/kernels/requirements-no-deps.txt
 	touch $@
 
 $(VENV)-deploy/.installed: tests/deploy/requirements.txt

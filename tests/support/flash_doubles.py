@@ -1,4 +1,4 @@
-"""The functions of flash-attn 2, flash-attn 3 and torch's varlen attention, written out in plain torch.
+"""The functions of flash-attn 2, 3 and 4 and torch's varlen attention, written out in plain torch.
 
 Each takes the arguments that the library documents, with its names and defaults, checks what the library's C++ checks
 (types, shapes, strides, page sizes), and follows its documented semantics: the causal mask is aligned to the bottom
@@ -23,7 +23,14 @@ def pages_of(pool: Tensor, row: Tensor, length: int) -> Tensor:
 
 
 def attend_one(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: tuple[int, int], softcap: float, slopes: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: tuple[int, int],
+    softcap: float,
+    slopes: Any,
+    sinks: Any = None,
 ) -> Tensor:
     """One sequence: query [m, heads, dim], key and value [n, kv_heads, dim] -> [m, heads, dim]; rounded once."""
     groups = query.shape[1] // key.shape[1]
@@ -41,7 +48,10 @@ def attend_one(
         hidden |= distance < -left
     if right >= 0:
         hidden |= distance > right
-    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -math.inf)
+    if sinks is not None:
+        scores = torch.cat((sinks.double()[:, None, None].expand(-1, len(query), 1), scores), dim=-1)
+    weights = scores.softmax(-1)[..., -len(key) :]
     return torch.einsum("hmn,nhd->mhd", weights, value).to(query.dtype)
 
 
@@ -174,6 +184,35 @@ def with_kvcache_3(
     options = softmax_scale, window_2(causal, window_size), softcap, None
     flat = q.reshape(-1, *q.shape[-2:])
     return ragged(flat, k_cache, v_cache, cu_seqlens_q, cache_seqlens, page_table, *options).view(q.shape)
+
+
+def varlen_func_4(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    seqused_k: Tensor,
+    page_table: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    learnable_sink: Tensor | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, None]:
+    """flash_attn.cute 4.0.0b36: what it needs of its arguments with a page table, among its many."""
+    assert softmax_scale is not None and causal
+    check_paged(q, k, v, page_table, 1)
+    assert len(cu_seqlens_q) == len(page_table) + 1 and int(cu_seqlens_q[0]) == 0
+    assert max_seqlen_q == int(cu_seqlens_q.diff().max()) and max_seqlen_k == int(seqused_k.max())
+    assert learnable_sink is None or learnable_sink.shape == (q.shape[1],)
+    left, right = window_size
+    window = (-1 if left is None else left, 0)
+    assert right in (None, 0)
+    options = softmax_scale, window, softcap, None, learnable_sink
+    return ragged(q, k, v, cu_seqlens_q, seqused_k, page_table, *options), None
 
 
 def torch_varlen_attn(

@@ -198,9 +198,9 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Offer:
     reason = refusal(device)
     if reason is not None:
         raise UnavailableError(f"it needs Triton and a GPU of capability 8.0 or later; {reason}")
-    from model_server.attention import triton_paged
+    from model_server.attention import flash_prefill, triton_paged
 
-    return Offer(triton_paged.TritonBackend(), triton_paged.refuses)
+    return Offer(triton_paged.TritonBackend(prefill=flash_prefill.installed(device)), triton_paged.refuses)
 
 
 def _flash_attn(device: torch.device, dtype: torch.dtype) -> Offer:

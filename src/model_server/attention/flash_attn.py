@@ -156,7 +156,8 @@ def available(device: torch.device, dtype: torch.dtype) -> FlashAttnBackend:
             if module is not None:
                 return FlashAttnBackend(module, 3)
     module = _module("flash_attn")
-    if module is None:
+    # The folder is there with flash-attn 4 alone, too: a namespace without functions.
+    if module is None or not hasattr(module, "flash_attn_varlen_func"):
         raise UnavailableError("flash-attn is not installed (extra `flash-attn`)")
     version = importlib.metadata.version("flash_attn")
     if _numbers(version) < OLDEST_VERSION:

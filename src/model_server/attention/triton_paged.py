@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
+from model_server.attention.flash_prefill import FlashPrefill, Prompts, prompts_of
 from model_server.attention.metadata import AttentionMetadata
 from model_server.kernels.attention.decode import DecodeConfig, decode_config, paged_decode, plan_rows
 from model_server.kernels.attention.decode_plan import DecodePlan
@@ -43,6 +44,7 @@ class TritonBackend:
 
     batch_invariant: a row's result has the same bits alone and in any batch. Off, the keys of a decode batch are cut so
     that all processors have about the same work, which depends on the batch.
+    prefill: computes the prompts of the layers that it serves; None: our kernel computes all.
     """
 
     name = "triton"
@@ -50,13 +52,23 @@ class TritonBackend:
     block_size = 16
     capturable = True  # see above: decode takes lengths and pages from the device, and its launches follow from shapes
 
-    def __init__(self, *, batch_invariant: bool = False) -> None:
+    def __init__(self, *, batch_invariant: bool = False, prefill: FlashPrefill | None = None) -> None:
         self._batch_invariant = batch_invariant
+        self._prefill = prefill
         self._configs: dict[tuple[int, int, int, int, bool, torch.dtype, torch.device], _Configs] = {}
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> TritonStep:
         """Launches nothing yet."""
         return TritonStep(self, metadata, cache)
+
+    def prompts_of(self, metadata: AttentionMetadata) -> Prompts | None:
+        """What the library for prompts is given of a step; None: nothing."""
+        return None if self._prefill is None else prompts_of(metadata)
+
+    def library_for(self, layer: AttentionLayer, cache: KvCache) -> FlashPrefill | None:
+        """What computes the prompts of this layer instead of our kernel."""
+        library = self._prefill
+        return library if library is not None and library.serves(layer, cache, TritonBackend()) else None
 
     def configs(self, layer: AttentionLayer, cache: KvCache) -> _Configs:
         """How layers of this shape are computed."""
@@ -94,6 +106,7 @@ class TritonStep:
         self._cache = cache
         lengths = metadata.query_lengths_host
         self._num_single = len(lengths) if metadata.is_decode else lengths.count(1)
+        self._prompts = None if metadata.is_decode else backend.prompts_of(metadata)
         self._plans: dict[tuple[DecodeConfig, int, int | None, int | None], DecodePlan] = {}
         self._tiles: dict[tuple[int, int, int | None, int | None], Tensor] = {}
 
@@ -109,6 +122,13 @@ class TritonStep:
         if self._num_single:
             paged_decode(query, keys, values, tables, self._plan(layer, decode), layer, decode, out=out)
         if self._num_single < len(metadata.query_lengths_host):
+            library = None if self._prompts is None else self._backend.library_for(layer, cache)
+            if library is not None and self._prompts is not None:
+                attended = library.attend(layer, query, keys, values, self._prompts).flatten(1)
+                if not self._num_single:
+                    return attended
+                out[self._prompts.first : self._prompts.last] = attended
+                return out
             paged_prefill(query, keys, values, tables, self._tile_list(layer, prefill), layer, prefill, out=out)
         return out
 
