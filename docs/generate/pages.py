@@ -110,7 +110,8 @@ def _bench() -> str:
     return page(
         "# launcher bench",
         "`launcher bench [OPTIONS]`: sends load to a server that speaks TGI's API or OpenAI's, and reports its "
-        "throughput and latencies. It replaces TGI's `text-generation-benchmark`, which drives a shard directly.",
+        "throughput and latencies; [bench.md](../bench.md) shows how. It replaces TGI's `text-generation-benchmark`, "
+        "which drives a shard directly.",
         _SEE_RULES,
         option_tables(BenchConfig, lambda opt: ""),
     )

@@ -7,6 +7,7 @@ that time is taken from the server that is being measured.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -19,6 +20,28 @@ import orjson
 READ_BYTES = 2**16
 
 
+def server_url(text: str) -> str:
+    """What people write for a server as a URL that `Connection` takes: `http://` may be left out, and clients of
+    OpenAI's API have `/v1` at the end of theirs."""
+    return (text if "://" in text else f"http://{text}").rstrip("/").removesuffix("/v1")
+
+
+def reason_of(error: OSError) -> str:
+    """Why no server answers, in a few words."""
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS connection: {(error.reason or str(error)).replace('_', ' ').lower()}"
+    if error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or "it takes too long"
+
+
+def message_of(answer: Any) -> str:
+    """What an error says, in TGI's form or in OpenAI's; empty if it is neither."""
+    error = answer.get("error") if isinstance(answer, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else ""
+
+
 class BadAnswerError(Exception):
     """The server refused the request, or its answer broke off."""
 
@@ -26,6 +49,14 @@ class BadAnswerError(Exception):
         """status, body: of a refusal."""
         super().__init__(text)
         self.status, self.body = status, body
+
+    @property
+    def message(self) -> str:
+        """What the server says in its refusal, without the JSON around it; empty if it says nothing."""
+        try:
+            return message_of(orjson.loads(self.body))
+        except orjson.JSONDecodeError:
+            return ""
 
 
 class Connection:
@@ -36,10 +67,12 @@ class Connection:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         """url: scheme, host, port, and the path that is put before every route. Raises ValueError for another scheme
-        than http and https."""
+        than http and https, and for a user name."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url} is not an http:// or https:// URL")
+        if parts.username is not None:
+            raise ValueError("must not hold a user name; give a key with --api-key")
         self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/")

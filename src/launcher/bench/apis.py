@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 
-from launcher.http_stream import BadAnswerError, Connection
+from launcher.http_stream import BadAnswerError, Connection, reason_of
 
 
 @dataclass(slots=True)
@@ -135,5 +136,31 @@ async def _speaks_tgi(connection: Connection) -> bool:
 async def _first_model(connection: Connection) -> str:
     try:
         return str(orjson.loads(await connection.get("/v1/models"))["data"][0]["id"])
-    except (BadAnswerError, orjson.JSONDecodeError, LookupError, TypeError):
-        raise BadAnswerError("/v1/models lists no model; name one with --model") from None
+    except BadAnswerError as error:
+        if error.status != 404:
+            raise
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        pass
+    raise BadAnswerError("/v1/models lists no model; name one with --model")
+
+
+_REMEDIES = {
+    401: "give the server's key with --api-key or the variable API_KEY",
+    404: "has the server another --api or --model?",
+    429: "send fewer requests at a time, with a lower --concurrency or --rate",
+}
+
+
+def explained(error: Exception) -> str:
+    """Why a request failed, and what to do about it where that is known."""
+    if isinstance(error, BadAnswerError):
+        said = f"{error.message} (status {error.status})" if error.message else str(error)
+        remedy = _REMEDIES.get(error.status or 0)
+        return f"{said}; {remedy}" if remedy else said
+    if isinstance(error, TimeoutError):
+        return "no answer in time (--timeout)"
+    if isinstance(error, OSError):
+        is_tls = isinstance(error, ssl.SSLError)
+        remedy = "for a server without TLS write http://" if is_tls else "start one, or give another --url"
+        return f"no server answers ({reason_of(error)}); {remedy}"
+    return str(error) or type(error).__name__

@@ -17,7 +17,7 @@ import uvloop
 from rich.console import Console, RenderableType
 
 from launcher.bench import compare, report
-from launcher.bench.apis import Sampling, choose_api
+from launcher.bench.apis import Sampling, choose_api, explained
 from launcher.bench.compare import Comparison
 from launcher.bench.config import BenchConfig
 from launcher.bench.facts import Served, command_line, given_options, machine, served
@@ -26,7 +26,7 @@ from launcher.bench.load import Load, Progress, Target
 from launcher.bench.prompts import PromptMaker, measured_tokens_per_word, offsets_of
 from launcher.bench.results import Cell, median_cell
 from launcher.bench.run import Run, read_run
-from launcher.http_stream import BadAnswerError, Connection
+from launcher.http_stream import BadAnswerError, Connection, server_url
 from wire.text.escape import shown_in_line
 
 # Requests of a closed-loop cell for each client, the least of any cell, and those of an open-loop cell.
@@ -39,6 +39,7 @@ def run_bench(config: BenchConfig) -> int:
     Returns the exit status: 130 when interrupted.
     """
     try:
+        config = _with_whole_url(config)
         earlier = _runs_to_compare(config)
         with _naming_folder(config):
             report.prepare(config.out)
@@ -52,6 +53,16 @@ def run_bench(config: BenchConfig) -> int:
     if earlier and run.cells:
         failed = _compare(config, earlier[0], run) or failed
     return status or failed
+
+
+def _with_whole_url(config: BenchConfig) -> BenchConfig:
+    """Raises ValueError with a sentence."""
+    url = server_url(config.url)
+    try:
+        Connection(url, {})
+    except ValueError as error:
+        raise ValueError(f"--url {error}") from None
+    return dataclasses.replace(config, url=url)
 
 
 def _runs_to_compare(config: BenchConfig) -> list[Run]:
@@ -90,10 +101,10 @@ def _measured(config: BenchConfig) -> tuple[Run, int]:
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted\n")
         return run, 128 + signal.SIGINT
-    except (BadAnswerError, OSError, ValueError) as error:
-        sys.stderr.write(f"Error: {config.url}: {shown_in_line(str(error)) or type(error).__name__}\n")
+    except (BadAnswerError, OSError) as error:
+        sys.stderr.write(f"Error: {config.url}: {shown_in_line(explained(error))}\n")
         return run, 1
-    except _FolderError as error:
+    except (ValueError, _FolderError) as error:
         sys.stderr.write(f"Error: {error}\n")
         return run, 1
     return run, 0

@@ -15,7 +15,9 @@ ApiName = Literal["auto", "tgi", "openai", "openai-chat"]
 class BenchConfig:
     """One run: every concurrency and every rate is a cell of the table."""
 
-    url: str = option("http://127.0.0.1:3000", env=None, help="Server to measure; its path is put before the routes")
+    url: str = option(
+        "http://127.0.0.1:3000", env=None, help="Server to measure; a path in it is put before the routes"
+    )
     api: ApiName = option(
         "auto", env=None, help="tgi: /generate_stream; openai: /v1/completions; openai-chat: /v1/chat/completions; "
         "auto: tgi if the server answers /info as TGI does, else openai",

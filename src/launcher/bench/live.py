@@ -17,17 +17,17 @@ from launcher.bench.report import COLUMNS, row
 from launcher.bench.run import Run
 
 
-def table(title: str, columns: Mapping[str, str | None], rows: Iterable[Sequence[str]]) -> Table:
+def table(heading: str, columns: Mapping[str, str | None], rows: Iterable[Sequence[str]]) -> RenderableType:
     """columns: full name -> name on a terminal, None for a column that it has no place for."""
-    drawn = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     for number, name in enumerate(filter(None, columns.values())):
         drawn.add_column(name, justify="right" if number else "left", no_wrap=True)
     for cells in rows:
         drawn.add_row(*itertools.compress(cells, columns.values()))
-    return drawn
+    return Group(Text(heading, style="bold"), drawn)
 
 
-def table_of(run: Run) -> Table:
+def table_of(run: Run) -> RenderableType:
     return table(run.heading, COLUMNS, map(row, run.cells))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from launcher.bench.apis import Api, Usage
+from launcher.bench.apis import Api, Usage, explained
 from launcher.bench.results import Cell, RequestTimes, summarise
 from launcher.http_stream import BadAnswerError, Connection, event_object
 
@@ -129,7 +129,7 @@ class Load:
         except (BadAnswerError, OSError) as error:  # TimeoutError is an OSError
             connection.close()
             self._progress.errors += 1
-            self._errors.append(str(error) or type(error).__name__)
+            self._errors.append(explained(error))
         finally:
             self._progress.running -= 1
 

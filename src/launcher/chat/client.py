@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import orjson
 
 from launcher.chat.conversation import Message
-from launcher.http_stream import BadAnswerError, Connection, event_object
+from launcher.http_stream import BadAnswerError, Connection, event_object, message_of, reason_of, server_url
 
 _GREETING_TIMEOUT_S = 30.0
 _NO_TEMPLATE = "Template error: template not found"
@@ -30,7 +29,7 @@ class ChatClient:
     def __init__(self, url: str, api_key: str | None, model: str | None, sampling: Mapping[str, float]) -> None:
         """url: the server's, with `http://` before it and `/v1` at its end or without. Raises ChatError if it is
         not a URL."""
-        self.url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        self.url = server_url(url)
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._sampling = sampling
         self._model = model
@@ -85,7 +84,7 @@ class ChatClient:
 
     def _text_of(self, event: dict[str, Any]) -> str:
         if event.get("error"):
-            raise BadAnswerError(_message_of(event))
+            raise BadAnswerError(message_of(event))
         text = ""
         for choice in event.get("choices") or ():
             text += (choice.get("delta") or {}).get("content") or ""
@@ -98,24 +97,12 @@ class ChatClient:
             return f"{self.url} {refused}; give its key with --api-key or the variable API_KEY"
         if error.status == 404:
             return f"{self.url} has no OpenAI chat API: {error}"
-        try:
-            said = _message_of(orjson.loads(error.body))
-        except orjson.JSONDecodeError:
-            said = ""
-        if said == _NO_TEMPLATE:
+        if error.message == _NO_TEMPLATE:
             return (
                 f"{self._model} has no chat template: take a model made for chats, or ask this one with POST /generate"
             )
-        return said or f"{self.url}: {error}"
+        return error.message or f"{self.url}: {error}"
 
     def _unreachable(self, error: OSError) -> str:
-        reason = os.strerror(error.errno) if error.errno else str(error) or "it takes too long"
         remedy = "give another --url, or a model to serve: launcher chat demo"
-        return f"no server answers at {self.url} ({reason}); {remedy}"
-
-
-def _message_of(answer: Any) -> str:
-    """What an error says, in TGI's form or in OpenAI's; empty if it is neither."""
-    error = answer.get("error") if isinstance(answer, dict) else None
-    message = error.get("message") if isinstance(error, dict) else error
-    return message if isinstance(message, str) else ""
+        return f"no server answers at {self.url} ({reason_of(error)}); {remedy}"

@@ -103,7 +103,7 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list
     for word in words:
         if only_positionals or not word.startswith("-") or word == "-":
             if not positionals:
-                raise UsageError(f"unexpected argument '{word}' found")
+                raise UsageError(f"unexpected argument '{word}' found{_joined(given, options, word)}")
             record(positionals[0] if positionals[0].is_repeated else positionals.pop(0), word)
         elif word == "--":
             only_positionals = True
@@ -123,6 +123,14 @@ def _read_argv(options: Sequence[Option], argv: Sequence[str]) -> dict[str, list
         else:
             _read_shorts(word, shorts, words, record)
     return given
+
+
+def _joined(given: Mapping[str, Sequence[str]], options: Sequence[Option], word: str) -> str:
+    """How to give a list to the option before `word`, if that takes one."""
+    before = next((opt for opt in options if given and opt.name == [*given][-1]), None)
+    if before is None or not before.separator:
+        return ""
+    return f"; several values are written as '{before.flag} {before.separator.join((given[before.name][-1], word))}'"
 
 
 def _similar(flag: str, known: Sequence[str]) -> str:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Callable
 
 import pytest
 from support.scripted_http import ScriptedServer
 
-from launcher.http_stream import BadAnswerError, Connection
+from launcher.http_stream import BadAnswerError, Connection, reason_of, server_url
 
 
 async def test_a_kept_connection_serves_the_next_request(
@@ -58,3 +60,35 @@ async def test_a_broken_answer_is_an_error(server: ScriptedServer, connection: C
 def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="not an http"):
         Connection(url, {})
+
+
+def test_a_user_name_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ValueError, match="--api-key") as caught:
+        Connection("http://user:secret@host", {})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "url"),
+    [
+        ("localhost:80", "http://localhost:80"),
+        ("http://h/v1", "http://h"),
+        ("https://h/base/v1/", "https://h/base"),
+        ("http://h/", "http://h"),
+        ("ftp://h", "ftp://h"),
+    ],
+)
+def test_urls_may_be_written_as_people_do(written: str, url: str) -> None:
+    assert server_url(written) == url
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), "Connection refused"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        (TimeoutError(), "it takes too long"),
+    ],
+)
+def test_why_no_server_answers(error: OSError, words: str) -> None:
+    assert reason_of(error) == words

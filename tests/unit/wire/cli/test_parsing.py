@@ -132,12 +132,18 @@ def test_port_of_a_kubernetes_service_is_ignored(caplog: pytest.LogCaptureFixtur
         (["-j", "--json-output"], {}, ["multiple times"]),
         (["--convert", "--no-convert"], {}, ["multiple times"]),
         (["model"], {}, ["unexpected argument 'model'"]),
+        (["--graphs", "1", "2"], {}, ["unexpected argument '2' found; several values are written as '--graphs 1,2'"]),
         (["--", "--port"], {}, ["unexpected argument '--port'"]),
     ],
 )
 def test_refusals(argv: list[str], environ: dict[str, str], words: list[str]) -> None:
     text = refusal(*argv, **environ)
     assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize("argv", [["--port", "1", "2"], ["--graphs", "1", "--port", "2", "3"], ["--origin", "a", "b"]])
+def test_only_lists_with_a_separator_are_said_to_take_one(argv: list[str]) -> None:
+    assert refusal(*argv) == f"unexpected argument '{argv[-1]}' found"
 
 
 def test_positional() -> None:
