@@ -2,7 +2,7 @@
 
 | What                        | CPU          | CUDA                                                            |
 |-----------------------------|--------------|-----------------------------------------------------------------|
-| sums and gathers of tensors | gloo         | NCCL; small sums in one shot where peers allow (`peer_reduce`)  |
+| sums and gathers of tensors | gloo         | NCCL; most sums in one kernel where peers allow (`peer_reduce`) |
 | agreement on numbers        | gloo         | gloo: nothing waits for the device, and a lost rank is an error |
 | a rank's end                | `peer_watch` | `peer_watch`                                                    |
 
@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from model_server.distributed import peer_reduce
-from model_server.distributed.peer_reduce import OneShot
+from model_server.distributed.peer_reduce import PeerReduce
 from model_server.distributed.peer_watch import Identity, PeerWatch
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 
@@ -96,8 +96,8 @@ def connect(
 ) -> ProcessGroup:
     """Meet the other ranks at `address`:`port` (rank 0 listens there); gloo for a CPU device, nccl for CUDA.
 
-    one_shot: small sums on CUDA bypass NCCL where the devices can read each other's memory. force: one rank alone
-    makes a group too, whose collectives are real ones (`address` and `port` are then not used); for measuring.
+    one_shot: sums of a few MiB on CUDA bypass NCCL where the devices can read each other's memory. force: one rank
+    alone makes a group too, whose collectives are real ones (`address` and `port` are then not used); for measuring.
     Raises StartupError if the port is taken, and MissingPeerError, which names them, if not all ranks come within
     `timeout_s` seconds.
     """
@@ -202,7 +202,7 @@ class _TorchGroup(ProcessGroup):
         self._num_collectives = 0
         self._num_questions = 0
         self._watch = watch
-        self._one_shot: OneShot | None = None
+        self._peers: PeerReduce | None = None
         self._is_whole = True
 
     def use_device(self, device: torch.device, *, one_shot: bool) -> None:
@@ -211,12 +211,13 @@ class _TorchGroup(ProcessGroup):
         self.all_gather_last(self.all_reduce(tensor))
         torch.cuda.synchronize(device)
         if one_shot:
-            self._one_shot = peer_reduce.connect(self.rank, self.size, device, self._agree)
+            self._peers = peer_reduce.connect(self.rank, self.size, device, self._agree)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        if self._one_shot is not None and self._one_shot.takes(tensor):
+        way = None if self._peers is None else self._peers.way(tensor)
+        if self._peers is not None and way is not None:
             self._num_collectives += 1
-            return self._one_shot.all_reduce(tensor)
+            return self._peers.all_reduce(tensor, way)
         self._run(lambda: dist.all_reduce(tensor))
         return tensor
 
@@ -257,7 +258,7 @@ class _TorchGroup(ProcessGroup):
 
     def close(self, *, orderly: bool = True) -> None:
         self._watch.close()
-        self._one_shot = None
+        self._peers = None
         # If a rank is missing, destroying the group would wait for it.
         if orderly and self._is_whole and self._watch.lost() is None and dist.is_initialized():
             dist.destroy_process_group()
