@@ -50,8 +50,8 @@ class LauncherConfig:
     revision: str | None = option(None, panel=_MODEL, help="Branch, tag or commit of a hub model.")
     dtype: Dtype | None = option(
         None, panel=_MODEL,
-        help="Type of weights and activations. Default: float16 on a GPU; on a CPU bfloat16 for weights that are "
-        "stored in it (and for float16 if the CPU has instructions for bfloat16), else float32.",
+        help="Type of weights and activations. Default: the checkpoint's. float32 becomes bfloat16 on a GPU; bfloat16 "
+        "becomes float16 on a GPU below compute capability 8.0; on a CPU float16 becomes bfloat16 or float32.",
     )  # fmt: skip
     kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = option(
         None, panel=_MODEL,

@@ -85,9 +85,9 @@ class _Launch:
         """Returns the exit status. Raises LauncherError."""
         config = self._config
         if self._terminal is not None:
-            self._terminal.show_starting([("launcher", "looks at the machine and the model")], of=1)
+            self._terminal.show_starting([("launcher", "checking the machine and the model")], of=1)
         machine = hardware.detect(self._environ)
-        self._end_phase("look at the machine")
+        self._end_phase("check of the machine")
         if config.env:
             from launcher import env_report
 

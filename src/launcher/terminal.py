@@ -74,5 +74,5 @@ def how_to_ask(url: str, *, has_page: bool, needs_key: bool) -> list[tuple[str, 
     return [
         ("address", url + (" (in a browser: a page to try the model)" if has_page else "")),
         ("try", f"curl {url}/generate{header} {body}"),
-        ("key", "needed, the one of --api-key" if needs_key else "none is needed (--api-key demands one)"),
+        ("key", "required: the value of --api-key" if needs_key else "not required (--api-key sets one)"),
     ]

@@ -68,7 +68,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         config = replace(config, prefill_chunking=False, prefix_caching=False)
         logger.info("Results do not depend on the batch (--batch-invariant): no chunks, shared prefixes or preemption")
     num_threads = tune(device, layout.local.size, checkpoint.file_bytes, keep_threads=threads_are_set())
-    logger.info("Device %s, %s, %d CPU threads", device, dtype, num_threads)
+    logger.info("Device %s, %s, %s", device, dtype, counted(num_threads, "CPU thread"))
     stored = cache_dtype(model, config.kv_cache_dtype, device, config.attention)
     attention = AttentionChoice(config.attention, device, dtype, stored, batch_invariant=config.batch_invariant)
     ranks = Ranks.of(_connect(config, layout.world, device))

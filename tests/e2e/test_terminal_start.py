@@ -102,7 +102,7 @@ def test_a_start_and_a_request(num_shard: int) -> None:
         lines = launch.until(has("Ready after"))
         assert len(lines) <= 12 + (num_shard // 2 if num_shard > 1 else 0), lines
         rows = dict(line.split(maxsplit=1) for line in lines)
-        assert rows["model"] == "demo" and rows["key"].startswith("none is needed")
+        assert rows["model"] == "demo" and rows["key"].startswith("not required")
         assert "4095 tokens in a prompt, 4096 with its answer" in rows["limits"]
         url = rows["address"].split()[0]
         body = b'{"inputs": "Hello", "parameters": {"max_new_tokens": 3}}'

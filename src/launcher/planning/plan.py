@@ -68,7 +68,7 @@ class LaunchPlan:
         most = "" if self.memory.tokens is None else f", at most about {self.memory.tokens}"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
-            ("architecture", self.info.summary() if self.info else "decided by the shard"),
+            ("family", self.info.summary() if self.info else "decided by the shard"),
             ("shards", f"{self.num_shard} on {'GPU' if self.on_gpu else 'CPU'}"),
             ("devices", self.hardware.devices(self.num_shard)),
             ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
@@ -96,15 +96,15 @@ class LaunchPlan:
         devices = f"{counted(self.num_shard, 'shard')} on {self.hardware.devices(self.num_shard)}"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
-            ("layers", self.info.summary() if self.info else "decided by the shard"),
+            ("family", self.info.summary() if self.info else "decided by the shard"),
             ("machine", f"{devices}, {self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)}"),
-            ("numbers", f"{dtype}, KV cache {cache}"),
+            ("types", f"{dtype}, KV cache in {cache}"),
             (
                 "limits",
                 f"{_shown(info.get('max_input_tokens', self.max_input_tokens), '?')} tokens in a prompt, "
                 f"{_shown(total or asked.max_total_tokens, '?')} with its answer, "
                 f"{_shown(batch or asked.max_batch_total_tokens, '?')} in all requests; "
-                f"{asked.max_concurrent_requests} requests at once",
+                f"{counted(asked.max_concurrent_requests, 'request')} at once",
             ),
         ]
 

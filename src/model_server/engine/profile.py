@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from wire.text.counting import counted
+
 logger = logging.getLogger(__name__)
 
 # Steps before the trace begins: the first ones compile, fill caches and see few requests.
@@ -36,7 +38,7 @@ class StepProfiler:
         """A step begins."""
         self._steps += 1
         if self._steps == SKIPPED_STEPS + 1:
-            logger.info("Profiling the next %d steps", self._num_steps)
+            logger.info("Profiling starts: %s", counted(self._num_steps, "step"))
             self._running = profile(activities=self._activities)
             self._running.start()
         elif self._running is not None and self._steps > SKIPPED_STEPS + self._num_steps:

@@ -20,6 +20,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.model import Model
 from model_server.runner.runner import Runner
 from model_server.weights.reader import SafetensorsReader
+from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +64,9 @@ def _load_native(
     with reading as reader:
         runner = build(spec, reader, placement, backend, progress=progress, scheme=model.scheme)
     logger.info(
-        "Loaded %s with the native runner: %d layers, %.1f MiB of weights in %.2f s",
+        "Loaded %s with the native runner: %s, %.1f MiB of weights in %.2f s",
         model.config.model_type,
-        spec.num_layers,
+        counted(spec.num_layers, "layer"),
         (runner.traits.weight_bytes or 0) / 2**20,
         time.perf_counter() - started,
     )

@@ -286,7 +286,7 @@ def test_start_up_phases(signals: Signals, monkeypatch: pytest.MonkeyPatch, capl
         argv = ["--model-id", "demo", "--port", "0", *(["--verbose-startup"] if verbose else [])]
         assert launch._Launch(parse(LauncherConfig, argv, {}), signals, {"CUDA_VISIBLE_DEVICES": ""}).run() == 0
     assert seen[0] is None
-    names = ["process start and imports", "look at the machine", "checks", "trial of the tokenizer"]
+    names = ["process start and imports", "check of the machine", "checks", "trial of the tokenizer"]
     names.append("plan, start of the shards")
     assert [name for name, took in seen[1] if took >= 0] == names
     assert "Default `max_batch_prefill_tokens` to 4096" in caplog.text

@@ -68,7 +68,7 @@ def test_live_and_lasting_lines_stay_few(screen: Screen, num_ranks: int) -> None
     assert len(screen.said) <= 8
     text = "\n".join(screen.said)
     for number in (
-        "bfloat16, KV cache float8_e4m3fn",
+        "bfloat16, KV cache in float8_e4m3fn",
         "4095 tokens in a prompt",
         "4096 with",
         "16000 in all",
@@ -82,14 +82,14 @@ def test_without_an_answer_of_info_the_plan_is_shown(screen: Screen) -> None:
     config = LauncherConfig(model_id="demo", max_total_tokens=7, dtype="float32")
     ends = Endpoints(hostname="127.0.0.1", port=1, uds_prefix="/x", master_port=2)
     rows = dict(make_plan(config, Hardware(cores=4), None, ends).served({}))
-    assert rows["numbers"].startswith("float32") and "7 with its answer, ? in all" in rows["limits"]
+    assert rows["types"].startswith("float32") and "7 with its answer, ? in all" in rows["limits"]
 
 
 @pytest.mark.parametrize(
     ("has_page", "needs_key", "address", "key"),
     [
-        (True, False, f"{URL} (in a browser: a page to try the model)", "none is needed (--api-key demands one)"),
-        (False, True, URL, "needed, the one of --api-key"),
+        (True, False, f"{URL} (in a browser: a page to try the model)", "not required (--api-key sets one)"),
+        (False, True, URL, "required: the value of --api-key"),
     ],
 )
 def test_how_to_ask(has_page: bool, needs_key: bool, address: str, key: str) -> None:
