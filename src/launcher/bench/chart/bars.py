@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.bench.chart.svg import document, series, text
+from launcher.bench.chart.svg import document, series, text, text_width
 
-_ROW, _GAP, _LEFT, _BARS, _RIGHT, _TOP = 18, 14, 190, 420, 90, 30
+_ROW, _GAP, _LEFT, _BARS, _TOP = 18, 14, 190, 420, 30
+_MARGIN = 10
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ def bar_chart(panels: Sequence[BarPanel]) -> str:
         drawn, height = _drawn(panel, top)
         parts += drawn
         top += height
-    return document(_LEFT + _BARS + _RIGHT, top, parts)
+    names = max((text_width(_label(1234.0, name)) for panel in panels for name in panel.values), default=0.0)
+    return document(_LEFT + _BARS + names + _MARGIN, top, parts)
 
 
 def _drawn(panel: BarPanel, top: int) -> tuple[list[str], int]:
@@ -42,8 +44,12 @@ def _drawn(panel: BarPanel, top: int) -> tuple[list[str], int]:
             if value is not None:
                 length = _BARS * value / longest
                 bar = f'<rect x="{_LEFT}" y="{y + 2}" width="{length:.1f}" height="{_ROW - 4}" fill="currentColor"/>'
-                label = f"{value:,.4g} {name if len(panel.values) > 1 else ''}".rstrip()
-                parts += [series(number, [bar]), text(_LEFT + length + 5, y + 13, label)]
+                label = text(_LEFT + length + 5, y + 13, _label(value, name if len(panel.values) > 1 else ""))
+                parts += [series(number, [bar]), label]
             y += _ROW
         y += _GAP
     return parts, y - top
+
+
+def _label(value: float, name: str) -> str:
+    return f"{value:,.4g} {name}".rstrip()

@@ -11,10 +11,10 @@ from launcher.bench.chart.labels import Box, Place, place_labels
 from launcher.bench.chart.svg import document, grid_line, series, text, text_width
 
 _WIDTH, _MARGIN = 880, 20
-_LEFT, _PLOT_WIDTH, _PLOT_HEIGHT, _BETWEEN = 68, 350, 270, 74
+_LEFT, _PLOT_WIDTH, _PLOT_HEIGHT, _BETWEEN = 80, 340, 270, 86
 _BELOW = 46  # tick labels and the title of the x-axis
 _LINE = 17
-_HEADROOM = 16  # above a plot, for the labels of its uppermost points
+_HEADROOM = 22  # above a plot, for the labels of its uppermost points
 _NOTE_LETTERS = 122
 
 
@@ -95,19 +95,28 @@ def _panel(panel: CurvePanel, area: Box) -> list[str]:
     parts = [
         *_grid(area, x_axis, y_axis),
         text((area.left + area.right) / 2, area.bottom + 36, panel.x_title + logarithmic, anchor="middle"),
-        text(area.left - 52, middle, panel.y_title, anchor="middle",
-             more=f'transform="rotate(-90 {area.left - 52:.1f} {middle:.1f})"'),
+        text(area.left - 64, middle, panel.y_title, anchor="middle",
+             more=f'transform="rotate(-90 {area.left - 64:.1f} {middle:.1f})"'),
     ]  # fmt: skip
+    if not points:
+        parts.append(text((area.left + area.right) / 2, middle, "nothing was measured", kind="pale", anchor="middle"))
     lines = [[place(point) for point in curve.points] for curve in panel.curves]
     for curve, line in zip(panel.curves, lines, strict=True):
         parts.append(series(curve.number, [_line(line, curve.is_dashed), *(_dot(each, curve) for each in line)]))
-    labelled = [(curve.number, point) for curve in panel.curves for point in curve.points if point.label]
+    labelled = [(curve.number, point) for curve in panel.curves for point in _ends_first(curve.points) if point.label]
     label_area = Box(area.left, area.top - _HEADROOM, area.right, area.bottom)
     boxes = place_labels([(place(point), point.label) for _, point in labelled], lines, label_area)
     for (number, point), box in zip(labelled, boxes, strict=True):
+        if box is None:
+            continue
         words = text((box.left + box.right) / 2, box.bottom - 3, point.label, kind="own", anchor="middle")
         parts.append(series(number, [words]))
     return parts
+
+
+def _ends_first(points: Sequence[Point]) -> list[Point]:
+    """In the order of importance: labels between the ends of a curve can be left out."""
+    return [*points[-1:], *points[:1], *points[1:-1]] if len(points) > 1 else [*points]
 
 
 def _grid(area: Box, x_axis: Axis, y_axis: Axis) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from launcher.bench.chart.svg import text_width
 
 _HEIGHT, _GAP = 13.0, 7.0
+_DOT = 4.0
 # Pixels between the places of a line that a label is to leave free.
 _STEP = 5.0
 
@@ -34,22 +35,22 @@ class Box:
         )  # fmt: skip
 
 
-def place_labels(points: Sequence[tuple[Place, str]], lines: Sequence[Sequence[Place]], area: Box) -> list[Box]:
-    """The box of each point's label: beside the point, inside `area`, over as little else as possible."""
+def place_labels(points: Sequence[tuple[Place, str]], lines: Sequence[Sequence[Place]], area: Box) -> list[Box | None]:
+    """The box of each point's label: beside the point, inside `area`, over as little of the lines as possible.
+
+    None for a label that there is no place for beside the labels before it and the corners of the lines.
+    """
+    dots = [Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for line in lines for x, y in line]
     taken = [box for line in lines for box in _along(line)]
-    placed: list[Box] = []
+    placed: list[Box | None] = []
     for place, words in points:
         candidates = [box for box in _around(place, text_width(words)) if box.is_in(area)] or [
             next(_around(place, text_width(words)))
         ]
-        best = min(candidates, key=lambda box: _cost(box, placed, taken))
-        placed.append(best)
+        occupied = [*dots, *filter(None, placed)]
+        free = [box for box in candidates if not any(map(box.overlaps, occupied))]
+        placed.append(min(free, key=lambda box: sum(map(box.overlaps, taken)), default=None))
     return placed
-
-
-def _cost(box: Box, labels: Sequence[Box], taken: Sequence[Box]) -> int:
-    """A label that covers another is worse than one that covers a line."""
-    return 100 * sum(map(box.overlaps, labels)) + sum(map(box.overlaps, taken))
 
 
 def _around(place: Place, width: float) -> Iterator[Box]:

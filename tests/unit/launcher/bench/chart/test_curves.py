@@ -51,7 +51,16 @@ def test_names_labels_and_long_notes_are_written_inside_the_picture() -> None:
 
 
 def test_a_chart_of_no_points_is_a_chart() -> None:
-    assert points_of(drawn(Curve("c", []))) == [[]]
+    chart = drawn(Curve("c", []))
+    assert points_of(chart) == [[]]
+    assert "nothing was measured" in list(chart.itertext())
+
+
+def test_the_ends_of_a_curve_keep_their_labels_where_it_is_crowded() -> None:
+    points = [Point(1 + number / 100, 1 + number / 100, f"{number} clients") for number in range(40)]
+    written = set(drawn(Curve("c", points)).itertext())
+    assert {"0 clients", "39 clients"} <= written
+    assert any(point.label not in written for point in points)
 
 
 def test_colours_are_those_of_light_and_of_dark_pages() -> None:
