@@ -46,7 +46,7 @@ def complaints(site: Path) -> Iterator[str]:
             yield from (
                 f"{path}: {url} leads nowhere" for url in (*page.links, *page.loads) if _fails(url, path, pages)
             )
-    for style in site.rglob("*.css"):
+    for style in (*site.rglob("*.css"), *site.rglob("*.svg")):
         yield from (f"{style}: loads {url}" for url in _STYLE_URL.findall(style.read_text()))
 
 

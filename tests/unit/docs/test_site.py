@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ def test_the_navigation_lists_every_page_once() -> None:
 )
 def test_links_are_as_the_site_needs_them(page: str, written: str, shown: str) -> None:
     assert inside_the_site(written, page) == shown
+
+
+def test_every_picture_is_shown_and_loads_no_font() -> None:
+    docs = ROOT / "docs"
+    shown = {name for page in docs.rglob("*.md") for name in re.findall(r"!\[[^]]+\]\((.+?)\)", page.read_text())}
+    assert shown == {str(picture.relative_to(docs)) for picture in (docs / "images").iterdir()}
+    assert not [picture for picture in (docs / "images").glob("*.svg") if 'url("http' in picture.read_text()]
 
 
 def test_anchors_are_those_of_github() -> None:
