@@ -248,7 +248,7 @@ def test_the_plan_can_be_shown() -> None:
     assert rows["shards"] == "2 on CPU"
     assert (rows["devices"], rows["memory"]) == ("Some CPU, 8 cores", "8.0 GiB")
     assert rows["url"] == "http://127.0.0.1:3000"
-    assert rows["architecture"] == "decided by the shard"
+    assert rows["family"] == "decided by the shard"
     asked = LauncherConfig(cuda_memory_fraction=0.5)
     rows = dict(plan(asked, machine(2, "nvidia-h200", 143771), from_config(LLAMA)).rows())
     assert rows["devices"] == "0: nvidia-h200\n1: nvidia-h200"
@@ -256,4 +256,4 @@ def test_the_plan_can_be_shown() -> None:
     for graphs, shown in (([], "default sizes"), ([0], "off"), ([8, 0, 16], "8, 16")):
         assert dict(plan(LauncherConfig(cuda_graphs=graphs), machine(1)).rows())["cuda graphs"] == shown
     assert dict(plan(LauncherConfig(cuda_graphs=[8])).rows())["cuda graphs"] == "none on a CPU"
-    assert rows["architecture"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"
+    assert rows["family"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"
