@@ -15,6 +15,8 @@ from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
 from launcher.chat.conversation import COMMANDS
 from launcher.config import LauncherConfig
+from launcher.doctor.config import DoctorConfig
+from launcher.estimate.config import EstimateConfig
 from model_server.config import DownloadConfig, ServeConfig
 from router.config import RouterConfig
 from wire.cli import sizes
@@ -47,6 +49,8 @@ def pages() -> dict[str, str]:
         "launcher.md": _launcher(),
         "bench.md": _bench(),
         "chat.md": _chat(),
+        "estimate.md": _estimate(),
+        "doctor.md": _doctor(),
         "router.md": _router(),
         "model-server.md": _model_server(),
         "http.md": http_page(),
@@ -131,6 +135,31 @@ def _chat() -> str:
         "without an answer ends the chat with status 1 and an error.",
         _SEE_RULES,
         option_tables(ChatConfig, lambda opt: ""),
+    )
+
+
+def _estimate() -> str:
+    return page(
+        "# launcher estimate",
+        "`launcher estimate MODEL [OPTIONS]`: what the weights and the KV cache of a model take, and how many tokens "
+        "and requests fit, for each number of shards, with plain and 8-bit weights and cache. Of a model on the hub "
+        "only the small JSON files and the sizes of the others are asked for. What the activations take is not "
+        "counted; a server measures it when it starts.",
+        _SEE_RULES,
+        option_tables(EstimateConfig, lambda opt: ""),
+        "Exit status: 0, or 1 with `error: …` for a model that cannot be found or served.",
+    )
+
+
+def _doctor() -> str:
+    return page(
+        "# launcher doctor",
+        "`launcher doctor [OPTIONS]`: looks at the processor, the memory, the GPUs and their driver, torch, the C++ "
+        "operators, the compiler, the folder of models, the port and the hub. Each line is `ok`, `warning` or `error`, "
+        "with the command that fixes it. It waits for the hub for three seconds at most.",
+        _SEE_RULES,
+        option_tables(DoctorConfig, lambda opt: ""),
+        "Exit status: 0 if this machine can serve, 1 if an error prevents it.",
     )
 
 

@@ -8,6 +8,8 @@ import os
 from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
 from launcher.config import LauncherConfig, ServeConfig
+from launcher.doctor.config import DoctorConfig
+from launcher.estimate.config import EstimateConfig
 from wire.cli.commands import installed_version, run_group
 
 _DESCRIPTION = "Serves a text generation model: starts, watches and stops the shards and the router."
@@ -20,6 +22,8 @@ def main() -> int:
             "serve": (ServeConfig, run),
             "chat": (ChatConfig, chat),
             "bench": (BenchConfig, bench),
+            "estimate": (EstimateConfig, estimate),
+            "doctor": (DoctorConfig, doctor),
         },
         prog="launcher",
         version=installed_version,
@@ -64,6 +68,20 @@ def chat(config: ChatConfig) -> int:
     from launcher.chat.command import run_chat
 
     return run_chat(config, os.environ)
+
+
+def doctor(config: DoctorConfig) -> int:
+    """Check this machine: what can serve, what is missing, and the command that fixes it."""
+    from launcher.doctor.command import run_doctor
+
+    return run_doctor(config, os.environ)
+
+
+def estimate(config: EstimateConfig) -> int:
+    """Say what a model takes and how many tokens and requests fit; downloads no weights."""
+    from launcher.estimate.command import run_estimate
+
+    return run_estimate(config, os.environ)
 
 
 def run(config: LauncherConfig) -> int:

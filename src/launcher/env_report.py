@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.config import SECRETS, LauncherConfig
 from launcher.planning.hardware import Hardware
+from launcher.planning.hub import nearest_folder
 from launcher.planning.model_info import hub_cache
 from wire.cli.options import options_of
 from wire.text.escape import one_line
@@ -102,7 +103,7 @@ def _size(count: int | None) -> str:
 
 def _cache(environ: Mapping[str, str]) -> str:
     path = hub_cache(environ)
-    nearest = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    nearest = nearest_folder(path)
     try:
         free = _size(shutil.disk_usage(nearest).free)
     except OSError:

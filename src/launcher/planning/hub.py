@@ -33,7 +33,7 @@ def check_cache(model_id: str, snapshot: Path | None, environ: Mapping[str, str]
     if snapshot is not None and any(snapshot.glob("*.safetensors")):
         return
     cache = hub_cache(environ)
-    nearest = next(folder for folder in (cache, *cache.parents) if os.path.exists(folder))
+    nearest = nearest_folder(cache)
     remedy = "give another folder with `--huggingface-hub-cache` (or HF_HOME)"
     if not nearest.is_dir():
         raise ArgumentValidation(f"the hub cache {cache} cannot be created: {nearest} is not a folder; {remedy}")
@@ -52,15 +52,24 @@ def check_cache(model_id: str, snapshot: Path | None, environ: Mapping[str, str]
         logger.warning("The disk of the hub cache %s has %d MiB free; %s may not fit", cache, free >> 20, model_id)
 
 
+def nearest_folder(path: Path) -> Path:
+    """`path`, or the first above it that exists."""
+    return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """By the hub library's own variable."""
+    return environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
+
+
 def check_network(model_id: str, environ: Mapping[str, str], signals: Signals) -> bool:
     """Whether to go on with a download; False: a signal has come. Raises DownloadError if the hub has no address here.
 
     Only the name is looked up, and only without a proxy: a proxy knows names that this machine does not.
     """
     host = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
-    is_offline = environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
     proxies = ("https_proxy", "http_proxy", "all_proxy")
-    if is_offline or host is None or any(environ.get(name) or environ.get(name.upper()) for name in proxies):
+    if is_offline(environ) or host is None or any(environ.get(name) or environ.get(name.upper()) for name in proxies):
         return True
     deadline = time.monotonic() + _NAME_SERVICE_PATIENCE_S
     while True:

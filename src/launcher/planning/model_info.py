@@ -229,13 +229,17 @@ def _tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
 
 
 def _weight_bytes(path: Path) -> int | None:
-    """Of the files that a shard would read, near enough: Mistral's second copy (`consolidated`) is left out."""
     try:
-        sizes = {file.name: file.stat().st_size for file in path.glob("*.safetensors")}
+        return weights_among({file.name: file.stat().st_size for file in path.glob("*.safetensors")})
     except OSError:
         return None
-    first = [size for name, size in sizes.items() if not name.startswith("consolidated")]
-    return sum(first or sizes.values()) or None
+
+
+def weights_among(sizes: Mapping[str, int]) -> int | None:
+    """Bytes of the files that a shard would read, near enough: Mistral's second copy (`consolidated`) is left out."""
+    weights = {name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name}
+    first = [size for name, size in weights.items() if not name.startswith("consolidated")]
+    return sum(first or weights.values()) or None
 
 
 def from_config(config: Mapping[str, Any]) -> ModelInfo:

@@ -219,7 +219,7 @@ def _asked_num_shard(asked: int, sharded: bool | None, available: int, info: Mod
         raise ArgumentValidation(
             f"`--num-shard` {asked} is too many: {counted(available, 'GPU')} visible (see CUDA_VISIBLE_DEVICES)"
         )
-    if not _fits(info, asked):
+    if not fits(info, asked):
         raise ArgumentValidation(
             f"`--num-shard` {asked} does not divide the model's {_heads(info)}; try {_largest_fitting(info, asked)}"
         )
@@ -228,8 +228,8 @@ def _asked_num_shard(asked: int, sharded: bool | None, available: int, info: Mod
     return Resolved(asked, "`--num-shard`", notes)
 
 
-def _fits(info: ModelInfo | None, count: int) -> bool:
-    """The shards' rule: query heads are divided; KV heads too, or each is kept by several shards."""
+def fits(info: ModelInfo | None, count: int) -> bool:
+    """Whether so many shards can serve it: query heads are divided; KV heads too, or several shards keep each."""
     if info is None or not info.num_heads:
         return True
     kv_heads = info.num_kv_heads or info.num_heads
@@ -237,7 +237,7 @@ def _fits(info: ModelInfo | None, count: int) -> bool:
 
 
 def _largest_fitting(info: ModelInfo | None, limit: int) -> int:
-    return next(count for count in range(limit, 0, -1) if _fits(info, count))
+    return next(count for count in range(limit, 0, -1) if fits(info, count))
 
 
 def _heads(info: ModelInfo | None) -> str:

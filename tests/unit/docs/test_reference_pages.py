@@ -17,7 +17,9 @@ from docs.generate.pages import REFERENCE, pages
 from launcher.bench.config import BenchConfig
 from launcher.chat.config import ChatConfig
 from launcher.config import LauncherConfig
+from launcher.doctor.config import DoctorConfig
 from launcher.errors import LauncherError
+from launcher.estimate.config import EstimateConfig
 from launcher.planning import commands
 from launcher.planning.hardware import Hardware
 from launcher.planning.memory import Estimate
@@ -36,6 +38,8 @@ CONFIGS = {
     "launcher.md": [LauncherConfig],
     "bench.md": [BenchConfig],
     "chat.md": [ChatConfig],
+    "estimate.md": [EstimateConfig],
+    "doctor.md": [DoctorConfig],
     "router.md": [RouterConfig],
     "model-server.md": [ServeConfig, DownloadConfig],
 }

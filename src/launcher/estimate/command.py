@@ -1,0 +1,128 @@
+"""`launcher estimate` from its options to the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from launcher.errors import ArgumentValidation, LauncherError
+from launcher.estimate.config import EstimateConfig
+from launcher.estimate.table import Row, rows
+from launcher.planning import hardware, model_info
+from launcher.planning.hardware import Hardware
+from launcher.planning.model_info import ModelInfo, shown_bytes
+from launcher.planning.plan import check_model
+from wire.text.escape import as_error
+
+_COLUMNS = ("shards", "weights", "KV cache", "weights per shard", "per token", "tokens")
+
+
+def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
+    """Prints; returns the exit status: 1 for a model that cannot be served or found."""
+    try:
+        info = _info(config, environ)
+        check_model(config.model_id, info)
+        machine = hardware.detect(environ)
+        on_gpu = _on_gpu(config, machine)
+        available = config.memory if config.memory is not None else _memory(machine, on_gpu=on_gpu)
+        found = rows(info, machine, config.num_shard, on_gpu=on_gpu, available=available)
+        if not found:
+            raise ArgumentValidation(f"--num-shard {config.num_shard} does not divide the model's heads")
+    except LauncherError as error:
+        sys.stderr.write(as_error(str(error)) + "\n")
+        return 1
+    if config.json_output:
+        _print_json(config, info, found, available, on_gpu=on_gpu)
+    else:
+        _print_table(config, info, found, available, on_gpu=on_gpu)
+    return 0
+
+
+def _info(config: EstimateConfig, environ: Mapping[str, str]) -> ModelInfo:
+    """From the directory or the hub cache if the weights are there, else from the hub."""
+    directory = model_info.directory(config.model_id, config.revision, environ)
+    if model_info.is_local(config.model_id) and directory is not None:
+        model_info.check_directory(config.model_id, directory)
+    if directory is not None:
+        info = model_info.read(directory)
+        if info is not None and info.weight_bytes is not None:
+            return info
+        if model_info.is_local(config.model_id):
+            raise ArgumentValidation(f"{directory / 'config.json'} cannot be read")
+    if model_info.is_misspelt_demo(config.model_id):
+        raise ArgumentValidation(f"{config.model_id}: no such directory; did you mean {model_info.DEMO}?")
+    from launcher.estimate.remote import fetch
+
+    return fetch(config.model_id, config.revision)
+
+
+def _on_gpu(config: EstimateConfig, machine: Hardware) -> bool:
+    if config.device is not None:
+        return config.device == "gpu"
+    return bool(machine.gpus) or config.memory is not None
+
+
+def _memory(machine: Hardware, *, on_gpu: bool) -> int | None:
+    """Of each of this machine's GPUs, or its own. Raises ArgumentValidation where GPUs are asked for and not here."""
+    if not on_gpu:
+        return machine.memory_bytes
+    if not machine.gpus:
+        raise ArgumentValidation("this machine has no GPU that torch can use; give --memory, such as --memory 80GiB")
+    sizes = [gpu.memory_mib for gpu in machine.gpus]
+    return min(size << 20 for size in sizes if size is not None) if all(sizes) else None
+
+
+def _print_json(
+    config: EstimateConfig, info: ModelInfo, found: Sequence[Row], available: int | None, *, on_gpu: bool
+) -> None:
+    answer: dict[str, Any] = {
+        "model": config.model_id,
+        "summary": info.summary(),
+        "device": "gpu" if on_gpu else "cpu",
+        "memory": available,
+        "request_tokens": config.request,
+        "ways": [{**dataclasses.asdict(row), "requests": row.requests(config.request)} for row in found],
+    }
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
+
+
+def _print_table(
+    config: EstimateConfig, info: ModelInfo, found: Sequence[Row], available: int | None, *, on_gpu: bool
+) -> None:
+    console = Console()
+    size = "unknown memory" if available is None else shown_bytes(available)
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    for name in (*_COLUMNS, f"requests of {config.request}"):
+        table.add_column(name, justify="right" if name not in ("weights", "KV cache") else "left", no_wrap=True)
+    for row in found:
+        table.add_row(*_cells(row, config.request))
+    if not console.is_terminal:
+        console.width = max(console.width, 160)  # a pipe has no width: no cell is cut
+    console.print(f"{config.model_id}: {info.summary()}", markup=False, highlight=False, soft_wrap=True)
+    where = f"GPUs with {size} each" if on_gpu else f"a CPU with {size}"
+    note = "Activations take a part of it, too."
+    if not on_gpu:
+        note += " On a CPU the cache holds 16000 tokens unless --max-batch-total-tokens asks for more."
+    console.print(f"An estimate for {where}. {note}", markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+
+
+def _cells(row: Row, length: int) -> list[str]:
+    requests = row.requests(length)
+    tokens = "unknown" if row.tokens is None else "does not fit" if row.tokens == 0 else str(row.tokens)
+    return [
+        str(row.num_shard),
+        row.weights,
+        row.cache,
+        "unknown" if row.weight_bytes is None else shown_bytes(row.weight_bytes),
+        "unknown" if row.token_bytes is None else shown_bytes(row.token_bytes),
+        tokens,
+        "" if not requests else str(requests),
+    ]

@@ -1,0 +1,30 @@
+"""What `launcher estimate` was asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wire.cli.options import argument, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateConfig:
+    """One model on one machine."""
+
+    model_id: str = argument(metavar="MODEL", help="Hub id, local directory, or `demo`.")
+    revision: str | None = option(None, env="REVISION", help="Branch, tag or commit of a hub id. Default: main.")
+    memory: int | None = option(
+        None, env=None, unit="bytes", minimum=1,
+        help="Of each GPU, or of the machine for --device cpu. Default: what this machine has.",
+    )  # fmt: skip
+    device: Literal["gpu", "cpu"] | None = option(
+        None, env=None, help="What computes. Default: this machine's GPUs where it has some, or if --memory is given."
+    )
+    num_shard: int | None = option(
+        None, env=None, minimum=1, maximum=64, help="Only this number of shards. Default: 1, 2, 4 and 8 where they fit."
+    )
+    request: int = option(
+        2048, env=None, unit="tokens", minimum=1, help="Length of a request, prompt and answer, that is counted in."
+    )
+    json_output: bool = option(False, env=None, help="Print JSON instead of a table.")

@@ -1,0 +1,84 @@
+"""What a model takes and how much fits, for each number of shards and each way to keep weights and cache. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from launcher.config import LauncherConfig
+from launcher.planning import memory
+from launcher.planning.hardware import Gpu, Hardware
+from launcher.planning.model_info import ModelInfo
+from launcher.planning.plan import fits
+
+_COUNTS = (1, 2, 4, 8)
+_FLOAT8_GPU = (9, 0)
+"""Of a GPU that is not here: it can do all that is estimated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One way to serve the model. Bytes; None: not known."""
+
+    num_shard: int
+    weights: str
+    """How they are kept: plain, or by a method of quantization."""
+    cache: str
+    weight_bytes: int | None
+    """Of each shard."""
+    token_bytes: int | None
+    """Of one token in the KV cache of each shard."""
+    tokens: int | None
+    """That fit beside the weights; activations are not counted. 0: the weights alone do not fit."""
+
+    def requests(self, length: int) -> int | None:
+        """How many of so many tokens fit at once."""
+        return None if self.tokens is None else self.tokens // length
+
+
+def rows(
+    info: ModelInfo, hardware: Hardware, num_shard: int | None, *, on_gpu: bool, available: int | None
+) -> list[Row]:
+    """For `num_shard`, or for all usual counts that divide the model's heads; `available`: bytes of each GPU, or of the
+    machine."""
+    counts = [count for count in _COUNTS if on_gpu or count == 1] if num_shard is None else [num_shard]
+    return [
+        _row(info, hardware, count, config, on_gpu=on_gpu, available=available)
+        for count in counts
+        if fits(info, count)
+        for config in _ways(info, on_gpu=on_gpu)
+    ]
+
+
+def _ways(info: ModelInfo, *, on_gpu: bool) -> list[LauncherConfig]:
+    """As the checkpoint is, then smaller. A checkpoint that is quantized stays as it is."""
+    plain = LauncherConfig(dtype="bfloat16" if on_gpu or info.stored_itemsize == 2 else "float32")
+    ways = [plain]
+    if info.latent_size is None:
+        ways.append(dataclasses.replace(plain, kv_cache_dtype="fp8_e4m3fn"))
+    if info.quantization is None:
+        ways += [dataclasses.replace(way, quantize="eetq") for way in ways]
+    return ways
+
+
+def _row(
+    info: ModelInfo, hardware: Hardware, count: int, config: LauncherConfig, *, on_gpu: bool, available: int | None
+) -> Row:
+    gpus: tuple[Gpu, ...] = ()
+    if on_gpu:
+        gpu = Gpu(memory_mib=None if available is None else available >> 20, compute_capability=_FLOAT8_GPU)
+        gpus = (gpu,) * count
+    found = memory.estimate(config, dataclasses.replace(hardware, gpus=gpus), info, count)
+    tokens = found.tokens
+    if not on_gpu and available is not None and found.weights is not None and found.token:
+        tokens = max(0, available - found.weights) // (found.token * count)
+    plain = "32 bits" if config.dtype == "float32" else "16 bits"
+    kept = info.quantize or ("8 bits (--quantize eetq)" if config.quantize else plain)
+    return Row(
+        num_shard=count,
+        weights=kept,
+        cache="8 bits (--kv-cache-dtype fp8_e4m3fn)" if config.kv_cache_dtype else found.cache_type or plain,
+        weight_bytes=None if found.weights is None else found.weights // count,
+        token_bytes=found.token,
+        tokens=tokens,
+    )
