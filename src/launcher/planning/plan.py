@@ -68,7 +68,7 @@ class LaunchPlan:
         most = "" if self.memory.tokens is None else f", at most about {self.memory.tokens}"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
-            ("family", self.info.summary() if self.info else "decided by the shard"),
+            ("architecture", self.info.summary() if self.info else "decided by the shard"),
             ("shards", f"{self.num_shard} on {'GPU' if self.on_gpu else 'CPU'}"),
             ("devices", self.hardware.devices(self.num_shard)),
             ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
