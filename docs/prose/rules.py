@@ -84,6 +84,7 @@ SENTENCES = (
         "a regex that is invalid",
     ),
     Rule(r"in the place of\b", "instead of", "a link in the place of a file", "a link instead of a file"),
+    Rule(r"for want of\b", "for lack of, without", "fail for want of memory", "fail for lack of memory"),
     Rule(r"for ever\b", "forever", "wait for ever", "wait forever"),
     Rule(
         r"(?:mend(?:ed|s)?|seldom|to be had|can be had)\b",

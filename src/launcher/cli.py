@@ -64,7 +64,7 @@ def bench(config: BenchConfig) -> int:
 
 
 def chat(config: ChatConfig) -> int:
-    """Chat with a model in the terminal: with a server that runs, or with MODEL, which is served meanwhile."""
+    """Chat with a model in the terminal: with a running server, or with MODEL, which is served during the chat."""
     from launcher.chat.command import run_chat
 
     return run_chat(config, os.environ)

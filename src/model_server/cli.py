@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def serve(config: ServeConfig) -> int:
-    """Load the model, bind the socket, serve until told to stop."""
+    """Load the model, open the socket, serve until a signal stops the process."""
     log_setup.configure(config.json_output, config.logger_level, rank=config.rank if config.sharded else None)
     stack_dump.answer_requests()
     started = time.perf_counter()
@@ -77,7 +77,7 @@ def serve(config: ServeConfig) -> int:
 
 
 def download(config: DownloadConfig) -> int:
-    """Fetch a hub model into the local cache; convert its weights if that is asked for and needed."""
+    """Fetch a hub model into the local cache; with --auto-convert, convert pickled weights."""
     log_setup.configure(config.json_output, config.logger_level)
     from model_server.weights.download.download import download as fetch
 
@@ -126,7 +126,7 @@ def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
 
 
 def quantize(config: QuantizeConfig) -> int:
-    """Not served yet: refuses, and says what to do instead."""
+    """Not served yet: exits with a message that says what to do instead."""
     log_setup.configure(config.json_output, config.logger_level)
     logger.error("quantize is %s: serve the unquantized checkpoint of %s", NOT_SERVED, config.model_id)
     return 1

@@ -1,15 +1,15 @@
 """The model server's exceptions.
 
 ModelServerError
-├── RequestError          the call is at fault; the shard goes on (INTERNAL, as TGI)
+├── RequestError          the call is invalid; the shard continues (INTERNAL, as in TGI)
 │   ├── UnknownBatchError     a batch that is not cached here
 │   └── BatchGoneError        a batch that was dropped because an earlier step of it failed
-├── OutOfMemoryError      a step did not fit; its batch is dropped, the shard goes on
+├── OutOfMemoryError      a step did not fit; its batch is dropped, the shard continues
 ├── StartupError          the shard cannot start; one line that names the cause and the flag to change
-│   ├── MissingPeerError      another rank did not come
-│   └── WarmUpMemoryError     memory is short for what the warm-up asks for; less may be asked for
-└── FatalError            the shard cannot go on (device fault, broken call order); the process ends
-    └── LostPeerError         another rank is gone, and this one goes because of it
+│   ├── MissingPeerError      another rank did not connect
+│   └── WarmUpMemoryError     the warm-up needs too much memory; a smaller one may fit
+└── FatalError            the shard cannot continue (device fault, broken call order); the process exits
+    └── LostPeerError         another rank has exited, and this one exits because of that
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _FOR_LIBRARIES = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 # PyTorch's allocator, by its name from 2.9 on and by the one before: segments that grow leave no gaps between steps of
-# very different sizes, which would end single steps for want of memory.
+# very different sizes, which would end single steps for lack of memory.
 _ALLOCATOR = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
 
 

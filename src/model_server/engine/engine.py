@@ -111,7 +111,7 @@ class Engine:
         rank that is alone: whether the call comes before the last step is collected differs from rank to rank, and with
         it whether a request that ends in that step still takes part, and so the shapes of the collectives. And only
         without grammars: a mask needs the last token on the host. And not while prompts are computed in chunks, nor if
-        a row would fail for want of a slot in the cache: it may end in the last step, and then it must not fail.
+        a row would fail for lack of a slot in the cache: it may end in the last step, and then it must not fail.
         """
         if not self._runs_ahead or len(call.batch_ids) != 1:
             return False

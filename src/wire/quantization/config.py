@@ -37,7 +37,7 @@ def in_config(fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def by_tensors(shapes: Mapping[str, Sequence[int]]) -> Mapping[str, Any] | None:
-    """What the tensors of a model say by their names, for want of a config; None: nothing. awq packs outputs into
+    """What the tensors of a model say by their names, for lack of a config; None: nothing. awq packs outputs into
     words, gptq inputs."""
     words = next((name for name in shapes if name.endswith(WORDS)), None)
     if words is None:

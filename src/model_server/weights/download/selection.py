@@ -30,7 +30,7 @@ def is_adapter(names: Collection[str]) -> bool:
 def weights(
     model_id: str, names: Collection[str], index: Path | None, pickle_index: Path | None, *, pickled_allowed: bool
 ) -> list[str]:
-    """The weight files to fetch: those of the index, or all that TGI would take; pickled ones for want of any other.
+    """The weight files to fetch: those of the index, or all that TGI would take; pickled ones for lack of any other.
 
     Raises StartupError if there are none, or pickled ones that are not allowed.
     """
