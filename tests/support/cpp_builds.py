@@ -32,6 +32,6 @@ def build(factory: pytest.TempPathFactory, source: Path, *flags: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
             command = [COMPILER, "-std=c++17", f"-I{SOURCES}", *flags, str(source), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=800)
             assert done.returncode == 0, done.stderr
     return made

@@ -16,12 +16,12 @@ from model_server.cpp.instruction_sets import FEATURES, SETS, flags, is_served, 
 ROOT = Path(__file__).parents[4]
 DRIVER = ROOT / "tests" / "support" / "operators_alone.py"
 COMPILER, EMULATOR, SETARCH = map(shutil.which, ("g++", "qemu-x86_64", "setarch"))
-PATIENCE_S = 280.0
+PATIENCE_S = 800.0
 LIBRARIES = {path(library).name for library in (FEATURES, *map(module, SETS))}
 
 pytestmark = [
     pytest.mark.skipif(not is_served(), reason="the operators are for Linux on x86-64"),
-    pytest.mark.timeout(900),  # several builds
+    pytest.mark.timeout(1800),  # several builds
 ]
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 needs_emulator = pytest.mark.skipif(EMULATOR is None, reason="needs qemu-x86_64 (Debian: qemu-user)")

@@ -16,7 +16,7 @@ from support.cpp_builds import COMPILER, SOURCES, build, needs_compiler
 from model_server.cpp import instruction_sets as sets
 
 # A worker may wait for the compiler of another.
-pytestmark = [needs_compiler, pytest.mark.timeout(900)]
+pytestmark = [needs_compiler, pytest.mark.timeout(1800)]
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[4]
 CASES = HERE / "operator_cases.py"
 MEMORY = "-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"
@@ -50,7 +50,7 @@ def run(preloaded: str, *arguments: str | Path) -> subprocess.CompletedProcess[s
         "OPENBLAS_NUM_THREADS": "1",
     }
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
     if "FATAL: ThreadSanitizer" in done.stderr:
         pytest.skip(f"this kernel's address space is not for {preloaded}")
     return done
