@@ -41,6 +41,10 @@ def test_products(
     assert actual.dtype == dtype
     assert (actual.double() - wanted).norm() / wanted.norm() < 1e-2
     assert torch.equal(matmul.multiply(x, weight, bias, tiles, processors), actual)
+    wide = matmul.multiply(x, weight, bias, tiles, processors, torch.float32)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.to(dtype), actual)
+    assert (wide.double() - wanted).norm() / wanted.norm() < 1e-5
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(device: torch.device) -> None:

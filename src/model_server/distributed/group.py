@@ -56,9 +56,9 @@ class ProcessGroup:
         """The sum over the ranks, in `tensor`'s memory or new one: `tensor` itself is no longer to be read."""
         return tensor
 
-    def all_gather_last(self, tensor: Tensor) -> Tensor:
-        """[..., n] on each rank -> [..., n * size], in the order of the ranks."""
-        return tensor
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """[..., n] on each rank -> [..., n * size], in the order of the ranks; converted to `dtype` if given."""
+        return tensor if dtype is None else tensor.to(dtype)
 
     def all_reduce_min(self, value: int) -> int:
         """The smallest of the ranks' values, on every rank. Does not touch the device."""
@@ -221,13 +221,17 @@ class _TorchGroup(ProcessGroup):
         self._run(lambda: dist.all_reduce(tensor))
         return tensor
 
-    def all_gather_last(self, tensor: Tensor) -> Tensor:
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         rows = tensor.reshape(-1, tensor.shape[-1]).contiguous()
         gathered = rows.new_empty(self.size * rows.shape[0], rows.shape[1])
         self._run(lambda: _gather(gathered, rows))
         # [ranks, rows, n] -> [rows, ranks, n]; for one row the memory is in order already.
         by_row = gathered.view(self.size, *rows.shape).transpose(0, 1)
-        return by_row.reshape(*tensor.shape[:-1], self.size * tensor.shape[-1])
+        shape = (*tensor.shape[:-1], self.size * tensor.shape[-1])
+        if dtype is None or dtype is tensor.dtype:
+            return by_row.reshape(shape)
+        # Order and type in one pass over the logits.
+        return torch.empty(by_row.shape, dtype=dtype, device=tensor.device).copy_(by_row).view(shape)
 
     def all_reduce_min(self, value: int) -> int:
         tensor = torch.tensor([value], dtype=torch.int64)

@@ -53,14 +53,22 @@ def tile_configs(num_rows: int) -> tuple[TileConfig, ...]:
     return (*VECTOR_TILES, *STREAM_TILES) if num_rows == 1 else STREAM_TILES
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: TileConfig, num_processors: int) -> Tensor:
-    """x [m, in] @ weight [out, in].T + bias [out], for m from 1 to MOST_ROWS: [m, out] in the type of `x`.
+def multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tiles: TileConfig,
+    num_processors: int,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """x [m, in] @ weight [out, in].T + bias [out], for m from 1 to MOST_ROWS: [m, out] in `dtype`, or the type of `x`.
 
-    All of one type, bfloat16 or float16, `weight` contiguous; sums are of float32. num_processors: the device's.
+    All that is read is of one type, bfloat16 or float16, `weight` contiguous; sums are of float32. num_processors: the
+    device's.
     """
     num_rows, depth = x.shape
     width = weight.shape[0]
-    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(num_rows, width, dtype=dtype or x.dtype, device=x.device)
     x = x.contiguous()
     blocks = triton.cdiv(width, tiles.columns)
     even = depth % tiles.depth == 0
@@ -85,14 +93,15 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, tiles: TileConfig, 
     return out
 
 
-def multiply_invariant(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x [m, in] @ weight [out, in].T + bias [out], for any m: [m, out] in the type of `x`, bfloat16 or float16.
+def multiply_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """x [m, in] @ weight [out, in].T + bias [out], for any m: [m, out] in `dtype`, or the type of `x`, which is
+    bfloat16 or float16.
 
     Each element is the same sum in the same order of instructions, whatever m is.
     """
     num_rows, depth = x.shape
     width = weight.shape[0]
-    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(num_rows, width, dtype=dtype or x.dtype, device=x.device)
     if num_rows == 0:
         return out
     tiles = INVARIANT_TILES
@@ -213,11 +222,13 @@ def variants() -> Sequence[Variant]:
     for dtype in ("bf16", "fp16"):
         for tiles in VECTOR_TILES:
             found.append(_variant(_vector, tiles, dtype))
+            found.append(_variant(_vector, tiles, dtype, out="fp32"))
         for tiles in STREAM_TILES:
             for rows in (16, 32):
                 found.append(_variant(_stream, tiles, dtype, ROWS=rows))
                 found.append(_variant(_stream, tiles, dtype, out="fp32", ROWS=rows))
         found.append(_variant(_stream, INVARIANT_TILES, dtype, ROWS=INVARIANT_ROWS))
+        found.append(_variant(_stream, INVARIANT_TILES, dtype, out="fp32", ROWS=INVARIANT_ROWS))
         found.append(_variant(_add_parts, VECTOR_TILES[0], dtype, ADDED=_ADDED))
         found.append(_variant(_add_parts, VECTOR_TILES[0], dtype, out="fp32", ADDED=_ADDED))
     found.append(_variant(_vector, VECTOR_TILES[0], "bf16", BIASED=True, EVEN=False))

@@ -99,10 +99,11 @@ class Head:
     """Logits [n, vocab] float32 of hidden states [n, hidden], the same on every rank.
 
     sharded: the linear holds V / size rows and the parts are gathered; else every rank holds the whole head.
+    gathers_rounded: parts are rounded to the type of `hidden` before they are gathered: half the bytes.
     Logits are multiplied by `multiplier`, then bent by softcap * tanh(logits / softcap), where these are given.
     """
 
-    __slots__ = ("_group", "_linear", "_multiplier", "_sharded", "_softcap")
+    __slots__ = ("_gathers_rounded", "_group", "_linear", "_multiplier", "_sharded", "_softcap")
 
     def __init__(
         self,
@@ -110,19 +111,24 @@ class Head:
         tensor_group: ProcessGroup,
         *,
         sharded: bool,
+        gathers_rounded: bool = False,
         multiplier: float = 1.0,
         softcap: float | None = None,
     ) -> None:
         self._linear = linear
         self._group = tensor_group
         self._sharded = sharded
+        self._gathers_rounded = gathers_rounded
         self._multiplier = multiplier
         self._softcap = softcap
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        logits = self._linear.wide(hidden)
-        if self._sharded:
-            logits = self._group.all_gather_last(logits)
+        if self._sharded and self._gathers_rounded:
+            logits = self._group.all_gather_last(self._linear(hidden), torch.float32)
+        else:
+            logits = self._linear.wide(hidden)
+            if self._sharded:
+                logits = self._group.all_gather_last(logits)
         if self._multiplier != 1.0:
             logits.mul_(self._multiplier)
         if self._softcap is not None:

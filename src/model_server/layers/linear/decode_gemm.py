@@ -10,17 +10,23 @@ import logging
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
+from model_server.layers.linear.linear import torch_product
 
 logger = logging.getLogger(__name__)
 
-# x [n, in], weight [out, in], bias [out] or None -> [n, out].
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+class Product(Protocol):
+    """One way to multiply."""
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """x [n, in], weight [out, in], bias [out] or None -> [n, out] in float32 if that is `dtype`, else in x's."""
+
 
 # Numbers of rows that share a choice: each up to its own, from the one before.
 BUCKETS = (1, 8, 16, 32)
@@ -42,14 +48,14 @@ class DecodeGemm:
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, candidates: Sequence[Sequence[Product]]) -> None:
         self.shape = shape  # out, in
         self.dtype = dtype
-        self.candidates = tuple((F.linear, *own) for own in candidates)
-        self._by_rows: list[Product] = [F.linear] * (BUCKETS[-1] + 1)
+        self.candidates = tuple((torch_product, *own) for own in candidates)
+        self._by_rows: list[Product] = [torch_product] * (BUCKETS[-1] + 1)
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [n, in] @ weight.T + bias."""
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+        """See `Product`."""
         num_rows = x.shape[0]
-        product = self._by_rows[num_rows] if num_rows <= BUCKETS[-1] else F.linear
-        return product(x, weight, bias)
+        product = self._by_rows[num_rows] if num_rows <= BUCKETS[-1] else torch_product
+        return product(x, weight, bias, dtype)
 
     def choose(self, bucket: int, number: int) -> None:
         """Take candidate `number` from now on."""
@@ -64,6 +70,8 @@ class DecodeGemm:
         weight = torch.randn(out, depth, dtype=self.dtype, device=device)
         x = torch.randn(BUCKETS[bucket], depth, dtype=self.dtype, device=device)
         times = [time_ms(partial(product, x, weight, None)) for product in self.candidates[bucket]]
+        for product in self.candidates[bucket]:
+            product(x, weight, None, torch.float32)  # a form of its own, which is compiled now and not while serving
         times[0] *= _GAIN
         return min(range(len(times)), key=times.__getitem__)
 
@@ -82,7 +90,7 @@ class DecodeGemmLinear:
         return self._gemm(x, self._weight, self._bias)
 
     def wide(self, x: Tensor) -> Tensor:
-        return self(x).float()
+        return self._gemm(x, self._weight, self._bias, torch.float32)
 
 
 def measure(gemms: Sequence[DecodeGemm], device: torch.device, group: ProcessGroup) -> None:

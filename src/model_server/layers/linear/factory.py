@@ -107,12 +107,17 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> Sequence[Sequence[Prod
     """
     if not _runs_kernels(device, dtype):
         return ()
-    from model_server.kernels.matmul import multiply, tile_configs
+    from model_server.kernels.matmul import TileConfig, multiply, tile_configs
 
     processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return [
-        [partial(multiply, tiles=tiles, num_processors=processors) for tiles in tile_configs(most)] for most in BUCKETS
-    ]
+
+    def product(tiles: TileConfig) -> Product:
+        def multiplied(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+            return multiply(x, weight, bias, tiles, processors, dtype)
+
+        return multiplied
+
+    return [[product(tiles) for tiles in tile_configs(most)] for most in BUCKETS]
 
 
 def _invariant_product(device: torch.device, dtype: torch.dtype) -> Product | None:

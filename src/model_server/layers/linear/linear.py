@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# Since torch 2.8 its products on a GPU write float32 themselves.
+_WRITES_FLOAT32 = hasattr(torch.ops.aten.mm, "dtype")
 
 
 class Linear(Protocol):
@@ -19,6 +23,15 @@ class Linear(Protocol):
 
     def wide(self, x: Tensor) -> Tensor:
         """[n, in] -> [n, out] in float32, not rounded to the model's type first where that can be avoided."""
+
+
+def torch_product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+    """x [n, in] @ weight.T + bias -> [n, out] in float32 if that is `dtype`, else in the type of `x`."""
+    if dtype is None or dtype is x.dtype:
+        return F.linear(x, weight, bias)
+    if x.is_cuda and bias is None and _WRITES_FLOAT32:
+        return torch.mm(x, weight.t(), out_dtype=dtype)
+    return F.linear(x, weight, bias).to(dtype)
 
 
 class TorchLinear:
@@ -34,4 +47,4 @@ class TorchLinear:
         return F.linear(x, self._weight, self._bias)
 
     def wide(self, x: Tensor) -> Tensor:
-        return self(x).float()
+        return torch_product(x, self._weight, self._bias, torch.float32)

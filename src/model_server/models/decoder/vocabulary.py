@@ -112,6 +112,7 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, *, sharded: boo
         loader.linears.make(form, bias),
         loader.tensor_group,
         sharded=sharded,
+        gathers_rounded=loader.device.type == "cuda",
         multiplier=spec.logits_multiplier,
         softcap=spec.logits_softcap,
     )

@@ -181,6 +181,8 @@ own = torch.arange(6.0).view(1, 2, 3)
 x = own + 10 * rank
 for view in (lambda t: t, lambda t: t[0, 0], lambda t: t.transpose(1, 2)):
     assert torch.equal(group.all_gather_last(view(x)), gathered(view(own)))
+    wide = group.all_gather_last(view(x).bfloat16(), torch.float32)
+    assert wide.dtype == torch.float32 and torch.equal(wide, gathered(view(own)))
 assert torch.equal(group.all_reduce(x.clone()), 4 * own + 60)
 assert group.all_reduce_min(7 - rank) == 4
 group.barrier()

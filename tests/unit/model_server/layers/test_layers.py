@@ -24,13 +24,15 @@ class Rank(ProcessGroup):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.reduced: list[Tensor] = []
+        self.gathered: list[torch.dtype] = []
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self.reduced.append(tensor)
         return tensor
 
-    def all_gather_last(self, tensor: Tensor) -> Tensor:
-        return torch.cat([tensor] * self.size, -1)
+    def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        self.gathered.append(tensor.dtype)
+        return torch.cat([tensor] * self.size, -1).to(dtype)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e4])
@@ -155,6 +157,14 @@ def test_head_gathers_only_when_sharded() -> None:
     whole = Head(make_linear(weight.bfloat16()), group, sharded=False)(hidden.bfloat16())
     assert whole.shape == (2, 6)
     assert whole.dtype == torch.float32
+
+
+def test_a_head_that_gathers_what_is_rounded() -> None:
+    weight, hidden = torch.randn(6, 4).bfloat16(), torch.randn(2, 4).bfloat16()
+    group = Rank(0, 2)
+    logits = Head(make_linear(weight), group, sharded=True, gathers_rounded=True)(hidden)
+    assert group.gathered == [torch.bfloat16] and logits.dtype == torch.float32
+    assert torch.equal(logits[:, :6], make_linear(weight)(hidden).float())
 
 
 def test_head_multiplies_then_bends() -> None:

@@ -22,6 +22,7 @@ from model_server.errors import StartupError
 from model_server.layers.linear import factory
 from model_server.layers.linear.decode_gemm import DecodeGemmLinear
 from model_server.layers.linear.factory import LinearFactory
+from model_server.layers.linear.linear import torch_product
 from model_server.models import model as rules
 from model_server.models.model import Model, check_batch_invariance, describe
 from model_server.quantization.forms import Plain
@@ -96,7 +97,7 @@ def test_only_one_backend_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_plain_matrix_gets_the_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small ones too, which the library would multiply otherwise."""
-    monkeypatch.setattr(factory, "_invariant_product", lambda device, dtype: torch.nn.functional.linear)
+    monkeypatch.setattr(factory, "_invariant_product", lambda device, dtype: torch_product)
     linears = LinearFactory(CPU, torch.float16, batch_invariant=True)
     made = linears.make(Plain(torch.ones(3, 5, dtype=torch.float16)))
     assert isinstance(made, DecodeGemmLinear)

@@ -19,9 +19,11 @@ class Candidate:
 
     def __init__(self) -> None:
         self.rows: list[int] = []
+        self.dtypes: list[torch.dtype | None] = []
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
         self.rows.append(len(x))
+        self.dtypes.append(dtype)
         return linear(x, weight, bias)
 
 
@@ -65,6 +67,20 @@ def test_every_bucket_has_its_own_product() -> None:
 def test_ours_must_be_clearly_faster(times: list[float], best: int) -> None:
     left = list(times)
     assert gemm_of(Candidate(), Candidate()).fastest(0, lambda run: left.pop(0), CPU) == best
+
+
+def test_logits_are_written_in_float32_by_the_same_products() -> None:
+    one = Candidate()
+    gemm = gemm_of(one)
+    gemm.choose(0, 1)
+    made = DecodeGemmLinear(torch.randn(4, 3).bfloat16(), None, gemm)
+    for num_rows in (1, 2, 33):
+        assert made.wide(torch.randn(num_rows, 3).bfloat16()).shape == (num_rows, 4)
+    assert (one.rows, one.dtypes) == ([1], [torch.float32])
+    # Both forms are compiled when they are measured.
+    one.dtypes.clear()
+    gemm.fastest(0, lambda run: (run(), 1.0)[1], CPU)
+    assert set(one.dtypes) == {None, torch.float32}
 
 
 def test_ranks_choose_alike(monkeypatch: pytest.MonkeyPatch) -> None:
