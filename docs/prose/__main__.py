@@ -30,10 +30,12 @@ def files() -> list[Path]:
 
 
 def complaints(path: Path) -> Iterator[str]:
+    """One line for each finding; files of the repository by their path from its root."""
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     for line, text in texts_of(path):
         for found in findings(without_code(text)):
             place = line + text.count("\n", 0, found.offset)
-            yield f"{path}:{place}: “{found.words}”: {found.advice}"
+            yield f"{name}:{place}: “{found.words}”: {found.advice}"
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ class Command:
     http: tuple[str, int] | None = None
     """Ready when GET /health is answered with 200 here."""
     private_files: bool = False
-    """Files that it creates are for its user alone (the mode of a socket follows from this)."""
+    """Only its user may read files that it creates (the mode of a socket follows from this)."""
 
     @property
     def title(self) -> str:

@@ -266,7 +266,7 @@ SHARD_FLAGS = (
     "max_batch_total_tokens",
 )  # fmt: skip
 PROFILE_FLAGS = ("profile", "profile_steps")
-"""Of a shard, given only with `--profile`: TGI's own shard does not know them."""
+"""Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
     "disable_custom_kernels",

@@ -76,7 +76,7 @@ def report(hardware: Hardware, environ: Mapping[str, str]) -> str:
 
 
 def cpu_features(cpu_info: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Of this processor, those that matter for speed."""
+    """The features of this processor that matter for speed."""
     try:
         lines = cpu_info.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -31,7 +31,7 @@ class Terminal:
     def show_starting(self, children: Sequence[tuple[str, str]], *, of: int) -> None:
         """`children`: name and phase of each child that is not ready; `of`: how many there are, ready ones included.
 
-        Of many there are lines for about half, so that they fit a screen.
+        If there are many, about half of them get a line, so that they fit a screen.
         """
         if children and time.monotonic() - self._drawn_at < _REDRAW_S:
             return

@@ -59,7 +59,7 @@ class RequestSpan:
         return name
 
     def record(self, fields: Mapping[str, str]) -> None:
-        """TGI's fields of a finished generation. Of several generations the last one counts, as in TGI."""
+        """TGI's fields of a finished generation. If there are several generations, the last one counts, as in TGI."""
         self.fields.update(fields)
         if self.span is not None:
             self.span.set_attributes(dict(fields))
@@ -89,8 +89,8 @@ class RequestSpan:
         return replace(valid, trace=GenerationTrace(self.tracing, self.span))
 
     def log(self, status: int) -> None:
-        """One line of a finished request, if the level DEBUG of the logger `router.requests` asks for it. Of what only
-        looks (health, metrics, pages) failures alone."""
+        """One line of a finished request, if the level DEBUG of the logger `router.requests` asks for it. Requests that
+        only read (health, metrics, pages) are logged only if they fail."""
         if not _requests.isEnabledFor(logging.DEBUG):
             return
         method = self._scope["method"]

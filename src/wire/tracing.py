@@ -154,7 +154,7 @@ def inside(span: Span) -> Iterator[None]:
 
 
 def end(span: Span, error: BaseException | None = None) -> None:
-    """Ends a span; with an error its status says so, by the error's type alone (a text may quote a prompt)."""
+    """Ends a span; with an error its status says so, only by the error's type (a text may quote a prompt)."""
     if error is not None:
         from opentelemetry.trace import StatusCode
 

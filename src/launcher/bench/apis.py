@@ -107,7 +107,7 @@ class OpenAiChatApi(OpenAiApi):
     @staticmethod
     def _has_text(choice: dict[str, Any]) -> bool:
         delta = choice.get("delta") or {}
-        # The first event may bring the role alone.
+        # The first event may bring only the role.
         return bool(delta.get("content")) or (choice.get("finish_reason") is None and "role" not in delta)
 
 

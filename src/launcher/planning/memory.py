@@ -27,7 +27,7 @@ class Estimate:
     weights: int | None
     """Bytes of all shards together."""
     cache_type: str | None
-    """Of the numbers in the KV cache; None: the model's."""
+    """Type of the numbers in the KV cache; None: the model's."""
     token: int | None
     """Bytes of one token in the KV cache of one shard."""
     tokens: int | None

@@ -196,7 +196,7 @@ class Supervisor:
         stacks.show(children, wait)
 
     def _is_out_of_time(self) -> bool:
-        """Of the time that does not depend on the network: a download may take hours."""
+        """Covers only the time that does not depend on the network: a download may take hours."""
         limit = self._timeouts.startup_s
         return limit is not None and time.monotonic() - self._began_at - self._download_s > limit
 

@@ -48,7 +48,7 @@ class Offer:
     refuses: Callable[[AttentionLayer], str | None]
 
     def refusal(self, layers: Sequence[AttentionLayer]) -> str | None:
-        """Of the first layer that it cannot serve."""
+        """What it says of the first layer that it cannot serve."""
         for layer in layers:
             reason = self.refuses(layer)
             if reason is not None:

@@ -59,7 +59,7 @@ class TorchVarlenStep:
         self._metadata = metadata
         self._cache = cache
         self._cu_seq_k = cumulative(metadata.kv_lengths)
-        # A bound is enough beside `seqused_k`, and one that depends on shapes alone can be captured in a CUDA graph.
+        # A bound is enough beside `seqused_k`, and one that depends only on shapes can be captured in a CUDA graph.
         self._max_k = metadata.block_tables.shape[1] * cache.block_size
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

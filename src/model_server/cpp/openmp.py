@@ -40,7 +40,7 @@ def _runtime() -> ctypes.CDLL | None:
     except OSError:
         return None
     paths = {line.split(maxsplit=5)[5] for line in lines if line.count(" ") > 5 and ".so" in line}
-    # Of several, because other packages bring their own, the one that came with torch.
+    # The one that came with torch; there may be several, because other packages bring their own.
     home = str(Path(torch.__file__).parent)
     for path in sorted(paths, key=lambda path: (not path.startswith(home), path)):
         if not Path(path).name.startswith(("libgomp", "libomp", "libiomp")):

@@ -11,7 +11,7 @@ the first call (torch's `device_id`), and both kinds of collective have run once
 NCCL's watchdog sees no collective of a replayed graph, nor any before its timeout; a failure that it finds, or that a
 kernel leaves, comes up at the next wait for the device as torch's own RuntimeError, which ends the process as well.
 
-Knows nothing of models. The store that the ranks meet at listens on the given address alone (loopback by default),
+Knows nothing of models. The store that the ranks meet at listens only on the given address (loopback by default),
 where torch's own would listen on every interface.
 """
 
@@ -96,10 +96,10 @@ def connect(
 ) -> ProcessGroup:
     """Meet the other ranks at `address`:`port` (rank 0 listens there); gloo for a CPU device, nccl for CUDA.
 
-    one_shot: sums of a few MiB on CUDA bypass NCCL where the devices can read each other's memory. force: one rank
-    alone makes a group too, whose collectives are real ones (`address` and `port` are then not used); for measuring.
-    Raises StartupError if the port is taken, and MissingPeerError, which names them, if not all ranks come within
-    `timeout_s` seconds.
+    one_shot: sums of a few MiB on CUDA bypass NCCL where the devices can read each other's memory. force: a single rank
+    makes a group too, whose collectives are real ones (`address` and `port` are then not used); for measuring. Raises
+    StartupError if the port is taken, and MissingPeerError, which names them, if not all ranks come within `timeout_s`
+    seconds.
     """
     if not 0 <= rank < world_size:
         raise StartupError(f"rank {rank} is not below the number of shards {world_size}")

@@ -8,7 +8,7 @@ SHARP). Here are the questions whether they can run, the staging buffer, and the
 
 All ranks get the same bits: in one shot each adds in the order of the ranks, otherwise one rank or the switch adds a
 number for all. bfloat16 is rounded at each addition, as NCCL does; float16, which torch's kernels do not take, is
-staged and added in float32. Nothing here waits for the host, and shapes alone decide the way: a sum may be captured in
+staged and added in float32. Nothing here waits for the host, and only shapes decide the way: a sum may be captured in
 a CUDA graph. One buffer serves all: calls must be ordered by streams, and a kernel ends only when all ranks have read
 it.
 """
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # bounds of vLLM's custom_all_reduce.cuh (two ranks: any size it takes), unmeasured here.
 MAX_BYTES: Mapping[int, int] = {2: 4 * 2**20, 4: 512 * 2**10, 8: 256 * 2**10}
 
-# Staged bytes up to which two shots or the switch win, by number of ranks. Of two ranks one shot moves no more.
+# Staged bytes up to which two shots or the switch win, by number of ranks. With two ranks one shot moves no more.
 LARGE_BYTES: Mapping[int, int] = {4: 8 * 2**20, 8: 8 * 2**20}
 
 Way = Literal["one_shot", "two_shot", "multimem"]
@@ -295,7 +295,7 @@ def _captured(work: Callable[[], object]) -> Callable[[], object]:
 
 
 def _log_nccl(reason: str | None) -> None:
-    logger.info("All-reduce through NCCL alone: %s", reason or "another rank says why")
+    logger.info("All-reduce only through NCCL: %s", reason or "another rank says why")
 
 
 def _exchange(device: torch.device, world_size: int) -> PeerReduce:

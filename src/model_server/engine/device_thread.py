@@ -180,7 +180,7 @@ class DeviceThread:
                 self._collect_pending()
             if collect is not None:
                 self._pending = (job, collect)
-            # `_pending` alone holds a step, and with it the memory of its requests: not until the next call comes.
+            # Only `_pending` holds a step, and with it the memory of its requests: not until the next call comes.
             self._taken = job = collect = None
 
     def _collect_pending(self) -> None:

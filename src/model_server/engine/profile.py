@@ -23,7 +23,7 @@ _NOTHING: AbstractContextManager[object] = nullcontext()
 
 
 class StepProfiler:
-    """Counts steps and traces `num_steps` of them, once. For the device thread alone."""
+    """Counts steps and traces `num_steps` of them, once. Only for the device thread."""
 
     def __init__(self, folder: Path, rank: int, num_steps: int, device: torch.device) -> None:
         """The trace goes to `folder`/rank-<rank>.json; the folder is made. Raises OSError."""

@@ -161,7 +161,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     if isinstance(error, FatalError):  # what the engine makes of it where there are other ranks
         return is_out_of_memory(error.__cause__)
     kinds = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
-    # Of the driver (a graph, a module that is loaded) torch and Triton have plain errors too.
+    # For the driver (a graph, a module that is loaded) torch and Triton also raise plain errors.
     text = str(error) if isinstance(error, RuntimeError) else ""
     return isinstance(error, kinds) or "can't allocate memory" in text or "out of memory" in text
 

@@ -62,7 +62,7 @@ def describe(
 
 
 def check_family(fields: Mapping[str, Any], choice: Choice) -> None:
-    """Whether a family can be served quantized, by its config.json alone. Raises StartupError."""
+    """Whether a family can be served quantized, as far as its config.json says. Raises StartupError."""
     config = ModelConfig(fields)
     try:
         spec_of(config)

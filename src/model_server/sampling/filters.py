@@ -121,7 +121,7 @@ def filter_whole(logits: Tensor, filters: Filters, bits: int) -> Scores:
 
 
 def filter_selected(logits: Tensor, filters: Filters, bits: int) -> tuple[Scores, Tensor]:
-    """The same result from each row's best candidates alone, and [n] bool: rows for which they were enough.
+    """The same result from only each row's best candidates, and [n] bool: rows for which they were enough.
 
     Either all rows have top-k, or none has and all have top-p or min-p. Candidates are enough if what top-k keeps ends
     above the smallest candidate, so that no token outside is left (it would count in top-p's mass); without top-k,
@@ -183,7 +183,7 @@ def _select(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _descending(values: Tensor) -> Tensor:
-    """Rows sorted. On CPUs by NumPy, which sorts values alone with vectors: three times as fast as torch."""
+    """Rows sorted. On CPUs by NumPy, which sorts plain values with vectors: three times as fast as torch."""
     if values.is_cpu:
         return torch.from_numpy(-np.sort(-values.numpy(), axis=1))
     return values.sort(dim=1, descending=True).values

@@ -99,7 +99,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def _without_copies(directory: Path, names: list[str]) -> list[str]:
-    """Of the safetensors files of a directory without an index those that make up one model.
+    """The safetensors files of a directory without an index that make up one model.
 
     Original releases are beside converted ones as `consolidated*`, and other precisions as `model.fp16.safetensors`. A
     numbered set (`-00001-of-00003`) must be whole.

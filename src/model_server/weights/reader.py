@@ -217,7 +217,7 @@ class SafetensorsReader:
         return self._file_of[found][2]
 
     def _slice(self, name: str) -> Any:
-        """`_view` of floating point numbers alone: codes of a quantization are nothing without their scales."""
+        """`_view`, only for floating point numbers: codes of a quantization are nothing without their scales."""
         stored = self._stored(name)
         if stored.dtype not in FLOATING:
             raise StartupError(f"weight {name} is stored as {stored.dtype}, in no format that this version serves")

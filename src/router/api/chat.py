@@ -89,7 +89,7 @@ class Chat:
             raise state.inference.refused(error) from None
 
     async def request(self) -> GenerateRequest:
-        """Of one choice: the call of a tool if there are any."""
+        """The message of one choice: the call of a tool if there are any."""
         return await self._request(self.tools)
 
     async def start(self, permits: HeldPermits) -> list[Run]:

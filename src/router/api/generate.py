@@ -63,7 +63,7 @@ async def compat_generate(request: Request) -> Response:
 async def answer_compat(request: Request, state: AppState, body: CompatBody) -> Response:
     """The answer of `POST /`, whichever route the body came by."""
     state.count_request()
-    # The default of this route alone: the prompt is repeated (the model's task is taken to be text generation).
+    # The default of this route only: the prompt is repeated (the model's task is taken to be text generation).
     full_text = body.parameters.return_full_text is not False
     if body.stream:
         return await _stream(request, state, body, full_text=full_text)

@@ -169,7 +169,7 @@ class Validator:
                 raise ValidationError(f"`logit_bias` values must be in [-100, 100]. Given: {bias}")
 
     def _check_fewest_tokens(self, request: GenerateRequest) -> None:
-        """Refuses a prompt that is too long by its bytes alone, before it is cut: cutting megabytes takes seconds."""
+        """Refuses a prompt that has too many bytes to fit, before it is cut: cutting megabytes takes seconds."""
         if request.truncate is not None:
             return  # what is kept depends on how all of it is cut
         fewest = self._tokenizer.fewest_tokens(request.inputs)

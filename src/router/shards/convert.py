@@ -55,7 +55,7 @@ def prefill_to(call: PrefillCall, extensions: frozenset[Extension]) -> pb.Prefil
 
 
 def decode_to(call: DecodeCall) -> pb.DecodeRequest:
-    """Of a batch the id alone: shards look at nothing else."""
+    """Only the id of a batch: shards read nothing else."""
     batches = [pb.CachedBatch(id=batch_id) for batch_id in call.batch_ids]
     return pb.DecodeRequest(batches=batches, growth=_growth_to(call.growth), chunk_tokens=call.chunk_tokens)
 

@@ -127,7 +127,7 @@ class TracedShards:
             step.finish(done)
             failed = done.cancelled() or done.exception() is not None
             batch = None if failed else done.result().batch
-            # Of those that took part: others may have joined since the call was sent.
+            # For those that took part: others may have joined since the call was sent.
             gone = set(sent) - set(batch.request_ids if batch is not None else ())
             members = self._members.get(batch_id, {})
             for request_id in gone:

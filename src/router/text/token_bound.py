@@ -1,4 +1,4 @@
-"""How few tokens a text can have, from its bytes alone: what refuses a prompt that cannot fit before it is cut.
+"""The smallest number of tokens that a text of so many bytes can have: refuses prompts that cannot fit early.
 
 A token stands for at most as many bytes as the longest one of the vocabulary has. That is a bound only for tokenizers
 that lose nothing on the way from the text to the tokens: all others get none, and their prompts are cut first.

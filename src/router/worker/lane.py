@@ -65,7 +65,7 @@ class Lane:
     async def run(self, cost: int, work: Callable[[], T]) -> T:
         """The result of `work`, or what it raises. A caller that is cancelled before it has begun takes it along.
 
-        Of those that wait the cheapest comes first, but none is overtaken for longer than its own cost is worth.
+        The cheapest waiting job comes first, but no job is overtaken for longer than its own cost is worth.
 
         Raises OverloadedError for what would wait behind too much, and RuntimeError after `close`.
         """

@@ -8,7 +8,7 @@ import ctypes
 def give_back() -> None:
     """After work that took hundreds of megabytes and has let go of them: glibc keeps what a thread has freed.
 
-    Takes some hundredths of a second, of the calling thread alone. Does nothing with other C libraries.
+    Takes some hundredths of a second, only of the calling thread. Does nothing with other C libraries.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

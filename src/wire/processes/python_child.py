@@ -23,7 +23,7 @@ def module_command(module: str) -> tuple[str, ...]:
 
 
 def script_command(script: Path) -> tuple[str, ...]:
-    """A script that needs the standard library alone: without installed packages, and without the user's variables."""
+    """A script that needs only the standard library: without installed packages, and without the user's variables."""
     return (sys.executable, "-I", "-S", str(script))
 
 

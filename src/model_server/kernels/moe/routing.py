@@ -31,8 +31,8 @@ def route(
     """The best `top_k` experts of each row: weights [n, top_k] float32 and experts [n, top_k] int64, best first.
 
     logits: [n, num_experts] of any floating type; correction: [num_experts] float32 or None. norm: 0 (none), 1 or 2, by
-    which p-norm the weights are divided; the rest as `layers.routing.Routing` has it. Of equal scores the lower number
-    is chosen.
+    which p-norm the weights are divided; the rest as `layers.routing.Routing` has it. If scores are equal, the expert
+    with the lower number is chosen.
     """
     num_rows, num_experts = logits.shape
     weights = torch.empty(num_rows, top_k, dtype=torch.float32, device=logits.device)

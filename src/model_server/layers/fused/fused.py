@@ -82,6 +82,6 @@ class Fused(Protocol):
         latent: [n, rank + dim], each token's latent and the key that rotates; the latent is normed by `norm`, which
         `rms_norm` made. rotated: [n, heads * dim], what of the queries rotates (it may be changed), written to the last
         `dim` numbers of each head of `queries` [n, heads, rank + dim], contiguous. rows: a layer's part of the cache
-        [num_slots, rank + dim], in the type of latent or in float8; slots: [n] int64. Of latent and rotated only the
-        last dimension need be contiguous. Returns what is stored, [n, rank + dim], in the type of latent.
+        [num_slots, rank + dim], in the type of latent or in float8; slots: [n] int64. Only the last dimension of latent
+        and rotated must be contiguous. Returns what is stored, [n, rank + dim], in the type of latent.
         """

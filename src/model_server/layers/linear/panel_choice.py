@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 # Smaller matrices go into panels: they take no time worth the measurement, and oneDNN would keep a second copy of them
 # for single rows, whose numbers would be others than those of many.
 SMALLEST_MEASURED = LARGEST_UNPACKED_ROW + 1
-# Of larger ones as many outputs are measured: a matrix takes 20 to 100 ms, and those of equal inputs share it.
+# Larger matrices are measured with as many outputs: a matrix takes 20 to 100 ms, and those of equal inputs share it.
 MOST_MEASURED = 1 << 20
 _WHOLE = 64  # outputs fill panels
 # A client, some, many, a chunk of prompts.
@@ -42,7 +42,7 @@ TimeOf = Callable[[Linear, Tensor], float]
 
 
 def processor_time(product: Linear, x: Tensor) -> float:
-    """Of the calling thread, so that what else the machine does hardly counts."""
+    """Time of the calling thread, so that other work of the machine hardly counts."""
     start = time.thread_time()
     product(x)
     return time.thread_time() - start

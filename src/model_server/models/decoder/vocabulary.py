@@ -87,7 +87,7 @@ def _input(loader: Loader, spec: Spec, rows: Form) -> InputEmbedding:
         part = Part(names.embedding_projection, ((0, spec.hidden_size),), None)
         projection = loader.column_linear([part], _embedding_width(spec), as_stored=True)
     if spec.embedding_multiplier != 1.0:
-        # Of the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
+        # It has the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
         multiplier = torch.tensor(spec.embedding_multiplier, dtype=embedding.dtype, device=loader.device)
     return InputEmbedding(
         embedding,

@@ -123,7 +123,7 @@ def _deepseek(
 
 
 def _scale(rope: Rope, width: int) -> float:
-    """Of the scores: YaRN's mscale over all dimensions counts for query and key."""
+    """The factor of the scores: YaRN's mscale over all dimensions counts for query and key."""
     scale = 1 / math.sqrt(width)
     weight = rope.parameters.get("mscale_all_dim")
     if rope.kind == "default" or not weight:

@@ -20,7 +20,7 @@ from model_server.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
 
-# Kinds of layers that attend to their own tokens alone.
+# Kinds of layers that attend only to their own tokens.
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 

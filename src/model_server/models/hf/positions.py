@@ -1,4 +1,4 @@
-"""Rotary frequencies that depend on the position alone.
+"""Rotary frequencies that depend only on the position.
 
 transformers chooses the factors of longrope, and the base of dynamic NTK scaling, by the largest position of the whole
 forward: in a batch a row's result would depend on the other rows. Here each position has the frequencies of a sequence

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-# Of files whose config does not say: what DeepSeek's files have, and those that follow them.
+# For files whose config does not say: what DeepSeek's files have, and those that follow them.
 DEFAULT_BLOCK = (128, 128)
 
 

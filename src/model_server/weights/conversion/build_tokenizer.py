@@ -1,6 +1,6 @@
 """One model's tokenizer → tokenizer.json: `python -P -m model_server.weights.conversion.build_tokenizer FOLDER TARGET`.
 
-The only place where transformers reads a tokenizer, and a process of its own: started by `conversion.tokenizer` alone,
+The only place where transformers reads a tokenizer, and a process of its own: started only by `conversion.tokenizer`,
 without the environment's secrets, without a network, and without the code that a repository may hold.
 
 Prints one line if it refuses, and ends with 1.

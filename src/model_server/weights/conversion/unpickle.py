@@ -1,8 +1,8 @@
 """One file of pickled weights → safetensors: `python -P -m model_server.weights.conversion.unpickle SOURCE TARGET`.
 
-The only place that unpickles, and a process of its own: started by `convert` alone, without the
+The only place that unpickles, and a process of its own: started only by `convert`, without the
 environment's secrets. Only tensors are let in: torch's restricted unpickler, from the version on in which it has
-no known way around, on torch's zip format alone. Tensors are mapped and written one by one; memory stays small.
+no known way around, only on torch's zip format. Tensors are mapped and written one by one; memory stays small.
 
 Prints one line if it refuses, and ends with 1.
 """

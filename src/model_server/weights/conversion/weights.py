@@ -34,7 +34,7 @@ def is_pickled_weights(name: str) -> bool:
 
 
 def pickled_names(names: Sequence[str]) -> list[str]:
-    """Of the files of a directory those to convert: `.bin`, else `.pt`, else `.pth`."""
+    """The files of a directory to convert: `.bin`, else `.pt`, else `.pth`."""
     for suffix in (".bin", ".pt", ".pth"):
         found = sorted(name for name in names if name.endswith(suffix) and is_pickled_weights(name))
         if found:

@@ -122,7 +122,7 @@ class Transfer:
         self._have, self.has_grown = 0, False
 
     def _verify(self) -> None:
-        """Of all that is in the partial file, also what another process wrote."""
+        """Covers all that is in the partial file, also what another process wrote."""
         digests = _digests(self._blob.name, self._have)
         with self._partial.open("rb") as file:
             while digests and (piece := file.read(_READ_BYTES)):

@@ -33,7 +33,7 @@ def json_headers(generation: GenerationResult, compute_type: str) -> dict[str, s
 
 
 def summed_headers(groups: Sequence[Sequence[GenerationResult]], compute_type: str) -> dict[str, str]:
-    """Of the generations of several prompts; a prompt counts once. As TGI's, they lack x-compute-time."""
+    """Headers for the generations of several prompts; a prompt counts once. As TGI's, they lack x-compute-time."""
     prompts = [json_headers(group[0], compute_type) for group in groups]
     all_headers = [json_headers(generation, compute_type) for group in groups for generation in group]
     return {"x-compute-type": compute_type} | {

@@ -25,7 +25,7 @@ def completion(
 
 
 def prompt_tokens_of(requests: Sequence[ValidRequest]) -> int:
-    """Of all choices together; with tools their prompts may differ, and the longest is what was read for all."""
+    """The sum of all choices; with tools their prompts may differ, and the longest counts for all."""
     return max(request.input_length for request in requests)
 
 

@@ -50,7 +50,7 @@ class Admission:
                 running.prompt_tokens,
                 backlog=self._is_backlog(last_end_at),
             )
-        # In paged mode the allocator alone knows what is free; the shard's sum counts shared blocks repeatedly.
+        # In paged mode only the allocator knows what is free; the shard's sum counts shared blocks repeatedly.
         used_tokens = 0 if self._paged else running.max_tokens
         return budget.while_running(self._limits, len(running.entries), used_tokens, waiting_tokens)
 
