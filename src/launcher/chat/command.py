@@ -122,7 +122,7 @@ def _answer_at_terminal(client: ChatClient, conversation: Conversation, line: st
         raise
     if parts:
         conversation.add(line, "".join(parts))
-    _say(" [cut: the longest answer is reached]\n" if client.was_cut else "\n")
+    _say(" [cut: the answer has reached its maximum length]\n" if client.was_cut else "\n")
 
 
 def _answer_lines(client: ChatClient, conversation: Conversation) -> None:

@@ -104,7 +104,7 @@ def gpus(hardware: Hardware, driver: str | None) -> list[Finding]:
         if files:
             return [
                 Finding(
-                    name="GPU", state="warning", text="there are device files and no GPU is visible",
+                    name="GPU", state="warning", text="there are device files, but no GPU is visible",
                     remedy="check CUDA_VISIBLE_DEVICES, and run nvidia-smi",
                 )
             ]  # fmt: skip
@@ -133,7 +133,7 @@ def compiler(hardware: Hardware) -> Finding:
     if not hardware.gpus:
         return Finding(name="compiler", text=f"{found or 'none'}; needed on GPUs only")
     if found is None or not header:
-        lacking = "no C compiler" if found is None else "Python's headers (Python.h) are not there"
+        lacking = "no C compiler" if found is None else "Python's headers (Python.h) are missing"
         return Finding(name="compiler", state="warning", text=lacking, remedy="apt install gcc python3-dev")
     return Finding(name="compiler", text=found)
 

@@ -59,7 +59,7 @@ def hub(environ: Mapping[str, str]) -> Finding:
     url = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
     token = "HF_TOKEN is set" if environ.get("HF_TOKEN") else "no HF_TOKEN, which gated models need"
     if is_offline(environ):
-        return Finding(name="hub", text="not asked, as HF_HUB_OFFLINE says; models come from the local cache")
+        return Finding(name="hub", text="not checked, because HF_HUB_OFFLINE is set; models come from the local cache")
     host, number = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
     try:
         with socket.create_connection((host, number), timeout=_CONNECT_TIMEOUT_S):

@@ -107,7 +107,7 @@ def _print_table(
         console.width = max(console.width, 160)  # a pipe has no width: no cell is cut
     console.print(f"{config.model_id}: {info.summary()}", markup=False, highlight=False, soft_wrap=True)
     where = f"GPUs with {size} each" if on_gpu else f"a CPU with {size}"
-    note = "Activations take a part of it, too."
+    note = "Activations also take a part of it."
     if not on_gpu:
         note += " On a CPU the cache holds 16000 tokens unless --max-batch-total-tokens asks for more."
     console.print(f"An estimate for {where}. {note}", markup=False, highlight=False, soft_wrap=True)

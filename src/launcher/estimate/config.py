@@ -16,15 +16,19 @@ class EstimateConfig:
     revision: str | None = option(None, env="REVISION", help="Branch, tag or commit of a hub id. Default: main.")
     memory: int | None = option(
         None, env=None, unit="bytes", minimum=1,
-        help="Of each GPU, or of the machine for --device cpu. Default: what this machine has.",
+        help="Memory of each GPU, or of the machine for --device cpu. Default: this machine's.",
     )  # fmt: skip
     device: Literal["gpu", "cpu"] | None = option(
-        None, env=None, help="What computes. Default: this machine's GPUs where it has some, or if --memory is given."
+        None, env=None, help="Default: gpu if this machine has GPUs or if --memory is given, else cpu."
     )
     num_shard: int | None = option(
         None, env=None, minimum=1, maximum=64, help="Only this number of shards. Default: 1, 2, 4 and 8 where they fit."
     )
     request: int = option(
-        2048, env=None, unit="tokens", minimum=1, help="Length of a request, prompt and answer, that is counted in."
+        2048,
+        env=None,
+        unit="tokens",
+        minimum=1,
+        help="Tokens of each request (prompt and answer), to say how many fit.",
     )
     json_output: bool = option(False, env=None, help="Print JSON instead of a table.")

@@ -46,11 +46,11 @@ def fetch(model_id: str, revision: str | None) -> ModelInfo:
         ) from None
     except OfflineModeIsEnabled:
         raise DownloadError(
-            f"{model_id} is not in the local cache, and HF_HUB_OFFLINE forbids to ask the hub"
+            f"{model_id} is not in the local cache, and HF_HUB_OFFLINE is set, so the hub is not used"
         ) from None
     except Exception as error:  # what transports raise differs by version
         lines = str(error).splitlines() or [type(error).__name__]
-        raise DownloadError(f"the hub cannot be asked for {model_id}: {lines[0]}") from None
+        raise DownloadError(f"the hub cannot be queried for {model_id}: {lines[0]}") from None
     if info is None:
         raise ArgumentValidation(f"{model_id} has no config.json that can be read")
     return dataclasses.replace(info, weight_bytes=weights_among(sizes))
