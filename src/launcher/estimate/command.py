@@ -21,7 +21,8 @@ from launcher.planning.model_info import ModelInfo, shown_bytes
 from launcher.planning.plan import check_model
 from wire.text.escape import as_error
 
-_COLUMNS = ("shards", "weights", "KV cache", "weights per shard", "per token", "tokens")
+_TEXTS = ("weights", "KV cache")
+_NUMBERS = ("weights\nper shard", "cache\nper token", "tokens")
 
 
 def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
@@ -98,9 +99,12 @@ def _print_table(
 ) -> None:
     console = Console()
     size = "unknown memory" if available is None else shown_bytes(available)
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
-    for name in (*_COLUMNS, f"requests of {config.request}"):
-        table.add_column(name, justify="right" if name not in ("weights", "KV cache") else "left", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, collapse_padding=True)
+    for name in ("shards", *_TEXTS, *_NUMBERS, f"requests\nof {config.request}"):
+        # On a narrow terminal the texts get more lines; no number is cut.
+        shown = name if console.is_terminal else name.replace("\n", " ")
+        is_text = name in _TEXTS
+        table.add_column(shown, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
     for row in found:
         table.add_row(*_cells(row, config.request))
     if not console.is_terminal:

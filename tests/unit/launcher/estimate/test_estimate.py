@@ -19,7 +19,7 @@ from launcher.estimate.config import EstimateConfig
 from launcher.estimate.table import Row, rows
 from launcher.planning import memory
 from launcher.planning.hardware import Gpu, Hardware
-from launcher.planning.model_info import ModelInfo, from_config
+from launcher.planning.model_info import ModelInfo, from_config, shown_bytes
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -95,6 +95,21 @@ def test_a_table_in_a_pipe_has_whole_cells(folder: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert "8 bits (--kv-cache-dtype fp8_e4m3fn)" in out and "…" not in out
     assert "GPUs with 24.0 GiB each" in out
+
+
+@pytest.mark.parametrize("columns", [80, 110])
+def test_a_table_on_a_terminal_has_whole_numbers(
+    folder: Path, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    assert run_estimate(EstimateConfig(model_id=str(folder), memory=24 * GIB), {}) == 0
+    out = capsys.readouterr().out
+    shown = " ".join(out.split())
+    assert "…" not in out
+    for row in found(dataclasses.replace(info(), weight_bytes=0), None, 24 * GIB):
+        assert shown_bytes(row.token_bytes or 0) in shown and f" {row.tokens} " in shown
 
 
 @pytest.mark.parametrize(
