@@ -160,6 +160,10 @@ class LauncherConfig:
         None, panel=_BATCH, unit="tokens", maximum=_U32,
         help="Token budget of one prefill. Default: from the model and the device.",
     )  # fmt: skip
+    max_step_prefill_tokens: int | None = option(
+        None, panel=_BATCH, unit="tokens", minimum=1, maximum=_U32,
+        help="Most tokens of prompts that one step computes. Default: 2048 on a GPU, 256 on a CPU; more in a backlog.",
+    )  # fmt: skip
     max_batch_total_tokens: int | None = option(
         None, panel=_BATCH, unit="tokens", minimum=1, maximum=_U32,
         help="Token budget of a running batch. Default: what fits.",
@@ -255,7 +259,8 @@ SECRETS = frozenset({"api_key", "ngrok_authtoken"})
 ROUTER_FLAGS = (
     "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_total_tokens",
     "max_client_batch_size", "payload_limit", "disable_grammar_support", "waiting_served_ratio",
-    "max_batch_total_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers", "cors_allow_origin",
+    "max_batch_total_tokens", "max_step_prefill_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers",
+    "cors_allow_origin",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "usage_stats",
 )  # fmt: skip

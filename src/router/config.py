@@ -82,6 +82,11 @@ class RouterConfig:
     max_batch_prefill_tokens: int = option(
         4096, panel=_BATCHING, unit="tokens", minimum=1, maximum=_U32, help="Token budget of one prefill."
     )
+    max_step_prefill_tokens: int | None = option(
+        None, panel=_BATCHING, unit="tokens", minimum=1, maximum=_U32,
+        help="Most tokens of prompts that one step computes; longer prompts are computed in several. Default: 2048 on "
+        "a GPU, 256 on a CPU; more in a backlog.",
+    )  # fmt: skip
     min_batch_prefill_tokens: int | None = option(
         None,
         unit="tokens",

@@ -9,6 +9,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src"
 PYTHON = "wire/processes/python_child.py"
 STARTERS = {
+    "launcher/doctor/machine.py",
     "launcher/env_report.py",  # nvidia-smi
     "launcher/planning/hardware.py",  # nvidia-smi
     "launcher/processes/child.py",

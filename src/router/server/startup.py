@@ -28,9 +28,9 @@ T = TypeVar("T")
 # KV tokens when neither the shards nor the user say how many (padded models).
 _DEFAULT_CAPACITY = 16_000
 
-# Bounds of `tokens_of_a_step` on a CPU.
-CPU_STEP_TOKENS = 1024
-CPU_DEFAULT_STEP_TOKENS = 256
+# Bounds of `tokens_of_a_step`.
+CPU_STEP_TOKENS, CPU_DEFAULT_STEP_TOKENS = 1024, 256
+GPU_STEP_TOKENS, GPU_DEFAULT_STEP_TOKENS = 4096, 2048
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
     while True:
         plan = WarmUpPlan(
             max_input_tokens=config.max_input_tokens,
-            max_prefill_tokens=tokens_of_a_step(budget, info)[0],
+            max_prefill_tokens=tokens_of_a_step(budget, config.max_step_prefill_tokens, info)[0],
             max_total_tokens=config.max_total_tokens,
             max_batch_size=config.max_batch_size,
         )
@@ -134,17 +134,27 @@ async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> 
             logger.warning("the KV cache holds %d tokens: trying again with that prefill budget", holds)
 
 
-def tokens_of_a_step(max_batch_prefill_tokens: int, info: ShardInfo) -> tuple[int, int]:
+def tokens_of_a_step(max_batch_prefill_tokens: int, asked: int | None, info: ShardInfo) -> tuple[int, int]:
     """How many tokens a step with prompts may compute, and how many it computes unless there is a backlog.
 
-    What was asked for; on a CPU that computes prompts in chunks at most CPU_STEP_TOKENS and CPU_DEFAULT_STEP_TOKENS. A
-    step's time grows with its tokens there, and matrix products do not get more efficient (measured: 256 to 4096 rows
-    gain nothing): the first of many prompts gets its token sooner, running requests wait less, and
-    throughput stays.
+    Where prompts are computed whole: `max_batch_prefill_tokens`. In chunks at most what was asked for, else the bounds
+    of the device. A step's time grows with its tokens, and running requests wait for it: TGI's formula gives a large
+    GPU steps of more than a second. Matrix products of more rows are hardly more efficient (on a CPU 256 to 4096 rows
+    gain nothing), so throughput stays. Raises BackendError for `asked` where prompts are computed whole.
     """
-    if info.chunks and info.device_type == "cpu":
-        return min(max_batch_prefill_tokens, CPU_STEP_TOKENS), min(max_batch_prefill_tokens, CPU_DEFAULT_STEP_TOKENS)
-    return max_batch_prefill_tokens, max_batch_prefill_tokens
+    if not info.chunks:
+        if asked is not None:
+            raise BackendError(
+                "`--max-step-prefill-tokens`: this model computes each prompt in one step; leave it unset"
+            )
+        return max_batch_prefill_tokens, max_batch_prefill_tokens
+    if asked is not None:
+        most, default = asked, asked
+    elif info.device_type == "cpu":
+        most, default = CPU_STEP_TOKENS, CPU_DEFAULT_STEP_TOKENS
+    else:
+        most, default = GPU_STEP_TOKENS, GPU_DEFAULT_STEP_TOKENS
+    return min(max_batch_prefill_tokens, most), min(max_batch_prefill_tokens, default)
 
 
 def resolve_limits(
@@ -183,7 +193,7 @@ def resolve_limits(
         if not info.chunks:
             max_input_tokens = min(max_input_tokens, prefill)
     _check_order(info, prefill, max_input_tokens, max_total_tokens, max_batch_total_tokens)
-    step_tokens, default_step_tokens = tokens_of_a_step(prefill, info)
+    step_tokens, default_step_tokens = tokens_of_a_step(prefill, config.max_step_prefill_tokens, info)
     return ServingLimits(
         max_concurrent_requests=config.max_concurrent_requests,
         max_best_of=config.max_best_of,

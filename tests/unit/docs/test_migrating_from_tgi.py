@@ -25,7 +25,12 @@ from router.api.platforms import kserve
 from router.config import RouterConfig
 from router.metrics import DECLARED
 from router.server.app import create_app
-from router.server.startup import CPU_DEFAULT_STEP_TOKENS, CPU_STEP_TOKENS
+from router.server.startup import (
+    CPU_DEFAULT_STEP_TOKENS,
+    CPU_STEP_TOKENS,
+    GPU_DEFAULT_STEP_TOKENS,
+    GPU_STEP_TOKENS,
+)
 from wire.cli.commands import run_command
 from wire.cli.options import Option, options_of
 from wire.cli.parsing import parse
@@ -110,10 +115,12 @@ def test_what_is_not_yet_is_refused_and_the_rest_is_not(row: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["docs/migrating-from-tgi.md", "docs/migrating-from-vllm.md"])
-def test_the_steps_on_a_cpu_are_those(name: str) -> None:
+def test_the_bounds_of_a_step_are_those(name: str) -> None:
     lines = documents.read(name).splitlines()
     row = next(line for line in lines if line.startswith("| `--max-") and "`--max-batch-prefill-tokens` |" in line)
-    assert f"at most {CPU_DEFAULT_STEP_TOKENS}" in row and f"{CPU_STEP_TOKENS} while there is a backlog" in row
+    for usual, most in ((CPU_DEFAULT_STEP_TOKENS, CPU_STEP_TOKENS), (GPU_DEFAULT_STEP_TOKENS, GPU_STEP_TOKENS)):
+        assert f"at most {usual}" in row and f"{most} " in row
+    assert f"{CPU_STEP_TOKENS} while there is a backlog" in row
 
 
 def test_every_variable_of_tgi_has_a_row() -> None:

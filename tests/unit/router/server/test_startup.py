@@ -41,21 +41,36 @@ def test_unset_limits_are_what_the_cache_holds_where_prompts_are_chunked():
 
 
 @pytest.mark.parametrize(
-    ("device_type", "chunking", "asked", "tokens", "default"),
+    ("device_type", "chunking", "budget", "asked", "tokens", "default"),
     [
-        ("cpu", True, 4096, 1024, 256),
-        ("cpu", True, 600, 600, 256),
-        ("cpu", True, 100, 100, 100),
-        ("cpu", False, 4096, 4096, 4096),
-        ("cuda", True, 4096, 4096, 4096),
+        ("cpu", True, 4096, None, 1024, 256),
+        ("cpu", True, 600, None, 600, 256),
+        ("cpu", True, 100, None, 100, 100),
+        ("cpu", True, 4096, 2000, 2000, 2000),
+        ("cpu", False, 4096, None, 4096, 4096),
+        ("cuda", True, 59_870, None, 4096, 2048),
+        ("cuda", True, 3000, None, 3000, 2048),
+        ("cuda", True, 59_870, 8192, 8192, 8192),
+        ("cuda", True, 4096, 8192, 4096, 4096),
+        ("cuda", False, 59_870, None, 59_870, 59_870),
     ],
 )
-def test_a_step_on_a_cpu_is_kept_short_where_prompts_can_be_cut(
-    device_type: str, chunking: bool, asked: int, tokens: int, default: int
+def test_a_step_is_kept_short_where_prompts_can_be_cut(
+    device_type: str, chunking: bool, budget: int, asked: int | None, tokens: int, default: int
 ) -> None:
-    options = RouterConfig(max_batch_prefill_tokens=asked, max_total_tokens=2000 if chunking else None)
-    found = limits(options, 50_000, device_type=device_type, support_chunking=chunking)
+    options = RouterConfig(
+        max_batch_prefill_tokens=budget,
+        max_step_prefill_tokens=asked,
+        max_total_tokens=2000 if chunking else None,
+        max_batch_total_tokens=100_000,
+    )
+    found = limits(options, 100_000, device_type=device_type, support_chunking=chunking)
     assert (found.max_batch_prefill_tokens, found.default_prefill_tokens) == (tokens, default)
+
+
+def test_a_bound_of_a_step_is_refused_where_prompts_are_computed_whole() -> None:
+    with pytest.raises(StartupError, match="`--max-step-prefill-tokens`: this model computes each prompt in one step"):
+        limits(RouterConfig(max_step_prefill_tokens=512), 50_000)
 
 
 def test_unset_limits_respect_model_and_tokenizer():
