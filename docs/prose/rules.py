@@ -94,6 +94,7 @@ SENTENCES = (
     ),
     Rule(r"quick(?:er|est)\b", "faster, fastest", "the quickest server", "the fastest server"),
     Rule(r"tokenis\w*", "tokenize", "the text is tokenised", "the text is tokenized"),
+    Rule(r"(?:go|goes|going|gone|went) on\b(?! (?:a|the)\b)", "continue", "the stream goes on", "the stream continues"),
     Rule(r"be it\b", "whether", "be it config or model", "whether config or model"),
     Rule(r"(?:stands?|stood)\b(?!-| (?:in )?for\b)", "be, be written", "what stands there", "what is written there"),
     Rule(r"lies?\b", "be, be stored", "where a model lies", "where a model is stored"),

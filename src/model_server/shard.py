@@ -248,7 +248,7 @@ def leave(runner: Runner | None, world: ProcessGroup, *, orderly: bool) -> None:
 
 
 def parts_ranks(error: BaseException) -> bool:
-    """Whether a call failed for lack of something that only this rank lacks: the others have gone on without it.
+    """Whether a call failed for lack of something that only this rank lacks: the others have continued without it.
 
     Other exceptions come of what is asked, which is the same everywhere: the call fails alike on all ranks.
     """

@@ -63,7 +63,7 @@ def is_offline(environ: Mapping[str, str]) -> bool:
 
 
 def check_network(model_id: str, environ: Mapping[str, str], signals: Signals) -> bool:
-    """Whether to go on with a download; False: a signal has come. Raises DownloadError if the hub has no address here.
+    """Whether to continue with a download; False: a signal came. Raises DownloadError if the hub has no address here.
 
     Only the name is looked up, and only without a proxy: a proxy knows names that this machine does not.
     """

@@ -58,7 +58,7 @@ class Supervisor:
         own_phases: Sequence[tuple[str, float]] | None = None,
         terminal: Terminal | None = None,
     ) -> None:
-        """`age_s`: how long the launch has been going on already.
+        """`age_s`: how long the launch has been running.
 
         `own_phases`: what the launcher itself does until the shards start, and its seconds; it may grow until then.
         Where it is given, a table tells in the end where each second of the start went. `terminal`: shows what the

@@ -1,6 +1,6 @@
 """The tensors of a decoding batch, kept from step to step.
 
-While the same rows go on, a step rebuilds nothing, and on a GPU copies nothing from the host: positions and lengths
+While the same rows continue, a step rebuilds nothing, and on a GPU copies nothing from the host: positions and lengths
 count up where they are, slots follow from the block tables, and the ids are those sampled in the step before. When rows
 join, leave or get blocks, what is new comes in one upload (`batch.tables`).
 """

@@ -78,7 +78,7 @@ class CachedBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The answer to one Prefill or Decode; `batch` is None when nothing goes on. Durations in nanoseconds."""
+    """The answer to one Prefill or Decode; `batch` is None when nothing continues. Durations in nanoseconds."""
 
     generations: list[Generation]
     batch: CachedBatch | None

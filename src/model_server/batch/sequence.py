@@ -140,7 +140,7 @@ class Sequence:
 
     def append(self, token_id: int) -> tuple[str, GeneratedText | None]:
         """Take note of a sampled token: its streamed text ("" on a rank that does not follow the text), and the end of
-        the request if this is its last token. Raises RequestError if the request's grammar cannot go on."""
+        the request if this is its last token. Raises RequestError if the request's grammar cannot continue."""
         self.ids.append(token_id)
         text = ""
         try:
@@ -178,7 +178,7 @@ class Sequence:
                 raise RequestError(f"request {self.id}: it ends with its resume_ids, nothing is left to generate")
 
     def _end_reason(self, token_id: int, text: str) -> FinishReason | None:
-        """Move stop checks and grammar on. A grammar that cannot go on ends the request and raises RequestError."""
+        """Move stop checks and grammar on. A grammar that cannot continue ends the request and raises RequestError."""
         reason = self.stopping.check(token_id, text)
         self.finished = reason is not None
         grammar = self.row.grammar

@@ -60,11 +60,11 @@ class GrammarState:
 
     @property
     def error(self) -> str | None:
-        """Why the automaton cannot go on, if it cannot."""
+        """Why the automaton cannot continue, if it cannot."""
         return f"the grammar failed: {_reason(self.matcher)}" if self.matcher.is_error() else None
 
     def advance(self, token_id: int) -> None:
-        """Take the sampled token. Raises RequestError if the automaton cannot go on."""
+        """Take the sampled token. Raises RequestError if the automaton cannot continue."""
         if not self.matcher.consume_token(token_id):
             raise RequestError(f"the grammar failed: {_reason(self.matcher)}")
         if self.matcher.is_stopped():

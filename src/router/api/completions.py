@@ -39,7 +39,7 @@ routes = Routes("Completions", is_fast=True)
     headers=SUMMED_HEADERS,
 )
 async def completions(request: Request) -> Response:
-    """Go on with one text or several; with `stream`, as server-sent events that end with `[DONE]`."""
+    """Continue one text or several; with `stream`, as server-sent events that end with `[DONE]`."""
     state = state_of(request)
     return await answer(request, state, await state.read(request, CompletionBody))
 
@@ -120,7 +120,7 @@ def _stream(
 async def _events(
     body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running]
 ) -> AsyncGenerator[bytes, None]:
-    """The tokens of all choices as they come. A choice that fails says so; the others go on."""
+    """The tokens of all choices as they come. A choice that fails says so; the others continue."""
     choices = [ChoiceStream(head, index, one.request, body) for index, one in enumerate(running)]
     num_unfinished, num_tokens = len(running), 0
     try:

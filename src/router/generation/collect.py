@@ -101,7 +101,7 @@ async def interleaved(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item]
 
 
 async def arrivals(running: Sequence[Run]) -> AsyncGenerator[tuple[int, Item | Exception], None]:
-    """As `interleaved`, but a failure is an item too: the last of its generation, and the others go on."""
+    """As `interleaved`, but a failure is an item too: the last of its generation, and the others continue."""
     if len(running) == 1:
         item: Item | Exception | None = None
         while not isinstance(item, Finished | Exception):

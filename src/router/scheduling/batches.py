@@ -141,7 +141,7 @@ class Batches:
             self._drop(entry)
 
     def lose(self, batch: RunningBatch, entry: Entry, error: Exception) -> None:
-        """A request of a batch that goes on fails; the shards do not have it."""
+        """A request of a batch that continues fails; the shards do not have it."""
         batch.remove(entry)
         self.fail(entry, error)
 

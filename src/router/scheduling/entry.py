@@ -33,7 +33,7 @@ class Entry:
     which it must not be called again. `close` says that its caller has stopped reading: nothing is delivered from then
     on, and what the request holds is freed in due course. `close` is idempotent and harmless after the last event.
 
-    A reader that stops reading while tokens go on coming loses the request: what is unread is bounded in bytes.
+    A reader that stops reading while tokens keep coming loses the request: what is unread is bounded in bytes.
     """
 
     __slots__ = (

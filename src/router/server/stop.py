@@ -131,7 +131,7 @@ class Stop:
         if self._is_over:
             return
         if self.requested:
-            # The drain goes on, for those who read their error; but this was no orderly stop.
+            # The drain continues, for those who read their error; but this was no orderly stop.
             self.scheduler_failed = failure is not None
             return
         self.scheduler_failed = True

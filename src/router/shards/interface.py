@@ -106,7 +106,7 @@ class DecodeCall:
 
 @dataclass(frozen=True, slots=True)
 class CachedBatch:
-    """What the shards keep after a call: which requests go on, in batch order."""
+    """What the shards keep after a call: which requests continue, in batch order."""
 
     batch_id: int
     request_ids: Sequence[int]
@@ -160,7 +160,7 @@ class Timings:
 
 @dataclass(slots=True)
 class StepReply:
-    """Answer of a Prefill or Decode, merged over the ranks. `batch` is None when nothing goes on."""
+    """Answer of a Prefill or Decode, merged over the ranks. `batch` is None when nothing continues."""
 
     rows: list[Row] = field(default_factory=list)
     columns: list[Columns] = field(default_factory=list)

@@ -87,7 +87,7 @@ class Lane:
         self._queue(_Job(cost, work, lambda result, error: None))
 
     def close(self, *, wait: bool = False) -> None:
-        """Jobs that run go on; those that wait are cancelled. `wait`: for those that run."""
+        """Jobs that run continue; those that wait are cancelled. `wait`: for those that run."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for _, _, job in waiting:

@@ -42,7 +42,7 @@ class Block(Protocol):
     def mlp(self) -> Mlp: ...
 
     def __call__(self, hidden: Tensor, added: Tensor | None, step: Step, kept_rows: Tensor | None = None) -> Stream:
-        """From stream to stream of [num_tokens, hidden]; with `kept_rows` [num_rows] int64 only those tokens go on."""
+        """From stream to stream of [num_tokens, hidden]; with `kept_rows` [num_rows] int64 only those continue."""
 
 
 @dataclass(frozen=True, slots=True)

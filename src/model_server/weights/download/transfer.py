@@ -93,7 +93,7 @@ class Transfer:
             raise Unreachable(f"the connection was closed after {self._have} of {self._size} bytes")
 
     def _continues(self, response: Any) -> bool:
-        """Whether the answer goes on where we are; a server may send everything instead."""
+        """Whether the answer continues where we are; a server may send everything instead."""
         match = _CONTENT_RANGE.match(response.headers.get("Content-Range") or "")
         encoding = response.headers.get("Content-Encoding") or "identity"
         return (

@@ -42,7 +42,7 @@ class CompiledTemplate:
     def _continued(
         self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
     ) -> str | None:
-        """Up to the end of the last turn's text, so that the model goes on with it; None if it is not in the text.
+        """Up to the end of the last turn's text, so that the model continues it; None if it is not in the text.
 
         A mark shows where it ends, as in transformers: the text itself may occur after it again. White space at its
         end is cut off, as in TGI.

@@ -177,7 +177,7 @@ class RadixTrie:
 
     def _split(self, node: RadixNode, num_blocks: int) -> RadixNode:
         """Put the first blocks of `node` into a new node above it. `node` itself stays the lower part: so it keeps
-        its holds, and these go on protecting the whole path."""
+        its holds, and these keep protecting the whole path."""
         assert node.parent is not None
         cut = num_blocks * self._block_size
         upper = RadixNode(node.key[:cut], node.blocks[:num_blocks], node.parent, node.last_access)
