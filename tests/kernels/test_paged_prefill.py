@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from model_server.attention.reference import ReferenceBackend
 from model_server.attention.triton_paged import TritonBackend, refuses
 from model_server.kernels.attention import decode as paged_decode
 from model_server.kernels.attention import prefill as paged_prefill
-from model_server.kernels.attention.parts import Tiles
+from model_server.kernels.attention.parts import SHARED_MEMORY, Tiles, Widths, widths_of
 from model_server.kernels.attention.prefill import PrefillConfig, tile_list
+from model_server.kernels.attention.prefill_choice import measured
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Small enough that short prompts have tiles of all kinds: outside, on the diagonal, at the window's beginning, open.
@@ -251,3 +253,44 @@ def test_backend_is_ready_for_graphs(device: torch.device) -> None:
     step = TritonBackend().begin(metadata, scene.cache)
     metadata.kv_lengths.copy_(lengths)
     assert relative_error(scene.attend(step, layer), scene.expected(layer)) < 1e-5
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("faster", [0, 1])
+def test_the_tiles_that_are_faster_are_used(faster: int, device: torch.device) -> None:
+    """Both candidates of the largest GPUs run, on the same prompt, and give the same."""
+    layer = AttentionLayer(index=0, num_heads=2, num_kv_heads=1, head_dim=128, value_dim=128, scale=0.1)
+    widths = widths_of(layer, value_in_key=False)
+    tiles = paged_prefill.prefill_tiles(widths, 2, SHARED_MEMORY[9, 0])
+    assert [(t.rows, t.keys, t.num_stages) for t in tiles] == [(128, 128, 3), (128, 64, 5)]
+    results: list[Tensor] = []
+
+    def timer(run: Callable[[], object]) -> float:
+        result = run()
+        assert isinstance(result, Tensor)
+        results.append(result.clone())
+        return 1.0 if len(results) == faster + 1 else 1.2
+
+    configs = [PrefillConfig(widths, t) for t in tiles]
+    chosen, times = measured(configs, layer, 16, torch.bfloat16, device, timer, num_tokens=150)
+    assert chosen is configs[faster] and times[faster] == 1.0
+    torch.testing.assert_close(results[0], results[1], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.interpreter
+def test_a_gain_within_the_noise_changes_nothing(device: torch.device) -> None:
+    layer = AttentionLayer(index=0, num_heads=2, num_kv_heads=1, head_dim=128, value_dim=128, scale=0.1)
+    widths = widths_of(layer, value_in_key=False)
+    configs = [PrefillConfig(widths, t) for t in paged_prefill.prefill_tiles(widths, 2, SHARED_MEMORY[9, 0])]
+    times = iter([1.0, 0.98])
+    assert measured(configs, layer, 16, torch.bfloat16, device, lambda run: next(times))[0] is configs[0]
+
+
+@pytest.mark.parametrize(
+    ("dim", "itemsize", "capability", "count"),
+    [(128, 2, (9, 0), 2), (128, 2, (8, 0), 1), (128, 2, (10, 0), 1), (64, 2, (9, 0), 1), (128, 1, (9, 0), 1)],
+)
+def test_candidates(dim: int, itemsize: int, capability: tuple[int, int], count: int) -> None:
+    """Another is tried only where the first leaves keys with two buffers and half of them have three."""
+    tiles = paged_prefill.prefill_tiles(Widths(dim, 0, dim), itemsize, SHARED_MEMORY[capability])
+    assert len(tiles) == count

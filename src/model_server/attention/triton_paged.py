@@ -19,13 +19,14 @@ from model_server.attention.metadata import AttentionMetadata
 from model_server.kernels.attention.decode import DecodeConfig, decode_config, paged_decode, plan_rows
 from model_server.kernels.attention.decode_plan import DecodePlan
 from model_server.kernels.attention.prefill import PrefillConfig, paged_prefill, prefill_config, tile_list
+from model_server.kernels.attention.prefill_choice import fastest_config
 from model_server.memory.kv_cache import KvCache
 
 # What a program can hold of a head, in registers and shared memory.
 MAX_DIM = 256
 MAX_LATENT_DIM, MAX_LATENT_VALUE_DIM = 640, 512
 
-_Configs = tuple[DecodeConfig, PrefillConfig]
+_Shape = tuple[int, int, int, int, bool, torch.dtype, torch.device]
 
 
 def refuses(layer: AttentionLayer) -> str | None:
@@ -43,7 +44,8 @@ class TritonBackend:
     """Runs on GPUs of capability 8.0 and later, and in Triton's interpreter.
 
     batch_invariant: a row's result has the same bits alone and in any batch. Off, the keys of a decode batch are cut so
-    that all processors have about the same work, which depends on the batch.
+    that all processors have about the same work, which depends on the batch; and the tiles of prompts are those that
+    were fastest when the first prompt was computed, so that another process may have others.
     prefill: computes the prompts of the layers that it serves; None: our kernel computes all.
     """
 
@@ -55,7 +57,8 @@ class TritonBackend:
     def __init__(self, *, batch_invariant: bool = False, prefill: FlashPrefill | None = None) -> None:
         self._batch_invariant = batch_invariant
         self._prefill = prefill
-        self._configs: dict[tuple[int, int, int, int, bool, torch.dtype, torch.device], _Configs] = {}
+        self._decode_configs: dict[_Shape, DecodeConfig] = {}
+        self._prefill_configs: dict[_Shape, PrefillConfig] = {}
 
     def begin(self, metadata: AttentionMetadata, cache: KvCache) -> TritonStep:
         """Launches nothing yet."""
@@ -68,33 +71,52 @@ class TritonBackend:
     def library_for(self, layer: AttentionLayer, cache: KvCache) -> FlashPrefill | None:
         """What computes the prompts of this layer instead of our kernel."""
         library = self._prefill
-        return library if library is not None and library.serves(layer, cache, TritonBackend()) else None
+        return library if library is not None and library.serves(layer, cache, _unmeasured()) else None
 
-    def configs(self, layer: AttentionLayer, cache: KvCache) -> _Configs:
-        """How layers of this shape are computed."""
-        rows = cache.rows[layer.index]
-        value_in_key = cache.shapes[layer.index].value_in_key
-        key = (
-            layer.num_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
-            layer.value_dim,
-            value_in_key,
-            rows.dtype,
-            rows.device,
-        )
-        found = self._configs.get(key)
+    def decode_config(self, layer: AttentionLayer, cache: KvCache) -> DecodeConfig:
+        """How single queries of layers of this shape are computed."""
+        key = _shape(layer, cache)
+        found = self._decode_configs.get(key)
         if found is None:
-            decode = decode_config(
+            found = self._decode_configs[key] = decode_config(
                 layer,
-                value_in_key=value_in_key,
-                cache_dtype=rows.dtype,
-                device=rows.device,
+                value_in_key=cache.shapes[layer.index].value_in_key,
+                cache_dtype=cache.rows[layer.index].dtype,
+                device=cache.rows[layer.index].device,
                 batch_invariant=self._batch_invariant,
             )
-            prefill = prefill_config(layer, value_in_key=value_in_key, cache_dtype=rows.dtype, device=rows.device)
-            found = self._configs[key] = (decode, prefill)
         return found
+
+    def prefill_config(self, layer: AttentionLayer, cache: KvCache) -> PrefillConfig:
+        """How prompts of layers of this shape are computed. The first question, while the model warms up, measures."""
+        key = _shape(layer, cache)
+        found = self._prefill_configs.get(key)
+        if found is None:
+            rows, value_in_key = cache.rows[layer.index], cache.shapes[layer.index].value_in_key
+            if self._batch_invariant:
+                found = prefill_config(layer, value_in_key=value_in_key, cache_dtype=rows.dtype, device=rows.device)
+            else:
+                found = fastest_config(
+                    layer,
+                    value_in_key=value_in_key,
+                    page=cache.block_size,
+                    cache_dtype=rows.dtype,
+                    device=rows.device,
+                )
+            self._prefill_configs[key] = found
+        return found
+
+
+def _shape(layer: AttentionLayer, cache: KvCache) -> _Shape:
+    rows = cache.rows[layer.index]
+    value_in_key = cache.shapes[layer.index].value_in_key
+    heads = (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim)
+    return (*heads, value_in_key, rows.dtype, rows.device)
+
+
+def _unmeasured() -> TritonBackend:
+    """For the trials of a library."""
+    return TritonBackend(batch_invariant=True)
 
 
 class TritonStep:
@@ -113,13 +135,13 @@ class TritonStep:
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The step's own keys and values are read from the cache, where they are already."""
         metadata, cache = self._metadata, self._cache
-        decode, prefill = self._backend.configs(layer, cache)
         keys, values = cache.keys[layer.index], cache.values[layer.index]
         tables = metadata.block_tables
         if query.stride(-1) != 1:
             query = query.contiguous()
         out = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
         if self._num_single:
+            decode = self._backend.decode_config(layer, cache)
             paged_decode(query, keys, values, tables, self._plan(layer, decode), layer, decode, out=out)
         if self._num_single < len(metadata.query_lengths_host):
             library = None if self._prompts is None else self._backend.library_for(layer, cache)
@@ -129,6 +151,7 @@ class TritonStep:
                     return attended
                 out[self._prompts.first : self._prompts.last] = attended
                 return out
+            prefill = self._backend.prefill_config(layer, cache)
             paged_prefill(query, keys, values, tables, self._tile_list(layer, prefill), layer, prefill, out=out)
         return out
 

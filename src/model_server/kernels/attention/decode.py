@@ -364,11 +364,11 @@ def _constants(
 def variants() -> list[Variant]:
     """Layers of real models, pages of 16."""
 
-    def constants(example: Example, memory: int) -> tuple[dict[str, int | bool], Tiles]:
+    def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool], Tiles]]:
         layer = example.layer
         widths = widths_of(layer, example.value_in_key)
         config = _config(widths, layer, example.cache_itemsize, memory, NO_SPLITS)
-        return _constants(layer, layer_arguments(layer), config, 16), config.tiles
+        return [(_constants(layer, layer_arguments(layer), config, 16), config.tiles)]
 
     return example_variants(
         decode_kernel,

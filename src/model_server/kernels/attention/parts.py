@@ -6,9 +6,10 @@ Scores are kept in base 2 (multiplied by log2 e), so that the softmax needs only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -312,12 +313,12 @@ def example_variants(
     kernel: Any,
     types: Mapping[str, str],
     strides: tuple[str, ...],
-    constants: Callable[[Example, int], tuple[Mapping[str, Any], Tiles]],
+    constants: Callable[[Example, int], Sequence[tuple[Mapping[str, Any], Tiles]]],
 ) -> list[Variant]:
     """Variants of an attention kernel for all examples; several where the capabilities' shared memory wants that.
 
-    types: of the arguments that are the same in all; strides: integers that are multiples of 16. constants: of an
-    example within a number of bytes of shared memory.
+    types: of the arguments that are the same in all; strides: integers that are multiples of 16. constants: all
+    that an example may run with within a number of bytes of shared memory.
     """
     found = []
     for example in examples():
@@ -327,7 +328,8 @@ def example_variants(
             # There is no e4m3 before 8.9.
             if target > 80 or example.cache_type != "fp8e4nv"
         }
-        distinct = [config for i, config in enumerate(configs.values()) if config not in list(configs.values())[:i]]
+        possible = list(chain.from_iterable(configs.values()))
+        distinct = [config for i, config in enumerate(possible) if config not in possible[:i]]
         query, cache = "*" + example.query_type, "*" + example.cache_type
         signature = {**types, **dict.fromkeys(("query", "output"), query), **dict.fromkeys(("keys", "values"), cache)}
         optional: dict[str, Any] = {}
@@ -348,7 +350,7 @@ def example_variants(
                     divisible=pointers + strides,
                     num_warps=tiles.num_warps,
                     num_stages=tiles.num_stages,
-                    excluded=frozenset(t for t in (80, 90, 100) if configs.get(t) != config),
+                    excluded=frozenset(t for t in (80, 90, 100) if config not in configs.get(t, ())),
                 )
             )
     return found

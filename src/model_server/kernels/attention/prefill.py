@@ -242,16 +242,16 @@ def prefill_config(
 ) -> PrefillConfig:
     """The config for a layer on `device`."""
     widths = widths_of(layer, value_in_key)
-    return PrefillConfig(widths, prefill_tiles(widths, cache_dtype.itemsize, shared_memory(device)))
+    return PrefillConfig(widths, prefill_tiles(widths, cache_dtype.itemsize, shared_memory(device))[0])
 
 
-def prefill_tiles(widths: Widths, cache_itemsize: int, memory: int) -> Tiles:
-    """Tiles for heads of these widths. memory: bytes of shared memory that a program may use.
+def prefill_tiles(widths: Widths, cache_itemsize: int, memory: int) -> list[Tiles]:
+    """Candidates for heads of these widths, see `prefill_choice`. memory: bytes of shared memory for a program.
 
     Eight warps hold rows * (value_dim + keys) sums and scores in registers: 128 * (128 + 128) are 128 of 255 each.
     """
     if cache_itemsize == 4:
-        return Tiles(rows=32, keys=16, num_warps=8, num_stages=3)
+        return [Tiles(rows=32, keys=16, num_warps=8, num_stages=3)]
     width = max(widths.main_tile, widths.value_tile)
     # sm_80's kind of product holds queries in registers too: wide heads leave room for half as many.
     rows = 64 if width > 256 else 128
@@ -259,17 +259,22 @@ def prefill_tiles(widths: Widths, cache_itemsize: int, memory: int) -> Tiles:
         rows //= 2
     keys = 32 if width > 256 else 64 if width > 128 or cache_itemsize == 1 else 128
 
-    def fits(buffers: int) -> bool:
+    def fits(buffers: int, keys: int) -> bool:
         beside = rows * (widths.main_tile + widths.rest_tile + keys) * 2
         return buffers * keys * widths.key_bytes(cache_itemsize) + beside <= memory
 
-    while keys > 32 and not fits(2):
+    while keys > 32 and not fits(2, keys):
         keys //= 2
-    while rows > 16 and not fits(1):
+    while rows > 16 and not fits(1, keys):
         rows //= 2
     # Five stages give keys three buffers where the tensor cores read them there (sm_90), three give two; see also
     # `paged_decode`. For latent heads three buffers cost registers that they do not have.
-    return Tiles(rows=rows, keys=keys, num_warps=8, num_stages=5 if fits(3) and width <= 256 else 3)
+    has_three = fits(3, keys) and width <= 256
+    candidates = [Tiles(rows=rows, keys=keys, num_warps=8, num_stages=5 if has_three else 3)]
+    # Two buffers leave one tile to load ahead. Half as many keys in three may be faster, though more are masked.
+    if not has_three and keys == 128 and cache_itemsize == 2 and fits(3, 64):
+        candidates.append(Tiles(rows=rows, keys=64, num_warps=8, num_stages=5))
+    return candidates
 
 
 def tile_list(
@@ -356,11 +361,13 @@ def _constants(
 def variants() -> list[Variant]:
     """Layers of real models, pages of 16."""
 
-    def constants(example: Example, memory: int) -> tuple[dict[str, int | bool], Tiles]:
+    def constants(example: Example, memory: int) -> list[tuple[dict[str, int | bool], Tiles]]:
         layer = example.layer
         widths = widths_of(layer, example.value_in_key)
-        config = PrefillConfig(widths, prefill_tiles(widths, example.cache_itemsize, memory))
-        return _constants(layer, layer_arguments(layer), config, 16), config.tiles
+        return [
+            (_constants(layer, layer_arguments(layer), PrefillConfig(widths, tiles), 16), tiles)
+            for tiles in prefill_tiles(widths, example.cache_itemsize, memory)
+        ]
 
     return example_variants(
         prefill_kernel,

@@ -7,7 +7,6 @@ choice stands for the life of the process: equal inputs give equal bits.
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from model_server.distributed.group import ProcessGroup
 from model_server.layers.linear.linear import torch_product
+from model_server.stopwatch import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +30,6 @@ class Product(Protocol):
 
 # Numbers of rows that share a choice: each up to its own, from the one before.
 BUCKETS = (1, 8, 16, 32)
-_REPEATS = 9
-# This many bytes are written between two runs, so that no weight is still in the cache: twice the largest GPU's.
-_CACHE_BYTES = 256 << 20
 # Ours must be this much faster: less is within the noise of a measurement.
 _GAIN = 0.97
 
@@ -116,7 +113,7 @@ def _measured(gemms: Sequence[DecodeGemm], device: torch.device) -> list[int]:
     """The fastest of every shape and bucket; the library's for all once memory has run out."""
     numbers = [0] * (len(gemms) * len(BUCKETS))
     try:
-        stopwatch = _Stopwatch(device)
+        stopwatch = Stopwatch(device)
         for place in range(len(numbers)):
             numbers[place] = gemms[place // len(BUCKETS)].fastest(place % len(BUCKETS), stopwatch, device)
     except torch.OutOfMemoryError:
@@ -127,26 +124,3 @@ def _measured(gemms: Sequence[DecodeGemm], device: torch.device) -> list[int]:
 
 def _same_everywhere(number: int, group: ProcessGroup) -> bool:
     return group.all_reduce_min(number) == -group.all_reduce_min(-number)
-
-
-class _Stopwatch:
-    """Median time of a call on the device, with cold caches."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cache = torch.empty(_CACHE_BYTES, dtype=torch.int8, device=device)
-
-    def __call__(self, run: Callable[[], object]) -> float:
-        """Milliseconds. Compiles first."""
-        run()
-        events = [(_event(), _event()) for _ in range(_REPEATS)]
-        for start, stop in events:
-            self._cache.zero_()  # keeps the device busy for longer than the launches take, too
-            start.record()
-            run()
-            stop.record()
-        torch.cuda.synchronize(self._cache.device)
-        return float(statistics.median(start.elapsed_time(stop) for start, stop in events))
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -103,5 +103,5 @@ def test_the_library_is_kept_if_memory_is_short(monkeypatch: pytest.MonkeyPatch)
         def __init__(self, device: torch.device) -> None:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(decode_gemm, "_Stopwatch", Short)
+    monkeypatch.setattr(decode_gemm, "Stopwatch", Short)
     assert decode_gemm._measured([gemm_of(Candidate())], CPU) == [0] * 4
