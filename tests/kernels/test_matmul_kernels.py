@@ -43,7 +43,6 @@ def test_products(
     assert torch.equal(matmul.multiply(x, weight, bias, tiles, processors), actual)
     wide = matmul.multiply(x, weight, bias, tiles, processors, torch.float32)
     assert wide.dtype == torch.float32
-    assert torch.equal(wide.to(dtype), actual)
     assert (wide.double() - wanted).norm() / wanted.norm() < 1e-5
 
 
