@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_server.memory.transfer import upload
+from model_server.memory.transfer import Staging, upload
 from model_server.sampling.categorical import uniforms, weight_bits
 from model_server.sampling.filters import LARGEST_SELECTION, Filters
 from model_server.sampling.grammar import GrammarMasks
@@ -71,15 +71,25 @@ class RowGroups:
         most_rows: int,
         *,
         kernels: bool = False,
+        staging: Staging | None = None,
+        previous: RowGroups | None = None,
     ) -> None:
-        """`most_rows`: how many whole rows are worked on at once. `kernels`: they take the rows that they can."""
+        """`most_rows`: how many whole rows are worked on at once. `kernels`: they take the rows that they can.
+        previous: the groups of the composition before, of which what still holds is taken over."""
         self.rows = tuple(rows)
         self._device = device
         parameters = [row.parameters for row in rows]
         taken = [number for number, row in enumerate(rows) if fits(row)] if kernels else []
-        self.kernel_rows = (
-            KernelRows([rows[n] for n in taken], taken, vocab_size, weight_bits(vocab_size), device) if taken else None
-        )
+        self.kernel_rows: KernelRows | None = None
+        if taken:
+            self.kernel_rows = KernelRows(
+                [rows[n] for n in taken],
+                taken,
+                vocab_size,
+                weight_bits(vocab_size),
+                staging or Staging(device),
+                None if previous is None else previous.kernel_rows,
+            )
         left = sorted(set(range(len(rows))).difference(taken))
         kinds = {number: _kind(parameters[number]) for number in left}
         sampled = [number for number, kind in kinds.items() if kind is not GroupKind.GREEDY]
@@ -101,7 +111,8 @@ class RowGroups:
         masked = [number for number, row in enumerate(rows) if row.grammar is not None]
         states = [row.grammar for row in rows if row.grammar is not None]
         self.masks = GrammarMasks(self._index(masked), states, device) if states else None
-        self.penalties = self._penalties([n for n, row in enumerate(parameters) if row.penalises], vocab_size)
+        self._penalised: dict[SamplingRow, int] = {}  # where `penalties` has them
+        self.penalties = self._penalties([n for n, row in enumerate(parameters) if row.penalises], vocab_size, previous)
 
     def serve(self, rows: Sequence[SamplingRow]) -> bool:
         """Whether these are the groups of just these rows, with room for another token."""
@@ -154,10 +165,12 @@ class RowGroups:
             return slice(places[0], places[-1] + 1) if places else slice(0)
         return upload(torch.tensor(places), self._device)
 
-    def _penalties(self, numbers: list[int], vocab_size: int) -> Penalties | None:
+    def _penalties(self, numbers: list[int], vocab_size: int, previous: RowGroups | None) -> Penalties | None:
         if not numbers:
             return None
         rows = [self.rows[number] for number in numbers]
+        self._penalised = {row: place for place, row in enumerate(rows)}
+        known = {} if previous is None else previous._penalised
         histories = []
         for row in rows:
             assert row.history is not None
@@ -169,6 +182,8 @@ class RowGroups:
             [row.num_prompt for row in rows],
             vocab_size,
             room=max(1, min(_GROWTH, max(row.max_new_tokens - row.num_generated for row in rows))),
+            previous=None if previous is None else previous.penalties,
+            places=[known.get(row, -1) for row in rows],
         )
         for row, view in zip(rows, penalties.views, strict=True):
             row.history = view

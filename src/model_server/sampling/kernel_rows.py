@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from model_server.memory.transfer import upload
+from model_server.memory.transfer import Staging
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.row import SamplingRow
 
@@ -20,35 +21,55 @@ def fits(row: SamplingRow) -> bool:
     return row.parameters.filters <= _KNOWN and row.top_n_tokens == 0
 
 
+# What a row's parameters come to, in the kernels' words; `kind` decides the order.
+_RECORD = np.dtype(
+    [
+        ("kind", np.int8), ("seeds", np.int64), ("temperature", np.float32), ("top_k", np.int32),
+        ("dropped", np.float64), ("min_p", np.float32),
+    ]
+)  # fmt: skip
+_COLUMNS = ("seeds", "temperature", "top_k", "dropped", "min_p")
+
+
 class KernelRows:
     """Some rows of one batch composition, laid out on the device, where their random numbers are made too."""
 
-    __slots__ = ("_bits", "_taken")
+    __slots__ = ("_bits", "_places", "_records", "_taken")
 
     def __init__(
-        self, rows: Sequence[SamplingRow], numbers: Sequence[int], vocab_size: int, bits: int, device: torch.device
+        self,
+        rows: Sequence[SamplingRow],
+        numbers: Sequence[int],
+        vocab_size: int,
+        bits: int,
+        staging: Staging,
+        previous: KernelRows | None = None,
     ) -> None:
-        """`numbers`: which rows of the batch these are; bits: `categorical.weight_bits`. Needs kernels."""
+        """`numbers`: which rows of the batch these are; bits: `categorical.weight_bits`. previous: of the composition
+        before: what is known of its rows is taken from there. Needs kernels."""
         from model_server.kernels.sampling.sampling import SampledRows
 
-        order = sorted(range(len(rows)), key=lambda place: _kind(rows[place].parameters))
-        given = [rows[place].parameters for place in order]
-        kinds = [_kind(p) for p in given]
-
-        def column(values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
-            return upload(torch.tensor(values, dtype=dtype), device)
-
+        known = {} if previous is None else previous._places
+        places = np.fromiter((known.get(row, -1) for row in rows), np.int64, len(rows))
+        records = np.empty(len(rows), _RECORD)
+        if previous is not None:
+            kept = places >= 0
+            records[kept] = previous._records[places[kept]]
+        for place in (places < 0).nonzero()[0].tolist():
+            records[place] = _record(rows[place].parameters, vocab_size)
+        order = np.argsort(records["kind"], kind="stable")
+        records = records[order]
+        counts = np.fromiter((row.num_generated for row in rows), np.int64, len(rows))
+        columns = {name: records[name].copy() for name in _COLUMNS}
+        columns |= {"rows": np.array(numbers, np.int32)[order], "counts": counts[order]}
+        kinds = np.bincount(records["kind"], minlength=3)
         self._bits = bits
+        self._records: npt.NDArray[np.void] = records
+        self._places: dict[SamplingRow, int] = {rows[place]: number for number, place in enumerate(order.tolist())}
         self._taken = SampledRows(
-            rows=column([numbers[place] for place in order], torch.int32),
-            seeds=column([p.seed - ((p.seed >> 63) << 64) for p in given], torch.int64),
-            counts=column([rows[place].num_generated for place in order], torch.int64),
-            temperature=column([p.temperature for p in given], torch.float32),
-            top_k=column([p.largest_rank(vocab_size) for p in given], torch.int32),
-            dropped=column([p.dropped_mass for p in given], torch.float64),
-            min_p=column([p.log_min_p for p in given], torch.float32),
-            num_greedy=kinds.count(0),
-            num_unfiltered=kinds.count(1),
+            **dict(zip(columns, staging.upload(*columns.values()), strict=True)),
+            num_greedy=int(kinds[0]),
+            num_unfiltered=int(kinds[1]),
         )
 
     def choose(self, logits: Tensor, ids: Tensor, packed: Tensor) -> None:
@@ -56,6 +77,19 @@ class KernelRows:
         from model_server.kernels.sampling.sampling import sample
 
         sample(logits, self._taken, self._bits, ids, packed)
+
+
+def _record(parameters: SamplingParameters, vocab_size: int) -> tuple[float, ...]:
+    """The fields of `_RECORD`."""
+    seed = parameters.seed - ((parameters.seed >> 63) << 64)  # the same bits, with a sign
+    return (
+        _kind(parameters),
+        seed,
+        parameters.temperature,
+        parameters.largest_rank(vocab_size),
+        parameters.dropped_mass,
+        parameters.log_min_p,
+    )
 
 
 def _kind(parameters: SamplingParameters) -> int:

@@ -30,6 +30,7 @@ class Penalties:
 
     Owns the padded history [n, capacity] int64. A row's own view of it (`views`) is handed to the next layout when the
     batch changes. Past its end a history is filled with its first token: touching a token twice writes one value twice.
+    What a new layout finds in the one before it, it takes from there in one copy.
     """
 
     def __init__(
@@ -40,10 +41,13 @@ class Penalties:
         num_prompt: Sequence[int],
         vocab_size: int,
         room: int,
+        previous: Penalties | None = None,
+        places: Sequence[int] = (),
     ) -> None:
         """`rows` [n] int64: which logits rows; `histories`: ids so far, each 1-D int64; `num_prompt`: its prompt part.
 
-        `room`: how many tokens may come before a new layout is needed.
+        `room`: how many tokens may come before a new layout is needed. places: where `previous` has each row; -1: it
+        has not.
         """
         device = rows.device
 
@@ -53,9 +57,10 @@ class Penalties:
         lengths = [len(history) for history in histories]
         self._longest = max(lengths)
         self._capacity = self._longest + room
-        padded = pad_sequence(list(histories), batch_first=True, padding_value=_PADDING)
-        padded = pad(padded, (0, room), value=_PADDING)
-        self._history = torch.where(padded == _PADDING, padded[:, :1], padded)
+        if previous is None or max(places, default=-1) < 0:
+            self._history = _laid_out(histories, self._capacity)
+        else:
+            self._history = previous._moved(histories, places, self._capacity)
         self._lengths = upload(torch.tensor(lengths, dtype=torch.int64)[:, None], device)
         self._rows = rows[:, None]
         self._repetition = column([p.repetition_penalty for p in parameters])
@@ -67,8 +72,12 @@ class Penalties:
             self._presence = column([p.presence_penalty for p in parameters])
             self._absolute = column([p.absolute_frequency_penalty for p in parameters])
             self._num_prompt = upload(torch.tensor(num_prompt, dtype=torch.int64)[:, None], device)
+        self._counts: Tensor | None = None  # [n or more, vocab], zeros between steps
         if self._frequency is not None or self._presence is not None:
-            self._counts = torch.zeros(len(lengths), vocab_size, device=device)
+            counts = None if previous is None else previous._counts
+            if counts is None or len(counts) < len(lengths):
+                counts = torch.zeros(len(lengths), vocab_size, device=device)
+            self._counts = counts
         self._positions = torch.arange(self._capacity, device=device)
 
     @property
@@ -110,10 +119,31 @@ class Penalties:
 
     def _count(self, history: Tensor, counted: Tensor) -> Tensor:
         """How often the token at each position occurs among the positions `counted`; [n, length] float32."""
+        assert self._counts is not None
         self._counts.scatter_add_(1, history, counted.to(torch.float32))
         counts = self._counts.gather(1, history)
         self._counts.scatter_(1, history, 0.0)
         return counts
+
+    def _moved(self, histories: Sequence[Tensor], places: Sequence[int], capacity: int) -> Tensor:
+        """The histories at `places` in one copy [n, capacity], and the new ones (-1) one by one."""
+        index = upload(torch.tensor(places, dtype=torch.int64).clamp_(min=0), self._history.device)
+        moved = self._history.index_select(0, index)[:, :capacity]
+        if (more := capacity - moved.shape[1]) > 0:
+            moved = torch.cat((moved, moved[:, :1].expand(-1, more)), 1)
+        moved = moved.contiguous()
+        for row, (history, place) in enumerate(zip(histories, places, strict=True)):
+            if place < 0:
+                moved[row] = history[0]
+                moved[row, : len(history)] = history
+        return moved
+
+
+def _laid_out(histories: Sequence[Tensor], capacity: int) -> Tensor:
+    """[n, capacity]."""
+    padded = pad_sequence(list(histories), batch_first=True, padding_value=_PADDING)
+    padded = pad(padded, (0, capacity - padded.shape[1]), value=_PADDING)
+    return torch.where(padded == _PADDING, padded[:, :1], padded)
 
 
 class Adjustment(Protocol):

@@ -21,7 +21,7 @@ from torch import Tensor
 from model_server.cpp import library
 from model_server.cpp.greedy import greedy
 from model_server.kernels.availability import usable
-from model_server.memory.transfer import download, upload
+from model_server.memory.transfer import Staging, download, upload
 from model_server.sampling.categorical import sample_columns, weight_bits, weights
 from model_server.sampling.filters import Scores, filter_selected, filter_whole, shifted, unusable
 from model_server.sampling.grammar import GrammarState
@@ -112,6 +112,7 @@ class Sampler:
         self._device = device
         self._bits = weight_bits(vocab_size)
         self._groups: RowGroups | None = None
+        self._staging = Staging(device)
         self._watermark = Watermark(watermark_gamma, watermark_delta, device)
         # Where a look at a value costs nothing, few candidates are tried first and checked; elsewhere rows go whole.
         self._may_look = device.type == "cpu"
@@ -187,7 +188,10 @@ class Sampler:
     def _groups_for(self, rows: Sequence[SamplingRow]) -> RowGroups:
         groups = self._groups
         if groups is None or not groups.serve(rows):
-            groups = RowGroups(rows, self._vocab_size, self._device, self._most_rows, kernels=self._kernels)
+            groups = RowGroups(
+                rows, self._vocab_size, self._device, self._most_rows, kernels=self._kernels, staging=self._staging,
+                previous=groups,
+            )  # fmt: skip
             self._groups = groups
         return groups
 
