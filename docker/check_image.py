@@ -1,8 +1,8 @@
-"""`python docker/check_image.py IMAGE`: an image under the strictest settings, before it is handed on.
+"""`python docker/check_image.py IMAGE`: an image under the strictest settings, before it is published.
 
-Needs docker or podman (`--engine`), and nothing but this file and Python. With a read-only root, no capabilities and no
-way to new privileges: the first process is the launcher and not root's, the demo model answers, /info names the build,
-the image's own health check agrees, nothing but the declared places can be written, a signal ends it in order.
+Needs only docker or podman (`--engine`), this file and Python. With a read-only root, no capabilities and no way to new
+privileges: the first process is the launcher and not owned by root, the demo model answers, /info names the build,
+the image's own health check succeeds, only the declared paths can be written, and a signal stops it in order.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def builds(versions: Sequence[str], release: str) -> dict[str, str]:
 
 
 def names_an_index(configuration: str) -> bool:
-    """Whether `pip config list` shows package indexes that somebody chose: a mirror, others beside PyPI, or none."""
+    """Whether `pip config list` shows package indexes that the user chose: a mirror, others beside PyPI, or none."""
     return bool(re.search(r"^\S*\.(index-url|extra-index-url|no-index)=", configuration, re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""Which pages docs/reference has, and what stands on each."""
+"""The pages of docs/reference and their content."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _launcher() -> str:
     return page(
         "# launcher",
         "`launcher [OPTIONS]`, also `text-generation-launcher`: starts, watches and stops the shards and the router. "
-        "`launcher serve MODEL [OPTIONS]` does the same, with the model in the place of `--model-id`. "
+        "`launcher serve MODEL [OPTIONS]` does the same, with the model instead of `--model-id`. "
         "[`launcher chat`](chat.md) and [`launcher bench`](bench.md) have pages of their own. Tab completes commands, "
         "options and values: "
         "[shell completion](../install.md#shell-completion).",
@@ -131,7 +131,7 @@ def _chat() -> str:
         "Answers are shown as they come, and each prompt is sent with the conversation before it. Ctrl-C stops an "
         f"answer; at an empty prompt it ends the chat. Commands: {commands}.",
         "Where standard input or output is not a terminal, every line of the input is a prompt, commands are not read, "
-        "and nothing but the answers is written: `launcher chat demo < prompts.txt > answers.txt`. The first prompt "
+        "and only the answers are written: `launcher chat demo < prompts.txt > answers.txt`. The first prompt "
         "without an answer ends the chat with status 1 and an error.",
         _SEE_RULES,
         option_tables(ChatConfig, lambda opt: ""),

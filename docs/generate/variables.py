@@ -1,4 +1,4 @@
-"""Environment variables that are no option's: read by our code by name, or by a library that we use.
+"""Environment variables without an option: read by our code by name, or by a library that we use.
 
 A test looks for variables that the code reads and this table lacks.
 """
@@ -17,7 +17,7 @@ from wire.cli.options import Option, options_of
 
 @dataclass(frozen=True)
 class Variable:
-    """`reader`: who looks at it. `in_code`: our own code names it."""
+    """`reader`: the process or library that reads it. `in_code`: our own code names it."""
 
     name: str
     reader: str
@@ -128,7 +128,7 @@ WITHOUT_EFFECT = {
     "ZE_AFFINITY_MASK": "Intel's GPUs are not served",
     "DEBUG": "use `--log-level debug` or `--profile`",
 }
-"""Variables of TGI that nobody reads here."""
+"""Variables of TGI that are not read here."""
 
 SET_BY_LAUNCHER = frozenset({"MASTER_SHARD_UDS_PATH", "TOKENIZER_NAME", "RANK", "WORLD_SIZE", "REQUEST_LOGPROBS"})
 """Variables of a child that the launcher decides; the last one by `--enable-prefill-logprobs`."""

@@ -18,6 +18,10 @@ _READ = (
     "demo_model/*.md",
     "deploy/**/*.md",
     "examples/*.md",
+    "examples/*.py",
+    "docker/*.py",
+    "docs/generate/*.py",
+    "environment/*.py",
     "src/**/*.html",
     "src/**/*.py",
 )
