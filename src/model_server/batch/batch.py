@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from model_server.batch.results import CachedBatch
 from model_server.batch.sequence import Sequence
@@ -94,6 +94,14 @@ class Batch:
         self.ended = self.ended + other.ended
         self._order = self._order + other._order
         self._listed = None
+
+    def without(self, request_ids: Set[int]) -> Batch:
+        """This batch as it was before these requests joined."""
+        if not request_ids:
+            return self
+        before = Batch(self.id, [s for s in self.sequences if s.id not in request_ids])
+        before.ended, before.has_several, before._order = self.ended, self.has_several, self._order
+        return before
 
     def describe(self, block_size: int) -> CachedBatch:
         """The batch as the router sees it."""

@@ -7,28 +7,19 @@ join, leave or get blocks, what is new comes in one upload (`batch.tables`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
+from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
-from model_server.batch.tables import BlockTables, positions_of
+from model_server.batch.tables import BlockTables
 from model_server.memory.transfer import Staging
 from model_server.runner.runner import ModelInputs, RequestState
 
 Indices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class NewestTokens:
-    """The newest tokens of some rows, on the device; the host need not have seen them."""
-
-    rows: list[Sequence]
-    ids: Tensor  # [num_rows] int64
 
 
 class DecodeState:
@@ -168,9 +159,8 @@ class DecodeState:
         known = np.fromiter((s.ids[-1] for s in rows), np.int64, len(rows))
         if not unseen:
             return self._staging.upload(known)[0]
-        assert newest is not None, "the host has not seen a row's last token, but none was sampled"
-        where = positions_of([rows[i] for i in unseen], {id(s): i for i, s in enumerate(newest.rows)})
-        assert where.min() >= 0, "the host has not seen a row's last token, but it was not sampled last"
+        where = places_of([rows[i] for i in unseen], newest)
+        assert newest is not None
         if len(unseen) == len(rows):
             return newest.ids.index_select(0, self._staging.upload(where)[0])
         ids, places, picked = self._staging.upload(known, np.array(unseen, np.int64), where)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
+from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
 from model_server.memory.transfer import Staging
@@ -40,13 +41,20 @@ class StepInputs:
     scored: tuple[Scored, ...] = ()
 
 
-def ragged_inputs(sequences: list[Sequence], tables: BlockTables, staging: Staging) -> StepInputs:
-    """The next `input_length` tokens of each sequence, whose ids the host knows: prompts, chunks of them, decode rows.
+def ragged_inputs(
+    sequences: list[Sequence], tables: BlockTables, staging: Staging, newest: NewestTokens | None
+) -> StepInputs:
+    """The next `input_length` tokens of each sequence: prompts, chunks of them, decode rows.
 
     Logits are asked for the last token of each sequence that samples, and for all prompt tokens that are scored.
+    newest: the tokens sampled last in the batch. Rows whose last token the host has not seen are among its rows, and
+    compute that token alone.
     """
     spans = [(s.cache_length, s.cache_length + s.input_length) for s in sequences]
-    ids = np.concatenate([np.asarray(s.ids[a:b], np.int64) for s, (a, b) in zip(sequences, spans, strict=True)])
+    unseen = [i for i, s in enumerate(sequences) if s.has_unseen]
+    ids = np.concatenate(
+        [np.asarray([0] if s.has_unseen else s.ids[a:b], np.int64) for s, (a, b) in zip(sequences, spans, strict=True)]
+    )
     positions = np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in spans])
     slots = np.concatenate([s.slots[a:b] for s, (a, b) in zip(sequences, spans, strict=True)])
     query_lengths = np.array([b - a for a, b in spans], np.int32)
@@ -56,8 +64,14 @@ def ragged_inputs(sequences: list[Sequence], tables: BlockTables, staging: Stagi
     change = tables.follow(sequences)
     arrays = (ids, positions, logit_rows, slots, cu_seqlens, kv_lengths)
     picked = () if sampled_rows is None else (sampled_rows,)
-    uploaded = staging.upload(*arrays, *picked, *change.arrays)
-    tables.apply(change, uploaded[len(arrays) + len(picked) :])
+    filled = (
+        () if not unseen else (cu_seqlens[unseen].astype(np.int64), places_of([sequences[i] for i in unseen], newest))
+    )
+    uploaded = staging.upload(*arrays, *picked, *filled, *change.arrays)
+    tables.apply(change, uploaded[len(arrays) + len(picked) + len(filled) :])
+    if newest is not None and unseen:
+        to, source = uploaded[len(arrays) + len(picked) :][:2]
+        uploaded[0].index_copy_(0, to, newest.ids.index_select(0, source))
     metadata = AttentionMetadata(
         slots=uploaded[3],
         block_tables=tables.device,

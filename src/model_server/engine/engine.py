@@ -104,19 +104,27 @@ class Engine:
         """Token ids of the prompts. May run on any thread."""
         return self._factory.encode(requests)
 
-    def may_overlap(self, call: DecodeCall) -> bool:
-        """Can this decode be submitted while the last step is not collected?
+    def may_overlap(self, call: PrefillCall | DecodeCall) -> bool:
+        """Can this step be submitted while the last one is not collected?
 
         Only where submitting returns before the device is done; on a CPU it would just delay the answer. And only for a
         rank that is alone: whether the call comes before the last step is collected differs from rank to rank, and with
         it whether a request that ends in that step still takes part, and so the shapes of the collectives. And only
-        without grammars: a mask needs the last token on the host. And not while prompts are computed in chunks, nor if
-        a row would fail for lack of a slot in the cache: it may end in the last step, and then it must not fail.
+        where no running request has a grammar: a mask needs the last token on the host. And not if a row would fail for
+        lack of a slot in the cache: it may end in the last step, and then it must not fail.
         """
-        if not self._runs_ahead or len(call.batch_ids) != 1:
+        if not self._runs_ahead:
+            return False
+        if isinstance(call, PrefillCall):
+            if call.cached_id is None:
+                return True  # nothing of it is on the device
+            batch_ids: tuple[int, ...] = (call.cached_id,)
+        else:
+            batch_ids = call.batch_ids
+        if len(batch_ids) != 1:
             return False
         try:
-            running = self._store.find(call.batch_ids[0])
+            running = self._store.find(batch_ids[0])
         except BatchGoneError:
             return False  # submitting it answers with that error
         if running is None or running.in_flight is None or running.needs_last_step:
@@ -154,6 +162,8 @@ class Engine:
             if running is not None:
                 with _timed(times):
                     running.batch.join(Batch(call.batch_id, sequences))
+                    if running.in_flight is not None:
+                        running.in_flight.joined_since |= {sequence.id for sequence in sequences}
             elif sequences:
                 batch_id = call.batch_id if call.cached_id is None else call.cached_id
                 running = self._stepper.start(Batch(batch_id, sequences))
@@ -273,10 +283,11 @@ class Engine:
         batch = running.batch
         if not batch.sequences:
             self._store.remove(batch.id)
+        seen = batch.without(step.joined_since)  # the router's next answer tells it of the others
         done = self._collected_at = time.perf_counter_ns()
         return StepResult(
             generations=step.refused + generations,
-            batch=batch.describe(self.options.block_size) if batch.sequences else None,
+            batch=seen.describe(self.options.block_size) if seen.sequences else None,
             forward_ns=on_host - step.times.called,
             decode_ns=done - on_host,
             total_ns=done - step.times.called,
@@ -306,8 +317,8 @@ class Engine:
 
     def _lose(self, running: Running, step: SubmittedStep | None) -> None:
         self._store.lose(running.batch.id)
-        if running.lost_at is None and step is not None:
-            running.lost_at = step.times.began
+        if running.lost_at is None:
+            running.lost_at = time.perf_counter_ns() if step is None else step.times.began
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from model_server.batch.batch import Batch
-from model_server.batch.decode_state import DecodeState, NewestTokens
+from model_server.batch.decode_state import DecodeState
+from model_server.batch.newest import NewestTokens
 from model_server.batch.results import Generation
 from model_server.batch.sequence import Sequence
 from model_server.sampling.sampler import Sampled
@@ -46,12 +47,13 @@ class StepTimes:
 @dataclass(slots=True, eq=False)
 class SubmittedStep:
     """A step on the device. `rows`: the sequences that get tokens in it, in the order of `sampled`; `refused`: answers
-    for requests that took no part in it."""
+    for requests that took no part in it; `joined_since`: requests that came into its batch after it was submitted."""
 
     times: StepTimes
     rows: list[Sequence] = field(default_factory=list)
     sampled: Sampled | None = None
     refused: list[Generation] = field(default_factory=list)
+    joined_since: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,9 +77,9 @@ class Running:
 
     @property
     def needs_last_step(self) -> bool:
-        """No step of the batch can be submitted before the one before it has been collected: its rows follow from
-        tokens that the host must have seen."""
-        if not self.batch.is_uniform or any(s.row.grammar is not None for s in self.batch.sequences):
+        """No step of the batch can be submitted before the one before it has been collected: what it computes follows
+        from tokens that the host must have seen."""
+        if self.batch.has_several or any(s.row.grammar is not None for s in self.batch.sequences):
             return True
         step = self.in_flight
         return step is not None and step.sampled is not None and step.sampled.several

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from model_server.batch.batch import Batch
-from model_server.batch.decode_state import DecodeState, NewestTokens
+from model_server.batch.decode_state import DecodeState
 from model_server.batch.extension import Failure, extend, rows_without_slots
 from model_server.batch.inputs import StepInputs, ragged_inputs
+from model_server.batch.newest import NewestTokens
 from model_server.batch.sequence import Sequence
 from model_server.engine.calls import Session, StepCall
 from model_server.engine.profile import NoProfiler, StepProfiler
@@ -87,9 +88,8 @@ class Stepper:
 
     def _submit_ragged(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
         """One forward of prompts, chunks and decode rows with one or several tokens."""
-        assert not any(s.has_unseen for s in rows), "submitted before a step whose ids it needs was collected"
         with self.profiler.phase("inputs"):
-            inputs = ragged_inputs(rows, running.decode.tables, self._staging)
+            inputs = ragged_inputs(rows, running.decode.tables, self._staging, running.newest)
         running.decode.note_other_step()
         logits = self._forward(step, inputs.model, cache)
         _keep_prompt_logprobs(inputs, logits)

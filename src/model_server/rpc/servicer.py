@@ -135,7 +135,13 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
                 raise
             return self._engine.submit_prefill(call, requests, prompts)
 
-        result = await self._run(Job(submit), call.sequence)
+        def overlaps() -> bool:
+            # What cannot be read fails when its turn comes, and then nothing may be in flight.
+            is_ready = prepared.done() and prepared.exception() is None
+            return is_ready and self._engine.may_overlap(call)
+
+        job = Job(submit, overlaps=overlaps, is_over=self._engine.is_over)
+        result = await self._run(job, call.sequence)
         return convert.prefill_response(result, self._engine.session.column_tokens)
 
     @answering_errors

@@ -13,6 +13,7 @@ from support.engine_shard import BLOCK, NUM_BLOCKS, EngineShard, decode_call, er
 from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
+from model_server.engine.calls import PrefillCall
 from model_server.errors import BatchGoneError, RequestError
 from model_server.text.tokenizer import Tokenizer
 
@@ -180,14 +181,47 @@ def test_growth_that_fits_does_not_hold_up_the_next_step(shard: EngineShard) -> 
     assert shard.engine.cache.keys[0].flatten()[slots_of([block])[0]].isfinite()
 
 
-def test_nothing_is_launched_ahead_of_an_unfinished_prompt(shard: EngineShard) -> None:
+def test_steps_with_chunks_of_a_prompt_are_launched_ahead(shard: EngineShard) -> None:
+    """The running row's ids come from the step before, those of the prompt from the host."""
     running, long = shard.request([1], 9), shard.request(list(range(12)), 2, chunk_len=4)
-    finish = shard.submit_prefill(0, running, long)
-    assert not _on_a_device(shard, [])
-    finish()
-    finish = shard.submit_decode(0)
-    assert not _on_a_device(shard, [])
-    finish()
-    finish = shard.submit_decode(0)
-    assert _on_a_device(shard, [])
-    finish()
+    finishes = [shard.submit_prefill(0, running, long)]
+    results = []
+    for _ in range(3):
+        assert _on_a_device(shard, [])
+        finishes.append(shard.submit_decode(0))
+        results.append(finishes.pop(0)())
+    results += [finish() for finish in finishes]
+    said = tokens_of(*results)
+    assert said[running.id] == shard.expected(running)[: len(said[running.id])] and len(said[running.id]) == 4
+    assert said[long.id] == shard.expected(long)
+
+
+def test_requests_join_ahead_and_the_step_before_does_not_tell_of_them(shard: EngineShard) -> None:
+    first, second = shard.request([1], 2), shard.request([3, 4], 3)
+    finish = shard.submit_prefill(0, first)
+    assert _joins_on_a_device(shard)
+    joined = shard.submit_prefill(1, second, cached=0)
+    results = [finish(), joined()]
+    assert [one.batch.request_ids if one.batch else None for one in results] == [[first.id], [second.id]]
+    results += [shard.decode(0), shard.decode(0)]
+    assert tokens_of(*results) == {one.id: shard.expected(one) for one in (first, second)}
+
+
+def test_a_prefill_that_fails_leaves_the_step_before_its_answer(shard: EngineShard) -> None:
+    running = shard.request([1], 9)
+    finish = shard.submit_prefill(0, running)
+    shard.runner.forward = None  # type: ignore[assignment,method-assign]
+    with pytest.raises(TypeError):
+        shard.submit_prefill(1, shard.request([2], 4), cached=0)
+    assert tokens_of(finish()) == {running.id: shard.expected(running)[:1]}
+    with pytest.raises(BatchGoneError):
+        shard.decode(0)
+
+
+def _joins_on_a_device(shard: EngineShard) -> bool:
+    options = shard.engine.options
+    shard.engine.options = dataclasses.replace(options, device=torch.device("cuda"))
+    try:
+        return shard.engine.may_overlap(PrefillCall(batch_id=1, cached_id=0, sequence=0))
+    finally:
+        shard.engine.options = options

@@ -136,6 +136,8 @@ def test_a_step_is_submitted_ahead_only_without_grammars(engine: Engine) -> None
         engine.submit_prefill(PrefillCall(batch_id=number), [request(number, regex)], [[5, 6]])
         engine.options = dataclasses.replace(engine.options, device=torch.device("meta"))
         assert engine.may_overlap(DecodeCall(batch_ids=(number,))) is (regex is None)
+        joins = PrefillCall(batch_id=9, cached_id=number, sequence=0)
+        assert engine.may_overlap(joins) is (regex is None)
 
 
 def test_a_rank_that_does_not_answer_for_a_request_ends_it_too(tokenizer: Tokenizer) -> None:

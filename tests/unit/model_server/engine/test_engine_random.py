@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
-from support.engine_shard import BLOCK, EngineShard, tokens_of
+from support.engine_shard import BLOCK, EngineShard, decode_call, tokens_of
 from support.graph_doubles import CapturableRunner, PlainGraphCapture, copying_staging
 
 from model_server.batch.extension import BlockExtension
-from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup
+from model_server.engine.calls import DecodeCall, PrefillCall
+from model_server.engine.engine import Collect, Engine
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.text.tokenizer import Tokenizer
@@ -32,8 +33,13 @@ def inference() -> Iterator[None]:
 class Router:
     """Gives blocks when a request needs them, in random order, and takes them back at once."""
 
-    def __init__(self, shard: EngineShard, dice: random.Random) -> None:
+    def __init__(self, shard: EngineShard, dice: random.Random, *, ahead: bool = False) -> None:
+        """ahead: a call may be submitted before the one before it has been collected."""
         self.shard = shard
+        self._ahead = ahead
+        self._waiting: tuple[Collect, list[int]] | None = None  # and who took part
+        self._ended: list[int] = []  # blocks that the step in flight may still write
+        self.num_ahead = 0
         self.dice = dice
         self.free = list(range(1, NUM_BLOCKS))
         self.tables: dict[int, list[int]] = {}
@@ -55,7 +61,7 @@ class Router:
         self.said[request.id] = []
         return request
 
-    def join(self, request: NewRequest) -> StepResult:
+    def join(self, request: NewRequest) -> None:
         said = self.said[request.id]
         length = len(self.shard.prompts[request.id]) + len(said)
         self.tables[request.id] = self._blocks(-(-length // BLOCK))
@@ -72,10 +78,32 @@ class Router:
         cached = 0 if self.batch_ids > 1 else None
         batch_id = self.batch_ids if cached is not None else 0
         self.running.append(request.id)
-        return self._take(self.shard.prefill(batch_id, placed, cached=cached, extensions=growth))
+        call = PrefillCall(batch_id=batch_id, cached_id=cached, sequence=0, extensions=tuple(growth))
+        prompts = [self.shard.prompts[request.id]]
+        self._step(call, lambda: self.shard.engine.submit_prefill(call, [placed], prompts))
 
-    def decode(self) -> StepResult:
-        return self._take(self.shard.decode(0, extensions=self._growth()))
+    def decode(self) -> None:
+        call = decode_call(0, extensions=self._growth())
+        self._step(call, lambda: self.shard.engine.submit_decode(call))
+
+    def settle(self) -> None:
+        """Take the answer that is waited for."""
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._take(*waiting)
+        self.free, self._ended = self.free + self._ended, []
+
+    def _step(self, call: PrefillCall | DecodeCall, submit: Callable[[], Collect]) -> None:
+        """As the device thread does it; now and then the next call comes too late to be submitted ahead."""
+        if self._waiting is not None and not (self.shard.engine.may_overlap(call) and self.dice.random() < 0.8):
+            self.settle()
+        before, self._waiting = self._waiting, (submit(), list(self.running))
+        self.free, self._ended = self.free + self._ended, []
+        if before is not None:
+            self.num_ahead += 1
+            self._take(*before)
+        if not self._ahead:
+            self.settle()
 
     def leave(self, request_id: int) -> None:
         self.running.remove(request_id)
@@ -93,21 +121,23 @@ class Router:
     def _growth(self) -> list[BlockExtension]:
         growth = []
         for request_id in self.running:
-            written = len(self.shard.prompts[request_id]) + len(self.said[request_id])  # with this step's token
+            # With this step's token, and perhaps one of the step in flight.
+            written = len(self.shard.prompts[request_id]) + len(self.said[request_id]) + (self._waiting is not None)
             if written > BLOCK * len(self.tables[request_id]):
                 more = self._blocks(self.dice.randint(1, 2))
                 self.tables[request_id] += more
                 growth.append(BlockExtension(request_id, np.array(more, np.int64)))
         return growth
 
-    def _take(self, result: StepResult) -> StepResult:
+    def _take(self, collect: Collect, members: list[int]) -> None:
+        result = collect()
         for request_id, ids in tokens_of(result).items():
             self.said[request_id] += ids
         kept = set(result.batch.request_ids) if result.batch is not None else set()
-        for request_id in [i for i in self.running if i not in kept]:
+        assert kept <= set(members), "an answer tells of requests that joined later"
+        for request_id in [i for i in self.running if i in members and i not in kept]:
             self.running.remove(request_id)
-            self.free += self.tables.pop(request_id)
-        return result
+            self._ended += self.tables.pop(request_id)
 
 
 def as_on_a_gpu(tokenizer: Tokenizer, budget: int) -> EngineShard:
@@ -119,22 +149,27 @@ def as_on_a_gpu(tokenizer: Tokenizer, budget: int) -> EngineShard:
     return shard
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("seed", range(25))
 def test_whatever_a_router_does_each_request_says_what_it_says_alone(
-    tiny_tokenizer: Tokenizer, seed: int, device: str
+    tiny_tokenizer: Tokenizer, seed: int, device: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Engine, "_runs_ahead", ahead)
     dice = random.Random(seed)
     budget = dice.choice([1, 3, 8, 40, 1000])
     if device == "gpu":
         shard = as_on_a_gpu(tiny_tokenizer, budget)
     else:
         shard = EngineShard(tiny_tokenizer, budget=budget, extends_blocks=True, num_blocks=NUM_BLOCKS)
-    router = Router(shard, dice)
+    router = Router(shard, dice, ahead=ahead)
     gone = set()
     for _ in range(60):
         choice = dice.random()
-        if choice < 0.25 and len(router.running) < 6:
+        joins = choice < 0.25 and len(router.running) < 6
+        if choice < 0.4 and not joins:
+            router.settle()  # a FilterBatch waits for the step before it
+        if joins:
             again = router.preempted and dice.random() < 0.7
             router.join(router.requests[router.preempted.pop(0)] if again else router.new())
         elif choice < 0.35 and router.running:
@@ -150,6 +185,9 @@ def test_whatever_a_router_does_each_request_says_what_it_says_alone(
             router.join(router.requests[router.preempted.pop(0)])
         else:
             router.decode()
+    router.settle()
+    router.settle()
+    assert (router.num_ahead > 10) is ahead
     for request_id, request in router.requests.items():
         alone = EngineShard(tiny_tokenizer)
         plain = alone.request(router.shard.prompts[request_id], request.stopping.max_new_tokens)
