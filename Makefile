@@ -5,6 +5,9 @@ PORT   ?= 8080
 BIN    := $(VENV)/bin
 KBIN   := $(VENV)-kernels/bin
 PIN    := -c constraints.txt
+# The GPU image's Triton: the kernels are tested with it too, from a folder that comes before the installed one.
+IMAGE_TRITON := $(shell sed -n 's/^triton==\([0-9.]*\).*/\1/p' docker/requirements-cuda.txt)
+NEW_TRITON   := $(abspath $(VENV)-kernels)/triton-$(IMAGE_TRITON)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -46,10 +49,12 @@ test-clients: $(VENV)/.installed-test
 
 # The Triton kernels without a GPU, in an environment of their own: in Triton's interpreter, then compiled ahead of time.
 # SHORT=1 leaves out the slow tests.
-kernels: $(VENV)-kernels/.installed
+kernels: $(VENV)-kernels/.installed $(NEW_TRITON)/.installed
 	$(KBIN)/python -m pytest tests/kernels -n 2 $(if $(filter-out 0,$(SHORT)),-m "not slow")
 	$(KBIN)/python -m pytest tests/gpu --collect-only -qq
 	PYTHONPATH=src:tests/kernels $(KBIN)/python -m aot
+	PYTHONPATH=$(NEW_TRITON) $(KBIN)/python -m pytest tests/kernels -n 2 -m "not slow"
+	PYTHONPATH=$(NEW_TRITON):src:tests/kernels $(KBIN)/python -m aot --out build/kernels/aot-$(IMAGE_TRITON).json
 
 # On a machine with a card: PYTHON must have torch for CUDA (with its Triton), numpy, pytest and what the package needs.
 test-gpu:
@@ -129,6 +134,11 @@ $(VENV)-kernels/.installed: constraints.txt tests/kernels/requirements.txt tests
 	@$(KBIN)/python $(INSTALL_TORCH) --build cpu
 	$(KBIN)/pip install --quiet $(PIN) -r tests/kernels/requirements.txt
 	$(KBIN)/pip install --quiet --no-deps -r tests/kernels/requirements-no-deps.txt
+	touch $@
+
+$(NEW_TRITON)/.installed: $(VENV)-kernels/.installed docker/requirements-cuda.txt
+	rm -rf $(@D)
+	$(KBIN)/pip install --quiet --no-deps --target $(@D) triton==$(IMAGE_TRITON)
 	touch $@
 
 $(VENV)-deploy/.installed: tests/deploy/requirements.txt

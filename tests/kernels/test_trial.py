@@ -25,6 +25,7 @@ print(trial.INTERPRETED)
 
 @pytest.mark.parametrize(("variable", "wanted"), [("1", "True"), ("0", "False")])
 def test_the_interpreter_is_found_without_knobs(variable: str, wanted: str) -> None:
-    environ = os.environ | {"TRITON_INTERPRET": variable, "PYTHONPATH": str(SOURCES)}
+    paths = [str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environ = os.environ | {"TRITON_INTERPRET": variable, "PYTHONPATH": os.pathsep.join(paths)}
     asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, timeout=300, env=environ)
     assert asked.stdout.strip() == wanted, asked.stderr
