@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.gpu import report as table
+from benchmarks.gpu.first_hour import PARTS, run_part
 from benchmarks.gpu.measuring.environment import describe
 from benchmarks.gpu.running import Report, Run, run_stages
 from benchmarks.gpu.stages.table import BY_NAME, STAGES
@@ -30,6 +31,10 @@ def main() -> int:
     parser.add_argument("--model", help="folder or hub id of a model to measure instead of the shapes without files")
     parser.add_argument("--git-state", help="what the header says of the code where there is no repository")
     parser.add_argument("--seed", type=int, help="of random inputs; unset: another one in every run")
+    parser.add_argument(
+        "--first-hour", type=int, nargs="?", const=0, choices=range(len(PARTS) + 1), metavar="PART",
+        help="the next unfinished part of the first hour on a card, or this one; ten minutes at most",
+    )  # fmt: skip
     options = parser.parse_args()
     if options.device == "cpu" and not options.tiny:
         parser.error("--device cpu needs --tiny: the sizes are a GPU's")
@@ -43,6 +48,9 @@ def main() -> int:
         parser.error(f"--model: {', '.join(other)} measure no model of yours")
 
     header = describe(options.device, options.git_state) | {"tiny": options.tiny, "model": options.model}
+    if options.first_hour is not None:
+        run = Run(options.device, options.tiny, model, options.seed)
+        return run_part(options.out, options.first_hour or None, run, header)
     report = Report(options.out / "report.json", header, fresh=options.fresh)
     run_stages(names, Run(options.device, options.tiny, model, options.seed), report, options.budget)
     whole = table.text(report)

@@ -11,6 +11,7 @@ from benchmarks.gpu.context import Context
 from model_server.layers.activation import gated
 from model_server.layers.experts.choice import make_experts
 from model_server.layers.experts.experts import ExpertWeights
+from model_server.layers.linear.decode_gemm import DecodeGemm, DecodeGemmLinear
 from model_server.layers.linear.factory import LinearFactory
 from model_server.quantization.forms import Plain
 
@@ -41,7 +42,13 @@ def run_products(context: Context) -> None:
                     poison_memory(context.device)
                     wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
                     name = f"{rows}x{inner}x{out} {dtype}"
-                    tally.compare(name, linears.make(Plain(weight), added)(x), wanted, limit_of(dtype))
+                    made = linears.make(Plain(weight), added)
+                    tally.compare(name, made(x), wanted, limit_of(dtype))
+                    # What is chosen by time later: every form must be right.
+                    if isinstance(made, DecodeGemmLinear) and isinstance(made.gemm, DecodeGemm):
+                        for number, product in enumerate(made.gemm.candidates_for(rows)):
+                            poison_memory(context.device)
+                            tally.compare(f"{name} form {number}", product(x, weight, added), wanted, limit_of(dtype))
     tally.tell()
 
 

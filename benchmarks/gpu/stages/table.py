@@ -28,5 +28,8 @@ STAGES = (
     Stage("S7", "memory", "memory", 90),
     Stage("S8", "several ranks on one card", "ranks", 60),
     Stage("S9", "faults", "faults", 90),
+    Stage("S10", "smoke: what Triton needs, first steps compared with plain torch", "smoke", 90),
+    Stage("S11", "the server while requests keep arriving", "arrivals", 360, for_model=True),
+    Stage("S12", "other tiles of attention and products", "tiles", 240),
 )
 BY_NAME = {stage.name: stage for stage in STAGES}

@@ -54,6 +54,10 @@ class DecodeGemm:
         product = self._by_rows[num_rows] if num_rows <= BUCKETS[-1] else torch_product
         return product(x, weight, bias, dtype)
 
+    def candidates_for(self, num_rows: int) -> Sequence[Product]:
+        """What may be chosen for so many rows; empty: the library multiplies."""
+        return next((self.candidates[bucket] for bucket, most in enumerate(BUCKETS) if num_rows <= most), ())
+
     def choose(self, bucket: int, number: int) -> None:
         """Take candidate `number` from now on."""
         product = self.candidates[bucket][number]
@@ -76,18 +80,18 @@ class DecodeGemm:
 class DecodeGemmLinear:
     """A matrix multiplied by `gemm`: the fastest product for its shape, or a fixed one."""
 
-    __slots__ = ("_bias", "_gemm", "_weight")
+    __slots__ = ("_bias", "_weight", "gemm")
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gemm: Product) -> None:
         self._weight = weight
         self._bias = bias
-        self._gemm = gemm
+        self.gemm = gemm
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._gemm(x, self._weight, self._bias)
+        return self.gemm(x, self._weight, self._bias)
 
     def wide(self, x: Tensor) -> Tensor:
-        return self._gemm(x, self._weight, self._bias, torch.float32)
+        return self.gemm(x, self._weight, self._bias, torch.float32)
 
 
 def measure(gemms: Sequence[DecodeGemm], device: torch.device, group: ProcessGroup) -> None:
