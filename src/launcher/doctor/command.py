@@ -27,10 +27,10 @@ def run_doctor(config: DoctorConfig, environ: Mapping[str, str]) -> int:
     console, found = Console(), []
     for finding in _findings(config, environ):
         found.append(finding)
-        if not config.json_output:
+        if not config.json:
             _print(console, finding)
     errors = [finding for finding in found if finding.state == "error"]
-    if config.json_output:
+    if config.json:
         answer = {"can_serve": not errors, "findings": [dataclasses.asdict(finding) for finding in found]}
         sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     else:

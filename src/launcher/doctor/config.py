@@ -15,4 +15,4 @@ class DoctorConfig:
     hostname: str = option("0.0.0.0", help="Address that the server would listen on.")
     port: int = option(3000, minimum=1, maximum=65535, help="Port that the server would listen on.")
     huggingface_hub_cache: Path | None = option(None, help="Folder of downloaded models.")
-    json_output: bool = option(False, env=None, help="Print JSON instead of lines.")
+    json: bool = option(False, env=None, help="Print JSON instead of lines.")

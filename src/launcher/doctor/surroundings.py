@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import shutil
 import socket
+import threading
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from queue import Empty, SimpleQueue
+from urllib.parse import SplitResult, urlsplit
 
 from launcher.config import LauncherConfig
 from launcher.doctor.finding import Finding
 from launcher.errors import ArgumentValidation
-from launcher.planning.hub import is_offline, nearest_folder
+from launcher.planning.hub import endpoint, is_offline, nearest_folder, proxy_for
 from launcher.planning.model_info import hub_cache, shown_bytes
 from launcher.planning.preflight import http_port, listening_address
 
-_CONNECT_TIMEOUT_S = 3.0
+_CONNECT_TIMEOUT_S = 5.0
+_DEFAULT_PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
+_LAST_PRIVILEGED_PORT, _LAST_PORT = 1023, 65535
 _LITTLE_DISK = 20 << 30
 
 
@@ -25,16 +30,24 @@ def python() -> Finding:
 
 
 def port(hostname: str, number: int) -> Finding:
+    """Whether the server could listen there."""
     config = LauncherConfig(hostname=hostname, port=number)
     try:
-        address = listening_address(config)
-        http_port(config, address)
+        http_port(config, listening_address(config))
     except ArgumentValidation as error:
-        return Finding(
-            name="port", state="error", text=str(error).replace("`", "").partition(";")[0],
-            remedy=f"launcher serve MODEL --port {number + 1}",
-        )  # fmt: skip
+        text = str(error).replace("`", "").partition(";")[0]
+        return Finding(name="port", state="error", text=text, remedy=f"launcher serve MODEL {_other(config)}")
     return Finding(name="port", text=f"{number} is free")
+
+
+def _other(config: LauncherConfig) -> str:
+    """The option that helps: where no port can be opened, it is the address that is wrong."""
+    try:
+        http_port(dataclasses.replace(config, port=0), listening_address(config))
+    except ArgumentValidation:
+        return "--hostname 0.0.0.0"
+    is_next_allowed = _LAST_PRIVILEGED_PORT < config.port < _LAST_PORT
+    return f"--port {config.port + 1 if is_next_allowed else 8080}"
 
 
 def cache(environ: Mapping[str, str]) -> Finding:
@@ -55,18 +68,61 @@ def cache(environ: Mapping[str, str]) -> Finding:
 
 
 def hub(environ: Mapping[str, str]) -> Finding:
-    """Whether its host takes connections. Gives up after seconds."""
-    url = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    token = "HF_TOKEN is set" if environ.get("HF_TOKEN") else "no HF_TOKEN, which gated models need"
+    """Whether its host, or the proxy for it, takes connections. Gives up after seconds."""
     if is_offline(environ):
         return Finding(name="hub", text="not checked, because HF_HUB_OFFLINE is set; models come from the local cache")
-    host, number = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
     try:
-        with socket.create_connection((host, number), timeout=_CONNECT_TIMEOUT_S):
-            return Finding(name="hub", text=f"{host} can be reached; {token}")
-    except (OSError, UnicodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return Finding(
-            name="hub", state="warning", text=f"{host} cannot be reached ({reason}): no model can be downloaded",
-            remedy="serve a local directory or the embedded model: launcher serve demo",
-        )  # fmt: skip
+        url = endpoint(environ)
+    except ArgumentValidation as error:
+        text, _, remedy = str(error).partition("; ")
+        return Finding(name="hub", state="warning", text=f"{text}: no model can be downloaded", remedy=remedy)
+    host, number = _address(url)
+    shown, proxy = host, proxy_for(url, environ)
+    if proxy is not None:
+        try:
+            host, number = _address(urlsplit(proxy if "://" in proxy else f"http://{proxy}"))
+        except ValueError:
+            return Finding(
+                name="hub", state="warning", text=f"the proxy for {shown} is not a URL: no model can be downloaded",
+                remedy="set HTTPS_PROXY to a URL such as http://HOST:PORT, or unset it",
+            )  # fmt: skip
+        shown = f"the proxy {host}:{number} for {shown}"
+    failure = _connection_failure(host, number)
+    if failure is None:
+        return Finding(name="hub", text=f"{shown} can be reached; {_token()}")
+    return Finding(
+        name="hub", state="warning", text=f"{shown} cannot be reached ({failure}): no model can be downloaded",
+        remedy="serve a local directory or the embedded model: launcher serve demo",
+    )  # fmt: skip
+
+
+def _address(url: SplitResult) -> tuple[str, int]:
+    """Host and port. Raises ValueError if there are none."""
+    if url.scheme not in _DEFAULT_PORTS or not url.hostname:
+        raise ValueError(url.scheme)
+    return url.hostname, url.port or _DEFAULT_PORTS[url.scheme]
+
+
+def _connection_failure(host: str, number: int) -> str | None:
+    """None: the host takes connections. In a thread, because looking up a name has no timeout of its own."""
+    answers: SimpleQueue[str | None] = SimpleQueue()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, number), timeout=_CONNECT_TIMEOUT_S).close()
+        except (OSError, UnicodeError) as error:
+            answers.put((error.strerror if isinstance(error, OSError) else None) or str(error))
+        else:
+            answers.put(None)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        return answers.get(timeout=_CONNECT_TIMEOUT_S)
+    except Empty:
+        return f"no answer for {_CONNECT_TIMEOUT_S:.0f} s"
+
+
+def _token() -> str:
+    from huggingface_hub import get_token
+
+    return "there is a token" if get_token() else "no token, which gated models need (hf auth login, or HF_TOKEN)"

@@ -15,7 +15,7 @@ from rich.table import Table
 from launcher.errors import ArgumentValidation, LauncherError
 from launcher.estimate.config import EstimateConfig
 from launcher.estimate.table import Row, rows
-from launcher.planning import hardware, model_info
+from launcher.planning import hardware, hub, model_info
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo, shown_bytes
 from launcher.planning.plan import check_model
@@ -39,7 +39,7 @@ def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
     except LauncherError as error:
         sys.stderr.write(as_error(str(error)) + "\n")
         return 1
-    if config.json_output:
+    if config.json:
         _print_json(config, info, found, available, on_gpu=on_gpu)
     else:
         _print_table(config, info, found, available, on_gpu=on_gpu)
@@ -47,18 +47,20 @@ def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
 
 
 def _info(config: EstimateConfig, environ: Mapping[str, str]) -> ModelInfo:
-    """From the directory or the hub cache if the weights are there, else from the hub."""
+    """From the directory or the hub cache if all weights are there, else from the hub."""
     directory = model_info.directory(config.model_id, config.revision, environ)
     if model_info.is_local(config.model_id) and directory is not None:
         model_info.check_directory(config.model_id, directory)
     if directory is not None:
         info = model_info.read(directory)
-        if info is not None and info.weight_bytes is not None:
+        is_local = model_info.is_local(config.model_id)
+        if info is not None and info.weight_bytes is not None and (is_local or model_info.has_all_weights(directory)):
             return info
-        if model_info.is_local(config.model_id):
+        if is_local:
             raise ArgumentValidation(f"{directory / 'config.json'} cannot be read")
     if model_info.is_misspelt_demo(config.model_id):
         raise ArgumentValidation(f"{config.model_id}: no such directory; did you mean {model_info.DEMO}?")
+    hub.endpoint(environ)  # before the hub library is imported, which fails on one that is not a URL
     from launcher.estimate.remote import fetch
 
     return fetch(config.model_id, config.revision)

@@ -31,4 +31,4 @@ class EstimateConfig:
         minimum=1,
         help="Tokens of each request (prompt and answer), to say how many fit.",
     )
-    json_output: bool = option(False, env=None, help="Print JSON instead of a table.")
+    json: bool = option(False, env=None, help="Print JSON instead of a table.")

@@ -46,7 +46,7 @@ def fetch(model_id: str, revision: str | None) -> ModelInfo:
         ) from None
     except OfflineModeIsEnabled:
         raise DownloadError(
-            f"{model_id} is not in the local cache, and HF_HUB_OFFLINE is set, so the hub is not used"
+            f"{model_id} is not completely in the local cache, and HF_HUB_OFFLINE is set, so the hub is not used"
         ) from None
     except Exception as error:  # what transports raise differs by version
         lines = str(error).splitlines() or [type(error).__name__]

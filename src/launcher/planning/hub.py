@@ -9,7 +9,8 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import proxy_bypass_environment
 
 from launcher.errors import ArgumentValidation, DownloadError
 from launcher.planning.model_info import hub_cache
@@ -22,6 +23,7 @@ _FULL_BYTES = 64 << 20
 _NEARLY_FULL_BYTES = 2 << 30
 _NAME_SERVICE_PATIENCE_S = 15.0
 """A container may be up before its name service is."""
+_DEFAULT_ENDPOINT = "https://huggingface.co"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 
 
@@ -62,14 +64,37 @@ def is_offline(environ: Mapping[str, str]) -> bool:
     return environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
 
 
+def endpoint(environ: Mapping[str, str]) -> SplitResult:
+    """The hub's address, with a host. Raises ArgumentValidation."""
+    try:
+        url = urlsplit(environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT)
+        is_url = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ArgumentValidation(f"HF_ENDPOINT is not a URL; unset it, or set it to a URL such as {_DEFAULT_ENDPOINT}")
+    return url
+
+
+def proxy_for(url: SplitResult, environ: Mapping[str, str]) -> str | None:
+    """The proxy that HTTP clients use for `url`, by the usual variables."""
+    lower = {name.lower(): value for name, value in environ.items() if value and name.lower().endswith("_proxy")}
+    found = lower.get(f"{url.scheme}_proxy") or lower.get("all_proxy")
+    is_exempt = proxy_bypass_environment(url.hostname or "", {"no": lower.get("no_proxy", "")})
+    return None if is_exempt else found
+
+
 def check_network(model_id: str, environ: Mapping[str, str], signals: Signals) -> bool:
-    """Whether to continue with a download; False: a signal came. Raises DownloadError if the hub has no address here.
+    """Whether to continue with a download; False: a signal came. Raises DownloadError if the hub has no address here,
+    ArgumentValidation if HF_ENDPOINT is not a URL.
 
     Only the name is looked up, and only without a proxy: a proxy knows names that this machine does not.
     """
-    host = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
-    proxies = ("https_proxy", "http_proxy", "all_proxy")
-    if is_offline(environ) or host is None or any(environ.get(name) or environ.get(name.upper()) for name in proxies):
+    if is_offline(environ):
+        return True
+    url = endpoint(environ)
+    host = url.hostname
+    if proxy_for(url, environ):
         return True
     deadline = time.monotonic() + _NAME_SERVICE_PATIENCE_S
     while True:

@@ -235,6 +235,16 @@ def _weight_bytes(path: Path) -> int | None:
         return None
 
 
+def has_all_weights(path: Path) -> bool:
+    """Whether every weight file that the index in `path` names is there; without an index there is one file."""
+    try:
+        files = read_object(path / "model.safetensors.index.json", ValueError).get("weight_map")
+    except ValueError:
+        return True
+    names = {str(name) for name in files.values()} if isinstance(files, dict) else set()
+    return all((path / name).is_file() for name in names)
+
+
 def weights_among(sizes: Mapping[str, int]) -> int | None:
     """Bytes of the files that a shard would read, near enough: Mistral's second copy (`consolidated`) is left out."""
     weights = {name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name}

@@ -247,6 +247,8 @@ def test_a_hub_without_an_address(signals: Signals, monkeypatch: pytest.MonkeyPa
     assert hub.check_network("org/m", environ | {"HF_HUB_OFFLINE": "1"}, signals)
     assert hub.check_network("org/m", environ | {"HTTPS_PROXY": "http://10.0.0.1:3128"}, signals)
     assert hub.check_network("org/m", {"HF_ENDPOINT": "http://127.0.0.1:1"}, signals)
+    with pytest.raises(ArgumentValidation, match="HF_ENDPOINT is not a URL; unset it"):
+        hub.check_network("org/m", {"HF_ENDPOINT": "https://[bad"}, signals)
 
 
 def test_a_name_service_that_comes_up_late(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:

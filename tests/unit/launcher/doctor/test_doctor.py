@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.config import LauncherConfig
 from launcher.doctor import machine, surroundings
 from launcher.doctor.command import run_doctor
 from launcher.doctor.config import DoctorConfig
 from launcher.doctor.finding import Finding
+from launcher.errors import ArgumentValidation
 from launcher.planning.hardware import Gpu, Hardware
 
 GPU = Gpu(uuid="GPU-1", card="nvidia-l4", memory_mib=24564, compute_capability=(8, 9))
@@ -88,6 +91,23 @@ def test_a_port_in_use() -> None:
     assert surroundings.port("127.0.0.1", number).state == "ok"
 
 
+def test_an_address_that_is_not_this_machines() -> None:
+    found = surroundings.port("203.0.113.1", 8080)
+    assert found.state == "error" and "no address 203.0.113.1" in found.text
+    assert found.remedy == "launcher serve MODEL --hostname 0.0.0.0"
+
+
+@pytest.mark.parametrize(("number", "other"), [(80, 8080), (8080, 8081), (65535, 8080)])
+def test_another_port_can_be_opened(number: int, other: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def http_port(config: LauncherConfig, address: str) -> int:
+        if config.port:
+            raise ArgumentValidation(f"`--port` {config.port} is in use by another process; choose another")
+        return 1
+
+    monkeypatch.setattr(surroundings, "http_port", http_port)
+    assert surroundings.port("127.0.0.1", number).remedy == f"launcher serve MODEL --port {other}"
+
+
 def test_the_folder_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100 << 30}))
     assert surroundings.cache({"HF_HOME": str(tmp_path / "new")}).state == "ok"
@@ -106,6 +126,57 @@ def test_the_hub() -> None:
     assert surroundings.hub({"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "1"}).state == "ok"
 
 
+@pytest.mark.parametrize("endpoint", ["http://h:abc", "https://[bad", "huggingface.co", "https://"])
+def test_an_endpoint_that_is_no_url(endpoint: str) -> None:
+    found = surroundings.hub({"HF_ENDPOINT": endpoint})
+    assert found.state == "warning" and found.text.startswith("HF_ENDPOINT is not a URL")
+    assert found.remedy.startswith("unset it")
+
+
+def test_the_hub_behind_a_proxy() -> None:
+    """The hub's own name is not looked up; where it is exempt from the proxy, it is."""
+    environ = {"HF_ENDPOINT": "https://127.0.0.1:1"}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        proxy = f"127.0.0.1:{listening.getsockname()[1]}"
+        for value in (proxy, f"http://{proxy}"):
+            found = surroundings.hub(environ | {"HTTPS_PROXY": value})
+            assert found.state == "ok" and found.text.startswith(f"the proxy {proxy} for 127.0.0.1 can be reached")
+        assert surroundings.hub(environ | {"https_proxy": proxy, "no_proxy": "127.0.0.1"}).state == "warning"
+    assert "the proxy" in surroundings.hub(environ | {"HTTPS_PROXY": proxy}).text
+    assert "is not a URL" in surroundings.hub(environ | {"HTTPS_PROXY": "http://h:abc"}).text
+
+
+def test_a_name_service_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    def create_connection(*_: Any, **__: Any) -> socket.socket:
+        answered.wait(60)
+        raise socket.gaierror("no name service")
+
+    monkeypatch.setattr(surroundings, "_CONNECT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    found = surroundings.hub({})
+    answered.set()
+    assert found.state == "warning" and "no answer for" in found.text
+
+
+@pytest.mark.parametrize(("token", "text"), [("hf_x", "there is a token"), (None, "hf auth login")])
+def test_the_token_is_found_as_the_hub_library_finds_it(
+    token: str | None, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        found = surroundings.hub({"HF_ENDPOINT": f"http://127.0.0.1:{listening.getsockname()[1]}"})
+    assert text in found.text
+
+
+def test_the_torch_to_install_is_the_tested_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers(monkeypatch)
+    (unused,) = machine.torch(Hardware(unused_gpus=1), {})
+    tested = Path(__file__).parents[4] / "constraints.txt"
+    assert unused.remedy.rpartition(" ")[2] in tested.read_text().splitlines()
+
+
 @pytest.mark.parametrize(("state", "status"), [("ok", 0), ("warning", 0), ("error", 1)])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_verdict(
@@ -116,7 +187,7 @@ def test_the_verdict(
         Finding(name="a", text="b"),
     ]
     monkeypatch.setattr("launcher.doctor.command._findings", lambda config, environ: iter(findings))
-    assert run_doctor(DoctorConfig(json_output=as_json), {}) == status
+    assert run_doctor(DoctorConfig(json=as_json), {}) == status
     out = capsys.readouterr().out
     if as_json:
         answer = json.loads(out)

@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = EstimateConfig(model_id=str(folder), memory=24 * GIB, num_shard=2, request=4096, json_output=True)
+    config = EstimateConfig(model_id=str(folder), memory=24 * GIB, num_shard=2, request=4096, json=True)
     assert run_estimate(config, {}) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["device"], answer["memory"], answer["request_tokens"]) == ("gpu", 24 * GIB, 4096)
@@ -151,6 +151,28 @@ def test_a_model_on_the_hub_is_not_downloaded(tmp_path: Path, model_id: str, sta
         assert expected in ran.stdout + ran.stderr
         assert hub.sent("model.safetensors") == 0
     assert not list((tmp_path / "hub").glob("models--*"))
+
+
+def test_a_download_that_was_cut_off_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A commit's snapshot with one of two weight files: the sizes come from the hub."""
+    snapshot = tmp_path / "models--org--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(LLAMA))
+    (snapshot / "model-1.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    names = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    monkeypatch.setattr("launcher.estimate.remote.fetch", lambda model_id, revision: info())
+    config = EstimateConfig(model_id="org/model", revision="abc", memory=80 * GIB, num_shard=1, json=True)
+
+    def weights() -> int:
+        assert run_estimate(config, {"HF_HUB_CACHE": str(tmp_path)}) == 0
+        return int(json.loads(capsys.readouterr().out)["ways"][0]["weight_bytes"])
+
+    assert weights() == BYTES
+    (snapshot / "model-2.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    assert weights() == 20
 
 
 def test_offline_is_said(tmp_path: Path) -> None:
