@@ -105,11 +105,11 @@ def test_row(row: Row, folder: Path, hub: str) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        if "in use" not in row.message:
+        if "in use" not in row.title:
             other.close()
         done = run(row, folder, environ, port)
     *before, last = done.stderr.rstrip("\n").splitlines() or done.stdout.rstrip("\n").splitlines()[-1:]
-    expected = row.message.replace("8080", str(port)).replace("huggingface.co", "hub.invalid")
+    expected = row.message.replace("8080", str(port)).replace("huggingface.co has", "hub.invalid has")
     assert done.returncode == row.status, done.stdout + done.stderr
     assert without_reason(last).endswith(without_reason(expected)), done.stdout + done.stderr
     # One message: a usage error only says before it where to read more.

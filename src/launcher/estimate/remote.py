@@ -50,7 +50,10 @@ def fetch(model_id: str, revision: str | None) -> ModelInfo:
         ) from None
     except Exception as error:  # what transports raise differs by version
         lines = str(error).splitlines() or [type(error).__name__]
-        raise DownloadError(f"the hub cannot be queried for {model_id}: {lines[0]}") from None
+        raise DownloadError(
+            f"the hub cannot be queried for {model_id}: {lines[0]}; check the network with `launcher doctor`, or give "
+            "a local directory"
+        ) from None
     if info is None:
         raise ArgumentValidation(f"{model_id} has no config.json that can be read")
     return dataclasses.replace(info, weight_bytes=weights_among(sizes))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
-from urllib.request import proxy_bypass_environment
+from urllib.request import proxy_bypass
 
 from launcher.errors import ArgumentValidation, DownloadError
 from launcher.planning.model_info import hub_cache
@@ -80,7 +80,7 @@ def proxy_for(url: SplitResult, environ: Mapping[str, str]) -> str | None:
     """The proxy that HTTP clients use for `url`, by the usual variables."""
     lower = {name.lower(): value for name, value in environ.items() if value and name.lower().endswith("_proxy")}
     found = lower.get(f"{url.scheme}_proxy") or lower.get("all_proxy")
-    is_exempt = proxy_bypass_environment(url.hostname or "", {"no": lower.get("no_proxy", "")})
+    is_exempt = proxy_bypass(url.hostname or "", {"no": lower.get("no_proxy", "")})
     return None if is_exempt else found
 
 
