@@ -1,4 +1,4 @@
-"""A whole decoder with our attention kernels: captured decode steps say what the steps themselves say.
+"""A whole decoder with our attention kernels: captured steps say what the steps themselves say.
 
 In the interpreter "captured" means done again over the same places in memory, with the host's lengths as mere bounds.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from numpy_scalars import mend
+from parity.protocol import attention_metadata
 from support.graph_doubles import PlainGraphCapture
 from torch import Tensor
 
@@ -42,7 +43,8 @@ CONFIG = {
 
 
 @pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
+def inference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("model_server.runner.cuda_graphs.TOKEN_SIZES", (40, 16))
     with torch.inference_mode():
         yield
 
@@ -134,6 +136,28 @@ def test_replays_of_a_decoder(device: torch.device) -> None:
         logits = runner.forward(inputs, cache)
         expected = plain.forward(inputs, same)
         assert logits.shape == expected.shape
+        assert torch.linalg.norm(logits - expected) < 1e-4 * torch.linalg.norm(expected)
+        for ours, theirs in zip(cache.rows, same.rows, strict=True):
+            assert torch.allclose(ours[BLOCK:], theirs[BLOCK:], atol=1e-4), "padding writes the reserved block alone"
+
+
+def test_replays_of_steps_with_prompts(device: torch.device) -> None:
+    inner, plain = decoder(TritonBackend(), device), decoder(ReferenceBackend(), device)
+    runner = GraphedRunner(inner, (4, 1), CudaGraphCapture(device) if device.type == "cuda" else PlainGraphCapture())
+    cache, same = filled_cache(inner, device), filled_cache(inner, device)
+    runner.capture(cache, MAX_LENGTH, ProcessGroup())
+    assert runner.captured_tokens == (16, 40)
+    for rows in same.rows:
+        rows[:BLOCK] = float("nan")
+    for seed, spans in enumerate([[(0, 30), (47, 48)], [(60, 68), (0, 3), (11, 12)], [(3, 17)]]):
+        tables = [range(1 + 7 * row, 8 + 7 * row) for row in range(len(spans))]
+        metadata = attention_metadata(tables, spans, BLOCK, device)
+        positions = torch.cat([torch.arange(first, last) for first, last in spans])
+        ids = torch.randint(0, 97, positions.shape, generator=torch.Generator().manual_seed(seed))
+        rows = metadata.cu_seqlens_q[1:].long() - 1
+        inputs = ModelInputs(ids.to(device), positions.to(device), metadata, rows)
+        logits, expected = runner.forward(inputs, cache), plain.forward(inputs, same)
+        assert logits.data_ptr() == runner.forward(inputs, cache).data_ptr(), "replayed: into the same memory"
         assert torch.linalg.norm(logits - expected) < 1e-4 * torch.linalg.norm(expected)
         for ours, theirs in zip(cache.rows, same.rows, strict=True):
             assert torch.allclose(ours[BLOCK:], theirs[BLOCK:], atol=1e-4), "padding writes the reserved block alone"

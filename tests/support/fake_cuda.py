@@ -106,3 +106,8 @@ class DeviceGraphCapture(PlainGraphCapture):
         with OnDeviceAlone():
             work()
         return super().capture(work)
+
+    def capture_pieces(self, work: Callable[[Callable[[], None]], object]) -> tuple[PlainGraph, ...]:
+        with OnDeviceAlone():
+            work(lambda: None)
+        return super().capture_pieces(work)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from threading import Semaphore, Thread
 
 import torch
 from support.fake_model import FakeRunner
@@ -56,6 +57,38 @@ class PlainGraph:
         self.released = True
 
 
+class InPieces:
+    """Does work again, in a thread that stands still at each cut until its next piece is asked for."""
+
+    def __init__(self, work: Callable[[Callable[[], None]], object]) -> None:
+        self._work = work
+        self._go, self._stopped = Semaphore(0), Semaphore(0)
+        self._error: BaseException | None = None
+
+    def first(self) -> None:
+        Thread(target=self._run, daemon=True).start()
+        self.next()
+
+    def next(self) -> None:
+        self._go.release()
+        assert self._stopped.acquire(timeout=60)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            with torch.inference_mode():
+                self._work(self._cut)
+        except BaseException as error:
+            self._error = error
+        self._stopped.release()
+
+    def _cut(self) -> None:
+        self._stopped.release()
+        self._go.acquire()
+
+
 @dataclass
 class PlainGraphCapture:
     """A `GraphCapture` that captures nothing. `fail`: the error that capture a number of rows ends with, by its turn.
@@ -78,6 +111,16 @@ class PlainGraphCapture:
         self.bytes_used += self.cost
         self.graphs.append(PlainGraph(work))
         return self.graphs[-1]
+
+    def capture_pieces(self, work: Callable[[Callable[[], None]], object]) -> tuple[PlainGraph, ...]:
+        """Does the work once, to learn how many pieces it has."""
+        cuts: list[None] = []
+        work(lambda: cuts.append(None))
+        pieces = InPieces(work)
+        first = self.capture(pieces.first)
+        rest = [PlainGraph(pieces.next) for _ in cuts]
+        self.graphs += rest
+        return (first, *rest)
 
     def used_bytes(self) -> int:
         return self.bytes_used

@@ -41,6 +41,9 @@ class RepeatingGraphCapture:
     def capture(self, work: Callable[[], object]) -> Repeated:
         return Repeated(work)
 
+    def capture_pieces(self, work: Callable[[Callable[[], None]], object]) -> tuple[Repeated, ...]:
+        raise RuntimeError("work that is done again cannot be done in pieces")
+
     def used_bytes(self) -> int:
         return 0
 

@@ -1,7 +1,8 @@
 """Decode steps that are captured once for some batch sizes and then replayed: the host launches one graph a step.
 
 What a graph reads and writes is at fixed addresses (`decode_buffers`); a batch is copied there, padded to the next
-captured size. Prompts, larger batches and longer sequences run as they are. Sampling is outside, as in TGI.
+captured size. Small steps with prompts are captured in pieces, without their attention (`piecewise`). Larger batches
+and longer sequences run as they are. Sampling is outside, as in TGI.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +25,7 @@ from model_server.errors import FatalError, StartupError
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.decode_buffers import DecodeBuffers
 from model_server.runner.graph_capture import CapturedGraph, GraphCapture
+from model_server.runner.piecewise import TOKEN_SIZES, PiecewiseBuffers, PiecewiseGraph, Recorder
 from model_server.runner.runner import ModelInputs, Runner, RunnerTraits
 
 logger = logging.getLogger(__name__)
@@ -30,6 +34,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_SIZES = (1, 2, 4, *range(8, 257, 8))
 # Beyond, a step takes longer than the host needs to enqueue it.
 LARGEST_SIZE = 2048
+
+Graph = TypeVar("Graph", CapturedGraph, PiecewiseGraph)
 
 # What became of a capture; ranks agree on the smallest.
 _IMPOSSIBLE, _NO_MEMORY, _CAPTURED = range(3)
@@ -64,7 +70,8 @@ def with_graphs(runner: Runner, sizes: tuple[int, ...], capture: GraphCapture) -
 
 @dataclass(frozen=True, slots=True)
 class GraphCost:
-    """Device memory of graphs: of the first, whose workspace the others share, and of each further one."""
+    """Device memory of graphs: of steps with prompts and of the first batch size, whose workspace the others share, and
+    of each further size."""
 
     first_bytes: int
     next_bytes: int
@@ -74,8 +81,12 @@ class GraphCost:
         return self.first_bytes + max(0, count - 1) * self.next_bytes if count else 0
 
 
+class _ImpossibleError(Exception):
+    """Work that cannot be captured on some rank, and why."""
+
+
 class GraphedRunner:
-    """A `Runner`: decode by replay where a graph fits, everything else by the runner inside."""
+    """A `Runner`: steps by replay where a graph fits, everything else by the runner inside."""
 
     def __init__(self, runner: Runner, sizes: tuple[int, ...], capture: GraphCapture) -> None:
         """sizes: batch sizes to capture, the largest first."""
@@ -85,6 +96,8 @@ class GraphedRunner:
         self._graphs: dict[int, CapturedGraph] = {}
         self._fitting: list[int] = []  # by number of rows: the size that serves them
         self._buffers: DecodeBuffers | None = None
+        self._pieces: dict[int, PiecewiseGraph] = {}
+        self._piece_buffers: PiecewiseBuffers | None = None
         self._cache: KvCache | None = None
 
     @property
@@ -105,24 +118,37 @@ class GraphedRunner:
 
     @property
     def captured_sizes(self) -> tuple[int, ...]:
-        """Ascending."""
+        """Batch sizes of decode steps, ascending."""
         return tuple(sorted(self._graphs))
+
+    @property
+    def captured_tokens(self) -> tuple[int, ...]:
+        """Numbers of tokens of steps with prompts, ascending."""
+        return tuple(sorted(self._pieces))
 
     def reserve_positions(self, max_positions: int) -> None:
         self._runner.reserve_positions(max_positions)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """Replays where a graph fits. The logits of a replay hold until the next one."""
-        size = self._size_for(inputs, cache)
-        if size is None:
+        if not self._may_replay(inputs, cache):
             return self._runner.forward(inputs, cache)
         assert self._buffers is not None
-        self._buffers.fill(inputs)
-        self._graphs[size].replay()
-        return self._buffers.logits[: inputs.input_ids.shape[0]]
+        size = self._size_for(inputs)
+        if size is not None:
+            self._buffers.fill(inputs)
+            self._graphs[size].replay()
+            return self._buffers.logits[: inputs.input_ids.shape[0]]
+        tokens = self._tokens_for(inputs)
+        if tokens is None:
+            return self._runner.forward(inputs, cache)
+        assert self._piece_buffers is not None and inputs.logit_rows is not None and self.traits.attention is not None
+        self._piece_buffers.fill(inputs)
+        self._pieces[tokens].replay(self.traits.attention.begin(inputs.attention, cache), inputs.input_ids.shape[0])
+        return self._buffers.logits[: inputs.logit_rows.shape[0]]
 
     def capture(self, cache: KvCache, max_length: int, world: ProcessGroup) -> None:
-        """Capture decode steps over `cache` for sequences of up to `max_length` tokens. All ranks call this together.
+        """Capture steps over `cache` for sequences of up to `max_length` tokens. All ranks call this together.
 
         Old graphs are released first. A size for which memory is short on some rank is left out on all of them.
 
@@ -134,6 +160,7 @@ class GraphedRunner:
         if not self._prepare(cache, max_length, world):
             return
         with _without_collector():
+            self._capture_prompts(cache, world)
             for size in self.sizes:
                 self._capture_size(size, cache, world)
                 if self._buffers is None:
@@ -141,15 +168,17 @@ class GraphedRunner:
         for size in self.captured_sizes:
             self._fitting += [size] * (size + 1 - len(self._fitting))
         logger.info(
-            "CUDA graphs for %d batch sizes up to %d: %.1f MiB, %.2f s",
+            "CUDA graphs for %d batch sizes up to %d, and for steps with prompts of up to %d tokens: %.1f MiB, %.2f s",
             len(self._graphs),
             max(self._graphs, default=0),
+            max(self._pieces, default=0),
             (self._capture.used_bytes() - used) / 2**20,
             time.perf_counter() - started,
         )
 
     def measure(self, cache: KvCache, max_length: int, world: ProcessGroup) -> GraphCost:
-        """What graphs take: the first two are captured over a small cache, and released. All ranks call this together.
+        """What graphs take: those of steps with prompts and of the first two batch sizes are captured over a small
+        cache, and released. All ranks call this together.
 
         Where not even these fit, what was seen is nothing: the later `capture` leaves them out as well.
         """
@@ -158,6 +187,7 @@ class GraphedRunner:
         if not self._prepare(cache, max_length, world):
             return GraphCost(0, 0)
         with _without_collector():
+            self._capture_prompts(cache, world)
             for size in self.sizes[:2]:
                 self._capture_size(size, cache, world)
                 used.append(self._capture.used_bytes())
@@ -169,6 +199,7 @@ class GraphedRunner:
 
     def release(self) -> None:
         """Forget all graphs and give their memory back."""
+        self._release_pieces()
         for graph in self._graphs.values():
             graph.release()
         self._graphs.clear()
@@ -177,30 +208,49 @@ class GraphedRunner:
         if had_memory:
             self._capture.release()
 
-    def _size_for(self, inputs: ModelInputs, cache: KvCache) -> int | None:
-        if not self._fitting:
-            return None
+    def _release_pieces(self) -> None:
+        for graph in self._pieces.values():
+            graph.release()
+        self._pieces.clear()
+        self._piece_buffers = None
+
+    def _may_replay(self, inputs: ModelInputs, cache: KvCache) -> bool:
+        if cache is not self._cache or not (self._fitting or self._pieces):
+            return False
         assert self._buffers is not None
-        metadata = inputs.attention
-        if cache is not self._cache:
-            return None
-        if metadata.max_kv_length > self._buffers.max_length:
+        if inputs.attention.max_kv_length > self._buffers.max_length:
             # The runner may now move tables that the graphs read where they were.
             logger.warning("A sequence is longer than the limits said: CUDA graphs are off from now on")
             self.release()
-            return None
+            return False
+        return True
+
+    def _size_for(self, inputs: ModelInputs) -> int | None:
+        """The batch size to replay; None: this is no decode step, or too large."""
         rows = inputs.input_ids.shape[0]
-        if rows >= len(self._fitting) or inputs.logit_rows is not None or not metadata.is_decode:
+        if rows >= len(self._fitting) or inputs.logit_rows is not None or not inputs.attention.is_decode:
             return None
         return self._fitting[rows]
+
+    def _tokens_for(self, inputs: ModelInputs) -> int | None:
+        """The number of tokens to replay; None: this step is too large, or has more than tokens."""
+        if inputs.logit_rows is None or inputs.embeddings or inputs.hidden is not None or inputs.positions.dim() > 1:
+            return None
+        tokens, rows = inputs.input_ids.shape[0], inputs.logit_rows.shape[0]
+        fitting = [size for size in self._pieces if size >= tokens]
+        if self._piece_buffers is None or not fitting or rows > self._piece_buffers.rows(min(fitting)):
+            return None
+        return min(fitting)
 
     def _prepare(self, cache: KvCache, max_length: int, world: ProcessGroup) -> bool:
         """Make the buffers; False if memory is short on some rank."""
         self._runner.reserve_positions(max_length)
         width, has_memory = -(-max_length // cache.block_size), 1
         self._cache = cache
+        device = cache.rows[0].device
         try:
-            self._buffers = DecodeBuffers(self.sizes[0], width, max_length, self.vocab_size, cache.rows[0].device)
+            self._buffers = DecodeBuffers(self.sizes[0], width, max_length, self.vocab_size, device)
+            self._piece_buffers = PiecewiseBuffers(TOKEN_SIZES[0], self.sizes[0], max_length, device)
         except torch.OutOfMemoryError:
             has_memory = 0
         if world.all_reduce_min(has_memory):
@@ -209,8 +259,37 @@ class GraphedRunner:
         self.release()
         return False
 
+    def _capture_prompts(self, cache: KvCache, world: ProcessGroup) -> None:
+        """The sizes of steps with prompts, first because they are the largest. Without memory for one, the others are
+        captured; if they cannot be captured at all, decode steps still may."""
+        if self.traits.attention is None:
+            return
+        for tokens in TOKEN_SIZES:
+            try:
+                found = self._agreed(
+                    f"{tokens} tokens with prompts", partial(self._pieces_of, tokens, cache, world), world
+                )
+            except _ImpossibleError as error:
+                logger.warning("Steps with prompts run without CUDA graphs: %s", error)
+                if self._pieces:
+                    self._release_pieces()
+                    self._capture.release()
+                return
+            if found is not None:
+                self._pieces[tokens] = found
+
     def _capture_size(self, size: int, cache: KvCache, world: ProcessGroup) -> None:
         """One size; on all ranks or none. Work that cannot be captured at all ends all capturing."""
+        try:
+            found = self._agreed(f"{size} rows", partial(self._graph_of, size, cache, world), world)
+        except _ImpossibleError as error:
+            logger.warning("Decode runs without CUDA graphs: %s", error)
+            self.release()
+            return
+        if found is not None:
+            self._graphs[size] = found
+
+    def _graph_of(self, size: int, cache: KvCache, world: ProcessGroup) -> CapturedGraph:
         buffers = self._buffers
         assert buffers is not None
         inputs, logits = buffers.inputs(size), buffers.logits[:size]
@@ -219,11 +298,28 @@ class GraphedRunner:
             # Copied: as outputs of their own, the logits of all sizes together would take gigabytes.
             logits.copy_(self._runner.forward(inputs, cache))
 
-        graph: CapturedGraph | None = None
+        self._warm_up(work, world)
+        return self._capture.capture(work)
+
+    def _pieces_of(self, tokens: int, cache: KvCache, world: ProcessGroup) -> PiecewiseGraph:
+        buffers, decode = self._piece_buffers, self._buffers
+        assert buffers is not None and decode is not None
+        logits = decode.logits[: buffers.rows(tokens)]
+        recorder = Recorder(buffers)
+
+        def work(cut: Callable[[], None]) -> None:
+            inputs = buffers.inputs(tokens, recorder.begin(cut))
+            logits.copy_(self._runner.forward(inputs, cache))
+
+        self._warm_up(lambda: work(lambda: None), world)
+        return PiecewiseGraph(self._capture.capture_pieces(work), tuple(recorder.calls))
+
+    def _agreed(self, what: str, capture: Callable[[], Graph], world: ProcessGroup) -> Graph | None:
+        """What `capture` gives on all ranks; None where one has no memory for it. Raises _ImpossibleError."""
+        graph: Graph | None = None
         outcome, reason = _CAPTURED, ""
         try:
-            self._warm_up(work, world)
-            graph = self._capture.capture(work)
+            graph = capture()
         except torch.OutOfMemoryError:
             outcome = _NO_MEMORY
         except RuntimeError as error:
@@ -232,16 +328,15 @@ class GraphedRunner:
             reason = str(error).partition("\n")[0]
         agreed = world.all_reduce_min(outcome)
         if agreed == _CAPTURED:
-            assert graph is not None
-            self._graphs[size] = graph
-            return
+            return graph
         if graph is not None:
             graph.release()
-        if agreed == _NO_MEMORY:
-            logger.warning("No memory for a CUDA graph of %d rows: it is left out", size)
-        else:
-            logger.warning("Decode runs without CUDA graphs: %s", reason or "another rank says why")
-            self.release()
+        if not self._graphs and not self._pieces:
+            self._capture.release()  # a new pool: one that holds no graph may not be used again
+        if agreed == _IMPOSSIBLE:
+            raise _ImpossibleError(reason or "another rank says why")
+        logger.warning("No memory for a CUDA graph of %s: it is left out", what)
+        return None
 
     def _warm_up(self, work: Callable[[], object], world: ProcessGroup) -> None:
         try:

@@ -30,6 +30,10 @@ class GraphCapture(Protocol):
         """Capture work that was warmed up; it is not done. Raises torch.OutOfMemoryError, and RuntimeError for work
         that cannot be captured."""
 
+    def capture_pieces(self, work: Callable[[Callable[[], None]], object]) -> tuple[CapturedGraph, ...]:
+        """As `capture`, in pieces: each call of what the work is given ends one and begins the next. They are replayed
+        one after the other, with other work in between."""
+
     def used_bytes(self) -> int:
         """Memory of the device in use, by whomever."""
 
@@ -55,23 +59,36 @@ class CudaGraphCapture:
         current.wait_stream(stream)
 
     def capture(self, work: Callable[[], object]) -> CapturedGraph:
+        (graph,) = self.capture_pieces(lambda cut: work())
+        return graph
+
+    def capture_pieces(self, work: Callable[[Callable[[], None]], object]) -> tuple[CapturedGraph, ...]:
         """Not with `torch.cuda.graph`, which stays on its stream if work and capture both fail."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+        graphs: list[torch.cuda.CUDAGraph] = []
+
+        def begin() -> None:
+            graphs.append(torch.cuda.CUDAGraph())
+            # thread_local: Health touches the device from another thread, which must not end the capture.
+            graphs[-1].capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+        def cut() -> None:
+            graphs[-1].capture_end()
+            begin()
+
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # what the warm-up run left on the stream
         with torch.cuda.stream(self._own_stream()):
-            # thread_local: Health touches the device from another thread, which must not end the capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            begin()
             try:
-                work()
+                work(cut)
             except BaseException:
                 with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
+                    graphs[-1].capture_end()
                 raise
-            graph.capture_end()
-        return _CudaGraph(graph)
+            graphs[-1].capture_end()
+        return tuple(_CudaGraph(graph) for graph in graphs)
 
     def used_bytes(self) -> int:
         torch.cuda.synchronize(self._device)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from model_server.attention.backend import AttentionBackend
+from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
 
@@ -42,6 +42,7 @@ class ModelInputs:
     embeddings: (first row, [n, hidden]) that take the place of what the ids there would give, without overlaps.
     hidden: [num_tokens, hidden], what the layers before this rank's have given, which may be overwritten; None where
     this rank has the first layer.
+    attention_step: answers the calls of attention; None: the runner's own backend does.
     """
 
     input_ids: Tensor  # [num_tokens] int64
@@ -51,6 +52,7 @@ class ModelInputs:
     states: tuple[RequestState, ...] = ()
     embeddings: tuple[tuple[int, Tensor], ...] = ()
     hidden: Tensor | None = None
+    attention_step: AttentionStep | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

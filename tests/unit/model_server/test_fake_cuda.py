@@ -115,14 +115,15 @@ def runner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         yield decoder(state, config)
 
 
-def test_every_step_stays_on_the_device(runner: Decoder) -> None:
+def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts, then decode steps whose ids the host never sees: replayed and not, with more blocks and with leavers."""
     sampler = Sampler(runner.vocab_size, CUDA)
     cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK, DTYPE, CUDA)
     assert runner.traits.capturable
+    monkeypatch.setattr("model_server.runner.cuda_graphs.TOKEN_SIZES", (64,))
     graphs = GraphedRunner(runner, (8, 4, 2), DeviceGraphCapture())
     graphs.capture(cache, MAX_LENGTH, ProcessGroup())
-    assert graphs.captured_sizes == (2, 4, 8)
+    assert graphs.captured_sizes == (2, 4, 8) and graphs.captured_tokens == (64,)
     stepper = Stepper(graphs, sampler, CUDA, BLOCK)
     running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
     session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)

@@ -84,7 +84,7 @@ class Decoder:
             rotations=tuple(r.rotations(positions, metadata.max_kv_length) for r in self._rotaries),
             slots=metadata.slots,
             cache=cache,
-            attention=self._attention.begin(metadata, cache),
+            attention=inputs.attention_step or self._attention.begin(metadata, cache),
         )
         hidden, added = self._through_blocks(self._first(inputs, step), step, inputs.logit_rows)
         if self._output is not None:

@@ -241,7 +241,7 @@ class TransformersRunner:
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         metadata = inputs.attention
-        attention = self._backend.begin(metadata, cache)
+        attention = inputs.attention_step or self._backend.begin(metadata, cache)
         step = _Step(metadata.slots, cache, attention, inputs.positions, self._temperatures)
         with known_length(self._rotaries, metadata.max_kv_length):
             return self._run(step, inputs.input_ids, inputs.positions, inputs.logit_rows)
