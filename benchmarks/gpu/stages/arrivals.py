@@ -6,15 +6,15 @@ Unlike S5's waves, prompts join running rows all the time. One server for each b
 from __future__ import annotations
 
 import json
-import random
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.measuring import predictions, roofline
 from benchmarks.gpu.measuring.idle import busy_share
-from benchmarks.gpu.subjects.arrivals import Arrival, Spread, moments, send
+from benchmarks.gpu.subjects.arrivals import Arrival, Spread, draw, send
 from benchmarks.gpu.subjects.models import Subject, of_folder, of_shape
 from benchmarks.gpu.subjects.serving import model_folder, prompts, running, text
 from benchmarks.gpu.subjects.shapes import Shape, by_size
@@ -51,21 +51,15 @@ def _measure(
     context: Context, subject: Subject, shape: Shape | None, folder: Path, name: str, budget: int | None
 ) -> None:
     """Without the profiler first: it holds up steps, most of all when it writes."""
-    asked, answered = (TINY_PROMPTS, TINY_OUTPUTS) if context.tiny else (PROMPTS, OUTPUTS)
-    step, rate = _expected(context, subject, asked, answered)
+    step, rate = expected(context, subject)
     arguments = () if budget is None else ("--max-batch-prefill-tokens", str(budget))
 
     def sent(seconds: float, seed: int, *more: str) -> tuple[Cell, int]:
-        source = random.Random(seed)
-        count = 6 if context.tiny else max(64, round(rate * seconds))
-        arrivals = [
-            Arrival(at, text(asked.draw(source), shape, 10_000 * seed + number), answered.draw(source))
-            for number, at in enumerate(moments(count, 50.0 if context.tiny else rate, source))
-        ]
+        arrivals = requests(context, shape, rate, seconds, seed)
         with running(context, folder, *arguments, *more) as server:
             # Fewer steps than the profiler leaves out.
-            closed_cell(server.url, prompts(2, asked.least, shape, seed=5), 1, 2)
-            return send(server.url, arrivals), count
+            closed_cell(server.url, prompts(2, 4, shape, seed=5), 1, 2)
+            return send(server.url, arrivals), len(arrivals)
 
     cell, count = sent(SECONDS, 7)
     context.check(f"{name}: every request answered", cell.errors == 0, cell.first_error or "")
@@ -87,9 +81,18 @@ def _measure(
         context.skip(f"{name}: device idle", "the trace has no kernels")
 
 
-def _expected(context: Context, subject: Subject, asked: Spread, answered: Spread) -> tuple[float, float]:
+def requests(context: Context, shape: Shape | None, rate: float, seconds: float, seed: int) -> list[Arrival]:
+    """What arrives in so many seconds."""
+    if context.tiny:
+        return draw(6, 50.0, TINY_PROMPTS, TINY_OUTPUTS, partial(text, shape=shape), seed)
+    count = max(64, round(rate * seconds))
+    return draw(count, rate, PROMPTS, OUTPUTS, partial(text, shape=shape), seed)
+
+
+def expected(context: Context, subject: Subject) -> tuple[float, float]:
     """Predicted seconds of a decode step with ROWS rows, and the requests a second that are LOAD of what can be served:
     one takes its prompt, and its share of a step for each token."""
+    asked, answered = (TINY_PROMPTS, TINY_OUTPUTS) if context.tiny else (PROMPTS, OUTPUTS)
     length = int(asked.mean + answered.mean / 2)
     step = predictions.decode_seconds(subject.cost, context.ceilings, ROWS, length)
     prompt = roofline.prefill_seconds(subject.cost, context.ceilings, [round(asked.mean)]) / 0.7

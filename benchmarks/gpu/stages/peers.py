@@ -1,19 +1,24 @@
 """S6: others on the same card in the same minutes, with the same prompts and lengths; each with its configuration.
 
-transformers' `generate_batch` (continuous batching) and `generate` with a static cache; vLLM where it is installed.
+transformers' `generate_batch` (continuous batching) and `generate` with a static cache; vLLM's server where it is
+installed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
-import json
+import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +27,14 @@ import torch
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.measuring import roofline
 from benchmarks.gpu.measuring.environment import ROOT
+from benchmarks.gpu.stages.arrivals import expected, requests
+from benchmarks.gpu.subjects.arrivals import send
 from benchmarks.gpu.subjects.models import Subject, of_folder, of_shape
-from benchmarks.gpu.subjects.serving import model_folder
+from benchmarks.gpu.subjects.serving import free_port, model_folder, running
 from benchmarks.gpu.subjects.shapes import Shape, by_size
 from benchmarks.gpu.subjects.synthetic import make_transformers
+from launcher.bench.apis import Api, OpenAiApi, Sampling, TgiApi
+from launcher.bench.results import Cell
 
 PROMPT, OUTPUT = 256, 256
 LEVELS = (32, 64)
@@ -33,6 +42,8 @@ LEVELS = (32, 64)
 ATTENTION = ("flash_attention_3", "flash_attention_2", "sdpa", "paged|sdpa", "paged|eager")
 TINY_ATTENTION = ("sdpa", "paged|sdpa", "paged|eager")
 VLLM_LIMIT_S = 240.0
+VLLM_SECONDS = 20.0
+VLLM_NAME = "model"
 
 Prompts = list[list[int]]
 
@@ -53,7 +64,7 @@ def run(context: Context) -> None:
     if importlib.util.find_spec("vllm") is None:
         context.skip("vLLM", "not installed")
     elif context.has_time(60):
-        _vllm(context, subject, shape, ours, prompt, output)
+        _vllm(context, subject, shape)
     else:
         context.skip("vLLM", "no time left")
 
@@ -191,45 +202,79 @@ def _static(context: Context, model: Any, prompts: Prompts, output: int) -> tupl
 
 
 # Run by vLLM's own process: it takes most of the card, and its engine is a process tree of its own.
-_VLLM = """
-import json, sys, time
-from vllm import LLM, SamplingParams
-folder, output, batches = sys.argv[1], int(sys.argv[2]), json.load(open(sys.argv[3]))
-llm = LLM(model=folder, dtype="bfloat16", max_model_len=4096, gpu_memory_utilization=0.85)
-wanted = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
-found = {}
-for level, prompts in batches.items():
-    inputs = [{"prompt_token_ids": p} for p in prompts]
-    rates = []
-    for _ in range(3):
-        started = time.perf_counter()
-        answers = llm.generate(inputs, wanted, use_tqdm=False)
-        tokens = sum(len(a.outputs[0].token_ids) for a in answers)
-        rates.append(tokens / (time.perf_counter() - started))
-    found[level] = max(rates)
-print("RATES " + json.dumps(found), flush=True)
-"""
+def _vllm(context: Context, subject: Subject, shape: Shape | None) -> None:
+    """Server against server: the same requests from the same client, no two prompts alike, no prefix cache on either
+    side. Ours first, then vLLM's, each alone on the card."""
+    _, rate = expected(context, subject)
+    asked = requests(context, shape, rate, VLLM_SECONDS, seed=11)
+    first = requests(context, shape, rate, VLLM_SECONDS / 4, seed=12)
 
+    def measured(name: str, url: str, api: Api, peer: Cell | None) -> Cell:
+        send(url, first, api)  # kernels are compiled, graphs captured
+        cell = send(url, asked, api)
+        context.check(f"{name}: every request answered", cell.errors == 0, cell.first_error or "")
+        context.figure(
+            f"{name}, {len(asked)} arrivals at {rate:.2f}/s", cell.output_tokens_per_s, "tok/s",
+            peer=None if peer is None else peer.output_tokens_per_s / cell.output_tokens_per_s,
+            detail=f"TTFT p50/p99 {cell.ttft_p50 * 1e3:.0f}/{cell.ttft_p99 * 1e3:.0f} ms, "
+            f"ITL p50/p99 {cell.itl_p50 * 1e3:.2f}/{cell.itl_p99 * 1e3:.2f} ms",
+        )  # fmt: skip
+        return cell
 
-def _vllm(
-    context: Context, subject: Subject, shape: Shape | None, ours: dict[int, float], prompt: int, output: int
-) -> None:
-    vocab = subject.spec.vocab_size
-    with model_folder(context, shape) as folder, tempfile.TemporaryDirectory() as place:
-        batches = Path(place) / "prompts.json"
-        batches.write_text(json.dumps({level: _prompts(vocab, level, prompt) for level in ours}))
-        command = [sys.executable, "-c", _VLLM, str(folder), str(output), str(batches)]
+    sampling = Sampling(None, ignore_eos=True)
+    with model_folder(context, shape) as folder:
+        with running(context, folder, PREFIX_CACHING="0") as server:
+            ours = measured("Tercet, server", server.url, TgiApi(sampling), None)
         try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=VLLM_LIMIT_S, cwd=ROOT)
-        except subprocess.TimeoutExpired:
-            context.check("vLLM", False, f"not done within {VLLM_LIMIT_S:.0f} s")
-            return
-    said = [line for line in ran.stdout.splitlines() if line.startswith("RATES ")]
-    if not said:
-        context.check("vLLM", False, ran.stderr[-300:])
-        return
-    for level, rate in json.loads(said[0].removeprefix("RATES ")).items():
-        context.figure(f"vLLM b={level}", rate, "tok/s", peer=ours[int(level)] / rate, detail="its defaults, bfloat16")
+            with _serving(_vllm_command(folder, port := free_port()), port) as url:
+                measured("vLLM, server", url, OpenAiApi(sampling, VLLM_NAME), ours)
+        except RuntimeError as error:
+            context.check("vLLM, server", False, str(error))
+
+
+def _vllm_command(folder: Path, port: int) -> list[str]:
+    return [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder),
+        "--served-model-name", VLLM_NAME,
+        "--dtype", "bfloat16", "--max-model-len", "4096", "--gpu-memory-utilization", "0.85",
+        "--no-enable-prefix-caching", "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+
+
+@contextmanager
+def _serving(command: list[str], port: int) -> Iterator[str]:
+    """The URL of a server that answers /health; stopped at the end, with all that it has started.
+
+    Raises RuntimeError with its last words if it does not come up within VLLM_LIMIT_S.
+    """
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=ROOT
+        )
+        try:
+            ends = time.monotonic() + VLLM_LIMIT_S
+            while not _healthy(url):
+                if process.poll() is not None or time.monotonic() > ends:
+                    log.seek(0)
+                    raise RuntimeError(f"did not come up: {log.read()[-300:].decode(errors='replace')}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def _free(context: Context) -> None:

@@ -7,12 +7,13 @@ import itertools
 import math
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
 import uvloop
 
-from launcher.bench.apis import Sampling, TgiApi
+from launcher.bench.apis import Api, Sampling, TgiApi
 from launcher.bench.load import Target, stream_once
 from launcher.bench.results import Cell, RequestTimes, summarise
 from launcher.http_stream import BadAnswerError
@@ -49,9 +50,21 @@ def moments(count: int, rate: float, source: random.Random) -> list[float]:
     return list(itertools.accumulate(source.expovariate(rate) for _ in range(count)))
 
 
-def send(url: str, arrivals: list[Arrival]) -> Cell:
-    """Send each at its moment, whether others have been answered or not; greedy, each answer of its full length."""
-    return uvloop.run(_send(Target(url=url, api=TgiApi(Sampling(None, ignore_eos=True))), arrivals))
+def draw(
+    count: int, rate: float, asked: Spread, answered: Spread, make_prompt: Callable[[int, int], str], seed: int
+) -> list[Arrival]:
+    """`count` requests, `rate` a second. make_prompt: of a length, from a number that no other request has."""
+    source = random.Random(seed)
+    return [
+        Arrival(at, make_prompt(asked.draw(source), 10_000 * seed + number), answered.draw(source))
+        for number, at in enumerate(moments(count, rate, source))
+    ]
+
+
+def send(url: str, arrivals: list[Arrival], api: Api | None = None) -> Cell:
+    """Send each at its moment, whether others have been answered or not; greedy, each answer of its full length.
+    api: the route; None: TGI's."""
+    return uvloop.run(_send(Target(url=url, api=api or TgiApi(Sampling(None, ignore_eos=True))), arrivals))
 
 
 async def _send(target: Target, arrivals: list[Arrival]) -> Cell:

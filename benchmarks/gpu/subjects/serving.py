@@ -68,7 +68,7 @@ def free_port() -> int:
         return port
 
 
-def text(length: int, shape: Shape | None, seed: int) -> str:
+def text(length: int, seed: int, shape: Shape | None) -> str:
     """A prompt that no other has the beginning of: `length` tokens of a shape's tokenizer, about as many of another."""
     if shape is None:
         return words(seed, length)
@@ -77,4 +77,4 @@ def text(length: int, shape: Shape | None, seed: int) -> str:
 
 def prompts(count: int, length: int, shape: Shape | None, seed: int) -> list[str]:
     """Prompts of `length` tokens, each its own."""
-    return [text(length, shape, 1_000_003 * seed + i) for i in range(count)]
+    return [text(length, 1_000_003 * seed + i, shape) for i in range(count)]

@@ -93,3 +93,34 @@ def test_shapes_are_measured_like_models_that_are_loaded(monkeypatch: pytest.Mon
     monkeypatch.setattr(LinearFactory, "measure", lambda self, group: measured.append(self))
     make_decoder(TOY, torch.device("cpu"), torch.float32)
     assert len(measured) == 1
+
+
+@pytest.mark.parity
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the log of a server is left open
+def test_server_against_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second server of ours in vLLM's place: it has the same route."""
+    import torch
+
+    from benchmarks.gpu.context import Context
+    from benchmarks.gpu.measuring.roofline import Machine
+    from benchmarks.gpu.stages import peers
+    from benchmarks.gpu.subjects.models import of_shape
+    from benchmarks.gpu.subjects.shapes import TOY_UNTIED
+
+    def command(folder: Path, port: int) -> list[str]:
+        address = ("--hostname", "127.0.0.1", "--port", str(port))
+        return [sys.executable, "-m", "launcher", "--model-id", str(folder), *address]
+
+    monkeypatch.setattr(peers, "_vllm_command", command)
+    with (tmp_path / "lines").open("w") as lines:
+        context = Context(torch.device("cpu"), True, 0.0, lines, Machine(1e11, 1e11, 1e-6, 2**31))
+        peers._vllm(context, of_shape(context, TOY_UNTIED, "8B"), TOY_UNTIED)
+        ends = [sys.executable, "-c", "raise SystemExit('no card')"]
+        monkeypatch.setattr(peers, "_vllm_command", lambda folder, port: ends)
+        peers._vllm(context, of_shape(context, TOY_UNTIED, "8B"), TOY_UNTIED)
+    said = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    checks = {(line["name"], line["passed"]) for line in said if line["kind"] == "check"}
+    assert ("Tercet, server: every request answered", True) in checks
+    assert ("vLLM, server: every request answered", True) in checks
+    assert ("vLLM, server", False) in checks and "no card" in said[-1]["detail"]
+    assert any(line["name"].startswith("vLLM, server, 6 arrivals") and line["peer"] > 0 for line in said)
