@@ -156,7 +156,7 @@ def _doctor() -> str:
         "# launcher doctor",
         "`launcher doctor [OPTIONS]`: looks at the processor, the memory, the GPUs and their driver, torch, the C++ "
         "operators, the compiler, the folder of models, the port and the hub. Each line is `ok`, `warning` or `error`, "
-        "with the command that fixes it. It waits for the hub for three seconds at most.",
+        "with the command that fixes it. It waits for the hub for five seconds at most.",
         _SEE_RULES,
         option_tables(DoctorConfig, lambda opt: ""),
         "Exit status: 0 if this machine can serve, 1 if an error prevents it.",

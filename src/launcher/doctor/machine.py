@@ -21,6 +21,8 @@ _CHILD_TIMEOUT_S = 120.0
 """Importing torch for the first time after an installation may take a minute on a slow disk."""
 _LITTLE_MEMORY = 4 << 30
 _LITTLE_SHARED_MEMORY = 1 << 30
+_NOT_BUILT = "none were built"
+"""What the model server says of operators that an installation without a compiler lacks."""
 _COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -46,14 +48,16 @@ def operators(environ: Mapping[str, str]) -> Finding:
     try:
         answer = _child("model_server.cpp", environ)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(name="C++ operators", state="warning", text=f"could not be asked for: {error}")
-    lines = (answer.stdout + answer.stderr).strip().splitlines() or ["no answer"]
+        return Finding(name="C++ operators", state="warning", text=f"cannot be checked: {_reason(error)}")
+    said = answer.stdout.strip().partition("\n")[0]
     if answer.returncode == 0:
-        return Finding(name="C++ operators", text=lines[0])
+        return Finding(name="C++ operators", text=said)
+    if not said:  # shards fail in the same way
+        return Finding(name="C++ operators", state="error", text=f"cannot be used: {_last_line(answer)}")
+    text, reason, is_remedy = said.partition(_NOT_BUILT)
+    remedy = "apt install g++, then pip install --force-reinstall --no-deps tercet (in a checkout: make operators)"
     return Finding(
-        name="C++ operators", state="warning", text=lines[0],
-        remedy="install a C++ compiler (apt install g++), then install tercet again: "
-        "pip install --force-reinstall --no-deps tercet",
+        name="C++ operators", state="warning", text=text + reason, remedy=remedy if is_remedy else ""
     )  # fmt: skip
 
 
@@ -61,11 +65,13 @@ def torch(hardware: Hardware, environ: Mapping[str, str]) -> list[Finding]:
     """torch, and what it says of the GPUs."""
     try:
         answer = _child("model_server.device_probe", environ)
+        if answer.returncode != 0:
+            raise OSError(_last_line(answer))
         found: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
         return [
             Finding(
-                name="torch", state="error", text=f"cannot be imported: {_reason(error)}",
+                name="torch", state="error", text=f"cannot be used: {_reason(error)}",
                 remedy="install tercet again: pip install --force-reinstall tercet",
             )
         ]  # fmt: skip
@@ -158,6 +164,12 @@ def _child(module: str, environ: Mapping[str, str]) -> subprocess.CompletedProce
         module_command(module), env=child_environment(environ), cwd=NEUTRAL_FOLDER, capture_output=True, text=True,
         errors="replace", timeout=_CHILD_TIMEOUT_S, stdin=subprocess.DEVNULL,
     )  # fmt: skip
+
+
+def _last_line(answer: subprocess.CompletedProcess[str]) -> str:
+    """Of a child that failed: the error, below its traceback."""
+    lines = answer.stderr.strip().splitlines()
+    return lines[-1] if lines else f"its check exited with status {answer.returncode}"
 
 
 def _reason(error: Exception) -> str:

@@ -118,6 +118,17 @@ def _print_table(
         note += " On a CPU the cache holds 16000 tokens unless --max-batch-total-tokens asks for more."
     console.print(f"An estimate for {where}. {note}", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
+    for line in _options(found):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _options(found: Sequence[Row]) -> list[str]:
+    """How to ask the launcher for what is smaller than the checkpoint's own."""
+    quantize = dict.fromkeys(f"Weights of {row.weights}: --quantize {row.quantize}" for row in found if row.quantize)
+    cache = dict.fromkeys(
+        f"KV cache of {row.cache}: --kv-cache-dtype {row.kv_cache_dtype}" for row in found if row.kv_cache_dtype
+    )
+    return [*quantize, *cache]
 
 
 def _cells(row: Row, length: int) -> list[str]:

@@ -24,6 +24,10 @@ class Row:
     weights: str
     """How they are kept: plain, or by a method of quantization."""
     cache: str
+    quantize: str | None
+    """What `--quantize` asks for; None: it is left out."""
+    kv_cache_dtype: str | None
+    """What `--kv-cache-dtype` asks for; None: it is left out."""
     weight_bytes: int | None
     """Of each shard."""
     token_bytes: int | None
@@ -54,7 +58,8 @@ def _ways(info: ModelInfo, *, on_gpu: bool) -> list[LauncherConfig]:
     """As the checkpoint is, then smaller. A checkpoint that is quantized stays as it is."""
     plain = LauncherConfig(dtype="bfloat16" if on_gpu or info.stored_itemsize == 2 else "float32")
     ways = [plain]
-    if info.latent_size is None:
+    is_small_already = on_gpu and info.wants_float8_cache
+    if info.latent_size is None and not is_small_already:
         ways.append(dataclasses.replace(plain, kv_cache_dtype="fp8_e4m3fn"))
     if info.quantization is None:
         ways += [dataclasses.replace(way, quantize="eetq") for way in ways]
@@ -73,11 +78,12 @@ def _row(
     if not on_gpu and available is not None and found.weights is not None and found.token:
         tokens = max(0, available - found.weights) // (found.token * count)
     plain = "32 bits" if config.dtype == "float32" else "16 bits"
-    kept = info.quantize or ("8 bits (--quantize eetq)" if config.quantize else plain)
     return Row(
         num_shard=count,
-        weights=kept,
-        cache="8 bits (--kv-cache-dtype fp8_e4m3fn)" if config.kv_cache_dtype else found.cache_type or plain,
+        weights=info.quantize or ("8 bits" if config.quantize else plain),
+        cache=plain if found.cache_type is None else "8 bits",
+        quantize=config.quantize,
+        kv_cache_dtype=config.kv_cache_dtype,
         weight_bytes=None if found.weights is None else found.weights // count,
         token_bytes=found.token,
         tokens=tokens,

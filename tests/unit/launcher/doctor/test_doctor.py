@@ -18,6 +18,7 @@ from launcher.doctor.config import DoctorConfig
 from launcher.doctor.finding import Finding
 from launcher.errors import ArgumentValidation
 from launcher.planning.hardware import Gpu, Hardware
+from model_server.cpp import instruction_sets
 
 GPU = Gpu(uuid="GPU-1", card="nvidia-l4", memory_mib=24564, compute_capability=(8, 9))
 
@@ -54,11 +55,33 @@ def test_torch_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_child_that_cannot_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_child", lambda *_: subprocess.CompletedProcess([], 1, "", "No module named torch"))
+    monkeypatch.setattr(
+        machine, "_child", lambda *_: subprocess.CompletedProcess([], 1, "", "Trace\nNo module named torch")
+    )
     (torch,) = machine.torch(Hardware(), {})
     assert torch.state == "error" and "pip install" in torch.remedy
+    assert torch.text == "cannot be used: No module named torch"
     operators = machine.operators({})
-    assert operators.state == "warning" and operators.text == "No module named torch"
+    assert operators.state == "error" and operators.text == "cannot be used: No module named torch"
+
+
+@pytest.mark.parametrize(
+    ("lack", "remedy"),
+    [("none were built: install g++", "make operators"), ("this CPU has none of avx2", "")],
+)
+def test_a_machine_without_operators(lack: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler helps only where there was none."""
+    said = f"No C++ operators, torch's are used: {lack}\nThis CPU has: none of them\n"
+    monkeypatch.setattr(machine, "_child", lambda *_: subprocess.CompletedProcess([], 1, said, ""))
+    found = machine.operators({})
+    assert found.state == "warning" and "torch's are used" in found.text and "\n" not in found.text
+    assert remedy in found.remedy and bool(found.remedy) is bool(remedy)
+
+
+def test_the_words_of_the_model_server_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruction_sets, "is_served", lambda: True)
+    survey = instruction_sets.Survey(built=(), supported=("avx2",), chosen=None, faults=())
+    assert machine._NOT_BUILT in (survey.lack() or "")
 
 
 def test_this_machines_own_answers() -> None:

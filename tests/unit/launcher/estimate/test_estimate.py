@@ -65,6 +65,11 @@ def test_a_quantized_checkpoint_stays_as_it_is() -> None:
     assert {row.weights for row in found(quantized)} == {"gptq"}
 
 
+def test_a_checkpoint_that_asks_for_a_small_cache_has_one_without_an_option() -> None:
+    wanting = dataclasses.replace(info(), wants_float8_cache=True)
+    assert {(row.cache, row.kv_cache_dtype) for row in found(wanting)} == {("8 bits", None)}
+
+
 def test_weights_that_do_not_fit() -> None:
     assert found(info(), 1, 8 * GIB)[0].tokens == 0
     assert found(info(), 1, None)[0].tokens is None
@@ -93,7 +98,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_table_in_a_pipe_has_whole_cells(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_estimate(EstimateConfig(model_id=str(folder), memory=24 * GIB), {}) == 0
     out = capsys.readouterr().out
-    assert "8 bits (--kv-cache-dtype fp8_e4m3fn)" in out and "…" not in out
+    assert "\nWeights of 8 bits: --quantize eetq\n" in out and "…" not in out
+    assert out.endswith("\nKV cache of 8 bits: --kv-cache-dtype fp8_e4m3fn\n")
     assert "GPUs with 24.0 GiB each" in out
 
 
