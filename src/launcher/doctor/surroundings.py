@@ -51,12 +51,15 @@ def _other(config: LauncherConfig) -> str:
 
 
 def cache(environ: Mapping[str, str]) -> Finding:
-    """The folder of downloaded models."""
+    """The folder of downloaded models. One that can only be read serves what is in it."""
     folder = hub_cache(environ)
     nearest = nearest_folder(folder)
     remedy = "launcher serve MODEL --huggingface-hub-cache /path/with/space"
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        return Finding(name="models", state="error", text=f"{folder} cannot be written", remedy=remedy)
+        if folder.is_dir():
+            text = f"{folder} can only be read: no model can be downloaded"
+            return Finding(name="models", state="warning", text=text, remedy=remedy)
+        return Finding(name="models", state="error", text=f"{folder} cannot be created", remedy=remedy)
     try:
         free = shutil.disk_usage(nearest).free
     except OSError as error:

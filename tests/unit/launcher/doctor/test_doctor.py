@@ -140,6 +140,13 @@ def test_the_folder_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert surroundings.cache({"HF_HOME": str(tmp_path)}).state == "warning"
 
 
+def test_a_folder_of_models_that_can_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    found = surroundings.cache({"HF_HUB_CACHE": str(tmp_path)})
+    assert found.state == "warning" and "can only be read" in found.text
+    assert surroundings.cache({"HF_HUB_CACHE": str(tmp_path / "new")}).state == "error"
+
+
 def test_the_hub() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
