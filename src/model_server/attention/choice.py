@@ -81,6 +81,7 @@ class AttentionChoice:
         self._device = device
         self._dtype = dtype
         self._cache_dtype = cache_dtype
+        self._batch_invariant = batch_invariant
         self._invariant = batch_invariant and device.type == "cuda"
         if self._invariant and requested in OWN_NAMES and requested != "triton":
             raise StartupError(f"--attention {requested} is not batch-invariant; leave it unset or use triton")
@@ -120,7 +121,9 @@ class AttentionChoice:
             return
         logger.info("Attention %s: %s", name, self._reason(name))
         if not caching_asked:
-            logger.info("Prefix caching is off: PREFIX_CACHING=0")
+            logger.info(
+                "Prefix caching is off: %s", "--batch-invariant" if self._batch_invariant else "PREFIX_CACHING=0"
+            )
 
     def _reason(self, name: str) -> str:
         if self._invariant:

@@ -111,3 +111,10 @@ def test_nothing_is_preempted() -> None:
     assert announce(config, runner, CPU, torch.float32, Layout()).grows
     invariant = replace(config, batch_invariant=True)
     assert not announce(invariant, runner, CPU, torch.float32, Layout()).grows
+
+
+def test_the_log_names_the_option(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    choice_made = AttentionChoice(None, CPU, torch.float32, batch_invariant=True)
+    choice_made.log(choice_made.for_layers(), caching_asked=False)
+    assert "Prefix caching is off: --batch-invariant" in caplog.messages
