@@ -1,6 +1,6 @@
 """S11: the server while requests keep arriving: idle share of the device by its kernels, and time between tokens.
 
-Unlike S5's waves, prompts join running rows all the time. One server for each budget of prompt tokens.
+Unlike S5's waves, prompts join running rows all the time. One server for each bound on the prompt tokens of a step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPTS, OUTPUTS = Spread(32, 2048), Spread(16, 512)
 TINY_PROMPTS, TINY_OUTPUTS = Spread(4, 30), Spread(2, 6)
 ROWS = 64
 SECONDS = 30.0
-# `--max-batch-prefill-tokens`; None: the default.
+# `--max-step-prefill-tokens`; None: the default.
 BUDGETS = (2048, 8192, None)
 PROFILED_STEPS = 400
 # What the trace calls work of the device.
@@ -40,7 +40,7 @@ def run(context: Context) -> None:
     subject = of_folder(context, context.model) if context.model is not None else of_shape(context, shape, "8B")
     with model_folder(context, shape) as folder:
         for budget in (256,) if context.tiny else BUDGETS:
-            name = f"arrivals {subject.bar or subject.name}, budget {budget or 'unset'}"
+            name = f"arrivals {subject.bar or subject.name}, {budget or 'unset'} prompt tokens a step"
             if context.has_time(2 * SECONDS + 40):
                 _measure(context, subject, shape, folder, name, budget)
             else:
@@ -52,7 +52,7 @@ def _measure(
 ) -> None:
     """Without the profiler first: it holds up steps, most of all when it writes."""
     step, rate = expected(context, subject)
-    arguments = () if budget is None else ("--max-batch-prefill-tokens", str(budget))
+    arguments = () if budget is None else ("--max-step-prefill-tokens", str(budget))
 
     def sent(seconds: float, seed: int, *more: str) -> tuple[Cell, int]:
         arrivals = requests(context, shape, rate, seconds, seed)
