@@ -115,7 +115,12 @@ def _load(
 ) -> Runner:
     """The model on its device, with CUDA graphs where there can be some."""
     runner = load_runner(
-        model, placement, attention, trust_remote_code=config.trust_remote_code, progress=LoadProgress()
+        model,
+        placement,
+        attention,
+        trust_remote_code=config.trust_remote_code,
+        captures=bool(graphs),
+        progress=LoadProgress(),
     )
     settle(placement.device)
     if placement.ranks.world.rank == 0:

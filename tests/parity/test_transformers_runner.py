@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,15 @@ import pytest
 import torch
 from parity.library import PAGED, load, make_case
 from parity.protocol import CHUNKS, PagedBatch, assert_equal_logits, run_protocol
+from support.graph_doubles import PlainGraph, PlainGraphCapture
 
+from model_server.attention.backend import AttentionStep
+from model_server.attention.metadata import AttentionMetadata
+from model_server.attention.reference import ReferenceBackend
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
 from model_server.models.hf.paged import TransformersRunner
-from model_server.models.hf.self_check import alone
+from model_server.models.hf.self_check import alone, check_captured
 
 # One for each thing that reaches our attention its own way: nothing special, windows with capped scores, sinks,
 # chunks, keys wider than values, packed experts, keyword arguments that get lost, layers that share keys.
@@ -75,3 +83,46 @@ def test_positions_beyond_the_original_length_do_not_touch_the_neighbours(rope: 
     assert_equal_logits([torch.cat(parts[1])[:32]], [alone(case.model, long[:32]).detach()])
     again = PagedBatch(runner, [long], block_size=16)
     assert_equal_logits([torch.cat([again.step([n])[0] for n in (30, 18)])], [torch.cat(parts[1])], tolerance=1e-5)
+
+
+class Idle(PlainGraphCapture):
+    """Graphs that do nothing when they are replayed, as modelling code may look that decides on the host."""
+
+    def capture(self, work: Callable[[], object]) -> PlainGraph:
+        return super().capture(lambda: None)
+
+    def capture_pieces(self, work: Callable[[Callable[[], None]], object]) -> tuple[PlainGraph, ...]:
+        pieces = super().capture_pieces(work)
+        for piece in pieces:
+            piece.replay = lambda: None
+        return pieces
+
+
+@pytest.mark.parametrize(
+    ("capture", "passed"),
+    [
+        (PlainGraphCapture(), True),
+        (Idle(), False),
+        (PlainGraphCapture(fail=dict.fromkeys(range(9), RuntimeError("not permitted"))), False),
+    ],
+    ids=["the same", "other results", "not captured"],
+)
+def test_steps_are_captured_where_replays_are_the_same(
+    capture: PlainGraphCapture, passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = ReferenceBackend.begin
+
+    def by_true_lengths(self: ReferenceBackend, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
+        """As backends that can be captured: those on the device count, not the host's bounds."""
+        return begin(self, replace(metadata, kv_lengths_host=tuple(metadata.kv_lengths.tolist())), cache)
+
+    monkeypatch.setattr(ReferenceBackend, "begin", by_true_lengths)
+    monkeypatch.setattr("model_server.runner.cuda_graphs.TOKEN_SIZES", (64,))
+    make_case("olmo", tmp_path)
+    runner = load(tmp_path)
+    assert isinstance(runner, TransformersRunner) and not runner.traits.capturable
+    with torch.inference_mode():
+        assert check_captured(runner, capture, torch.float32, torch.device("cpu"), ProcessGroup()) is passed
+    assert all(graph.released for graph in capture.graphs)
+    runner.allow_capture()
+    assert runner.traits.capturable

@@ -71,7 +71,7 @@ class InPieces:
 
     def next(self) -> None:
         self._go.release()
-        assert self._stopped.acquire(timeout=60)
+        assert self._stopped.acquire(timeout=60), "the work has fewer pieces"
         if self._error is not None:
             raise self._error
 

@@ -33,11 +33,13 @@ def load_runner(
     attention: AttentionChoice,
     *,
     trust_remote_code: bool = False,
+    captures: bool = False,
     progress: Progress | None = None,
 ) -> Runner:
     """Load this rank's part of `model`; `progress(layers_done, layers)` follows the reading.
 
     attention: asked for the backend as soon as the layers are known.
+    captures: steps are to be captured as CUDA graphs where that is possible.
     trust_remote_code: code from the model's folder may be run, where a type is not known without.
 
     Raises StartupError, one line: unknown model type, missing, damaged or quantized weights, sizes that cannot be
@@ -50,7 +52,7 @@ def load_runner(
 
     found = loading.find_classes(model, trust_remote_code=trust_remote_code)
     with torch.inference_mode():
-        return choice.load_runner(found, placement, attention)
+        return choice.load_runner(found, placement, attention, captures=captures)
 
 
 def _load_native(

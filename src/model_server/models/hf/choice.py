@@ -14,8 +14,9 @@ from model_server.errors import StartupError
 from model_server.models.hf.loading import HfModel, check_sharding, load_model, max_positions, one_line
 from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
 from model_server.models.hf.positions import make_static
-from model_server.models.hf.self_check import check_paged, check_stateful
+from model_server.models.hf.self_check import check_captured, check_paged, check_stateful
 from model_server.models.hf.stateful import StatefulRunner
+from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,9 @@ logger = logging.getLogger(__name__)
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
-def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice) -> Runner:
-    """Load the model, try the runners in turn, and say in one log line which one serves.
+def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice, *, captures: bool = False) -> Runner:
+    """Load the model, try the runners in turn, and say in one log line which one serves. captures: its steps are to be
+    captured as CUDA graphs where that is possible.
 
     Raises StartupError for a model that neither runs right, or that needs a state per request and is to be sharded.
     """
@@ -42,6 +44,8 @@ def load_runner(hf: HfModel, placement: Placement, attention: AttentionChoice) -
         except UnsuitableError as unsuitable:
             reason = str(unsuitable)
         else:
+            if captures and placement.device.type == "cuda" and runner.may_be_capturable:
+                _try_capture(runner, placement)
             _report("transformers", hf, error, started, "")
             return runner
     if placement.cache_dtype is not None:
@@ -129,6 +133,16 @@ def _paged(
             runner.give_back()
         raise UnsuitableError(failure or "it failed the self-check on another rank")
     return runner, verdict.error
+
+
+def _try_capture(runner: TransformersRunner, placement: Placement) -> None:
+    """Let its steps be captured, where that works and changes nothing on any rank."""
+    device, world = placement.device, placement.ranks.world
+    passed = check_captured(runner, CudaGraphCapture(device), placement.dtype, device, world)
+    if world.all_reduce_min(int(passed)):
+        runner.allow_capture()
+    else:
+        logger.warning("No CUDA graphs for this model: its steps cannot be captured, or replays give other results")
 
 
 def _stateful(hf: HfModel, model: Any, placement: Placement, *, recomputes: bool) -> tuple[StatefulRunner, float]:

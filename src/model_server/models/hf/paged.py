@@ -9,7 +9,7 @@ import contextlib
 import inspect
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -197,7 +197,7 @@ class TransformersRunner:
         windows = [layer.window for layer in probe.layers]
         _check_windows(model.config.get_text_config(decoder=True), windows, max_positions)
         self._backend = attention.for_layers(probe.layers)
-        self.traits = RunnerTraits(attention=self._backend)
+        self.traits = RunnerTraits(attention=self._backend)  # see `allow_capture`
         self._vocab_size = logits.shape[-1]
         self._kv_shapes = tuple(probe.shapes)
 
@@ -236,8 +236,17 @@ class TransformersRunner:
             if getattr(module, "layer_idx", None) in self._temperatures and hasattr(module, "attn_temperature_tuning"):
                 module.attn_temperature_tuning = True
 
+    @property
+    def may_be_capturable(self) -> bool:
+        """Nothing known speaks against it: tables by position that grow with the longest sequence would move."""
+        return self._backend.capturable and not self._rotaries
+
+    def allow_capture(self) -> None:
+        """From now on its traits say that steps can be captured."""
+        self.traits = replace(self.traits, capturable=True)
+
     def reserve_positions(self, max_positions: int) -> None:
-        """Nothing: its steps are not captured."""
+        """Nothing: a model with tables by position is not captured."""
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         metadata = inputs.attention

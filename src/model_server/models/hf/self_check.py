@@ -7,18 +7,24 @@ full and without a cache. Wrong models were measured 0.25 to 1.4 off (relative t
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
+from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.stateful import StatefulRunner
+from model_server.runner.cuda_graphs import GraphedRunner
+from model_server.runner.graph_capture import GraphCapture
 from model_server.runner.runner import ModelInputs, RequestState, Runner
+
+# Batch sizes to capture for the check of CUDA graphs: for as many logits as the prefill has, and for decode steps.
+GRAPH_SIZES = (64, 2)
 
 # Tokens of the two sequences, and how many of them the prefill has.
 LENGTHS = (24, 17)
@@ -40,6 +46,25 @@ def check_paged(runner: TransformersRunner, dtype: torch.dtype, device: torch.de
     with runner.given_back() as model:
         expected = [alone(model, s) for s in sequences]
     return compare(served, expected, 1e-4, dtype)
+
+
+def check_captured(
+    runner: TransformersRunner, capture: GraphCapture, dtype: torch.dtype, device: torch.device, world: ProcessGroup
+) -> bool:
+    """Whether its steps can be captured, and replays give what the steps themselves give. All ranks call this together.
+
+    Modelling code may decide on the host what a graph repeats as it was, so a capture without an error is not enough.
+    """
+    sequences = _sequences(runner.model.config, runner.vocab_size, device)
+    expected = run(runner, sequences, dtype, device)
+    graphed = GraphedRunner(runner, GRAPH_SIZES, capture)
+    try:
+        served = run(
+            graphed, sequences, dtype, device, prepare=lambda cache: graphed.capture(cache, max(LENGTHS), world)
+        )
+        return graphed.captured_sizes != () and compare(served, expected, 1e-4, dtype).passed
+    finally:
+        graphed.release()
 
 
 def check_stateful(runner: StatefulRunner, dtype: torch.dtype, device: torch.device) -> Verdict:
@@ -75,10 +100,11 @@ def run(
     dtype: torch.dtype,
     device: torch.device,
     prefilled: Sequence[int] = PREFILLED,
+    prepare: Callable[[KvCache], object] = lambda cache: None,
 ) -> list[Tensor]:
     """Logits of every token of each sequence, computed as the engine would: one prefill, then decode steps together.
 
-    Blocks alternate between the sequences, and what has not been written is NaN.
+    Blocks alternate between the sequences, and what has not been written is NaN. prepare: called with the cache first.
     """
     block_size = runner.traits.block_size
     widths = [-(-len(s) // block_size) for s in sequences]
@@ -87,6 +113,7 @@ def run(
     cache = KvCache(runner.kv_shapes, 1 + tables.numel(), block_size, dtype, device)
     for rows in cache.rows:
         rows.fill_(float("nan"))
+    prepare(cache)
     states = [RequestState(n) for n in prefilled]
     parts: list[list[Tensor]] = [[] for _ in sequences]
     spans = [(0, n) for n in prefilled]
@@ -95,13 +122,11 @@ def run(
         if not taking:
             return [torch.cat(p) for p in parts]
         inputs = _inputs([sequences[i] for i in taking], [spans[i] for i in taking], tables[taking], block_size)
-        inputs = ModelInputs(
-            inputs.input_ids, inputs.positions, inputs.attention, None, tuple(states[i] for i in taking)
-        )
+        inputs = replace(inputs, states=tuple(states[i] for i in taking))
         logits = runner.forward(inputs, cache)
         parted: Sequence[Tensor] = torch.split(logits, [spans[i][1] - spans[i][0] for i in taking])
         for i, rows in zip(taking, parted, strict=True):
-            parts[i].append(rows)
+            parts[i].append(rows.clone())  # those of a replay hold until the next one
         spans = [(last, min(last + 1, len(s))) for (_, last), s in zip(spans, sequences, strict=True)]
 
 
@@ -123,7 +148,9 @@ def _inputs(
         kv_lengths_host=tuple(ends),
     )
     ids = torch.cat([s[first:last] for s, (first, last) in zip(sequences, spans, strict=True)])
-    return ModelInputs(ids, torch.cat(positions), metadata, None)
+    # Logits of all rows: a step with prompts names them, as the engine's does.
+    rows = None if metadata.is_decode else torch.arange(len(ids), device=device)
+    return ModelInputs(ids, torch.cat(positions), metadata, rows)
 
 
 def alone(model: Any, sequence: Tensor) -> Tensor:
