@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.router import plan
+from benchmarks.router import arrivals, plan
 from benchmarks.router.bench import Bench
 from benchmarks.router.report import markdown
 
@@ -25,8 +25,13 @@ _MAX_CONCURRENT = 16_384
 def measure(folder: Path, effort: plan.Effort) -> dict[str, Any]:
     """All figures; three routers are started one after another."""
 
-    def on(num_blocks: int, max_batch_size: int, work: Callable[[Bench], dict[str, Any]]) -> dict[str, Any]:
-        bench = Bench(folder, num_blocks=num_blocks, max_batch_size=max_batch_size, max_concurrent=_MAX_CONCURRENT)
+    def on(
+        num_blocks: int, max_batch_size: int, work: Callable[[Bench], dict[str, Any]], *, joining_steps: bool = False
+    ) -> dict[str, Any]:
+        bench = Bench(
+            folder, num_blocks=num_blocks, max_batch_size=max_batch_size, max_concurrent=_MAX_CONCURRENT,
+            joining_steps=joining_steps,
+        )  # fmt: skip
         try:
             return work(bench)
         finally:
@@ -54,7 +59,20 @@ def measure(folder: Path, effort: plan.Effort) -> dict[str, Any]:
             "churn": bench.closed_loop(plan.ROWS, effort.num_requests, 16, is_stream=True),
         },
     )
-    return report
+    return report | {"arrivals": measure_arrivals(on, effort)}
+
+
+def measure_arrivals(on: Callable[..., dict[str, Any]], effort: plan.Effort) -> dict[str, Any]:
+    """On a router for each number of rows."""
+    figures: dict[str, Any] = {}
+    for rows in effort.arrival_rows:
+        figures |= on(
+            plan.FEW_BLOCKS,
+            rows,
+            lambda bench, rows=rows: arrivals.measure_all(bench, effort.arrival_steps_s, rows, 3 * effort.window_s),
+            joining_steps=True,
+        )
+    return figures
 
 
 def main() -> None:

@@ -46,11 +46,18 @@ class Window:
 class Bench:
     """Shard, router and client, running."""
 
-    def __init__(self, folder: Path, *, num_blocks: int, max_batch_size: int, max_concurrent: int) -> None:
+    def __init__(
+        self, folder: Path, *, num_blocks: int, max_batch_size: int, max_concurrent: int, joining_steps: bool = False
+    ) -> None:
+        """joining_steps: a step that computes prompts computes the next tokens of the running requests too, as on a
+        GPU, and no step has a bound of prompt tokens."""
         _raise_file_limit()
         self.port = free_port()
         path = f"{folder}/shard-{num_blocks}"
-        self.shard = Child("benchmarks.router.null_shard", path, str(num_blocks), log=folder / "shard.log")
+        shard_options = ["chunks"] if joining_steps else []
+        self.shard = Child(
+            "benchmarks.router.null_shard", path, str(num_blocks), *shard_options, log=folder / "shard.log"
+        )
         self.router_log = folder / f"router-{num_blocks}.log"
         options = {
             "tokenizer-name": "demo", "master-shard-uds-path": path, "port": self.port, "hostname": "127.0.0.1",
@@ -58,6 +65,10 @@ class Bench:
             "max-batch-size": max_batch_size, "max-total-tokens": 100_000, "max-input-tokens": 1000,
             "max-step-seconds": 600,
         }  # fmt: skip
+        if joining_steps:
+            options |= dict.fromkeys(
+                ("max-input-tokens", "max-batch-prefill-tokens", "max-step-prefill-tokens"), 99_000
+            )
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         with self.router_log.open("wb") as log:
             self.router = subprocess.Popen([sys.executable, "-m", "router", *arguments], stdout=log, stderr=log)
@@ -133,9 +144,9 @@ class Bench:
     def window(self, seconds: float, step_s: float = 0.0) -> Window:
         self.shard.ask("reset")
         before, cpu, client_cpu = self.client.ask("counts"), self.router_cpu_s, self.client.cpu_s
-        starved = self._starved_s()
+        starved = self.starved_s()
         time.sleep(seconds)
-        starved = self._starved_s() - starved
+        starved = self.starved_s() - starved
         after, cpu, client_cpu = (
             self.client.ask("counts"), self.router_cpu_s - cpu, self.client.cpu_s - client_cpu,
         )  # fmt: skip
@@ -151,7 +162,7 @@ class Bench:
             starved_share=starved / elapsed,
         )
 
-    def _starved_s(self) -> float:
+    def starved_s(self) -> float:
         """Time that the router's main thread has waited for a core."""
         return int(Path(f"/proc/{self.router.pid}/schedstat").read_text().split()[1]) / 1e9
 

@@ -2,7 +2,8 @@
 
 Steps are executed one after another in the router's order. A step that takes time is slept through on one thread, as a
 device would work: a call that has arrived before the step ahead of it ends leaves no gap, whatever the sleep overshot.
-Speaks to our own router only (numbered calls, columns).
+Speaks to our own router only (numbered calls, columns). With the argument `chunks` a Prefill computes the next tokens
+of the running batch too; prompts must then fit whole into a step, as this shard computes no parts of prompts.
 """
 
 from __future__ import annotations
@@ -219,9 +220,10 @@ def _resolve(answer: asyncio.Future[bytes], work: Callable[[], bytes]) -> None:
 class NullShard:
     """The service: puts numbered calls into their order."""
 
-    def __init__(self, path: str, num_blocks: int) -> None:
+    def __init__(self, path: str, num_blocks: int, *, chunks: bool) -> None:
         self.device = Device()
         self._path = path
+        self._chunks = chunks
         self._num_blocks = num_blocks
         self._rows = Rows()
         self._waiting: dict[int, Job] = {}
@@ -264,7 +266,7 @@ class NullShard:
     def _info(self, request: pb.InfoRequest) -> pb.InfoResponse:
         return pb.InfoResponse(
             dtype="torch.float32", device_type="cpu", attention_impl="paged", block_size=BLOCK_SIZE,
-            pipeline_depth=2,
+            pipeline_depth=2, support_chunking=self._chunks,
             use_prefix_caching=True, extensions=Extension,
         )  # fmt: skip
 
@@ -285,8 +287,8 @@ def _plain(request_type: Any, run: Callable[[Any], Any]) -> Any:
 
 
 async def setup() -> Mapping[str, Handler]:
-    path, num_blocks = sys.argv[1:]
-    shard = NullShard(path, int(num_blocks))
+    path, num_blocks, *options = sys.argv[1:]
+    shard = NullShard(path, int(num_blocks), chunks="chunks" in options)
     await shard.serve()
     device = shard.device
 

@@ -29,10 +29,17 @@ class Effort:
     repeats: int
     num_requests: int
     queue_sizes: tuple[int, ...]
+    arrival_steps_s: tuple[float, ...]
+    arrival_rows: tuple[int, ...]
 
 
-FULL = Effort(window_s=2.0, repeats=3, num_requests=1000, queue_sizes=(1_000, 10_000))
-SHORT = Effort(window_s=0.8, repeats=2, num_requests=300, queue_sizes=(1_000,))
+FULL = Effort(
+    window_s=2.0, repeats=3, num_requests=1000, queue_sizes=(1_000, 10_000),
+    arrival_steps_s=(0.005, 0.01, 0.02), arrival_rows=(64, 256),
+)  # fmt: skip
+SHORT = Effort(
+    window_s=0.8, repeats=2, num_requests=300, queue_sizes=(1_000,), arrival_steps_s=(0.01,), arrival_rows=(64,)
+)
 
 
 def machine_limits(folder: Path, effort: Effort) -> Figures:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.router import arrivals
+
 Figures = dict[str, Any]
 
 
@@ -26,6 +28,7 @@ def _rows(report: Figures) -> Iterator[tuple[str, str, str]]:
             yield from _queue(name, number, cell)
     for name, cell in report["many_blocks"]["streams"].items():
         yield f"1,000,000 blocks: {name}", _stream(cell), ""
+    yield from arrivals.lines(report["arrivals"])
     churn = report["many_blocks"]["churn"]
     yield "1,000,000 blocks: 16 tokens streamed, 64 clients", _closed(churn), ""
 
