@@ -248,7 +248,7 @@ def test_the_plan_can_be_shown() -> None:
     assert rows["shards"] == "2 on CPU"
     assert (rows["devices"], rows["memory"]) == ("Some CPU, 8 cores", "8.0 GiB")
     assert rows["url"] == "http://127.0.0.1:3000"
-    assert rows["family"] == "decided by the shard"
+    assert rows["architecture"] == "decided by the shard"
     asked = LauncherConfig(cuda_memory_fraction=0.5)
     rows = dict(plan(asked, machine(2, "nvidia-h200", 143771), from_config(LLAMA)).rows())
     assert rows["devices"] == "0: nvidia-h200\n1: nvidia-h200"
