@@ -256,4 +256,4 @@ def test_the_plan_can_be_shown() -> None:
     for graphs, shown in (([], "default sizes"), ([0], "off"), ([8, 0, 16], "8, 16")):
         assert dict(plan(LauncherConfig(cuda_graphs=graphs), machine(1)).rows())["cuda graphs"] == shown
     assert dict(plan(LauncherConfig(cuda_graphs=[8])).rows())["cuda graphs"] == "none on a CPU"
-    assert rows["family"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"
+    assert rows["architecture"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"
