@@ -86,7 +86,7 @@ class Answers:
         if self._keeps_ids:
             keep_ids(reply, entries)
         if batch.prefilling:
-            self._settle_first_tokens(reply, batch)
+            self._settle_first_tokens(reply, batch, call.step)
         rows = [(row, entries[row.request_id]) for row in reply.rows if row.request_id in entries]
         for row, entry in rows:
             if row.error is not None or row.ended is not None:
@@ -99,10 +99,10 @@ class Answers:
         readers = dict(entries) if batch.growing else entries  # some may be preempted before they get their tokens
         return Delivery(call, reply, rows, readers)
 
-    def _settle_first_tokens(self, reply: StepReply, batch: RunningBatch) -> None:
+    def _settle_first_tokens(self, reply: StepReply, batch: RunningBatch, step: int) -> None:
         """Prompts that are in the cache now may be shared."""
         for entry in first_tokens(reply, batch.prefilling):
-            batch.first_token(entry)
+            batch.first_token(entry, step)
             if entry.allocation is not None and self._allocator is not None:
                 self._allocator.commit(entry.allocation, entry.written_ids)
 
@@ -115,7 +115,7 @@ class Answers:
             log.error("the shards lost request %d", entry.request_id)
             self._batches.lose(batch, entry, server_error("the shards no longer know this request"))
         if cached is None:
-            self._batches.end(batch)
+            self._batches.emptied(batch)
         elif not batch.entries or not self._run_ahead:
             # Our shards drop what ends by themselves; an upstream TGI shard keeps it until a FilterBatch.
             batch.compare_size()

@@ -112,17 +112,23 @@ class RunningBatch:
         self.dirty |= other.dirty
         other.end()
 
-    def first_token(self, entry: Entry) -> None:
-        """The request got its first token here, when no Decode was in flight."""
+    def first_token(self, entry: Entry, at_step: int) -> None:
+        """The request got its first token in that step of the batch (see `num_steps`); later ones may be in flight."""
         entry.first_token()
         del self.prefilling[entry.request_id]
         still_to_come = entry.request.stopping.max_new_tokens - max(len(entry.generated_ids), 1)
-        self._last_step = max(self._last_step, self.num_steps + still_to_come)
+        self._last_step = max(self._last_step, at_step + still_to_come)
         if entry.allocation is not None and entry.allocation.num_tokens < entry.most_positions:
             self.growing[entry.request_id] = entry
             # Each step from now on writes one position; that of the first token is not written yet.
             num_free = entry.allocation.num_tokens - (entry.num_tokens - 1)
-            self._full_at[entry.request_id] = self.num_steps + num_free
+            self._full_at[entry.request_id] = at_step + num_free
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether a step may be sent before the answer of the one in flight, which may bring first tokens: each of
+        those requests can take another token without more blocks."""
+        return not self.dirty and all(entry.has_next_position for entry in self.prefilling.values())
 
     @property
     def full(self) -> list[Entry]:
@@ -136,6 +142,10 @@ class RunningBatch:
         self._full_at[entry.request_id] += num_positions
         if entry.allocation.num_tokens >= entry.most_positions:
             del self.growing[entry.request_id], self._full_at[entry.request_id]
+
+    def emptied(self) -> None:
+        """Every request has ended; others are about to join."""
+        self._last_step = self.num_steps
 
     def remove(self, entry: Entry) -> None:
         """The request has ended on the shards."""

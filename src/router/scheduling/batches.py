@@ -55,12 +55,10 @@ class Batches:
         running = batch.joined()
         if running is None:
             return batch
+        assert running is self.running, "a batch lasts as long as a Prefill joins it"
         self.joining = None
-        if running is self.running:
-            running.absorb(batch)
-            return running
-        self.running = batch
-        return batch
+        running.absorb(batch)
+        return running
 
     def merge(self) -> tuple[int, ...]:
         """The joining batch becomes the running one or a part of it. Returns the ids that the next Decode names."""
@@ -72,6 +70,13 @@ class Batches:
         ids = (self.running.batch_id, joining.batch_id)
         self.running.absorb(joining)
         return ids
+
+    def emptied(self, batch: RunningBatch) -> None:
+        """The shards keep nothing of this batch, except for the requests of a Prefill that joins it."""
+        if self.joining is None or self.joining.into is not batch:
+            self.end(batch)
+        else:
+            batch.emptied()
 
     def end(self, batch: RunningBatch, *, failed: bool = False) -> list[Entry]:
         """Nothing more is sent for this batch. Returns the requests that were in it."""

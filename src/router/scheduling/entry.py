@@ -196,6 +196,12 @@ class Entry:
         return self.request.input_length + self.request.stopping.max_new_tokens - 1
 
     @property
+    def has_next_position(self) -> bool:
+        """Whether the token that its Prefill brings can be written without more blocks, if it ever is."""
+        allocation = self.allocation
+        return allocation is None or self.num_remaining <= 1 or allocation.num_tokens > self.num_tokens
+
+    @property
     def num_remaining(self) -> int:
         """Tokens that it may still generate."""
         return self.request.stopping.max_new_tokens - len(self.generated_ids)

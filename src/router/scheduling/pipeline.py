@@ -22,12 +22,14 @@ CallKind = Literal["prefill", "decode", "filter", "clear", "probe"]
 
 @dataclass(slots=True)
 class Call:
-    """One call to all shards. `batch` is the one whose rows it runs, `batch_ids` are the ids that it names."""
+    """One call to all shards. `batch` is the one whose rows it runs, `batch_ids` are the ids that it names; `step`: the
+    `num_steps` that a Prefill or Decode brought its batch to."""
 
     kind: CallKind
     reply: asyncio.Future[Any]
     batch: RunningBatch | None
     batch_ids: tuple[int, ...]
+    step: int = 0
     sent_at: float = field(default_factory=time.monotonic)
     could_begin_at: float = 0.0  # known when it is answered: sent, and all calls before it answered
 

@@ -1,9 +1,10 @@
 """What is sent next. Synchronous: `loop.Scheduler` waits, `answers.Answers` reads the answers.
 
-Run ahead: the shards say how many Decodes of the running batch may be in flight, so that the device never waits for the
+Run ahead: the shards say how many steps of the running batch may be in flight, so that the device never waits for the
 router (one while a prompt is computed in chunks). Calls are numbered by the pool and executed in that order, so a
-Prefill or FilterBatch needs no pause before it; only what follows a merge waits for its Prefill's answer. With an
-upstream TGI shard one call is in flight at a time, and finished requests are filtered away as TGI's router does.
+Prefill or FilterBatch needs no pause before it, and the Decode after a Prefill of whole prompts is sent before its
+answer: who is in the batch then follows from the numbers. With an upstream TGI shard one call is in flight at a time,
+and finished requests are filtered away as TGI's router does.
 
 Newcomers join the running batch in one of two ways. Chunking: their Prefill names the running batch and computes its
 next tokens too. Otherwise they are prefilled alone, and the next Decode names both batches.
@@ -74,7 +75,7 @@ class Sender:
             self._pipeline.append(Call("probe", self._shards.probe(), None, (PROBE_ID,)))
             return True
         if batches.joining is not None:
-            return self._send_merged(batches.joining)
+            return self._follow(batches.joining) or self._send_merged(batches.joining)
         if batches.running is None:
             return self._admit(None)
         return self._send_step(batches.running)
@@ -98,7 +99,26 @@ class Sender:
         return True
 
     def _max_decodes(self, running: RunningBatch) -> int:
+        """In flight. While prompts are computed in chunks one: what its answer says of the rest decides who joins."""
         return 1 if running.prefilling else self._pipeline_depth
+
+    def _follow(self, joining: RunningBatch) -> bool:
+        """Send the Decode after a Prefill in flight, which computes all of its prompts."""
+        batch = joining if joining.into is None else joining.into
+        if not self._run_ahead or not joining.num_unanswered or self._batches.running not in (None, joining.into):
+            return False
+        if self._pipeline_depth < 2 or batch.num_decodes or batch.dirty or batch.full:
+            return False
+        if not joining.may_be_followed or any(entry.chunk_len is not None for entry in joining.entries.values()):
+            return False
+        if batch is not joining and batch.prefilling:
+            return False
+        if all(entry.num_remaining <= 1 for entry in joining.entries.values()) and (
+            batch is joining or batch.is_exhausted
+        ):
+            return False  # the steps in flight end them all
+        self._send_decode(batch, (batch.batch_id,))
+        return True
 
     def _admit(self, running: RunningBatch | None) -> bool:
         """Prefill the heads of the queue that fit."""
@@ -125,12 +145,14 @@ class Sender:
         if running is None:
             reply = self._shards.prefill(PrefillCall(new, chunk_tokens=chunk_tokens))
             ids: tuple[int, ...] = (batch.batch_id,)
+            step = batch.num_steps
         else:
             reply = self._shards.prefill(PrefillCall(new, running.batch_id, running.growth, chunk_tokens))
             ids = (running.batch_id, batch.batch_id)
             running.step_sent()
+            step = running.num_steps
         self._metrics.sent("prefill")
-        self._pipeline.append(Call("prefill", reply, batch, ids))
+        self._pipeline.append(Call("prefill", reply, batch, ids, step))
 
     def _send_merged(self, joining: RunningBatch) -> bool:
         """The new batch joins the running one, once everything about both is settled.
@@ -153,7 +175,7 @@ class Sender:
         chunk_tokens = self._admission.chunk_tokens(self._batches.last_end_at) if batch.prefilling else None
         reply = self._shards.decode(DecodeCall(ids, batch.growth, chunk_tokens))
         batch.step_sent()
-        self._pipeline.append(Call("decode", reply, batch, ids))
+        self._pipeline.append(Call("decode", reply, batch, ids, batch.num_steps))
 
     def _send_filters(self) -> bool:
         """Send the shards the batch without the rows that are no longer wanted. A batch whose newcomers are just being

@@ -128,16 +128,58 @@ async def test_one_decode_is_in_flight_while_a_prompt_is_computed():
         assert h.shard.num_waiting == 2
 
 
-async def test_a_newcomer_joins_after_the_decode_in_flight_and_nothing_follows_before_its_answer():
+async def test_a_newcomer_joins_after_the_decode_in_flight_and_a_decode_follows_before_its_answer():
     async with running_scheduler(shard()) as h:
         h.submit("a", 3, 20)
         await h.step(2)
         h.submit("b", 3, 20)
         await h.step(1)
         assert [rpc for rpc, _ in h.shard.received[-2:]] == ["Decode", "Prefill"]
+        await h.step(1)
+        assert [rpc for rpc, _ in h.shard.received[-2:]] == ["Prefill", "Decode"]
+        assert (h.trace, h.shard.num_waiting) == (["P(a)", "D(a)", "D(a)", "D(a)"], 2)
         await h.step(2)
-        assert h.trace == ["P(a)", "D(a)", "D(a)", "D(a)", "P(b+a)"]
-        assert h.shard.num_waiting == 2
+        assert h.trace[4:] == ["P(b+a)", "D(a,b)"]
+
+
+async def test_a_decode_follows_the_first_prefill_before_its_answer():
+    async with running_scheduler(shard()) as h:
+        h.submit("a", 3, 20)
+        await settle()
+        assert [rpc for rpc, _ in h.shard.received[-2:]] == ["Prefill", "Decode"]
+        await h.finish()
+        assert tokens_of(await collect(h.entries["a"])) == [f"a{i}" for i in range(1, 21)]
+
+
+@pytest.mark.parametrize(("length", "new_tokens"), [(3, 1), (9, 4)], ids=["its one token", "a part of a prompt"])
+async def test_nothing_follows_a_prefill_of(length: int, new_tokens: int):
+    async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
+        h.submit("a", length, new_tokens)
+        await settle()
+        assert [rpc for rpc, _ in h.shard.received][-1] == "Prefill"
+        await h.finish()
+        assert len(tokens_of(await collect(h.entries["a"]))) == new_tokens
+
+
+@pytest.mark.parametrize("running", [False, True])
+async def test_a_prefill_that_fails_with_a_decode_behind_it_fails_each_request_once(running: bool):
+    shards = shard()
+    async with running_scheduler(shards) as h:
+        if running:
+            h.submit("a", 3, 20)
+            await h.step(2)
+        shards.failure = lambda rpc, request: ShardFailure("broken") if rpc == "Prefill" else None
+        h.submit("b", 3, 20)
+        await h.step(4)
+        shards.failure = lambda rpc, request: None
+        await h.finish()
+        for name in h.entries:
+            assert isinstance((await collect(h.entries[name]))[-1], Failed)
+        assert h.metrics.counts["tgi_request_failure{generation}"] == len(h.entries)
+        assert shards.batches == {} and shards.violations == []
+        h.submit("c", 3, 4)
+        await h.finish()
+        assert tokens_of(await collect(h.entries["c"])) == ["c1", "c2", "c3", "c4"]
 
 
 async def test_a_newcomer_whose_batch_ended_meanwhile_goes_on_alone():
@@ -253,7 +295,7 @@ async def test_newcomers_that_joined_a_batch_which_only_the_router_knows_failed_
         await h.finish()
         assert isinstance((await collect(a))[-1], Failed)
         assert tokens_of(await collect(b)) == [f"b{i}" for i in range(1, 6)]
-        assert h.trace[2:6] == ["D(a)", "P(b+a)", "C(0)", "P(b)"]
+        assert h.trace[2:7] == ["D(a)", "P(b+a)", "C(0)", "D()", "P(b)"]
 
 
 async def test_a_prompt_longer_than_the_budget_is_accepted_with_chunks_only():
