@@ -226,8 +226,8 @@ class Arrivals:
 
     def body(self) -> bytes:
         self._num_drawn += 1
-        # Words of one token each; the number and what the tokenizer adds are about seven more.
-        prompt = " the" * max(PROMPTS.draw(self._source) - 7, 1)
+        # Words of one token each; the number and what the tokenizer adds are eight more.
+        prompt = " the" * max(PROMPTS.draw(self._source) - 8, 1)
         parameters = {"max_new_tokens": ANSWERS.draw(self._source), "details": True}
         return _numbered({"inputs": prompt, "parameters": parameters}, self._num_drawn)
 
