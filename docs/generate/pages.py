@@ -17,6 +17,7 @@ from launcher.chat.conversation import COMMANDS
 from launcher.config import LauncherConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
+from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
 from model_server.config import DownloadConfig, ServeConfig
 from router.config import RouterConfig
 from wire.cli import sizes
@@ -49,6 +50,7 @@ def pages() -> dict[str, str]:
         "launcher.md": _launcher(),
         "bench.md": _bench(),
         "chat.md": _chat(),
+        "models.md": _models(),
         "estimate.md": _estimate(),
         "doctor.md": _doctor(),
         "router.md": _router(),
@@ -135,6 +137,23 @@ def _chat() -> str:
         "without an answer ends the chat with status 1 and an error.",
         _SEE_RULES,
         option_tables(ChatConfig, lambda opt: ""),
+    )
+
+
+def _models() -> str:
+    return page(
+        "# launcher models, pull and rm",
+        "The models that are downloaded already: `launcher models` lists them, `launcher pull MODEL` downloads one, "
+        "`launcher rm MODEL` removes one. A launch downloads what is missing by itself; a pull does it beforehand, and "
+        "continues where the last one was interrupted.",
+        _SEE_RULES,
+        "## launcher models",
+        option_tables(ModelsConfig, lambda opt: ""),
+        "## launcher pull",
+        option_tables(PullConfig, lambda opt: ""),
+        "## launcher rm",
+        option_tables(RemoveConfig, lambda opt: ""),
+        "Exit status: 0, or 1 with `error: …`; 1 too where the question before a removal is not answered with yes.",
     )
 
 

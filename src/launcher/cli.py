@@ -10,6 +10,7 @@ from launcher.chat.config import ChatConfig
 from launcher.config import LauncherConfig, ServeConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
+from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
 from wire.cli.commands import installed_version, run_group
 
 _DESCRIPTION = "Serves a text generation model: starts, watches and stops the shards and the router."
@@ -22,6 +23,9 @@ def main() -> int:
             "serve": (ServeConfig, run),
             "chat": (ChatConfig, chat),
             "bench": (BenchConfig, bench),
+            "models": (ModelsConfig, models),
+            "pull": (PullConfig, pull),
+            "rm": (RemoveConfig, remove),
             "estimate": (EstimateConfig, estimate),
             "doctor": (DoctorConfig, doctor),
         },
@@ -82,6 +86,27 @@ def estimate(config: EstimateConfig) -> int:
     from launcher.estimate.command import run_estimate
 
     return run_estimate(config, os.environ)
+
+
+def models(config: ModelsConfig) -> int:
+    """List the downloaded models."""
+    from launcher.models.command import run_models
+
+    return run_models(config, os.environ)
+
+
+def pull(config: PullConfig) -> int:
+    """Download a model from the hub."""
+    from launcher.models.command import run_pull
+
+    return run_pull(config, os.environ)
+
+
+def remove(config: RemoveConfig) -> int:
+    """Remove a downloaded model."""
+    from launcher.models.command import run_remove
+
+    return run_remove(config, os.environ)
 
 
 def run(config: LauncherConfig) -> int:

@@ -11,6 +11,7 @@ PYTHON = "wire/processes/python_child.py"
 STARTERS = {
     "launcher/doctor/machine.py",
     "launcher/env_report.py",  # nvidia-smi
+    "launcher/models/command.py",  # the download of a launch
     "launcher/planning/hardware.py",  # nvidia-smi
     "launcher/processes/child.py",
     "launcher/processes/parent_watchdog.py",  # becomes what `child` wants

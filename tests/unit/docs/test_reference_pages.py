@@ -20,6 +20,7 @@ from launcher.config import LauncherConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.errors import LauncherError
 from launcher.estimate.config import EstimateConfig
+from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
 from launcher.planning import commands
 from launcher.planning.hardware import Hardware
 from launcher.planning.memory import Estimate
@@ -38,6 +39,7 @@ CONFIGS = {
     "launcher.md": [LauncherConfig],
     "bench.md": [BenchConfig],
     "chat.md": [ChatConfig],
+    "models.md": [ModelsConfig, PullConfig, RemoveConfig],
     "estimate.md": [EstimateConfig],
     "doctor.md": [DoctorConfig],
     "router.md": [RouterConfig],

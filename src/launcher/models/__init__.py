@@ -1,0 +1,1 @@
+"""`launcher models`, `pull` and `rm`: the models in the hub cache of this machine."""

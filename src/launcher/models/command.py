@@ -1,0 +1,149 @@
+"""`launcher models`, `launcher pull` and `launcher rm` from their options to what they print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from launcher.errors import ArgumentValidation, LauncherError
+from launcher.models.cached import CachedModel, cached_models, removal
+from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
+from launcher.planning.hub import check_cache
+from launcher.planning.model_info import directory, hub_cache, is_local, is_misspelt_demo, shown_bytes, with_hub_cache
+from wire.cli.spelling import to_argv
+from wire.processes.python_child import NEUTRAL_FOLDER, child_environment, module_command
+from wire.text.counting import counted
+from wire.text.escape import as_error, one_line
+
+_DAY_S = 86_400
+
+
+def run_models(config: ModelsConfig, environ: Mapping[str, str]) -> int:
+    """Prints what is cached; returns the exit status."""
+    environ = with_hub_cache(environ, config.huggingface_hub_cache)
+    try:
+        found = cached_models(environ)
+    except LauncherError as error:
+        return _refuse(error)
+    if config.json:
+        rows = [
+            {
+                "model": model.model_id, "revision": model.revision, "commit": model.commit, "size": model.size,
+                "used_at": model.used_at, "whole": model.is_whole, "path": str(model.path),
+            }
+            for model in found
+        ]  # fmt: skip
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not found:
+        sys.stdout.write(f"No models in {hub_cache(environ)}; launcher pull MODEL downloads one.\n")
+    else:
+        _print_table(found)
+    return 0
+
+
+def _print_table(found: list[CachedModel]) -> None:
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    for name in ("model", "revision", "size", "used"):
+        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
+    if not console.is_terminal:
+        console.width = max(console.width, 200)  # a pipe has no width: no cell is cut
+    for model in found:
+        size = shown_bytes(model.size) + ("" if model.is_whole else " (incomplete)")
+        table.add_row(model.model_id, model.revision, size, _age(model.used_at))
+    console.print(table)
+
+
+def _age(used_at: float) -> str:
+    days = int((time.time() - used_at) // _DAY_S)
+    return "today" if days <= 0 else f"{counted(days, 'day')} ago"
+
+
+def run_pull(config: PullConfig, environ: Mapping[str, str]) -> int:
+    """Downloads by the command that a launch uses; returns its exit status."""
+    environ = with_hub_cache(environ, config.huggingface_hub_cache)
+    try:
+        if is_local(config.model_id):
+            raise ArgumentValidation(f"{config.model_id} needs no download: launcher serve {config.model_id}")
+        if is_misspelt_demo(config.model_id) and "/" not in config.model_id:
+            raise ArgumentValidation(f"{config.model_id} is no model of the hub; did you mean launcher serve demo?")
+        check_cache(config.model_id, directory(config.model_id, config.revision, environ), environ)
+    except LauncherError as error:
+        return _refuse(error)
+    try:
+        failure = _download(config, environ)
+    except KeyboardInterrupt:
+        return 130  # what was fetched stays, and the next pull continues from there
+    if failure is not None:
+        sys.stderr.write(as_error(failure) + "\n")
+        return 1
+    sys.stdout.write(f"{config.model_id} is in {directory(config.model_id, config.revision, environ)}\n")
+    return 0
+
+
+def _download(config: PullConfig, environ: Mapping[str, str]) -> str | None:
+    """Runs the child and shows its log; why it failed, None: it did not."""
+    flags = to_argv({"revision": config.revision, "json_output": True})
+    last = "the download ended without a word"
+    with subprocess.Popen(
+        [*module_command("model_server"), "download-weights", config.model_id, *flags],
+        env=child_environment(environ), cwd=NEUTRAL_FOLDER, stdout=subprocess.PIPE, text=True, errors="replace",
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        for line in child.stdout:
+            record = _record(line)
+            message = one_line(str(record.get("message", line)))
+            if record.get("level") == "ERROR":
+                last = message
+            else:
+                sys.stdout.write(message + "\n")
+                sys.stdout.flush()
+    return last if child.returncode else None
+
+
+def _record(line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def run_remove(config: RemoveConfig, environ: Mapping[str, str]) -> int:
+    """Removes after a question; returns the exit status: 1 for a model that is not there or an answer of no."""
+    environ = with_hub_cache(environ, config.huggingface_hub_cache)
+    try:
+        plan = removal(config.model_id, config.revision, environ)
+        if not config.yes and not _is_wanted(config, plan.expected_freed_size):
+            return 1
+    except LauncherError as error:
+        return _refuse(error)
+    plan.execute()
+    sys.stdout.write(f"Removed {_named(config)}: {shown_bytes(plan.expected_freed_size)} freed.\n")
+    return 0
+
+
+def _is_wanted(config: RemoveConfig, size: int) -> bool:
+    """Raises ArgumentValidation where standard input is no terminal."""
+    if not sys.stdin.isatty():
+        raise ArgumentValidation("this is no terminal, so no question can be asked: give --yes to remove the model")
+    sys.stdout.write(f"Remove {_named(config)} and free {shown_bytes(size)}? [y/N] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _named(config: RemoveConfig) -> str:
+    return config.model_id + (f" @ {config.revision}" if config.revision else "")
+
+
+def _refuse(error: LauncherError) -> int:
+    sys.stderr.write(as_error(str(error)) + "\n")
+    return 1

@@ -1,0 +1,120 @@
+"""`launcher models`, `pull` and `rm` against a hub on this machine and the cache that a download leaves."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.hub_server import Fault, HubServer
+
+from launcher.models.command import run_models, run_remove
+from launcher.models.config import ModelsConfig, RemoveConfig
+
+FILES = {
+    "config.json": json.dumps({"model_type": "llama"}).encode(), "tokenizer.json": b"{}",
+    "model.safetensors": b"\2\0\0\0\0\0\0\0{}",
+}  # fmt: skip
+
+
+def launcher(*words: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", *words], env={**os.environ, **environ}, capture_output=True, text=True,
+        timeout=120, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache with one model, which `launcher pull` has fetched."""
+    folder = tmp_path_factory.mktemp("home")
+    with HubServer() as hub:
+        hub.add("org/model", FILES)
+        pulled = launcher("pull", "org/model", environ=hub.environment(folder))
+        assert pulled.returncode == 0, pulled.stderr
+        assert "org/model is in" in pulled.stdout and "{" not in pulled.stdout
+        gone = launcher("pull", "org/other", environ=hub.environment(folder))
+        assert gone.returncode == 1 and gone.stderr.startswith("error: ") and gone.stderr.count("\n") == 1
+    yield folder
+
+
+def listed(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    assert run_models(ModelsConfig(json=True), environ) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def test_what_was_pulled_is_listed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environ = {"HF_HOME": str(home)}
+    (row,) = listed(environ, capsys)
+    assert (row["model"], row["revision"], row["whole"]) == ("org/model", "main", True)
+    assert row["size"] == sum(map(len, FILES.values())) and Path(row["path"], "config.json").is_file()
+    assert run_models(ModelsConfig(), environ) == 0
+    out = capsys.readouterr().out
+    assert "org/model" in out and "today" in out and "incomplete" not in out
+    (Path(row["path"]).parents[1] / "blobs" / "x.incomplete").touch()
+    assert run_models(ModelsConfig(), environ) == 0
+    assert "(incomplete)" in capsys.readouterr().out
+
+
+def test_an_empty_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_models(ModelsConfig(), {"HF_HOME": str(tmp_path)}) == 0
+    assert "launcher pull MODEL" in capsys.readouterr().out
+    assert listed({"HF_HOME": str(tmp_path)}, capsys) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        (RemoveConfig(model_id="org/modle", yes=True), "org/modle is not in the cache"),
+        (RemoveConfig(model_id="org/modle", yes=True), "did you mean org/model?"),
+        (RemoveConfig(model_id="org/model", revision="v2", yes=True), "has no revision v2 in the cache (there: main)"),
+        (RemoveConfig(model_id="org/model"), "this is no terminal, so no question can be asked: give --yes"),
+    ],
+)
+def test_removals_that_are_refused(
+    home: Path, config: RemoveConfig, error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    environ = {"HF_HOME": str(home)}
+    assert run_remove(config, environ) == 1
+    said = capsys.readouterr().err
+    assert error in said and said.count("\n") == 1
+    assert len(listed(environ, capsys)) == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_removal_is_asked_about(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last test of the model: the answer yes takes it away."""
+    environ = {"HF_HOME": str(home)}
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert run_remove(RemoveConfig(model_id="org/model"), environ) == 1
+    assert "Remove org/model and free" in capsys.readouterr().out
+    assert len(listed(environ, capsys)) == 1
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert run_remove(RemoveConfig(model_id="org/model", revision="main"), environ) == 0
+    assert "Removed org/model @ main" in capsys.readouterr().out
+    assert listed(environ, capsys) == []
+
+
+def test_a_pull_goes_on_where_the_last_one_was_cut_off(tmp_path: Path) -> None:
+    files = FILES | {"model.safetensors": b"\2\0\0\0\0\0\0\0{}" + b"\0" * 200_000}
+    with HubServer() as hub:
+        hub.add("org/model", files)
+        hub.fault("model.safetensors", Fault.cut(after=100_000), times=1)
+        for _ in range(2):
+            ran = launcher("pull", "org/model", environ=hub.environment(tmp_path))
+        assert ran.returncode == 0, ran.stderr
+        assert hub.sent("model.safetensors") < 2 * len(files["model.safetensors"])
