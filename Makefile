@@ -48,13 +48,17 @@ test-clients: $(VENV)/.installed-test
 	$(BIN)/python tests/clients/run.py
 
 # The Triton kernels without a GPU, in an environment of their own: in Triton's interpreter, then compiled ahead of time.
-# SHORT=1 leaves out the slow tests.
+# Then the same with the Triton of the GPU image. SHORT=1 leaves out the slow tests, and of the second Triton all but the
+# compilation for sm_90.
 kernels: $(VENV)-kernels/.installed $(NEW_TRITON)/.installed
 	$(KBIN)/python -m pytest tests/kernels -n 2 $(if $(filter-out 0,$(SHORT)),-m "not slow")
 	$(KBIN)/python -m pytest tests/gpu --collect-only -qq
 	PYTHONPATH=src:tests/kernels $(KBIN)/python -m aot
+ifeq ($(filter-out 0,$(SHORT)),)
 	PYTHONPATH=$(NEW_TRITON) $(KBIN)/python -m pytest tests/kernels -n 2 -m "not slow"
-	PYTHONPATH=$(NEW_TRITON):src:tests/kernels $(KBIN)/python -m aot --out build/kernels/aot-$(IMAGE_TRITON).json
+endif
+	PYTHONPATH=$(NEW_TRITON):src:tests/kernels $(KBIN)/python -m aot $(if $(filter-out 0,$(SHORT)),--targets 90) \
+	    --out build/kernels/aot-$(IMAGE_TRITON).json
 
 # On a machine with a card: PYTHON must have torch for CUDA (with its Triton), numpy, pytest and what the package needs.
 test-gpu:
