@@ -122,12 +122,12 @@ def run_remove(config: RemoveConfig, environ: Mapping[str, str]) -> int:
     environ = with_hub_cache(environ, config.huggingface_hub_cache)
     try:
         plan = removal(config.model_id, config.revision, environ)
-        if not config.yes and not _is_wanted(config, plan.expected_freed_size):
+        if not config.yes and not _is_wanted(config, plan.size):
             return 1
+        plan.execute()
     except LauncherError as error:
         return _refuse(error)
-    plan.execute()
-    sys.stdout.write(f"Removed {_named(config)}: {shown_bytes(plan.expected_freed_size)} freed.\n")
+    sys.stdout.write(f"Removed {_named(config)}: {shown_bytes(plan.size)} freed.\n")
     return 0
 
 

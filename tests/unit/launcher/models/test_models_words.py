@@ -74,7 +74,10 @@ def test_an_empty_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         (RemoveConfig(model_id="org/modle", yes=True), "org/modle is not in the cache"),
         (RemoveConfig(model_id="org/modle", yes=True), "did you mean org/model?"),
-        (RemoveConfig(model_id="org/model", revision="v2", yes=True), "has no revision v2 in the cache (there: main)"),
+        (
+            RemoveConfig(model_id="org/model", revision="v2", yes=True),
+            "no revision 'v2' in the cache (there: main)",
+        ),
         (RemoveConfig(model_id="org/model"), "this is no terminal, so no question can be asked: give --yes"),
     ],
 )
@@ -118,3 +121,66 @@ def test_a_pull_goes_on_where_the_last_one_was_cut_off(tmp_path: Path) -> None:
             ran = launcher("pull", "org/model", environ=hub.environment(tmp_path))
         assert ran.returncode == 0, ran.stderr
         assert hub.sent("model.safetensors") < 2 * len(files["model.safetensors"])
+
+
+COMMITS = {"main": "a1" + "0" * 38, "old": "a2" + "0" * 38, "a": "b1" + "0" * 38}
+"""Of branches; the name of the third is the beginning of the other commits."""
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> dict[str, str]:
+    repository = tmp_path / "hub" / "models--org--m"
+    for name, commit in COMMITS.items():
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        blob = repository / "blobs" / f"blob-{name}"
+        blob.parent.mkdir(exist_ok=True)
+        blob.write_bytes(b"\0" * 100)
+        (snapshot / "config.json").symlink_to(blob)
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / name).write_text(commit)
+    return {"HF_HOME": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("revision", "removed"),
+    [("a", "a"), ("main", "main"), ("a2", "old"), (COMMITS["main"], "main"), ("", None), ("a1x", None)],
+)
+def test_one_revision_is_removed_and_no_other(
+    three: dict[str, str], revision: str, removed: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run_remove(RemoveConfig(model_id="org/m", revision=revision, yes=True), three)
+    assert status == (removed is None)
+    capsys.readouterr()
+    assert {row["revision"] for row in listed(three, capsys)} == set(COMMITS) - {removed}
+
+
+def test_the_beginning_of_several_commits_is_refused(three: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(three["HF_HOME"]) / "hub" / "models--org--m" / "refs" / "a").unlink()
+    assert run_remove(RemoveConfig(model_id="org/m", revision="a", yes=True), three) == 1
+    assert "several revisions that begin with a (there: b1000000, main, old)" in capsys.readouterr().err
+
+
+def test_a_first_download_that_was_cut_off_can_be_seen_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blobs = tmp_path / "hub" / "models--org--m" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "x.incomplete").write_bytes(b"\0" * 300)
+    environ = {"HF_HOME": str(tmp_path)}
+    (row,) = listed(environ, capsys)
+    assert (row["model"], row["size"], row["whole"]) == ("org/m", 300, False)
+    assert run_remove(RemoveConfig(model_id="org/m", yes=True), environ) == 0
+    assert not blobs.exists()
+
+
+def test_what_cannot_be_removed_is_not_said_to_be(
+    three: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    assert run_remove(RemoveConfig(model_id="org/m", yes=True), three) == 1
+    said = capsys.readouterr()
+    assert "org/m could not be removed wholly" in said.err and "Removed" not in said.out
