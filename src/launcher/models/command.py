@@ -118,7 +118,8 @@ def _record(line: str) -> dict[str, Any]:
 
 
 def run_remove(config: RemoveConfig, environ: Mapping[str, str]) -> int:
-    """Removes after a question; returns the exit status: 1 for a model that is not there or an answer of no."""
+    """Removes after a question; returns the exit status: 1 for a model that is not there or an answer of no,
+    130 after Ctrl-C."""
     environ = with_hub_cache(environ, config.huggingface_hub_cache)
     try:
         plan = removal(config.model_id, config.revision, environ)
@@ -127,6 +128,9 @@ def run_remove(config: RemoveConfig, environ: Mapping[str, str]) -> int:
         plan.execute()
     except LauncherError as error:
         return _refuse(error)
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")  # the question, or the echoed ^C, has left the cursor within a line
+        return 130
     sys.stdout.write(f"Removed {_named(config)}: {shown_bytes(plan.size)} freed.\n")
     return 0
 

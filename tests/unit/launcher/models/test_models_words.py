@@ -184,3 +184,16 @@ def test_what_cannot_be_removed_is_not_said_to_be(
     assert run_remove(RemoveConfig(model_id="org/m", yes=True), three) == 1
     said = capsys.readouterr()
     assert "org/m could not be removed wholly" in said.err and "Removed" not in said.out
+
+
+def test_an_interrupt_at_the_question_removes_nothing(
+    three: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(Terminal):
+        def readline(self, size: int | None = -1, /) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Interrupted())
+    assert run_remove(RemoveConfig(model_id="org/m"), three) == 130
+    assert "Removed" not in capsys.readouterr().out
+    assert len(listed(three, capsys)) == len(COMMITS)
