@@ -125,6 +125,16 @@ class RunningBatch:
             self._full_at[entry.request_id] = at_step + num_free
 
     @property
+    def computes_whole_prompts(self) -> bool:
+        """The Prefill of these requests brings each of them its first token."""
+        return all(entry.chunk_len is None for entry in self.entries.values())
+
+    @property
+    def ends_with_its_prefill(self) -> bool:
+        """No request may get a second token."""
+        return all(entry.num_remaining <= 1 for entry in self.entries.values())
+
+    @property
     def may_be_followed(self) -> bool:
         """Whether a step may be sent before the answer of the one in flight, which may bring first tokens: each of
         those requests can take another token without more blocks."""

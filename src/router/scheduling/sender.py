@@ -103,20 +103,16 @@ class Sender:
         return 1 if running.prefilling else self._pipeline_depth
 
     def _follow(self, joining: RunningBatch) -> bool:
-        """Send the Decode after a Prefill in flight, which computes all of its prompts."""
-        batch = joining if joining.into is None else joining.into
-        if not self._run_ahead or not joining.num_unanswered or self._batches.running not in (None, joining.into):
+        """Send the Decode after a Prefill in flight, where the numbers say who is in the batch then."""
+        batch = joining.into or joining
+        if not (self._run_ahead and self._pipeline_depth > 1 and joining.num_unanswered) or batch.num_decodes:
             return False
-        if self._pipeline_depth < 2 or batch.num_decodes or batch.dirty or batch.full:
+        if self._batches.running not in (None, joining.into):
+            return False  # the Prefill made a batch of its own, which the running one joins after the answer
+        is_known = joining.computes_whole_prompts and not (joining.into and joining.into.prefilling)
+        has_room = joining.may_be_followed and not batch.dirty and not batch.full
+        if not (is_known and has_room) or (joining.ends_with_its_prefill and (batch is joining or batch.is_exhausted)):
             return False
-        if not joining.may_be_followed or any(entry.chunk_len is not None for entry in joining.entries.values()):
-            return False
-        if batch is not joining and batch.prefilling:
-            return False
-        if all(entry.num_remaining <= 1 for entry in joining.entries.values()) and (
-            batch is joining or batch.is_exhausted
-        ):
-            return False  # the steps in flight end them all
         self._send_decode(batch, (batch.batch_id,))
         return True
 
