@@ -38,6 +38,7 @@ def test_documented_prompts_in_the_type_that_they_are_served_in() -> None:
     assert [prompt.name for prompt in DOCUMENTED if not prompt.fits(demo.answer(prompt))] == []
 
 
+@pytest.mark.long
 def test_held_out_prompts(demo: check.Demo) -> None:
     wrong = {prompt.name: answer for prompt in HELD_OUT if not prompt.fits(answer := demo.answer(prompt))}
     assert len(HELD_OUT) - len(wrong) >= 0.8 * len(HELD_OUT), wrong

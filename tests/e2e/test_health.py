@@ -7,12 +7,13 @@ import threading
 import time
 
 import pytest
+from support.effort import examples
 from support.launched import Stream, Unary, served, streams
 from support.running_server import START_LIMIT_S, RunningServer, running_server
 
 pytestmark = pytest.mark.e2e
 
-PROBES = 100
+PROBES = examples(50, 100)
 
 
 def test_unhealthy_until_every_shard_has_generated() -> None:

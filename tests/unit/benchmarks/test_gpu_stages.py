@@ -53,6 +53,7 @@ def test_a_kernel_family_is_compared(tmp_path: Path, part: str) -> None:
     assert [line for line in said if line.get("passed") is False] == []
 
 
+@pytest.mark.long
 def test_the_users_model_is_measured(tmp_path: Path) -> None:
     from wire import demo_model
 
