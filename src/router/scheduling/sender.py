@@ -103,8 +103,13 @@ class Sender:
         return 1 if running.prefilling else self._pipeline_depth
 
     def _follow(self, joining: RunningBatch) -> bool:
-        """Send the Decode after a Prefill in flight, where the numbers say who is in the batch then."""
+        """Send the Decode after a Prefill in flight, where the numbers say who is in the batch then.
+
+        Requests in the queue go first: in a burst of prompts one Prefill follows the other, as soon as it is answered.
+        """
         batch = joining.into or joining
+        if self._admission.has_waiting:
+            return False
         if not (self._run_ahead and self._pipeline_depth > 1 and joining.num_unanswered) or batch.num_decodes:
             return False
         if self._batches.running not in (None, joining.into):

@@ -22,6 +22,11 @@ class Admission:
         self._queue = queue
         self._metrics = metrics
 
+    @property
+    def has_waiting(self) -> bool:
+        """Requests are in the queue."""
+        return bool(self._queue)
+
     def next_batch(self, running: RunningBatch | None, waiting_tokens: int, last_end_at: float) -> NextBatch | None:
         """The heads of the queue that fit beside the running batch; None if none does."""
         if not self._queue:

@@ -151,6 +151,15 @@ async def test_a_decode_follows_the_first_prefill_before_its_answer():
         assert tokens_of(await collect(h.entries["a"])) == [f"a{i}" for i in range(1, 21)]
 
 
+async def test_prompts_that_wait_go_before_the_decode_after_a_prefill():
+    async with running_scheduler(shard(max_prefill_tokens=6), max_batch_prefill_tokens=4) as h:
+        for name in "abc":
+            h.submit(name, 4, 5)
+        await h.step(3)
+        assert [step[0] for step in h.trace] == ["P", "P", "P"]
+        await h.finish()
+
+
 @pytest.mark.parametrize(("length", "new_tokens"), [(3, 1), (9, 4)], ids=["its one token", "a part of a prompt"])
 async def test_nothing_follows_a_prefill_of(length: int, new_tokens: int):
     async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
