@@ -152,7 +152,7 @@ async def test_ctrl_c_stops_an_answer() -> None:
             chat.type("\x04")
             return chat.end()
 
-    assert await asyncio.to_thread(talk) == 0
+    async with listening:
+        assert await asyncio.to_thread(talk) == 0
     # What came of the answer is part of the conversation.
     assert b'{"role":"assistant","content":"to be \\u001b[2J or "}' in scripted.requests[1]
-    listening.close()

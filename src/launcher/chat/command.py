@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import os
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 
+import uvloop
 from rich.console import Console
 from rich.text import Text
 
@@ -51,7 +51,7 @@ def run_chat(config: ChatConfig, environ: Mapping[str, str]) -> int:
 def _chat(config: ChatConfig, server: Server) -> None:
     """Raises ChatError."""
     client = ChatClient(server.url, config.api_key, config.model, config.sampling)
-    model = asyncio.run(client.greet())
+    model = uvloop.run(client.greet())
     conversation = Conversation(config.system)
     if sys.stdin.isatty() and sys.stdout.isatty():
         _talk(server, client, conversation, model)
@@ -114,7 +114,7 @@ def _answer_at_terminal(client: ChatClient, conversation: Conversation, line: st
     """An answer that Ctrl-C stops is kept as far as it came; a prompt without one is not. Raises ChatError."""
     parts: list[str] = []
     try:
-        asyncio.run(_show_answer(client, conversation, line, parts))
+        uvloop.run(_show_answer(client, conversation, line, parts))
     except KeyboardInterrupt:
         sys.stdout.write(" [stopped]")
     except ChatError:
@@ -131,7 +131,7 @@ def _answer_lines(client: ChatClient, conversation: Conversation) -> None:
         if not (text := line.strip()):
             continue
         parts: list[str] = []
-        asyncio.run(_show_answer(client, conversation, text, parts))
+        uvloop.run(_show_answer(client, conversation, text, parts))
         _say("")
         conversation.add(text, "".join(parts))
 
