@@ -55,7 +55,9 @@ def children(server: RunningServer) -> list[psutil.Process]:
     return psutil.Process(server.process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(("size", "rank"), [(2, 0), (2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("size", "rank"), [(2, 0), pytest.param(2, 1, marks=pytest.mark.long), pytest.param(4, 2, marks=pytest.mark.long)]
+)
 def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
     with served("--num-shard", str(size)) as (server, family):
         assert len(family.shards) == size
@@ -114,7 +116,7 @@ def test_ranks_that_are_stopped_in_order_do_not_miss_each_other(size: int) -> No
         assert " lost rank " not in server.log() and "ERROR" not in server.log(), server.log()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_one_makes_no_progress(rank: int) -> None:
     with served("--num-shard", "2", MAX_STEP_SECONDS="2") as (server, family):
         running = streams(server, 2)
@@ -128,7 +130,7 @@ def test_one_makes_no_progress(rank: int) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    ["torch.OutOfMemoryError('no room')", "MemoryError('no room')"],
+    ["torch.OutOfMemoryError('no room')", pytest.param("MemoryError('no room')", marks=pytest.mark.long)],
     ids=["device-memory", "host-memory"],
 )
 def test_one_fails_in_a_step(tmp_path: Path, error: str) -> None:

@@ -100,6 +100,7 @@ def test_the_log_names_the_runner(served: Served) -> None:
     assert f"Runner `{served.runner}` serves {served.model_type}" in served.server.log()
 
 
+@pytest.mark.long
 def test_two_shards_give_the_same_tokens(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
@@ -114,6 +115,7 @@ def test_two_shards_give_the_same_tokens(tmp_path: Path) -> None:
                 assert ids(client.post("/generate", json=body).json()) == running.expected(prompt)
 
 
+@pytest.mark.long
 def test_a_model_with_states_is_not_sharded(tmp_path: Path) -> None:
     type_checkpoint("mamba", tmp_path, vocab_size=VOCAB_SIZE)
     write_tokenizer(tmp_path)

@@ -154,7 +154,7 @@ def test_converted_weights_are_the_same_model(model: Path, tmp_path: Path) -> No
 
 def test_a_trap_does_not_spring_while_converting(model: Path, tmp_path: Path) -> None:
     weights_are_pickled(model, tmp_path / "trace")
-    for options in ((), ("--auto-convert",), ("--auto-convert", "--trust-remote-code")):
+    for options in ((), ("--auto-convert", "--trust-remote-code")):
         run_download(model, tmp_path, 1, *options)
     (model / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "trace")))
     run_download(model, tmp_path, 1, "--auto-convert")

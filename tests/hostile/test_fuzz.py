@@ -66,12 +66,9 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
         yield opened
 
 
+@pytest.mark.long
 @pytest.mark.random
-@pytest.mark.parametrize(
-    "mode",
-    [GenerationMode.POSITIVE, pytest.param(GenerationMode.NEGATIVE, marks=pytest.mark.long)],
-    ids=lambda mode: mode.value,
-)
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
 def test_random_requests_of_our_own_document(server: RunningServer, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_url(f"{server.url}/api-doc/openapi.json")
     operations = [operation.ok() for operation in schema.get_all_operations()]

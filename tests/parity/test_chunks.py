@@ -91,6 +91,7 @@ def test_a_cached_prefix_gives_the_same_tokens(checkpoint: Path, plain: Said, ch
         assert said[request_id]["ids"] == expected["ids"]
 
 
+@pytest.mark.parity
 def test_two_ranks_give_the_tokens_of_one(checkpoint: Path, plain: Said) -> None:
     budget = 3
     port = free_port()

@@ -62,6 +62,7 @@ def test_the_users_model_is_measured(tmp_path: Path) -> None:
     assert figures and all(line["ratio"] > 0 and "target" not in line for line in figures)
 
 
+@pytest.mark.long
 def test_one_table_and_one_json(tmp_path: Path) -> None:
     """S0 is run first by itself; what is finished is kept."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--tiny", "--stages", "S7"]
