@@ -18,15 +18,11 @@ _LONGEST_WAIT_S = 300.0
 
 
 class Unreachable(Exception):
-    """The network failed: another try may help.
-
-    wait_s: what the hub asks to wait before it. has_progressed: the try has brought some of the file nevertheless.
-    """
+    """The network failed: another try may help. wait_s: what the hub asks to wait before it."""
 
     def __init__(self, reason: str, *, wait_s: float | None = None) -> None:
         super().__init__(reason)
         self.wait_s = wait_s
-        self.has_progressed = False
 
 
 class Refused(StartupError):

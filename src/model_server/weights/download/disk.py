@@ -42,7 +42,7 @@ def explained(error: OSError, folder: Path) -> StartupError:
     """What to do about an error of the file system under the cache."""
     if error.errno in _FULL:
         return StartupError(
-            f"the disk of the cache {folder} is full; what was downloaded is kept: make room and start again, or "
+            f"the disk of the cache {folder} is full; whole files are kept: make room and start again, or "
             f"{ADVICE} on a larger disk"
         )
     what = error.strerror or type(error).__name__

@@ -34,7 +34,7 @@ from wire.quantization.methods import refuse_gguf
 
 logger = logging.getLogger(__name__)
 
-# Tries without a new byte; what has brought something does not count.
+# Of the hub's answer, and of each file; the library itself continues a file while bytes arrive.
 TRIES = 5
 # Seconds before the second try; twice as many before each further one.
 WAIT_S = 1.0
@@ -210,7 +210,8 @@ class _Download:
         disk.check_writable(cache())
         total = sum(found.sizes[name] or 0 for name in missing)
         to_convert = sum(found.sizes[name] or 0 for name in missing if is_pickled_weights(name))
-        disk.check_room(cache(), total + to_convert - self._hub.partial_bytes(self._model_id))
+        self._hub.remove_partial_files(self._model_id)
+        disk.check_room(cache(), total + to_convert)
         logger.info("Downloading %d files, %s", len(missing), size(total))
         with DownloadProgress(len(missing), total, every_s=self._every_s) as progress:
             jobs = [partial(self._fetch_one, found, name, progress) for name in missing]
@@ -232,19 +233,19 @@ class _Download:
         return self._patiently(name, lambda: self._hub.fetch(self._model_id, name, found.commit, meter))
 
     def _patiently(self, what: str, call: Callable[[], _T]) -> _T:
-        """`call`, again while the network fails and nothing new has come for `TRIES` tries."""
-        fruitless, wait_s = 0, self._wait_s
-        while True:
+        """`call`, again while the network fails, at most `TRIES` times in all."""
+        wait_s = self._wait_s
+        for num_failed in range(1, TRIES):
             try:
                 return call()
             except Unreachable as error:
-                fruitless = 0 if error.has_progressed else fruitless + 1
-                if fruitless >= TRIES or self._stop.is_set():
+                if self._stop.is_set():
                     raise
                 pause_s = error.wait_s if error.wait_s is not None else wait_s
-                logger.warning("%s: %s; again in %g s (%d of %d)", what, error, pause_s, max(fruitless, 1), TRIES - 1)
+                logger.warning("%s: %s; again in %g s (%d of %d)", what, error, pause_s, num_failed, TRIES - 1)
                 self._stop.wait(pause_s)
-                wait_s = self._wait_s if error.has_progressed else min(2 * wait_s, MAX_WAIT_S)
+                wait_s = min(2 * wait_s, MAX_WAIT_S)
+        return call()
 
 
 class _Nobody:

@@ -19,6 +19,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         for name, value in {
             "ENDPOINT": server.url, "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path / "hub"),
             "HF_HUB_DOWNLOAD_TIMEOUT": 10, "HF_TOKEN_PATH": str(tmp_path / "token"), "HF_HUB_ETAG_TIMEOUT": 20,
+            "DOWNLOAD_CHUNK_SIZE": 10_000,
         }.items():  # fmt: skip
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"

@@ -11,8 +11,7 @@ import torch
 
 from model_server.errors import StartupError
 from model_server.weights.download.download import download
-from model_server.weights.download.hub import HuggingFaceHub, Repository
-from model_server.weights.download.transfer import Meter
+from model_server.weights.download.hub import HuggingFaceHub, Meter, Repository
 from model_server.weights.hub_cache import snapshot_of
 from model_server.weights.hub_errors import Unreachable
 from model_server.weights.locate import weight_files
@@ -44,8 +43,7 @@ class FakeHub:
         self._maybe_fail()
         return Repository(commit=COMMIT, sizes=dict.fromkeys(self.names))
 
-    def partial_bytes(self, model_id: str) -> int:
-        return 0
+    def remove_partial_files(self, model_id: str) -> None: ...
 
     def fetch(self, model_id: str, file: str, commit: str, meter: Meter) -> Path:
         self._maybe_fail()
