@@ -24,7 +24,6 @@ class ChatTemplate:
         Raises StartupError if a template does not compile.
         """
         environment = ChatEnvironment()
-        environment.optimized = False  # nothing of it is evaluated here
         self._variables = dict(variables)
         self._sources = dict(sources)
         for name, source in sources.items():

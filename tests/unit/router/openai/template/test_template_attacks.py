@@ -41,7 +41,6 @@ ATTACKS = [
     "{{ '%1000000000d' % 1 }}",
     "{{ '%1000000000d' | format(1) }}",
     "{{ '{:1000000000}'.format(1) }}",
-    "{{ strftime_now('%1000000000Y') }}",
     "{{ [1] | tojson(indent=1000000000) }}",
     "{{ 2 ** (10 ** 9) }}",
     "{{ '{:{}}'.format(1, 10**9) }}",
@@ -76,7 +75,6 @@ ATTACKS = [
     _BIG + "{{ ([b] * 300) | join | upper }}",
     _BIG + "{{ b | wordwrap(1) | wordwrap(1, wrapstring='y' * 100) }}",
     "{{ 'a'.expandtabs(10**9) ~ '\t'.expandtabs(10**9) }}",
-    "{{ '1' | int * 10 ** 64 ** 64 }}",
     # Many values that are each small enough.
     _NAMESPACE + "{% for i in range(9999) %}{% set n.l = n.l + ['a' * (1000000 + i)] %}{% endfor %}",
     _NAMESPACE + "{% for i in range(9999) %}{% set n.l = [n.l, 'a' * (1000000 + i)] %}{% endfor %}",
