@@ -228,9 +228,10 @@ def test_a_bar_on_a_terminal(hub: HubServer, repository: Repository, tmp_path: P
         stdout=terminal, env={**os.environ, **hub.environment(tmp_path, TERM="xterm", COLUMNS="200")},
     )  # fmt: skip
     os.close(terminal)
-    bar = re.compile(rb"Downloading \[[#.]{30}] +\d+ %  \d+\.\d KiB of \d+\.\d KiB .*/s, \d+ s left")
+    bar = re.compile(r"Downloading +[━╸╺]{30} +\d+% +\d+\.\d KiB of \d+\.\d KiB .*/s, \d+ s left")
+    colour = re.compile(r"\x1b\[\d*m")
     try:
-        wait_until(lambda: bar.search(bytes(seen)), "a bar", ENDS_S)
+        wait_until(lambda: bar.search(colour.sub("", seen.decode(errors="replace"))), "a bar", ENDS_S)
         process.send_signal(signal.SIGTERM)
         assert process.wait(SOON_S) == 0
     finally:

@@ -17,11 +17,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
+from support.screen import screen
 
 pytestmark = pytest.mark.e2e
 
 LIMIT_S = 240
-CONTROL = re.compile(r"\x1b\[(\d*)([A-Za-z])")
 
 
 class Started:
@@ -41,14 +41,17 @@ class Started:
     def until(self, is_there: Callable[[list[str]], bool]) -> list[str]:
         """The screen as soon as it holds that, or at the end of the process."""
         deadline = time.monotonic() + LIMIT_S
-        while not is_there(screen(self._read.decode())) and time.monotonic() < deadline:
+        while not is_there(self._lines()) and time.monotonic() < deadline:
             if select.select([self._terminal], [], [], 1.0)[0]:
                 with contextlib.suppress(OSError):  # Linux: nobody has the other end any more
                     if data := os.read(self._terminal, 65536):
                         self._read += data
                         continue
                 break
-        return screen(self._read.decode())
+        return self._lines()
+
+    def _lines(self) -> list[str]:
+        return [line for line in screen(self._read.decode(errors="replace")) if line]
 
     def end(self) -> int:
         try:
@@ -56,29 +59,6 @@ class Started:
             return self.process.wait(LIMIT_S)
         finally:
             os.close(self._terminal)
-
-
-def screen(text: str) -> list[str]:
-    """What is seen, with all that has scrolled away: understands newline, `up n lines` and `clear below`."""
-    lines, row, position = [""], 0, 0
-    text = text.replace("\r\n", "\n")
-    while position < len(text):
-        match = CONTROL.match(text, position)
-        if match is not None:
-            position = match.end()
-            if match[2] == "F":
-                row -= int(match[1])
-            elif match[2] == "J":
-                del lines[row:]
-                lines.append("")
-            continue
-        if text[position] == "\n":
-            row += 1
-            lines.extend([""] * (row + 1 - len(lines)))
-        else:
-            lines[row] += text[position]
-        position += 1
-    return [line for line in lines if line]
 
 
 @contextlib.contextmanager

@@ -13,12 +13,15 @@ import contextlib
 import dataclasses
 import logging
 import re
-import shutil
 import threading
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from wire.text.escape import one_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress, TaskID
 
 FIELD = "progress"
 TEXT = "bar"
@@ -42,25 +45,25 @@ def are_drawn(environ: Mapping[str, str]) -> bool:
     return environ.get(WANTED) == "1" or any(isinstance(stream, StatusLines) for stream in streams)
 
 
-def bar(name: str, done: int, total: int) -> str:
-    """`name [######........]  42 %`."""
-    filled = WIDTH * done // total
-    return f"{name} [{'#' * filled}{'.' * (WIDTH - filled)}] {100 * done // total:3d} %"
-
-
 class StatusLines:
     """A terminal whose last lines can be replaced. Whole log lines are written above them. Safe for threads."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._lines: dict[object, str] = {}
-        self._num_drawn = 0
+        self._progress = _progress(stream)
+        self._tasks: dict[object, TaskID] = {}
         self._lock = threading.Lock()
 
     def write(self, text: str, /) -> object:
-        """Text that ends with a newline goes above the status lines; other text erases them until it does."""
+        """Text of whole lines goes above the status lines."""
+        from rich.segment import Segment, Segments
+
         with self._lock:
-            self._stream.write(self._erased() + text + (self._drawn() if text.endswith("\n") else ""))
+            if self._tasks:
+                # As it is: its colours are its own, and a line that is too long is the terminal's to wrap.
+                self._progress.console.print(Segments([Segment(text)]), end="", soft_wrap=True)
+            else:
+                self._stream.write(text)
         return len(text)
 
     def flush(self) -> object:
@@ -69,37 +72,69 @@ class StatusLines:
     def isatty(self) -> bool:
         return True
 
-    def show(self, key: object, text: str) -> None:
-        """Set the line of `key`."""
-        with self._lock:
-            self._lines[key] = text
-            self._redraw()
+    def show(self, key: object, text: str, *, done: int = 0, total: int | None = None, after: str = "") -> None:
+        """Set the line of `key`: a text, and with a `total` a bar and what comes after it."""
+        with (
+            self._lock,
+            contextlib.suppress(OSError, ValueError),
+        ):  # a stream that breaks loses lines, as it loses records
+            if key not in self._tasks:
+                self._tasks[key] = self._progress.add_task("", total=None, after="", key=str(key))
+            self._progress.update(
+                self._tasks[key], description=one_line(text), completed=done, total=total, after=one_line(after)
+            )
+            self._progress.start()
+            self._progress.refresh()
 
     def remove(self, key: object) -> None:
-        with self._lock:
-            if self._lines.pop(key, None) is not None:
-                self._redraw()
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if (task := self._tasks.pop(key, None)) is not None:
+                self._progress.remove_task(task)
+                self._progress.refresh()
+                if not self._tasks:
+                    self._progress.stop()
 
     def clear(self) -> None:
-        with self._lock:
-            self._lines.clear()
-            self._redraw()
+        for key in list(self._tasks):
+            self.remove(key)
 
-    def _redraw(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # as records: a stream that breaks loses them, it never raises
-            self._stream.write(self._erased() + self._drawn())
-            self._stream.flush()
 
-    def _erased(self) -> str:
-        """Up to where the lines begin, and nothing below."""
-        num_drawn, self._num_drawn = self._num_drawn, 0
-        return f"\x1b[{num_drawn}F\x1b[J" if num_drawn else ""
+def _progress(stream: Stream) -> Progress:
+    """The lines of rich, drawn when they are asked for and taken away in the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn, TextColumn
+    from rich.text import Text
 
-    def _drawn(self) -> str:
-        # A line that wrapped would be two to erase; a terminal that says nothing of its width has 80.
-        width = max(shutil.get_terminal_size().columns - 1, 1)
-        self._num_drawn = len(self._lines)
-        return "".join(f"{one_line(self._lines[key])[:width]}\n" for key in sorted(self._lines, key=str))
+    class Terminal(Console):
+        def show_cursor(self, show: bool = True) -> bool:
+            """Leaves it alone: a process that is killed could not bring it back."""
+            return False
+
+    class OfBars(ProgressColumn):
+        """A column that lines without a bar do not have."""
+
+        def __init__(self, column: ProgressColumn) -> None:
+            super().__init__()
+            self._column = column
+
+        def render(self, task: Task) -> RenderableType:
+            return Text() if task.total is None else self._column.render(task)
+
+    class InOrder(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            yield self.make_tasks_table(sorted(self.tasks, key=lambda task: str(task.fields["key"])))
+
+    return InOrder(
+        TextColumn("{task.description}", markup=False),
+        OfBars(BarColumn(WIDTH)),
+        OfBars(TaskProgressColumn()),
+        TextColumn("{task.fields[after]}", markup=False),
+        console=Terminal(file=cast("IO[str]", stream), force_terminal=True, legacy_windows=False),
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
 
 
 class ProgressFilter(logging.Filter):
@@ -130,10 +165,10 @@ class ProgressFilter(logging.Filter):
         if done >= total:
             lines.remove(rank)
         elif isinstance(text, str):
-            lines.show(rank, f"{bar('Downloading', done, total)}  {text[:100]}")
+            lines.show(rank, "Downloading", done=done, total=total, after=text[:100])
         else:
             name = "Loading weights" if rank is None else f"Loading weights, rank {rank}"
-            lines.show(rank, bar(name, done, total))
+            lines.show(rank, name, done=done, total=total)
 
     def _taken(self, record: logging.LogRecord) -> dict[str, Any]:
         """The fields above of a record, which loses them, and its rank."""
