@@ -26,6 +26,20 @@ class Variable:
 
 
 VARIABLES = (
+    Variable("LWS_GROUP_SIZE", "launcher", "Set by LeaderWorkerSet: the default of `--nnodes`.", in_code=True),
+    Variable("LWS_WORKER_INDEX", "launcher", "Set by LeaderWorkerSet: the default of `--node-rank`.", in_code=True),
+    Variable(
+        "LWS_LEADER_ADDRESS", "launcher",
+        "Set by LeaderWorkerSet: the default of `--master-addr` with several nodes.", in_code=True,
+    ),
+    Variable(
+        "TORCHELASTIC_USE_AGENT_STORE", "launcher",
+        "Set to `True` by torchrun, whose own store listens on `MASTER_PORT`: with several nodes, node 0 listens on "
+        "the next port.",
+        in_code=True,
+    ),
+    Variable("GROUP_WORLD_SIZE", "launcher", "Set by torchrun: the default of `--nnodes`.", in_code=True),
+    Variable("GROUP_RANK", "launcher", "Set by torchrun: the default of `--node-rank`.", in_code=True),
     Variable(
         "HF_TOKEN", "hub library", "Token for gated and private models; a token file in `HF_HOME` works too.",
         in_code=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.errors import ArgumentValidation
+from launcher.group_config import GroupConfig, check_group, num_nodes
 from wire import tracing
 from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize, refuse_unserved
@@ -36,7 +37,7 @@ _NOT_YET = "Not served yet (refused at start)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherConfig:
+class LauncherConfig(GroupConfig):
     """Options of the launcher."""
 
     model_id: str | None = option(
@@ -90,13 +91,6 @@ class LauncherConfig:
     shard_uds_path: str | None = option(
         None, panel=_SHARDS,
         help="Prefix of the shards' sockets; `-<rank>` is appended. Default: in a private directory of this launch.",
-    )  # fmt: skip
-    master_addr: str = option(
-        "localhost", panel=_SHARDS, help="Address where the shards of this launch connect to each other."
-    )
-    master_port: int | None = option(
-        None, panel=_SHARDS, maximum=_PORT,
-        help="Port where the shards connect to each other. Default: 29500, or a free port if 29500 is in use.",
     )  # fmt: skip
     cuda_memory_fraction: float = option(
         1.0, panel=_SHARDS, minimum=0.0, maximum=1.0, help="Share of each GPU's memory that may be used."
@@ -252,7 +246,7 @@ class ServeConfig(LauncherConfig):
     )  # fmt: skip
 
 
-SECRETS = frozenset({"api_key", "ngrok_authtoken"})
+SECRETS = frozenset({"api_key", "group_token", "ngrok_authtoken"})
 """Fields that no log shows."""
 
 # Options that a child takes under the same name, as they were asked for.
@@ -286,6 +280,7 @@ def check(config: LauncherConfig) -> None:
         raise ArgumentValidation("`--model-id` is empty")
     if config.api_key == "":  # not what an empty variable comes to, which counts as not set
         raise ArgumentValidation("`--api-key` is empty: give a key, or leave the flag out to serve every client")
+    check_group(config)
     _check_served(config)
     try:
         tracing.check(config.otlp_endpoint)
@@ -366,6 +361,7 @@ def _check_served(config: LauncherConfig) -> None:
         ("--rope-scaling dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind of config.json"),
         ("--weights-cache-override", not _is_the_model(config), "give the directory as `--model-id`"),
         ("--max-image-fetch-size", _limits_images(config), "leave it out, requests with images are refused"),
+        ("--nnodes", num_nodes(config) > 1, "leave it out, and serve with the shards of one node"),
         ("--ngrok", config.ngrok, "put a tunnel of your choice in front of `--port`"),
     ):
         if is_set:

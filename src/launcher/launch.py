@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError
+from launcher.group_config import with_supervisor
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
@@ -94,6 +95,7 @@ class _Launch:
             logger.info("Runtime environment:\n%s", env_report.report(machine, self._environ))
             if config.model_id is None:
                 return 0
+        self._config = config = with_supervisor(config, self._environ)
         logger.info("%s", redacted(config))
         check(config)
         self._warn()

@@ -27,6 +27,7 @@ NUMBERS = [(kind, one) for kind in CHECKS for one in options_of(kind) if one.ite
 NAMES = [f"{kind.__name__} {one.flag}" for kind, one in NUMBERS]
 
 ZERO_MEANS_SOMETHING = {
+    "node_rank", "shard_port",
     "cuda_graphs",  # none
     "graceful_termination_timeout",  # at once
     "master_port", "port", "aip_http_port", "prometheus_port",  # a free one, none

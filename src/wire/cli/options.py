@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -148,9 +149,11 @@ def _field(default: Any, declared: _Declared) -> Any:
 
 
 def options_of(config_type: type) -> tuple[Option, ...]:
-    """The options of a config, in the order of its fields."""
+    """The options of a config in the order of its fields, those that it inherits last."""
     hints = typing.get_type_hints(config_type)
-    return tuple(_option_of(field, hints[field.name]) for field in dataclasses.fields(config_type))
+    names = dict.fromkeys(name for one in config_type.__mro__ for name in inspect.get_annotations(one))
+    fields = {field.name: field for field in dataclasses.fields(config_type)}
+    return tuple(_option_of(fields[name], hints[name]) for name in names if name in fields)
 
 
 def _option_of(field: dataclasses.Field[Any], annotation: Any) -> Option:

@@ -1,0 +1,128 @@
+"""GroupConfig: the options of a group of nodes, which serve one model together, a launcher on each.
+
+Node 0 leads. Where a supervisor starts the nodes (LeaderWorkerSet, torchrun), its variables fill what is not given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from launcher.errors import ArgumentValidation
+from wire.cli.options import option
+
+_NODES = "Nodes"
+_PORT = 65535
+_U32 = 2**32 - 1
+_MOST_NODES = 1024
+_LOCALHOST = "localhost"
+CONTROL_PORT = 29500
+"""Where the leader listens for the other nodes, unless `--master-port` says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """Options of the nodes that serve one model."""
+
+    nnodes: int | None = option(
+        None, panel=_NODES, minimum=1, maximum=_MOST_NODES,
+        help="Nodes that serve the model together, a launcher on each. Default: LWS_GROUP_SIZE, else 1.",
+    )  # fmt: skip
+    node_rank: int | None = option(
+        None, panel=_NODES, maximum=_MOST_NODES - 1,
+        help="Rank of this node; node 0 leads and serves HTTP. Default: LWS_WORKER_INDEX, else 0.",
+    )  # fmt: skip
+    master_addr: str = option(
+        _LOCALHOST, panel=_NODES,
+        help="Address of node 0, or where the shards of a single node connect to each other. Default with several "
+        "nodes: LWS_LEADER_ADDRESS.",
+    )  # fmt: skip
+    master_port: int | None = option(
+        None, panel=_NODES, maximum=_PORT,
+        help="Port where node 0 listens for the other nodes, or where the shards of a single node connect to each "
+        "other. Default: 29500; a free port if a single node finds 29500 in use.",
+    )  # fmt: skip
+    node_addr: str | None = option(
+        None, panel=_NODES,
+        help="IP address of this node, the only one on which it listens for the other nodes. Default: the address "
+        "from which this node reaches node 0.",
+    )  # fmt: skip
+    shard_port: int = option(
+        0, panel=_NODES, maximum=_PORT,
+        help="Port of this node's shards for the router on node 0; 0 chooses a free one.",
+    )  # fmt: skip
+    group_token: str | None = option(
+        None, panel=_NODES, header=True, help="Secret that all nodes share; required with several nodes."
+    )
+    insecure_group: bool = option(
+        False, panel=_NODES, help="Serve with several nodes without a --group-token, on a network of your own."
+    )
+    join_timeout: int = option(
+        600, panel=_NODES, minimum=1, maximum=_U32, help="Seconds in which all nodes must have joined."
+    )  # fmt: skip
+    lease_seconds: int = option(
+        10, panel=_NODES, minimum=2, maximum=_U32, help="Seconds of silence after which a node counts as lost."
+    )
+
+
+C = TypeVar("C", bound=GroupConfig)
+
+
+def with_supervisor(config: C, environ: Mapping[str, str]) -> C:
+    """`config` with what LeaderWorkerSet's or torchrun's variables say where no option does. Raises ArgumentValidation.
+
+    torchrun's own store listens on MASTER_PORT, which is read as `--master-port`: node 0 then takes the next port.
+    """
+    by_torchrun = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    counts = ("GROUP_WORLD_SIZE", "GROUP_RANK") if by_torchrun else ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX")
+    nnodes = config.nnodes if config.nnodes is not None else _number(counts[0], environ, 1)
+    node_rank = config.node_rank if config.node_rank is not None else _number(counts[1], environ, 0)
+    master_addr, master_port = config.master_addr, config.master_port
+    if nnodes > 1 and master_addr == _LOCALHOST:
+        master_addr = environ.get("LWS_LEADER_ADDRESS") or _LOCALHOST
+    if nnodes > 1 and by_torchrun and master_port is not None:
+        master_port += 1
+    return dataclasses.replace(
+        config, nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
+    )
+
+
+def _number(variable: str, environ: Mapping[str, str], default: int) -> int:
+    text = environ.get(variable, "")
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise ArgumentValidation(f"the variable {variable} is not a number: {text}")
+    return int(text)
+
+
+def num_nodes(config: GroupConfig) -> int:
+    """How many nodes serve the model."""
+    return config.nnodes or 1
+
+
+def check_group(config: GroupConfig) -> None:
+    """Refuses options of nodes that contradict each other. Raises ArgumentValidation."""
+    nodes, rank = num_nodes(config), config.node_rank or 0
+    if rank >= nodes:
+        raise ArgumentValidation(f"`--node-rank` must be < `--nnodes`. Given: {rank} and {nodes}")
+    if nodes == 1:
+        for flag, is_given in (
+            ("--node-addr", config.node_addr is not None),
+            ("--shard-port", config.shard_port != 0),
+            ("--insecure-group", config.insecure_group),
+        ):
+            if is_given:
+                raise ArgumentValidation(f"`{flag}` is for several nodes: give `--nnodes` too, or leave it out")
+        return
+    if not config.group_token and not config.insecure_group:
+        raise ArgumentValidation(
+            "several nodes need a `--group-token` (or GROUP_TOKEN), the same secret on each; on a network that "
+            "no other machine can reach, `--insecure-group` serves without it"
+        )
+    if config.group_token and config.insecure_group:
+        raise ArgumentValidation("`--group-token` and `--insecure-group` contradict each other: leave one out")
+    if rank > 0 and config.master_addr == _LOCALHOST:
+        raise ArgumentValidation(f"node {rank} needs the address of node 0: give `--master-addr`")
