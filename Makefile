@@ -11,7 +11,7 @@ NEW_TRITON   := $(abspath $(VENV)-kernels)/triton-$(IMAGE_TRITON)
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all unit thorough parity test-clients kernels test-gpu lint docs bench bench-router bench-gpu soak \
+.PHONY: run test test-all unit thorough parity test-nodes test-clients kernels test-gpu lint docs bench bench-router bench-gpu soak \
         operators stubs reference locks check-deploy clean
 
 run: $(VENV)/.installed
@@ -38,6 +38,10 @@ test-all:
 # What `make test` leaves out, its random tests again with more cases, and the site.
 thorough: $(VENV)/.installed-test docs
 	$(PYTEST) --thorough -m "parity or long or random"
+
+# All tests of groups of nodes, on machines made of namespaces; needs root. `make thorough` has them too.
+test-nodes: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m "long or not long" tests/e2e/test_node_groups.py tests/unit/launcher/nodes
 
 # The model families that `make test` leaves out.
 parity: $(VENV)/.installed-test
@@ -93,7 +97,7 @@ stubs:
 	$(CREATE) $(VENV)-stubs $(ASKED)
 	$(VENV)-stubs/bin/pip install --quiet "grpcio-tools==1.66.2" "setuptools<80"
 	$(VENV)-stubs/bin/python -m grpc_tools.protoc -Iwire=proto \
-	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto
+	    --python_out=src --pyi_out=src --grpc_python_out=src wire/v3/generate.proto wire/node/v1/node.proto
 
 # What the images install: every version, with the hashes of its files. Versions stay as they are, unless UPGRADE=1.
 TORCH_CPU ?= --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match

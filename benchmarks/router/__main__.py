@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.router import arrivals, plan
-from benchmarks.router.bench import Bench
+from benchmarks.router.bench import MOST_STEP_TOKENS, Bench
 from benchmarks.router.report import markdown
 
 OUT = Path(__file__).parent.parent / "results" / "router.json"
@@ -26,11 +27,16 @@ def measure(folder: Path, effort: plan.Effort) -> dict[str, Any]:
     """All figures; three routers are started one after another."""
 
     def on(
-        num_blocks: int, max_batch_size: int, work: Callable[[Bench], dict[str, Any]], *, joining_steps: bool = False
+        num_blocks: int,
+        max_batch_size: int,
+        work: Callable[[Bench], dict[str, Any]],
+        *,
+        step_tokens: int | None = None,
+        num_ranks: int = 1,
     ) -> dict[str, Any]:
         bench = Bench(
             folder, num_blocks=num_blocks, max_batch_size=max_batch_size, max_concurrent=_MAX_CONCURRENT,
-            joining_steps=joining_steps,
+            step_tokens=step_tokens, num_ranks=num_ranks,
         )  # fmt: skip
         try:
             return work(bench)
@@ -63,15 +69,26 @@ def measure(folder: Path, effort: plan.Effort) -> dict[str, Any]:
 
 
 def measure_arrivals(on: Callable[..., dict[str, Any]], effort: plan.Effort) -> dict[str, Any]:
-    """On a router for each number of rows."""
+    """On a router for each number of rows and ranks, and on one whose steps compute parts of long prompts."""
+    window_s = 3 * effort.window_s
     figures: dict[str, Any] = {}
-    for rows in effort.arrival_rows:
-        figures |= on(
+    for rows, num_ranks in itertools.product(effort.arrival_rows, plan.ARRIVAL_RANKS):
+        cells = on(
             plan.FEW_BLOCKS,
             rows,
-            lambda bench, rows=rows: arrivals.measure_all(bench, effort.arrival_steps_s, rows, 3 * effort.window_s),
-            joining_steps=True,
+            lambda bench, rows=rows: arrivals.measure_all(bench, effort.arrival_steps_s, rows, window_s),
+            step_tokens=MOST_STEP_TOKENS,
+            num_ranks=num_ranks,
         )
+        figures |= {arrivals.on_ranks(name, num_ranks): cell for name, cell in cells.items()}
+    rows, step_s = plan.ROWS, plan.FEW_TOKENS_STEP_S
+    name = f"{arrivals.name_of(rows, step_s)} of {plan.FEW_STEP_TOKENS} tokens"
+    figures[name] = on(
+        plan.FEW_BLOCKS,
+        rows,
+        lambda bench: arrivals.measure(bench, rows, step_s, window_s),
+        step_tokens=plan.FEW_STEP_TOKENS,
+    )
     return figures
 
 

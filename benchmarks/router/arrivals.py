@@ -20,7 +20,15 @@ Figures = dict[str, Any]
 
 
 def measure_all(bench: Bench, steps_s: tuple[float, ...], rows: int, window_s: float) -> dict[str, Figures]:
-    return {f"{rows} rows, {step_s * 1e3:g} ms steps": measure(bench, rows, step_s, window_s) for step_s in steps_s}
+    return {name_of(rows, step_s): measure(bench, rows, step_s, window_s) for step_s in steps_s}
+
+
+def name_of(rows: int, step_s: float) -> str:
+    return f"{rows} rows, {step_s * 1e3:g} ms steps"
+
+
+def on_ranks(name: str, num_ranks: int) -> str:
+    return name if num_ranks == 1 else f"{name}, {num_ranks} ranks"
 
 
 def measure(bench: Bench, rows: int, step_s: float, window_s: float) -> Figures:

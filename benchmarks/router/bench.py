@@ -29,6 +29,7 @@ _STORM_S = 2.0
 _PORTION = 500
 _VALIDATED = "tgi_request_max_new_tokens_count"
 LONGEST = 90_000  # tokens of a lone stream; it is hung up on long before
+MOST_STEP_TOKENS = 99_000
 
 
 @dataclass(frozen=True)
@@ -47,28 +48,34 @@ class Bench:
     """Shard, router and client, running."""
 
     def __init__(
-        self, folder: Path, *, num_blocks: int, max_batch_size: int, max_concurrent: int, joining_steps: bool = False
+        self,
+        folder: Path,
+        *,
+        num_blocks: int,
+        max_batch_size: int,
+        max_concurrent: int,
+        step_tokens: int | None = None,
+        num_ranks: int = 1,
     ) -> None:
-        """joining_steps: a step that computes prompts computes the next tokens of the running requests too, as on a
-        GPU, and no step has a bound of prompt tokens."""
+        """step_tokens: a step that computes prompts computes the next tokens of the running requests too, as on a GPU,
+        and as many tokens in all; None: it computes prompts alone. num_ranks: of the shard, each with a connection."""
         _raise_file_limit()
         self.port = free_port()
-        path = f"{folder}/shard-{num_blocks}"
-        shard_options = ["chunks"] if joining_steps else []
+        path = f"{folder}/shard-{num_blocks}-{num_ranks}"
+        shard_options = [*(["chunks"] if step_tokens is not None else []), f"ranks={num_ranks}"]
         self.shard = Child(
             "benchmarks.router.null_shard", path, str(num_blocks), *shard_options, log=folder / "shard.log"
         )
-        self.router_log = folder / f"router-{num_blocks}.log"
+        self.router_log = folder / f"router-{num_blocks}-{num_ranks}.log"
         options = {
             "tokenizer-name": "demo", "master-shard-uds-path": path, "port": self.port, "hostname": "127.0.0.1",
             "max-concurrent-requests": max_concurrent, "max-connections": max_concurrent + 64,
             "max-batch-size": max_batch_size, "max-total-tokens": 100_000, "max-input-tokens": 1000,
             "max-step-seconds": 600,
         }  # fmt: skip
-        if joining_steps:
-            options |= dict.fromkeys(
-                ("max-input-tokens", "max-batch-prefill-tokens", "max-step-prefill-tokens"), 99_000
-            )
+        if step_tokens is not None:
+            options |= dict.fromkeys(("max-input-tokens", "max-batch-prefill-tokens"), MOST_STEP_TOKENS)
+            options["max-step-prefill-tokens"] = step_tokens
         arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         with self.router_log.open("wb") as log:
             self.router = subprocess.Popen([sys.executable, "-m", "router", *arguments], stdout=log, stderr=log)

@@ -3,7 +3,8 @@
 Steps are executed one after another in the router's order. A step that takes time is slept through on one thread, as a
 device would work: a call that has arrived before the step ahead of it ends leaves no gap, whatever the sleep overshot.
 Speaks to our own router only (numbered calls, columns). With the argument `chunks` a Prefill computes the next tokens
-of the running batch too; prompts must then fit whole into a step, as this shard computes no parts of prompts.
+of the running batch too. With `ranks=4` it is four ranks, each on a socket of its own: a step begins when its call has
+come to all of them, and each answers for its share of the requests.
 """
 
 from __future__ import annotations
@@ -32,12 +33,22 @@ _PR_SET_TIMERSLACK = 29
 
 
 @dataclass
+class Prompt:
+    """A row without its first token: what is left of its prompt, and how much of that the next step computes."""
+
+    left: int
+    chunk: int
+    max_new_tokens: int
+
+
+@dataclass
 class Batch:
     """Rows of one batch: request id → the step after which it has all its tokens."""
 
     batch_id: int
     step: int = 0
     ends: dict[int, int] = field(default_factory=dict)
+    prompts: dict[int, Prompt] = field(default_factory=dict)
     next_end: int = 0
     answer: bytes = b""  # of every step until the next row ends
 
@@ -47,22 +58,29 @@ class Batch:
 
 
 class Rows:
-    """The batches; every method returns an answer in bytes."""
+    """The batches as one rank sees them; every method returns its answer in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0, num_ranks: int = 1) -> None:
         self.batches: dict[int, Batch] = {}
+        self._rank, self._num_ranks = rank, num_ranks
 
     def prefill(self, request: pb.PrefillRequest) -> bytes:
         new = Batch(request.batch.id)
-        new.ends = {r.id: r.stopping_parameters.max_new_tokens - len(r.resume_ids) for r in request.batch.requests}
+        for r in request.batch.requests:
+            max_new_tokens = r.stopping_parameters.max_new_tokens - len(r.resume_ids)
+            if r.HasField("chunk_len"):
+                left = len(r.input_ids) + len(r.resume_ids) - r.cache_len
+                new.prompts[r.id] = Prompt(left, r.chunk_len, max_new_tokens)
+            else:
+                new.ends[r.id] = max_new_tokens
         new.changed()
         self.batches[new.batch_id] = new
         if request.HasField("cached_batch"):
-            return self._step(self._merged([request.cached_batch.id, new.batch_id]))
-        return self._step(new)
+            return self._step(self._merged([request.cached_batch.id, new.batch_id]), request.chunk_tokens)
+        return self._step(new, request.chunk_tokens)
 
     def decode(self, request: pb.DecodeRequest) -> bytes:
-        return self._step(self._merged([batch.id for batch in request.batches]))
+        return self._step(self._merged([batch.id for batch in request.batches]), request.chunk_tokens)
 
     def filter(self, request: pb.FilterBatchRequest) -> bytes:
         batch = self.batches.get(request.batch_id)
@@ -70,8 +88,9 @@ class Rows:
             return b""
         kept = set(request.request_ids)
         batch.ends = {request_id: end for request_id, end in batch.ends.items() if request_id in kept}
+        batch.prompts = {request_id: prompt for request_id, prompt in batch.prompts.items() if request_id in kept}
         batch.changed()
-        if not batch.ends:
+        if not (batch.ends or batch.prompts):
             del self.batches[batch.batch_id]
             return b""
         return bytes(pb.FilterBatchResponse(batch=_kept(batch)).SerializeToString())
@@ -90,68 +109,92 @@ class Rows:
         first, *others = found
         for other in others:
             first.ends.update({row: end - other.step + first.step for row, end in other.ends.items()})
+            first.prompts.update(other.prompts)
             del self.batches[other.batch_id]
         if others:
             first.changed()
         return first
 
-    def _step(self, batch: Batch | None) -> bytes:
+    def _step(self, batch: Batch | None, chunk_tokens: int) -> bytes:
         if batch is None:
             return b""
         batch.step += 1
-        if batch.step < batch.next_end:
+        if batch.prompts:
+            _compute_chunks(batch, chunk_tokens)
+        elif batch.step < batch.next_end:
             if not batch.answer:
-                batch.answer = _answer(batch, [])
+                batch.answer = self._answer(batch, [])
             return batch.answer
         ended = [row for row, end in batch.ends.items() if end <= batch.step]
         for row in ended:
             del batch.ends[row]
         batch.changed()
-        answer = _answer(batch, ended)
-        if not batch.ends:
+        answer = self._answer(batch, ended)
+        if not (batch.ends or batch.prompts):
             del self.batches[batch.batch_id]
         return answer
 
-
-def _answer(batch: Batch, ended: list[int]) -> bytes:
-    rows = list(batch.ends)
-    ids = [1000 + row % 1000 for row in rows]
-    response = pb.DecodeResponse(forward_ns=1_000_000, decode_ns=100_000, total_ns=1_100_000)
-    if rows:
-        response.columns.request_ids.extend(rows)
-        response.columns.ids.extend(ids)
-        response.columns.logprobs.extend([-1.2345678] * len(rows))
-        response.columns.texts.extend([" token"] * len(rows))
-        response.columns.is_special.extend([False] * len(rows))
-        response.batch.CopyFrom(_kept(batch))
-    for row in ended:
-        response.generations.append(
-            pb.Generation(
-                request_id=row,
-                tokens=pb.Tokens(ids=[7], logprobs=[-0.5], texts=[" end"], is_special=[False]),
-                generated_text=pb.GeneratedText(
-                    text="the whole text", generated_tokens=batch.step, finish_reason=pb.FINISH_REASON_LENGTH
-                ),
+    def _answer(self, batch: Batch, ended: list[int]) -> bytes:
+        rows = [row for row in batch.ends if self._owns(row)]
+        ids = [1000 + row % 1000 for row in rows]
+        response = pb.DecodeResponse(forward_ns=1_000_000, decode_ns=100_000, total_ns=1_100_000)
+        if rows:
+            response.columns.request_ids.extend(rows)
+            response.columns.ids.extend(ids)
+            response.columns.logprobs.extend([-1.2345678] * len(rows))
+            response.columns.texts.extend([" token"] * len(rows))
+            response.columns.is_special.extend([False] * len(rows))
+        if batch.ends or batch.prompts:
+            response.batch.CopyFrom(_kept(batch))
+        for row in filter(self._owns, ended):
+            response.generations.append(
+                pb.Generation(
+                    request_id=row,
+                    tokens=pb.Tokens(ids=[7], logprobs=[-0.5], texts=[" end"], is_special=[False]),
+                    generated_text=pb.GeneratedText(
+                        text="the whole text", generated_tokens=batch.step, finish_reason=pb.FINISH_REASON_LENGTH
+                    ),
+                )
             )
-        )
-    return bytes(response.SerializeToString())
+        return bytes(response.SerializeToString())
+
+    def _owns(self, row: int) -> bool:
+        return row % self._num_ranks == self._rank
+
+
+def _compute_chunks(batch: Batch, chunk_tokens: int) -> None:
+    """A prompt that ends in this step brings its row a token; the rest share what the next step may compute, the oldest
+    first."""
+    prompts, batch.prompts = batch.prompts, {}
+    for row, prompt in prompts.items():
+        prompt.left -= prompt.chunk
+        if prompt.left > 0:
+            prompt.chunk = max(min(prompt.left, chunk_tokens), 1)
+            chunk_tokens -= prompt.chunk
+            batch.prompts[row] = prompt
+        else:
+            batch.ends[row] = batch.step + prompt.max_new_tokens - 1
 
 
 def _kept(batch: Batch) -> pb.CachedBatch:
-    size = len(batch.ends)
+    ids = [*batch.ends, *batch.prompts]
+    current_tokens = len(batch.ends) + sum(prompt.chunk for prompt in batch.prompts.values())
     return pb.CachedBatch(
-        id=batch.batch_id, request_ids=batch.ends, size=size, max_tokens=size * 256, current_tokens=size
+        id=batch.batch_id, request_ids=ids, size=len(ids), max_tokens=len(ids) * 256, current_tokens=current_tokens
     )
 
 
 @dataclass
 class Job:
-    """One numbered call. `is_step`: it occupies the device."""
+    """One numbered call. `is_step`: it occupies the device. parts: each rank's work and answer, as they come."""
 
-    work: Callable[[], bytes]
     is_step: bool
-    answer: asyncio.Future[bytes]
-    arrived_at: float = field(default_factory=time.monotonic)
+    parts: list[tuple[Callable[[], bytes], asyncio.Future[bytes]]] = field(default_factory=list)
+    arrived_at: float = 0.0  # at the last rank
+
+    def add(self, work: Callable[[], bytes], answer: asyncio.Future[bytes]) -> None:
+        self.parts.append((work, answer))
+        self.arrived_at = time.monotonic()
 
 
 class Device:
@@ -184,7 +227,7 @@ class Device:
             self._jobs.put(job)
             return
         self._count(job)
-        _resolve(job.answer, job.work)
+        _resolve(job)
 
     def _work(self) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
@@ -202,7 +245,7 @@ class Device:
     def _finish(self, job: Job) -> None:
         self._num_on_thread -= 1
         self._count(job)
-        _resolve(job.answer, job.work)
+        _resolve(job)
 
     def _count(self, job: Job) -> None:
         if job.is_step:
@@ -211,37 +254,40 @@ class Device:
                 self._trace.append(time.monotonic())
 
 
-def _resolve(answer: asyncio.Future[bytes], work: Callable[[], bytes]) -> None:
-    result = work()
-    if not answer.done():
-        answer.set_result(result)
+def _resolve(job: Job) -> None:
+    for work, answer in job.parts:
+        result = work()
+        if not answer.done():
+            answer.set_result(result)
 
 
 class NullShard:
-    """The service: puts numbered calls into their order."""
+    """The service of every rank: puts numbered calls into their order."""
 
-    def __init__(self, path: str, num_blocks: int, *, chunks: bool) -> None:
+    def __init__(self, path: str, num_blocks: int, *, chunks: bool, num_ranks: int) -> None:
         self.device = Device()
-        self._path = path
+        self._paths = [path, *(f"{path}-{rank}" for rank in range(1, num_ranks))]
         self._chunks = chunks
         self._num_blocks = num_blocks
-        self._rows = Rows()
         self._waiting: dict[int, Job] = {}
         self._next = 0
 
     async def serve(self) -> None:
-        self._server = server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
-        server.add_insecure_port(f"unix:{self._path}")
-        await server.start()
+        self._servers = [await self._server(rank, path) for rank, path in enumerate(self._paths)]
 
-    def _handlers(self) -> dict[str, Any]:
-        rows = self._rows
+    async def _server(self, rank: int, path: str) -> grpc.aio.Server:
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+        handlers = self._handlers(Rows(rank, len(self._paths)))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        return server
+
+    def _handlers(self, rows: Rows) -> dict[str, Any]:
+        urls = [f"unix://{path}" for path in self._paths]
         return {
             "Info": _plain(pb.InfoRequest, self._info),
-            "ServiceDiscovery": _plain(
-                pb.ServiceDiscoveryRequest, lambda _: pb.ServiceDiscoveryResponse(urls=[f"unix://{self._path}"])
-            ),
+            "ServiceDiscovery": _plain(pb.ServiceDiscoveryRequest, lambda _: pb.ServiceDiscoveryResponse(urls=urls)),
             "Health": _plain(pb.HealthRequest, lambda _: pb.HealthResponse()),
             "Warmup": self._numbered(pb.WarmupRequest, self._warm_up, is_step=False),
             "Prefill": self._numbered(pb.PrefillRequest, rows.prefill, is_step=True),
@@ -255,8 +301,9 @@ class NullShard:
             answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
             if request_type is pb.ClearCacheRequest and not request.HasField("id"):
                 self._next = request.sequence
-            self._waiting[request.sequence] = Job(lambda: run(request), is_step, answer)
-            while (job := self._waiting.pop(self._next, None)) is not None:
+            self._waiting.setdefault(request.sequence, Job(is_step)).add(lambda: run(request), answer)
+            while (job := self._waiting.get(self._next)) is not None and len(job.parts) == len(self._paths):
+                del self._waiting[self._next]
                 self._next += 1
                 self.device.submit(job)
             return await answer
@@ -265,7 +312,7 @@ class NullShard:
 
     def _info(self, request: pb.InfoRequest) -> pb.InfoResponse:
         return pb.InfoResponse(
-            dtype="torch.float32", device_type="cpu", attention_impl="paged", block_size=BLOCK_SIZE,
+            dtype="torch.float32", device_type="cuda", attention_impl="paged", block_size=BLOCK_SIZE,
             pipeline_depth=2, support_chunking=self._chunks,
             use_prefix_caching=True, extensions=Extension,
         )  # fmt: skip
@@ -288,7 +335,8 @@ def _plain(request_type: Any, run: Callable[[Any], Any]) -> Any:
 
 async def setup() -> Mapping[str, Handler]:
     path, num_blocks, *options = sys.argv[1:]
-    shard = NullShard(path, int(num_blocks), chunks="chunks" in options)
+    num_ranks = next((int(text.removeprefix("ranks=")) for text in options if text.startswith("ranks=")), 1)
+    shard = NullShard(path, int(num_blocks), chunks="chunks" in options, num_ranks=num_ranks)
     await shard.serve()
     device = shard.device
 

@@ -13,11 +13,14 @@ from benchmarks.router.bench import LONG_PROMPT, LONGEST, SHORT_PROMPT, Bench, W
 from benchmarks.router.child import Child, free_port
 
 ROWS = 64
-ROW_TOKENS = 12_000  # of each of many streams: more than a run can deliver
+ROW_TOKENS = 16_000  # of each of many streams: more than a run can deliver, and few enough for the blocks there are
 STEP_1_ROW_S = 0.0037
 STEP_64_ROWS_S = 0.005
 PORTION_BYTES = 4096
 FEW_BLOCKS, MANY_BLOCKS = 65_536, 1_000_000
+ARRIVAL_RANKS = (1, 4)
+FEW_TOKENS_STEP_S = 0.02
+FEW_STEP_TOKENS = 256  # more than arrive during a step, and much less than the longest prompts
 Figures = dict[str, Any]
 
 

@@ -114,8 +114,12 @@ VARIABLES = (
     Variable("RAYON_NUM_THREADS", "tokenizers", "Set to 1 for the trial of a tokenizer.", in_code=True),
     Variable("TRANSFORMERS_VERBOSITY", "transformers", "Set for the conversion of a tokenizer.", in_code=True),
     Variable(
-        "GLOO_SOCKET_IFNAME", "shard", "Network interface that shards on CPUs use. Set to `lo` by the launcher if all "
-        "shards are on one machine.",
+        "GLOO_SOCKET_IFNAME", "shard", "Network interface that shards on CPUs use. Set to `lo` if all shards are on "
+        "one machine, in a group of nodes by the launcher to the interface of `--node-addr`.",
+        in_code=True,
+    ),
+    Variable(
+        "NCCL_SOCKET_IFNAME", "shard", "As `GLOO_SOCKET_IFNAME`, for the connections of NCCL in a group of nodes.",
         in_code=True,
     ),
     Variable(

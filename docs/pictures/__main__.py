@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -40,7 +40,8 @@ def terminal(command: str) -> Iterator[str]:
     finally:
         _tmux("send-keys", "-t", name, "C-c")
         time.sleep(2)  # the launcher ends its children
-        _tmux("kill-session", "-t", name)
+        with suppress(subprocess.CalledProcessError):  # Ctrl-C has ended it
+            _tmux("kill-session", "-t", name)
 
 
 def wait_for(name: str, pattern: str, count: int = 1) -> None:
@@ -74,7 +75,16 @@ def _tmux(*arguments: str) -> str:
     return subprocess.run(["tmux", "-L", NAME, *arguments], check=True, capture_output=True, text=True).stdout
 
 
+def picture_of(command: str, last_words: str, picture: str) -> None:
+    """Of a command that ends by itself, when it has said its last words."""
+    with terminal(command) as name:
+        wait_for(name, last_words)
+        save(name, command, picture)
+
+
 def main() -> None:
+    picture_of(f"launcher doctor --port {PORT}", "This machine", "terminal-doctor")
+    picture_of("launcher estimate demo --memory 24GiB", "--kv-cache-dtype", "terminal-estimate")
     serve = f"launcher serve demo --port {PORT} --hostname 127.0.0.1"
     chat = f"launcher chat --url {URL}"
     with terminal(serve) as server:

@@ -1,9 +1,11 @@
-"""Command: what the planning hands to the code that starts the processes."""
+"""Command: what the planning hands to the code that starts the processes; and how the launcher asks its own server."""
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 Environment = Mapping[str, str]
 
@@ -19,11 +21,31 @@ class Command:
     rank: int | None = None
     socket: str | None = None
     """Ready when gRPC Health is answered here."""
-    http: tuple[str, int] | None = None
-    """Ready when GET /health is answered with 200 here."""
+    url: str | None = None
+    """Of an HTTP server: ready when it answers GET /health with 200."""
     private_files: bool = False
     """Only its user may read files that it creates (the mode of a socket follows from this)."""
 
     @property
     def title(self) -> str:
         return self.name if self.rank is None else f"{self.name} {self.rank}"
+
+
+def url_of(address: str, port: int, *, has_tls: bool) -> str:
+    """address: an IP address; `0.0.0.0` and `::`, all of this machine's, become the loopback address."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    return f"{'https' if has_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def connection_to(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Not connected yet. The certificate is not checked: it is made for the names that clients use."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+    import ssl  # 10 ms, for those who use it
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=timeout_s, context=context)

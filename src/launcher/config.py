@@ -11,7 +11,9 @@ from typing import Literal
 
 from launcher.errors import ArgumentValidation
 from launcher.group_config import GroupConfig, check_group, num_nodes
+from launcher.http_config import HttpConfig, check_http, http_port
 from wire import tracing
+from wire.adapters import adapter_sources
 from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize, refuse_unserved
 
@@ -27,17 +29,16 @@ KEEP_MODEL_TYPE = ("flash_attn", "torch_varlen")
 """Attention backends whose KV cache is always of the model's type."""
 
 _U32 = 2**32 - 1
-_PORT = 65535
 _MOST_SHARDS = 1024
 
 _MODEL, _SHARDS = "Model", "Shards"
 _REQUEST, _BATCH = "Limits of a request", "Batching"
-_HTTP, _RUN = "HTTP", "Operation"
+_RUN = "Operation"
 _NOT_YET = "Not served yet (refused at start)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherConfig(GroupConfig):
+class LauncherConfig(HttpConfig, GroupConfig):
     """Options of the launcher."""
 
     model_id: str | None = option(
@@ -59,6 +60,11 @@ class LauncherConfig(GroupConfig):
         help="Type of the numbers in the KV cache; 8-bit types hold twice the tokens of 16-bit ones. Default: the "
         "model's; on a GPU what the checkpoint asks for.",
     )  # fmt: skip
+    lora_adapters: str | None = option(
+        None, panel=_MODEL,
+        help="LoRA adapters that requests may ask for by name, separated by commas: name=path, path, or a hub "
+        "id[@revision] that is in the local cache; also name=id[@revision].",
+    )  # fmt: skip
     quantize: Quantize | None = option(
         None, panel=_MODEL,
         help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes. Checkpoints that are "
@@ -68,6 +74,16 @@ class LauncherConfig(GroupConfig):
     tokenizer_config_path: Path | None = option(
         None, panel=_MODEL, help="A tokenizer_config.json to use instead of the model's (chat template)."
     )
+    tool_call_parser: str | None = option(
+        None, panel=_MODEL,
+        help="Form in which the model writes tool calls: `auto` (as its chat template shows), `tgi` (forced into TGI's "
+        "form), or a name from docs/tools-and-reasoning.md. Default: auto.",
+    )  # fmt: skip
+    reasoning_parser: str | None = option(
+        None, panel=_MODEL,
+        help="Form of the model's reasoning: `auto`, `none` (it stays in the text), or a name from "
+        "docs/tools-and-reasoning.md. Default: auto.",
+    )  # fmt: skip
     rope_scaling: Literal["linear", "dynamic"] | None = option(
         None, panel=_MODEL, help="RoPE scaling to use instead of the model's; only `linear` is served."
     )
@@ -86,8 +102,17 @@ class LauncherConfig(GroupConfig):
         None,
         panel=_SHARDS,
         maximum=_MOST_SHARDS,
-        help="Number of shards. Default: as many of the visible GPUs as divide the attention heads; 1 on a CPU.",
+        help="Number of shards of each stage. Default: as many of the visible GPUs as divide the attention heads; 1 on "
+        "a CPU.",
     )
+    num_stage: int = option(
+        1, panel=_SHARDS, minimum=1, maximum=_MOST_SHARDS,
+        help="Stages of a pipeline, each of which holds consecutive layers and has its own shards.",
+    )  # fmt: skip
+    stage_layers: list[int] = option(
+        [], panel=_SHARDS, separator=",", minimum=1, maximum=_U32,
+        help="Layers of each stage. Default: such that the largest stage is as small as possible.",
+    )  # fmt: skip
     shard_uds_path: str | None = option(
         None, panel=_SHARDS,
         help="Prefix of the shards' sockets; `-<rank>` is appended. Default: in a private directory of this launch.",
@@ -166,25 +191,6 @@ class LauncherConfig(GroupConfig):
     max_batch_size: int | None = option(None, panel=_BATCH, maximum=_U32, help="Largest number of requests in a batch.")
     validation_workers: int = option(2, panel=_BATCH, help="Threads of the router that tokenize prompts.")
 
-    hostname: str = option("0.0.0.0", panel=_HTTP, help="Address to listen on.")
-    port: int = option(3000, short="p", panel=_HTTP, maximum=_PORT, help="Port to listen on; 0 chooses a free one.")
-    aip_http_port: int | None = option(
-        None, panel=_HTTP, maximum=_PORT, help="Vertex AI's name for `--port`, which it overrides."
-    )
-    prometheus_port: int | None = option(
-        None, panel=_HTTP, maximum=_PORT, help="A separate port for /metrics; opened only if given, 0 for none."
-    )
-    api_key: str | None = option(None, panel=_HTTP, header=True, help="Bearer token that clients must send.")
-    cors_allow_origin: list[str] = option(
-        [], panel=_HTTP, header=True, help="An allowed origin; repeatable. Default: any."
-    )
-    no_playground: bool = option(
-        False, panel=_HTTP, help="Answer browsers at / as any other client, without the page to try the model."
-    )
-    compute_type: str | None = option(
-        None, panel=_HTTP, header=True, help="Value of the response header x-compute-type. Default: from the GPUs."
-    )
-
     json_output: bool = option(False, panel=_RUN, help="Write the log as JSON.")
     log_level: str = option("info", panel=_RUN, help="Lowest level that is logged, or a filter: `warn,router=debug`.")
     verbose: bool = option(
@@ -222,13 +228,12 @@ class LauncherConfig(GroupConfig):
     usage_stats: Literal["on", "off", "no-stack"] = option(
         "on", panel=_RUN, help="Accepted and ignored: nothing is ever sent."
     )
+    speculate: int | None = option(None, panel=_RUN, maximum=15, help="Most tokens drafted for a step. Default: none.")
     watermark_gamma: float | None = option(
         None, panel=_RUN, minimum=0.0, maximum=1.0, help="Share of the vocabulary that a watermark favours."
     )
     watermark_delta: float | None = option(None, panel=_RUN, help="Bias that a watermark adds to its share.")
 
-    speculate: int | None = option(None, panel=_NOT_YET, help="Tokens to speculate.")
-    lora_adapters: str | None = option(None, panel=_NOT_YET, help="Adapters to load.")
     weights_cache_override: Path | None = option(None, panel=_NOT_YET, help="A flat directory of weight files.")
     max_image_fetch_size: int | None = option(None, panel=_NOT_YET, unit="bytes", help="Largest image that is fetched.")
     ngrok: bool = option(False, panel=_NOT_YET, help="A tunnel to the internet.")
@@ -254,23 +259,25 @@ ROUTER_FLAGS = (
     "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens", "max_total_tokens",
     "max_client_batch_size", "payload_limit", "disable_grammar_support", "waiting_served_ratio",
     "max_batch_total_tokens", "max_step_prefill_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers",
-    "cors_allow_origin",
+    "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
-    "usage_stats",
+    "tool_call_parser", "reasoning_parser", "usage_stats",
 )  # fmt: skip
-ROUTER_VARIABLES = ("log_level", "api_key", "compute_type")
-"""The key is not in argv, which every user of the machine can read."""
+ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
+"""Secrets are not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
     "revision", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
-    "max_batch_total_tokens",
+    "max_batch_total_tokens", "speculate",
 )  # fmt: skip
 PROFILE_FLAGS = ("profile", "profile_steps")
 """Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
-    "disable_custom_kernels",
+    "disable_custom_kernels", "lora_adapters", "num_stage", "stage_layers",
     "watermark_gamma", "watermark_delta", "attention",
 )  # fmt: skip
+GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
+"""Variables of the shards and the router of a group of nodes."""
 DOWNLOAD_FLAGS = ("revision", "trust_remote_code", "quantize")
 
 
@@ -278,9 +285,8 @@ def check(config: LauncherConfig) -> None:
     """Refuses what is wrong whatever the machine and the model. Raises ArgumentValidation."""
     if config.model_id == "":
         raise ArgumentValidation("`--model-id` is empty")
-    if config.api_key == "":  # not what an empty variable comes to, which counts as not set
-        raise ArgumentValidation("`--api-key` is empty: give a key, or leave the flag out to serve every client")
     check_group(config)
+    check_http(config)
     _check_served(config)
     try:
         tracing.check(config.otlp_endpoint)
@@ -288,6 +294,15 @@ def check(config: LauncherConfig) -> None:
         raise ArgumentValidation(str(error)) from None
     if config.sharded and config.num_shard is not None and config.num_shard <= 1:
         raise ArgumentValidation(f"`--sharded true` needs `--num-shard` > 1, given {config.num_shard}")
+    if config.speculate and config.num_stage > 1:
+        raise ArgumentValidation("`--speculate` cannot be combined with `--num-stage`: leave one of them out")
+    if config.num_shard is not None and config.num_shard * config.num_stage % num_nodes(config):
+        raise ArgumentValidation(
+            f"`--num-shard` {config.num_shard} cannot be divided among {num_nodes(config)} nodes: give a multiple of "
+            "`--nnodes`, or leave it out"
+        )
+    if config.sharded is False and num_nodes(config) > 1:
+        raise ArgumentValidation("`--sharded false` and several nodes contradict each other: leave one out")
     if config.num_shard is not None and config.num_shard < 1:
         raise ArgumentValidation("`--num-shard` cannot be < 1")
     if config.max_input_tokens is not None and config.max_input_length is not None:
@@ -317,17 +332,10 @@ def check(config: LauncherConfig) -> None:
         raise ArgumentValidation("`--cuda-memory-fraction` must be > 0")
     if config.tokenizer_config_path is not None and not config.tokenizer_config_path.is_file():
         raise ArgumentValidation(f"`--tokenizer-config-path` {config.tokenizer_config_path} is not a file")
-    flag, port = http_port(config)
-    if config.prometheus_port is not None and config.prometheus_port == port != 0:
-        raise ArgumentValidation(f"`{flag}` and `--prometheus-port` are both {port}")
+    port = http_port(config)[1]
     if config.master_port is not None and config.master_port in (port, config.prometheus_port) and config.master_port:
         raise ArgumentValidation(f"`--master-port` {config.master_port} is asked for twice; choose another")
     _check_token_limits(config)
-
-
-def http_port(config: LauncherConfig) -> tuple[str, int]:
-    """The flag that names the HTTP port, and the port that was asked for."""
-    return ("--port", config.port) if config.aip_http_port is None else ("--aip-http-port", config.aip_http_port)
 
 
 def _check_token_limits(config: LauncherConfig) -> None:
@@ -353,19 +361,25 @@ def _check_token_limits(config: LauncherConfig) -> None:
 
 def _check_served(config: LauncherConfig) -> None:
     refuse_unserved(config.quantize, ArgumentValidation)
+    _check_adapters(config)
     if config.quantize == "exl2" and (config.num_shard or 1) > 1:
         raise ArgumentValidation("Sharding is currently not supported with `exl2` quantization")
     for flag, is_set, remedy in (
-        ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
-        ("--lora-adapters", bool(config.lora_adapters), "merge the adapter into the model first"),
         ("--rope-scaling dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind of config.json"),
         ("--weights-cache-override", not _is_the_model(config), "give the directory as `--model-id`"),
         ("--max-image-fetch-size", _limits_images(config), "leave it out, requests with images are refused"),
-        ("--nnodes", num_nodes(config) > 1, "leave it out, and serve with the shards of one node"),
         ("--ngrok", config.ngrok, "put a tunnel of your choice in front of `--port`"),
     ):
         if is_set:
             raise ArgumentValidation(f"`{flag}` is not served yet: {remedy}")
+
+
+def _check_adapters(config: LauncherConfig) -> None:
+    taken = (config.model_id or DEFAULT_MODEL_ID, *config.served_model_name)
+    for source in adapter_sources(config.lora_adapters, ArgumentValidation, taken=taken):
+        folder = Path(source.place).expanduser()
+        if source.is_folder and not (folder / "adapter_config.json").is_file():
+            raise ArgumentValidation(f"LoRA adapter `{source.name}`: no adapter_config.json in {folder}")
 
 
 def _limits_images(config: LauncherConfig) -> bool:

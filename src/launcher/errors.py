@@ -7,19 +7,24 @@ LauncherError
 ├── ShardCannotStart         a shard exited before all were ready
 ├── ShardFailed              a shard exited while serving
 ├── WebserverCannotStart     the router could not be started, or was not ready in time
-└── WebserverFailed          the router ended
+├── WebserverFailed          the router ended
+└── NodeLost                 another node of the group failed or is not heard from
 """
 
 from __future__ import annotations
 
+from wire.exit_status import LOST_NODE
 from wire.text.escape import as_error, quoted
 
 
 class LauncherError(Exception):
-    """Ends the launch with exit status 1; the text is one sentence for the operator."""
+    """Ends the launch; the text is one sentence for the operator."""
 
+    exit_status = 1
     comes_from_a_child = False
     """The log has more of it."""
+    is_consequence = False
+    """What failed did so because something else had: another shard, mostly."""
 
     def report(self) -> str:
         """The last line on standard error, in TGI's form."""
@@ -56,3 +61,7 @@ class WebserverCannotStart(LauncherError):
 
 class WebserverFailed(LauncherError):
     comes_from_a_child = True
+
+
+class NodeLost(LauncherError):
+    exit_status = LOST_NODE

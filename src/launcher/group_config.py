@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from launcher.errors import ArgumentValidation
+from wire import tls
 from wire.cli.options import option
 
 _NODES = "Nodes"
@@ -58,6 +60,13 @@ class GroupConfig:
     )
     insecure_group: bool = option(
         False, panel=_NODES, help="Serve with several nodes without a --group-token, on a network of your own."
+    )
+    group_tls_cert: Path | None = option(
+        None, panel=_NODES, help="PEM file with this node's certificate, for TLS between the nodes of a group."
+    )
+    group_tls_key: Path | None = option(None, panel=_NODES, help="PEM file with the key of --group-tls-cert.")
+    group_tls_ca: Path | None = option(
+        None, panel=_NODES, help="PEM file with the certificate of the authority that signed those of all nodes."
     )
     join_timeout: int = option(
         600, panel=_NODES, minimum=1, maximum=_U32, help="Seconds in which all nodes must have joined."
@@ -113,6 +122,7 @@ def check_group(config: GroupConfig) -> None:
             ("--node-addr", config.node_addr is not None),
             ("--shard-port", config.shard_port != 0),
             ("--insecure-group", config.insecure_group),
+            ("--group-tls-cert", config.group_tls_cert is not None),
         ):
             if is_given:
                 raise ArgumentValidation(f"`{flag}` is for several nodes: give `--nnodes` too, or leave it out")
@@ -124,5 +134,19 @@ def check_group(config: GroupConfig) -> None:
         )
     if config.group_token and config.insecure_group:
         raise ArgumentValidation("`--group-token` and `--insecure-group` contradict each other: leave one out")
+    _check_tls(config)
     if rank > 0 and config.master_addr == _LOCALHOST:
         raise ArgumentValidation(f"node {rank} needs the address of node 0: give `--master-addr`")
+
+
+def _check_tls(config: GroupConfig) -> None:
+    files = (config.group_tls_cert, config.group_tls_key, config.group_tls_ca)
+    if all(path is None for path in files):
+        return
+    if None in files:
+        raise ArgumentValidation("`--group-tls-cert`, `--group-tls-key` and `--group-tls-ca` need each other: give all")
+    try:
+        tls.check(config.group_tls_cert, config.group_tls_key, flags=("--group-tls-cert", "--group-tls-key"))
+        tls.check_authority("--group-tls-ca", config.group_tls_ca)
+    except tls.TlsError as error:
+        raise ArgumentValidation(str(error)) from None

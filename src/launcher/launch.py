@@ -9,14 +9,15 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError
-from launcher.group_config import with_supervisor
+from launcher.group_config import num_nodes, with_supervisor
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
-from launcher.planning.plan import Endpoints, LaunchPlan, check_model, make_plan, resolve_num_shard
+from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, check_model, make_plan, resolve_num_shard
 from launcher.processes.child import Guard
 from launcher.processes.output import Output, claim_standard_descriptors
 from launcher.processes.signals import Signals
@@ -25,6 +26,9 @@ from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal, how_to_ask, info_of
 from wire.log import console, log_setup, progress_bars
 from wire.log.levels import level_from_filter
+
+if TYPE_CHECKING:
+    from launcher.nodes.node_group import NodeGroup
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -46,6 +50,7 @@ def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
         with Signals() as signals:
             status = _Launch(config, signals, environ, terminal).run()
     except LauncherError as error:
+        status = error.exit_status
         if config.json_output:
             logger.error("%s", error.report())
         for_person = stderr.isatty() and not config.json_output
@@ -63,6 +68,10 @@ def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
     return status
 
 
+class _Interrupted(Exception):
+    """A request to stop while this node waits for others."""
+
+
 class _Launch:
     """One launch, from the options to the end of the children."""
 
@@ -76,6 +85,8 @@ class _Launch:
         """`terminal`: what shows the launch instead of the log."""
         self._config, self._signals, self._environ = config, signals, environ
         self._terminal = terminal
+        self._group: NodeGroup | None = None
+        """None: one node serves alone."""
         self._phases: list[tuple[str, float]] = []
         """Name and seconds of what has been done so far."""
         self._age_s = hardware.process_age_s()
@@ -90,7 +101,7 @@ class _Launch:
         machine = hardware.detect(self._environ)
         self._end_phase("check of the machine")
         if config.env:
-            from launcher import env_report
+            from launcher.planning import env_report
 
             logger.info("Runtime environment:\n%s", env_report.report(machine, self._environ))
             if config.model_id is None:
@@ -98,9 +109,54 @@ class _Launch:
         self._config = config = with_supervisor(config, self._environ)
         logger.info("%s", redacted(config))
         check(config)
+        preflight.check_router_variables(self._environ)
+        self._environ = model_info.with_hub_cache(self._environ, config.huggingface_hub_cache)
+        return self._serve(machine) if num_nodes(config) == 1 else self._serve_in_group(machine)
+
+    def _serve_in_group(self, machine: Hardware) -> int:
+        # Imported here: a node alone needs none of it, and gRPC takes 0.2 s.
+        from launcher.nodes import group as nodes
+
+        log_setup.name_node(self._config.node_rank or 0)
+        try:
+            self._group = nodes.open_group(self._config, machine, self._signals, self._pause)
+            self._config = self._group.join(
+                self._config, lambda config: nodes.commit_of(config, self._environ), self._pause
+            )
+            self._end_phase("meeting of the nodes")
+            self._config = nodes.with_shards(self._config, machine)
+            check(self._config)
+            return self._serve(nodes.whole(machine, num_nodes(self._config)))
+        except _Interrupted:
+            if self._group is not None:
+                self._group.may_stop_shards()
+            return 0
+        except LauncherError as error:
+            if self._group is None:
+                raise
+            raise self._group.end(error) from error
+        finally:
+            if self._group is not None:
+                self._group.close()
+
+    def _pause(self, timeout_s: float) -> None:
+        """Waits for something of the other nodes. Raises _Interrupted on a signal, NodeLost if a node is lost."""
+        self._signals.wait(timeout_s)
+        if self._signals.take() or (self._group is not None and self._group.wants_stop()):
+            raise _Interrupted
+        if self._group is not None:
+            self._group.check()
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this node has the router."""
+        return not self._config.node_rank
+
+    def _serve(self, machine: Hardware) -> int:
+        """machine: all nodes together."""
+        config = self._config
         self._warn()
         model_id = config.model_id or DEFAULT_MODEL_ID
-        self._environ = model_info.with_hub_cache(self._environ, config.huggingface_hub_cache)
         directory = model_info.directory(model_id, config.revision, self._environ)
         is_local = model_info.is_local(model_id)
         if is_local and directory is not None:
@@ -110,9 +166,11 @@ class _Launch:
         check_model(model_id, info, config.quantize)
         expected = resolve_num_shard(config, machine, info).value
         preflight.check_memory(model_id, machine, info, expected, config.quantize)
-        address = preflight.listening_address(config)
-        port = preflight.http_port(config, address)
-        self._config = config = preflight.without_busy_metrics_port(config, address)
+        address, port = config.hostname, config.port
+        if self._leads:
+            address = preflight.listening_address(config)
+            port = preflight.http_port(config, address)
+            self._config = config = preflight.without_busy_metrics_port(config, address)
         if directory is None and model_info.is_misspelt_demo(model_id):
             raise ArgumentValidation(f"`--model-id` {model_id}: no such directory; did you mean {model_info.DEMO}?")
         if not is_local:
@@ -156,6 +214,7 @@ class _Launch:
             age_s=hardware.process_age_s(),
             own_phases=self._phases if config.verbose_startup else None,
             terminal=self._terminal,
+            group=self._group,
         )
         try:
             # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
@@ -177,12 +236,14 @@ class _Launch:
             check_model(model_id, info, config.quantize)
             num_shard = resolve_num_shard(config, machine, info).value
             preflight.check_memory(model_id, machine, info, num_shard, config.quantize)
-            master_port = preflight.rendezvous_port(config, num_shard)
+            part, master_port = self._meet(directory, num_shard, prefix)
             ends = Endpoints(hostname=address, port=port, uds_prefix=prefix, master_port=master_port)
-            plan = make_plan(config, machine, info, ends)
+            plan = make_plan(config, machine, info, ends, part)
             _log_reasons(plan)
-            shards = [commands.shard(plan, rank, self._environ) for rank in range(plan.num_shard)]
-            router = commands.router(plan, self._environ, logs_requests=self._terminal is not None)
+            shards = [commands.shard(plan, rank, self._environ) for rank in plan.ranks]
+            router = None
+            if self._leads:
+                router = commands.router(plan, self._environ, logs_requests=self._terminal is not None)
             return supervisor.serve(
                 shards,
                 router,
@@ -191,6 +252,16 @@ class _Launch:
             )
         finally:
             supervisor.kill_all()
+
+    def _meet(self, directory: Path | None, num_shard: int, prefix: str) -> tuple[NodePart | None, int]:
+        """This node's part, and where the ranks meet."""
+        if self._group is None or directory is None:
+            return None, preflight.rendezvous_port(self._config, num_shard)
+        from launcher.nodes import group as nodes
+
+        part = nodes.meet(self._config, self._group, directory, num_shard, prefix, self._pause)
+        self._end_phase("meeting of the nodes")
+        return part
 
     def _download(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
         try:
@@ -203,6 +274,8 @@ class _Launch:
 
     def _fetch(self, model_id: str, directory: Path | None, supervisor: Supervisor) -> int | None:
         logger.info("Starting check and download process for %s", model_id)
+        if self._group is not None:
+            self._group.show_progress("downloading the model")
         is_absent = directory is None and not model_info.is_local(model_id)
         if is_absent and not check_network(model_id, self._environ, self._signals):
             return 0
@@ -238,6 +311,9 @@ class _Launch:
 
     def _show_serving(self, plan: LaunchPlan, url: str, seconds: float) -> None:
         if self._terminal is None:
+            return
+        if not self._leads:
+            self._terminal.show_serving([])
             return
         asks = how_to_ask(url, has_page=not plan.asked.no_playground, needs_key=plan.asked.api_key is not None)
         self._terminal.show_serving(plan.served(info_of(url)) + asks)

@@ -7,8 +7,8 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
+from launcher.command import connection_to
 from wire.log.console import Console
 
 _REDRAW_S = 0.1
@@ -56,7 +56,7 @@ class Terminal:
 
 def info_of(url: str) -> Mapping[str, Any]:
     """What the router's /info answers; empty where it does not."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_INFO_TIMEOUT_S)
+    connection = connection_to(url, _INFO_TIMEOUT_S)
     try:
         connection.request("GET", "/info")
         answer = json.loads(connection.getresponse().read())
@@ -73,6 +73,6 @@ def how_to_ask(url: str, *, has_page: bool, needs_key: bool) -> list[tuple[str, 
     body = """-H 'content-type: application/json' -d '{"inputs": "Hello"}'"""
     return [
         ("address", url + (" (in a browser: a page to try the model)" if has_page else "")),
-        ("try", f"curl {url}/generate{header} {body}"),
+        ("try", f"curl {'-k ' if url.startswith('https') else ''}{url}/generate{header} {body}"),
         ("key", "required: the value of --api-key" if needs_key else "not required (--api-key sets one)"),
     ]

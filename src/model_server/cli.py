@@ -13,12 +13,12 @@ from model_server.errors import FatalError, LostPeerError, MissingPeerError, Sta
 from wire import phases
 from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
-from wire.local_grpc import poll_in_place
 from wire.log import log_setup
 from wire.model_files import read_object
 from wire.processes import stack_dump
 from wire.quantization.config import by_tensors, said_of
 from wire.quantization.methods import choose
+from wire.rpc.local_grpc import poll_in_place
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -104,13 +104,13 @@ def _refuse_adapter(model_id: str) -> None:
     directory = Path(model_id).expanduser()
     if (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
         raise StartupError(
-            f"--model-id {model_id} holds an adapter ({ADAPTER_CONFIG}) and no model; adapters are {NOT_SERVED}: "
-            "merge it into its base model first"
+            f"--model-id {model_id} holds an adapter ({ADAPTER_CONFIG}) and no model: serve its base model, and "
+            "name this one in --lora-adapters"
         )
 
 
 def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
-    """What cannot be served as it is quantized, by the configs in `directory`. Raises StartupError."""
+    """What cannot be served as it is quantized, or in stages, by the configs in `directory`. Raises StartupError."""
     from model_server.weights.locate import INDEX, weight_map
 
     fields = read_object(directory / "config.json", StartupError)
@@ -118,11 +118,11 @@ def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
     if said is None and (directory / INDEX).exists():
         said = by_tensors(dict.fromkeys(weight_map(directory / INDEX), ()))
     choice = choose(config.quantize, said, config.model_id, StartupError)
-    if choice.method is not None:
+    if choice.method is not None or config.num_stage > 1:
         # Imported here: torch takes seconds.
         from model_server.models.model import check_family
 
-        check_family(fields, choice)
+        check_family(fields, choice, config.num_stage)
 
 
 def quantize(config: QuantizeConfig) -> int:

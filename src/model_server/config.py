@@ -83,6 +83,11 @@ class ServeConfig:
         maximum=_U32,
         help="Most requests that the router decodes at once; no larger CUDA graph is captured",
     )
+    lora_adapters: str | None = option(
+        None,
+        help="LoRA adapters to load with the model, separated by commas: name=path, path, or a hub id[@revision] that "
+        "is in the local cache",
+    )
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(
         None,
@@ -113,6 +118,12 @@ class ServeConfig:
         help="Compute each request with the same bits in any batch, or refuse to start; without chunks, shared "
         "prefixes and preemption, and slower",
     )
+    speculate: int | None = option(
+        None,
+        env=None,
+        maximum=15,
+        help="The most tokens that are drafted and checked in one step, as long as that pays; unset or 0: none",
+    )
     disable_custom_kernels: bool = option(
         False, help="Let NCCL do every sum over the shards, even if the GPUs can read each other's memory"
     )
@@ -137,6 +148,36 @@ class ServeConfig:
     master_port: int = option(
         29500, panel=_DISTRIBUTED, maximum=65535, help="Port where the ranks connect to each other"
     )
+    num_stage: int = option(
+        1, panel=_DISTRIBUTED, minimum=1, help="Stages of the pipeline: WORLD_SIZE counts the shards of all of them"
+    )
+    stage_layers: list[int] = option(
+        [],
+        separator=",",
+        panel=_DISTRIBUTED,
+        minimum=1,
+        maximum=_U32,
+        help="Layers of each stage, as 20,22,22,16; unset: so that the largest stage has the fewest bytes",
+    )
+    num_nodes: int = option(1, panel=_DISTRIBUTED, minimum=1, help="Nodes on which the ranks run, as many on each")
+    node_endpoint: str | None = option(
+        None,
+        panel=_DISTRIBUTED,
+        help="Where the first rank of a node answers for all ranks of the node: tcp://<address>:<port> or unix://<path>",
+    )
+    endpoints: list[str] = option(
+        [], separator=",", panel=_DISTRIBUTED, help="Endpoints of all nodes in their order; rank 0 names them"
+    )
+    group_token: str | None = option(
+        None, panel=_DISTRIBUTED, header=True, help="Secret that calls to the endpoint must carry"
+    )
+    group_tls_cert: Path | None = option(
+        None, panel=_DISTRIBUTED, help="PEM file with this node's certificate, for TLS between the nodes of a group"
+    )
+    group_tls_key: Path | None = option(None, panel=_DISTRIBUTED, help="PEM file with the key of --group-tls-cert")
+    group_tls_ca: Path | None = option(
+        None, panel=_DISTRIBUTED, help="PEM file with the certificate of the authority that signed those of all nodes"
+    )
 
     dist_timeout: float = option(
         120.0,
@@ -146,9 +187,19 @@ class ServeConfig:
         maximum=_U32,
         help="Seconds for which the ranks wait for each other at the start",
     )
+    collective_timeout: float | None = option(
+        None,
+        panel=_DISTRIBUTED,
+        minimum=0.1,
+        maximum=_U32,
+        help="Seconds for which a rank waits for the others in a step; unset: as at the start",
+    )
+    store_key_prefix: str = option(
+        "",
+        panel=_DISTRIBUTED,
+        help="Beginning of every key by which the ranks find each other, known to no other process",
+    )
 
-    speculate: int | None = option(None, env=None, panel=_REFUSED, help="Tokens to speculate; 0 is accepted")
-    lora_adapters: str | None = option(None, panel=_REFUSED, help="Adapters to load")
     weights_cache_override: Path | None = option(None, panel=_REFUSED, help="A flat directory of weight files")
 
     @property
@@ -186,6 +237,12 @@ class DownloadConfig:
         help="Method with which the model will be served; if it does not fit config.json, it is refused before "
         "weights are downloaded",
     )
+    num_stage: int = option(
+        1,
+        minimum=1,
+        help="Stages in which the model will be served; a model that cannot be divided into stages is refused before "
+        "weights are downloaded",
+    )
     extension: Literal[".safetensors"] = option(
         ".safetensors", env=None, help="Kind of the weight files; only .safetensors is served"
     )
@@ -193,7 +250,7 @@ class DownloadConfig:
         False,
         env=None,
         negatable=True,
-        help="Accepted for compatibility: merging an adapter is not served yet, adapters are refused",
+        help="Accepted for compatibility: an adapter is not merged into its model, but refused",
     )
     logger_level: str = option("INFO", env=None, panel=_RUN, help="Least severe log level that is written")
     json_output: bool = option(False, env=None, negatable=True, panel=_RUN, help="One JSON object for each log line")
@@ -229,18 +286,24 @@ def check(config: ServeConfig) -> None:
     """Refuses what cannot be served whatever the model. Raises StartupError."""
     refuse_unserved(config.quantize, StartupError)
     for flag, is_set, remedy in (
-        ("--speculate", config.speculate not in (None, 0), "leave it out, the output is the same"),
-        ("LORA_ADAPTERS", config.lora_adapters is not None, "merge the adapter into the model first"),
         ("ROPE_SCALING dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind that config.json can name"),
         ("WEIGHTS_CACHE_OVERRIDE", config.weights_cache_override is not None, "give the directory as the model"),
     ):
         if is_set:
             raise StartupError(f"{flag} is {NOT_SERVED}: {remedy}")
+    if config.speculate and config.num_stage > 1:
+        raise StartupError("--speculate cannot be combined with several stages: leave one of them out")
     if config.rope_factor == 0:
         raise StartupError("ROPE_FACTOR must be > 0")
     if config.sharded and (config.rank is None or config.world_size is None):
         raise StartupError("--sharded needs the variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
     if config.sharded and config.place[0] >= config.place[1]:
         raise StartupError("RANK must be < WORLD_SIZE. Given: {} and {}".format(*config.place))
+    if config.place[1] % config.num_stage:
+        raise StartupError(f"WORLD_SIZE {config.place[1]} cannot be divided by NUM_STAGE {config.num_stage}")
+    if config.place[1] % config.num_nodes:
+        raise StartupError(f"WORLD_SIZE {config.place[1]} cannot be divided by NUM_NODES {config.num_nodes}")
+    if config.num_nodes > 1 and len(config.endpoints) != config.num_nodes:
+        raise StartupError(f"ENDPOINTS must name one endpoint for each of the {config.num_nodes} nodes")
     if config.cuda_memory_fraction == 0:
         raise StartupError("CUDA_MEMORY_FRACTION must be > 0")

@@ -4,6 +4,7 @@ ModelServerError
 ├── RequestError          the call is invalid; the shard continues (INTERNAL, as in TGI)
 │   ├── UnknownBatchError     a batch that is not cached here
 │   └── BatchGoneError        a batch that was dropped because an earlier step of it failed
+├── StepFailedError       another stage failed in a step; its batch is dropped, the shard continues
 ├── OutOfMemoryError      a step did not fit; its batch is dropped, the shard continues
 ├── StartupError          the shard cannot start; one line that names the cause and the flag to change
 │   ├── MissingPeerError      another rank did not connect
@@ -46,6 +47,10 @@ class BatchGoneError(RequestError):
 
     def __init__(self, batch_id: int) -> None:
         super().__init__(f"Batch ID {batch_id} is gone: an earlier step of it failed.")
+
+
+class StepFailedError(ModelServerError):
+    """Another stage of the pipeline failed in this step, with this text."""
 
 
 class OutOfMemoryError(ModelServerError):

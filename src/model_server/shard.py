@@ -9,31 +9,39 @@ from pathlib import Path
 import torch
 import uvloop
 
+from model_server.adapters.sources import adapter_folders
 from model_server.attention.choice import AttentionChoice
 from model_server.config import ServeConfig, threads_are_set
 from model_server.device import enter, resolve_device, resolve_dtype, settle, tune
 from model_server.distributed.group import ProcessGroup, connect
 from model_server.distributed.layout import Axis, Layout, Ranks
 from model_server.distributed.placement import Placement
-from model_server.engine.device_thread import DeviceThread
+from model_server.distributed.stage_links import StageLinks
+from model_server.engine.device_thread import LOOK_EVERY_S, DeviceThread
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.profile import StepProfiler
 from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError
 from model_server.memory.budget import CudaMemory
 from model_server.models.load import load_runner
-from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe
+from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe, with_adapters
+from model_server.models.stages import layer_counts
+from model_server.rpc.endpoint import EndpointPlan
 from model_server.rpc.interceptor import is_fatal
-from model_server.rpc.server import ShardServer, claim_socket, socket_path
+from model_server.rpc.server import ShardServer
 from model_server.rpc.servicer import Servicer, ShardFacts
+from model_server.rpc.sockets import claim_socket, socket_path
 from model_server.runner.cuda_graphs import GraphedRunner, graph_sizes, with_graphs
 from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
 from wire import phases
+from wire.rpc import remote_grpc
+from wire.rpc.mutual_tls import MutualTls
 from wire.text.counting import counted
 from wire.tracing import Tracing, TracingError
 
@@ -45,16 +53,21 @@ STOP_LIMIT_S = 5.0
 
 def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
-    layout = Layout.of(*config.place)
+    layout = Layout.of(*config.place, num_stages=config.num_stage, num_nodes=config.num_nodes)
     rank = layout.world.rank
-    graphs = graph_sizes(config.cuda_graphs, config.max_batch_size)
+    # A replay takes the residual stream from nowhere but its own buffers: stages run without graphs.
+    graphs = () if config.num_stage > 1 else graph_sizes(config.cuda_graphs, config.max_batch_size)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
+    model = with_adapters(model, adapter_folders(config.lora_adapters))
+    layout = replace(layout, layer_counts=layer_counts(model, config.num_stage, config.stage_layers))
     if rank == 0 and model.scheme.warning is not None:
         logger.warning("%s", model.scheme.warning)
     device = resolve_device(layout.local.rank, layout.local.size)
+    if config.speculate and device.type != "cpu":
+        raise StartupError(f"--speculate {config.speculate}: drafts are checked on CPUs only; leave it out on a GPU")
     dtype = resolve_dtype(
         config.dtype,
         device,
@@ -71,14 +84,15 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     logger.info("Device %s, %s, %s", device, dtype, counted(num_threads, "CPU thread"))
     stored = cache_dtype(model, config.kv_cache_dtype, device, config.attention)
     attention = AttentionChoice(config.attention, device, dtype, stored, batch_invariant=config.batch_invariant)
-    ranks = Ranks.of(_connect(config, layout.world, device))
+    ranks = Ranks.of(_connect(config, layout.world, device), layout)
     runner: Runner | None = None
     orderly = False
     phases.enter(phases.LOADING)
     try:
         placement = Placement(device, dtype, ranks, stored, batch_invariant=config.batch_invariant)
         runner = _load(config, model, placement, attention, graphs)
-        engine = _engine(config, runner, tokenizer, device, layout)
+        links = StageLinks(ranks, device) if layout.stage.size > 1 else None
+        engine = _engine(config, runner, tokenizer, device, layout, links, _speculator(config, runner))
         facts, plan = (
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
             _memory_plan(config, engine, stored or dtype),
@@ -86,7 +100,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         profiler = _profiler(config, rank, device)
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
-        orderly = uvloop.run(_serve(engine, ranks.world, facts, plan, path, tracing, profiler))
+        endpoint = _endpoint(config, layout)
+        orderly = uvloop.run(_serve(engine, ranks.world, links, facts, plan, path, endpoint, tracing, profiler))
     finally:
         leave(runner, ranks.world, orderly=orderly)
         if tracing is not None:
@@ -106,7 +121,10 @@ def _connect(config: ServeConfig, world: Axis, device: torch.device) -> ProcessG
         address=config.master_addr,
         port=config.master_port,
         timeout_s=config.dist_timeout,
-        one_shot=not config.disable_custom_kernels,
+        collective_timeout_s=config.collective_timeout,
+        key_prefix=config.store_key_prefix,
+        # Ranks of other nodes have other memory, which the check of the devices here does not see.
+        one_shot=not config.disable_custom_kernels and config.num_nodes == 1,
     )
 
 
@@ -130,7 +148,15 @@ def _load(
     return runner
 
 
-def _engine(config: ServeConfig, runner: Runner, tokenizer: Tokenizer, device: torch.device, layout: Layout) -> Engine:
+def _engine(
+    config: ServeConfig,
+    runner: Runner,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    layout: Layout,
+    links: StageLinks | None,
+    speculator: Speculator | None,
+) -> Engine:
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
     )
@@ -141,7 +167,16 @@ def _engine(config: ServeConfig, runner: Runner, tokenizer: Tokenizer, device: t
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not runner.traits.keeps_state,
     )
-    return Engine(runner, tokenizer, sampler, options)
+    return Engine(runner, tokenizer, sampler, options, links, speculator)
+
+
+def _speculator(config: ServeConfig, runner: Runner) -> Speculator | None:
+    if not config.speculate:
+        return None
+    if runner.traits.keeps_state:
+        logger.warning("--speculate has no effect: this model keeps a state that cannot go back behind a wrong draft")
+        return None
+    return Speculator(config.speculate)
 
 
 def announce(
@@ -166,8 +201,21 @@ def announce(
         grows=not traits.keeps_state and not config.batch_invariant,
         kv_cache_dtype=str(cache_dtype or dtype),
         quantize=quantize,
-        urls=tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),
+        adapters=traits.adapters,
+        speculate=0 if traits.keeps_state else config.speculate or 0,
+        urls=tuple(config.endpoints)
+        or tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),
     )
+
+
+def _endpoint(config: ServeConfig, layout: Layout) -> EndpointPlan | None:
+    """What the first rank of a node in a group of nodes listens on beside its socket."""
+    if config.node_endpoint is None or layout.local.rank != 0:
+        return None
+    is_remote = not config.node_endpoint.startswith(remote_grpc.UNIX)
+    tls = MutualTls.of(config.group_tls_cert, config.group_tls_key, config.group_tls_ca) if is_remote else None
+    sockets = tuple(socket_path(config.uds_path, layout.world.rank + other) for other in range(layout.local.size))
+    return EndpointPlan(url=config.node_endpoint, sockets=sockets, token=config.group_token, tls=tls)
 
 
 def _memory_plan(config: ServeConfig, engine: Engine, cache_dtype: torch.dtype) -> MemoryPlan:
@@ -205,9 +253,11 @@ def _profiler(config: ServeConfig, rank: int, device: torch.device) -> StepProfi
 async def _serve(
     engine: Engine,
     world: ProcessGroup,
+    links: StageLinks | None,
     facts: ShardFacts,
     plan: MemoryPlan,
     path: Path,
+    endpoint: EndpointPlan | None,
     tracing: Tracing | None,
     profiler: StepProfiler | None,
 ) -> bool:
@@ -231,8 +281,17 @@ async def _serve(
     def ends_shard(error: BaseException) -> bool:
         return is_fatal(error) or (world.size > 1 and parts_ranks(error))
 
-    device = DeviceThread(enter=lambda: enter(engine.options.device), on_fatal=on_fatal, is_fatal=ends_shard)
-    server = ShardServer(Servicer(engine, device, facts, warm), path, tracing)
+    device = DeviceThread(
+        enter=lambda: enter(engine.options.device),
+        on_fatal=on_fatal,
+        is_fatal=ends_shard,
+        # One step of each of the router's batches.
+        most_pending=1 if links is None else links.num_stages + 1,
+        look_every_s=LOOK_EVERY_S if links is None else 1.0,
+    )
+    if links is not None:
+        links.on_tokens = device.look
+    server = ShardServer(Servicer(engine, device, facts, warm), path, tracing, endpoint)
     world.on_lost(on_lost)
     device.start()
     try:

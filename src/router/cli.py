@@ -10,9 +10,9 @@ from router.config import RouterConfig, check
 from router.errors import StartupError
 from wire import phases
 from wire.cli.commands import installed_version, run_group
-from wire.local_grpc import poll_in_place
 from wire.log import log_setup
 from wire.processes import stack_dump
+from wire.rpc.local_grpc import poll_in_place
 from wire.text.escape import as_error
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class PrintSchemaConfig:
 def main() -> int:
     """Returns the exit status: 0 after a signal to stop, 1 for a failure, 2 for a wrong command line."""
     return run_group(
-        {"print-schema": (PrintSchemaConfig, print_schema)},
+        {"print-schema": (PrintSchemaConfig, print_schema), "check-options": (RouterConfig, check_options)},
         prog="router",
         version=installed_version,
         description="Serves the HTTP API and decides which request the model shards run next.",
@@ -54,6 +54,16 @@ def run(config: RouterConfig) -> int:
         return 1
     except KeyboardInterrupt:
         return 0
+
+
+def check_options(config: RouterConfig) -> int:
+    """Check the options and variables, and start nothing."""
+    try:
+        check(config)
+    except StartupError as error:
+        print(as_error(str(error)), file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
 
 
 def print_schema(config: PrintSchemaConfig) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from router.errors import ArgumentValidation
+from wire import tls
 from wire.cli.options import option
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
@@ -153,6 +154,12 @@ class RouterConfig:
         minimum=1,
     )
 
+    ssl_certfile: str | None = option(
+        None, panel=_HTTP, help="PEM file with a certificate (and its chain): the port then speaks HTTPS."
+    )
+    ssl_keyfile: str | None = option(
+        None, panel=_HTTP, help="PEM file with the certificate's key. Default: the key in --ssl-certfile."
+    )
     no_playground: bool = option(
         False, panel=_HTTP, help="Answer browsers at / as any other client, without the page to try the model."
     )
@@ -166,17 +173,45 @@ class RouterConfig:
     master_shard_uds_path: str = option(
         "/tmp/text-generation-server-0", panel=_MODEL, help="Socket of the shard with rank 0."
     )
+    group_token: str | None = option(
+        None, panel=_MODEL, header=True, help="Secret of a group of nodes, for the shards of other nodes."
+    )
+    group_tls_cert: Path | None = option(
+        None, panel=_MODEL, help="PEM file with this node's certificate, for TLS between the nodes of a group."
+    )
+    group_tls_key: Path | None = option(None, panel=_MODEL, help="PEM file with the key of --group-tls-cert.")
+    group_tls_ca: Path | None = option(
+        None, panel=_MODEL, help="PEM file with the certificate of the authority that signed those of all nodes."
+    )
+    lease_seconds: int | None = option(
+        None, panel=_MODEL, minimum=1, maximum=_U32,
+        help="Seconds for which another node of a group may be silent; /health fails after half of them.",
+    )  # fmt: skip
     tokenizer_name: str = option(
         "bigscience/bloom",
         panel=_MODEL,
         help="Model: a directory, `demo`, or a hub id whose files are in the local cache.",
     )
+    served_model_name: tuple[str, ...] = option(
+        (), panel=_MODEL,
+        help="A name of the model in OpenAI's API; repeatable, the first is used in answers. Default: the model's id.",
+    )  # fmt: skip
     tokenizer_config_path: str | None = option(
         None, panel=_MODEL, help="A tokenizer_config.json to use instead of the model's."
     )
     chat_template: str | None = option(
         None, panel=_MODEL, help="A file with a chat template to use instead of the model's."
     )
+    tool_call_parser: str = option(
+        "auto", panel=_MODEL,
+        help="Form in which the model writes tool calls: `auto` (as its chat template shows), `tgi` (forced into TGI's "
+        "form), or a name from docs/tools-and-reasoning.md.",
+    )  # fmt: skip
+    reasoning_parser: str = option(
+        "auto", panel=_MODEL,
+        help="Form of the model's reasoning: `auto`, `none` (it stays in the text), or a name from "
+        "docs/tools-and-reasoning.md.",
+    )  # fmt: skip
     revision: str | None = option(None, panel=_MODEL, help="Hub revision: a branch, tag or commit.")
     trust_remote_code: bool = option(False, panel=_UNSERVED, help="The router never runs a model's code.")
     validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenize prompts.")
@@ -242,6 +277,12 @@ def check(config: RouterConfig) -> None:
         check_tracing(config.otlp_endpoint)
     except TracingError as error:
         raise ArgumentValidation(str(error)) from None
+    try:
+        tls.check(config.ssl_certfile, config.ssl_keyfile)
+    except tls.TlsError as error:
+        raise ArgumentValidation(str(error)) from None
+    if "" in config.served_model_name:
+        raise ArgumentValidation("`--served-model-name` is empty")
     if config.max_image_fetch_size != _TGI_IMAGE_FETCH_SIZE:
         raise ArgumentValidation("images are not served; remove `--max-image-fetch-size` (MAX_IMAGE_FETCH_SIZE)")
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,17 +16,12 @@ FinishReason = Literal["length", "eos_token", "stop_sequence"]
 
 @dataclass(slots=True)  # not frozen: that costs more than the rest of making one
 class Token:
-    """One token. `logprob` may be NaN or infinite."""
+    """One token. `logprob` may be NaN or infinite, which JSON has as null; JSON has a float32 in its shortest form."""
 
     id: int
     text: str
-    logprob: float
+    logprob: np.float32
     special: bool = False
-
-    @property
-    def json_logprob(self) -> np.float32 | None:
-        """As TGI writes it: the shortest decimal that reads back as the same float32; what is not finite is null."""
-        return np.float32(self.logprob) if math.isfinite(self.logprob) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +51,7 @@ class Finished:
     seed: int | None
     queued_at: float
     started_at: float
+    cached_tokens: int = 0  # of the prompt, from the prefix cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class ShardInfo:
     pipeline_depth: int  # Decodes of one batch that may be in flight
     kv_cache_dtype: str
     quantize: str | None  # method of the weights; None: they are plain
+    adapters: tuple[str, ...] = ()  # names of LoRA adapters that requests may ask for
     extensions: frozenset[Extension]
 
     @property
@@ -50,9 +51,19 @@ class ShardInfo:
         return Extension.RUN_AHEAD in self.extensions
 
     @property
+    def overlaps(self) -> bool:
+        """A step can be put on the device while it computes the one before: it is idle if the next call comes late."""
+        return self.device_type != "cpu"
+
+    @property
+    def reserved_draft_tokens(self) -> int:
+        """Positions that a request needs beyond its own for drafts: our shards cut drafts to what there is."""
+        return 0 if Extension.WINDOWS in self.extensions else self.speculate
+
+    @property
     def chunks(self) -> bool:
         """Prompts may be split, and newcomers share a step with the running requests."""
-        return self.support_chunking and not self.requires_padding and self.speculate == 0
+        return self.support_chunking and not self.requires_padding and self.reserved_draft_tokens == 0
 
     @property
     def shares_prefixes(self) -> bool:

@@ -26,7 +26,8 @@ _Label = tuple[str, tuple[str, ...]]
 class Declared:
     """One metric: what it counts, in which unit, and its one label if it has one."""
 
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["counter", "gauge", "histogram", "info"]
+    """info: a gauge that is always 1; its labels are facts that are known once the shards have answered."""
     help: str
     unit: str
     label: _Label | None = None
@@ -63,14 +64,19 @@ DECLARED: dict[str, Declared] = {
     "tgi_batch_concat": _counter(
         "Prefills that joined a running batch", "batches", ("reason", ("backpressure", "wait_exceeded", "chunking"))
     ),
+    "tgi_speculation_drafted_tokens": _counter("Tokens that were drafted", "tokens"),
+    "tgi_speculation_accepted_tokens": _counter("Drafted tokens that were right", "tokens"),
     "tgi_request_preempted": _counter("Requests that gave up their KV blocks and began again", "requests"),
     "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
     "tgi_batch_current_size": _gauge("Requests in the running batch", "requests"),
     "tgi_batch_current_max_tokens": _gauge("Tokens that the running batch may grow to", "tokens"),
     "tgi_batch_max_total_tokens": _gauge("Token capacity of the server", "tokens"),
+    "tgi_speculation_window": _gauge("Longest draft that the last step checked", "tokens"),
     "tgi_kv_blocks_free": _gauge("KV blocks that no request uses", "blocks"),
     "tgi_kv_blocks_cached": _gauge("Free KV blocks that hold the beginning of earlier requests", "blocks"),
     "tgi_kv_blocks_live": _gauge("KV blocks that requests hold", "blocks"),
+    "tgi_kv_cache_usage": _gauge("Share of the KV blocks that requests hold, 0 to 1", "ratio"),
+    "tgi_cache_config_info": Declared("info", "Tokens of a KV block and number of blocks", "blocks"),
     "tgi_request_duration": _histogram("Whole request in seconds", "seconds"),
     "tgi_request_validation_duration": _histogram("From arrival to the queue in seconds", "seconds"),
     "tgi_request_queue_duration": _histogram("From the queue to a batch in seconds", "seconds"),
@@ -139,7 +145,8 @@ class Metrics:
     finds it before the first request."""
 
     def __init__(self, *, max_input_tokens: int = 1024, max_total_tokens: int = 2048, speculate: int = 0) -> None:
-        self._values = {name: _ValueFamily(one) for name, one in DECLARED.items() if one.kind != "histogram"}
+        self._values = {name: _ValueFamily(one) for name, one in DECLARED.items() if one.kind in ("counter", "gauge")}
+        self._infos: dict[str, str] = {}
         self._histograms: dict[str, _HistogramFamily] = {}
         durations = _duration_edges()
         for name in DECLARED:
@@ -173,6 +180,12 @@ class Metrics:
             raise KeyError(name)
         family.series[()] = value
 
+    def inform(self, name: str, **facts: int) -> None:
+        """Sets the labels of an info."""
+        if DECLARED[name].kind != "info":
+            raise KeyError(name)
+        self._infos[name] = ",".join(f'{key}="{value}"' for key, value in facts.items())
+
     def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
         """Adds one value to a histogram, or the same value several times."""
         family = self._histograms[name]
@@ -184,8 +197,11 @@ class Metrics:
         """The Prometheus text format."""
         lines: list[str] = []
         for name, declared in DECLARED.items():
-            lines += [f"# HELP {name} {declared.help}", f"# TYPE {name} {declared.kind}"]
-            if declared.kind == "histogram":
+            kind = "gauge" if declared.kind == "info" else declared.kind
+            lines += [f"# HELP {name} {declared.help}", f"# TYPE {name} {kind}"]
+            if declared.kind == "info":
+                lines += [f"{name}{{{self._infos[name]}}} 1"] if name in self._infos else []
+            elif declared.kind == "histogram":
                 lines += self._histogram_lines(name, self._histograms[name])
             else:
                 values = self._values[name].series.items()

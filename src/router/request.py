@@ -13,7 +13,7 @@ from typing import Any, Literal
 from router.generation_trace import GenerationTrace
 from wire.extensions import Extension
 
-GrammarKind = Literal["none", "json", "regex"]
+GrammarKind = Literal["none", "json", "regex", "lark"]
 
 
 @dataclass(frozen=True, kw_only=True)

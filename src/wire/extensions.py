@@ -16,6 +16,7 @@ class Extension(StrEnum):
     STOP_ANYWHERE = "stop_anywhere"  # stop texts match anywhere, not at token boundaries only
     OPENAI_PENALTIES = "openai_penalties"  # presence and frequency penalties over generated tokens, and min_p
     LOGIT_BIAS = "logit_bias"
+    LARK_GRAMMAR = "lark_grammar"  # grammars with tokens by id, around JSON schemas
     MIN_TOKENS = "min_tokens"  # nothing ends an answer that is shorter
     TOKEN_IDS = "token_ids"  # prompts travel as the router's token ids
     GROW = "grow"  # a running request may get more KV blocks

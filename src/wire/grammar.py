@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable
 from typing import Literal
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-GrammarKind = Literal["json", "regex"]
+GrammarKind = Literal["json", "regex", "lark"]
+
+END = "$END"
+"""Stands for the ids of the end-of-sequence tokens in the first of the grammars of a `lark` grammar, which only the
+shard knows."""
+
+OF_CALLS = {"whitespace_pattern": r"[ \n\t]{0,20}", "lenient": False, "coerce_one_of": False}
+"""What `x-guidance` says in the schemas of a `lark` grammar: models write their own calls with the blanks and line ends
+that they have learnt."""
 
 # At most one blank between the tokens of a JSON text, as in TGI: a model that likes white space cannot run away with
 # it. Keywords that cannot be enforced are errors, never ignored. A schema's own `x-guidance` does not change this.
 _WHITESPACE = " ?"
+
+
+_TRIGGER = re.compile(r'\{"trigger": ?(\d+),')
+
+
+def trigger_of(kind: GrammarKind, text: str) -> int | None:
+    """The token before which a `lark` grammar allows anything, if its text begins with one."""
+    found = _TRIGGER.match(text) if kind == "lark" else None
+    return int(found[1]) if found else None
 
 
 def _limits() -> LLParserLimits:
@@ -23,9 +43,16 @@ def _limits() -> LLParserLimits:
     )
 
 
-def compile_grammar(kind: GrammarKind, text: str, tokenizer: LLTokenizer) -> LLMatcher:
-    """The automaton at its start; whatever is wrong with the grammar is found in `get_error()`."""
-    if kind == "regex":
+def compile_grammar(kind: GrammarKind, text: str, tokenizer: LLTokenizer, end_ids: Iterable[int]) -> LLMatcher:
+    """The automaton at its start; whatever is wrong with the grammar is found in `get_error()`.
+
+    `end_ids`: the model's end-of-sequence tokens, which a `lark` grammar calls END. Raises ValueError.
+    """
+    if kind == "lark":
+        frame, *others = json.loads(text)["grammars"]
+        frame["lark_grammar"] = frame["lark_grammar"].replace(END, ",".join(map(str, end_ids)))
+        grammar = json.dumps({"grammars": [frame, *others]})
+    elif kind == "regex":
         grammar = LLMatcher.grammar_from_regex(text)
     else:
         grammar = LLMatcher.grammar_from_json_schema(

@@ -42,6 +42,7 @@ class Group:
 GROUPS = (
     Group("newest", "huggingface_hub 2, openai 3, langchain-openai"),
     Group("older_hub", "text-generation, huggingface_hub 0.36, langchain-huggingface"),
+    Group("anthropic_sdk", "anthropic"),
     Group("browser", "the page at / in Chromium"),
     Group("older_openai", "litellm, openai 2, huggingface_hub 1", is_long=True),
 )

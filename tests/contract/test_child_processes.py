@@ -10,9 +10,10 @@ SRC = Path(__file__).parents[2] / "src"
 PYTHON = "wire/processes/python_child.py"
 STARTERS = {
     "launcher/doctor/machine.py",
-    "launcher/env_report.py",  # nvidia-smi
+    "launcher/planning/env_report.py",  # nvidia-smi
     "launcher/models/command.py",  # the download of a launch
     "launcher/planning/hardware.py",  # nvidia-smi
+    "launcher/planning/preflight.py",  # the router, to check its variables
     "launcher/processes/child.py",
     "launcher/processes/parent_watchdog.py",  # becomes what `child` wants
     "model_server/weights/conversion/clean_process.py",

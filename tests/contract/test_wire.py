@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor
 
+from wire.node.v1 import node_pb2
 from wire.v3 import generate_pb2 as pb
 
 FILE: FileDescriptor = pb.DESCRIPTOR
@@ -147,23 +148,40 @@ OURS = {
         "pipeline_depth": (101, "uint32", "opt"),
         "kv_cache_dtype": (102, "string", "opt"),
         "quantize": (103, "string", "opt"),
+        "adapters": (104, "string", "rep"),
+        "adapter_prefix_caching": (105, "bool", "opt"),
+        "other_ranks": (120, "InfoResponse", "rep"),
     },
+    "WarmupResponse": {"other_ranks": (120, "WarmupResponse", "rep")},
+    "FilterBatchResponse": {"other_ranks": (120, "FilterBatchResponse", "rep")},
     "WarmupRequest": {"extensions": (100, "string", "rep"), "sequence": (101, "uint64", "opt")},
     "ClearCacheRequest": {"sequence": (100, "uint64", "opt")},
     "FilterBatchRequest": {"sequence": (100, "uint64", "opt")},
     "Request": {"input_ids": (100, "uint32", "rep"), "resume_ids": (110, "uint32", "rep")},
     "PrefillRequest": {
         "sequence": (100, "uint64", "opt"),
+        "unanswered": (101, "uint32", "opt"),
         "growth": (110, "BlockGrowth", "rep"),
         "chunk_tokens": (111, "uint32", "opt"),
     },
     "DecodeRequest": {
         "sequence": (100, "uint64", "opt"),
+        "unanswered": (101, "uint32", "opt"),
         "growth": (110, "BlockGrowth", "rep"),
         "chunk_tokens": (111, "uint32", "opt"),
     },
-    "PrefillResponse": {"columns": (100, "Columns", "opt"), "phases_ns": (101, "uint64", "rep")},
-    "DecodeResponse": {"columns": (100, "Columns", "opt"), "phases_ns": (101, "uint64", "rep")},
+    "PrefillResponse": {
+        "columns": (100, "Columns", "opt"),
+        "phases_ns": (101, "uint64", "rep"),
+        "speculation": (102, "Speculation", "opt"),
+        "other_ranks": (120, "PrefillResponse", "rep"),
+    },
+    "DecodeResponse": {
+        "columns": (100, "Columns", "opt"),
+        "phases_ns": (101, "uint64", "rep"),
+        "speculation": (102, "Speculation", "opt"),
+        "other_ranks": (120, "DecodeResponse", "rep"),
+    },
     "Generation": {"error": (100, "string", "opt")},
     "NextTokenChooserParameters": {
         "presence_penalty": (100, "float", "opt"),
@@ -176,7 +194,12 @@ OURS = {
 }
 
 ENUMS = {
-    "GrammarType": {"GRAMMAR_TYPE_NONE": 0, "GRAMMAR_TYPE_JSON": 1, "GRAMMAR_TYPE_REGEX": 2},
+    "GrammarType": {
+        "GRAMMAR_TYPE_NONE": 0,
+        "GRAMMAR_TYPE_JSON": 1,
+        "GRAMMAR_TYPE_REGEX": 2,
+        "GRAMMAR_TYPE_LARK": 100,
+    },
     "FinishReason": {"FINISH_REASON_LENGTH": 0, "FINISH_REASON_EOS_TOKEN": 1, "FINISH_REASON_STOP_SEQUENCE": 2},
 }
 
@@ -218,7 +241,9 @@ def test_our_fields_can_be_ignored(name):
 
 
 def test_there_are_no_other_messages_than_those_of_extensions():
-    assert set(FILE.message_types_by_name) - set(STOCK) == {"BlockGrowth", "Columns", "LogitBias"}
+    assert set(FILE.message_types_by_name) - set(STOCK) == {
+        "BlockGrowth", "Columns", "LogitBias", "OtherRanks", "Speculation",
+    }  # fmt: skip
 
 
 def test_repeated_numbers_are_packed():
@@ -243,24 +268,26 @@ def test_the_service():
         assert not method.server_streaming
 
 
-def test_the_stubs_are_as_fresh_as_the_proto(tmp_path):
+@pytest.mark.parametrize(("path", "stubs"), [("v3/generate.proto", FILE), ("node/v1/node.proto", node_pb2.DESCRIPTOR)])
+def test_the_stubs_are_as_fresh_as_the_proto(tmp_path, path, stubs):
     output = tmp_path / "set.bin"
     # The well-known way to compile under a mapped folder, with whatever version of the compiler is installed.
     subprocess.run(
         [
             sys.executable, "-m", "grpc_tools.protoc", f"-Iwire={PROTO_DIR}",
             f"-I{importlib.resources.files('grpc_tools') / '_proto'}", f"--descriptor_set_out={output}",
-            "wire/v3/generate.proto",
+            f"wire/{path}",
         ],
         check=True,
         timeout=60,
     )  # fmt: skip
     (compiled,) = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes()).file
     committed = descriptor_pb2.FileDescriptorProto()
-    FILE.CopyToProto(committed)
+    stubs.CopyToProto(committed)
     # json_name is filled in by some versions of the compiler and not by others; it is derived from the name.
     for file in (compiled, committed):
-        for message in file.message_type:
+        maps = [nested for message in file.message_type for nested in message.nested_type]
+        for message in (*file.message_type, *maps):
             for field in message.field:
                 field.ClearField("json_name")
     assert compiled == committed

@@ -49,6 +49,7 @@ class Prober:
         connection.close()
 
 
+@pytest.mark.long
 def test_health_is_answered_while_nothing_else_is_let_in() -> None:
     """A flood of probes beside requests that hold every permit: none is refused, none waits for a generation, and none
     is counted as a request."""

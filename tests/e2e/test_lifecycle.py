@@ -70,6 +70,7 @@ def test_a_draining_server_refuses_new_requests_and_a_second_signal_ends_it() ->
         assert family.left() == []
 
 
+@pytest.mark.long
 def test_the_deadline_ends_what_does_not_finish() -> None:
     with served("--graceful-termination-timeout", "2") as (server, family):
         running = streams(server, 2)
@@ -80,6 +81,7 @@ def test_the_deadline_ends_what_does_not_finish() -> None:
         assert family.left() == []
 
 
+@pytest.mark.long
 def test_a_shard_killed_while_idle_ends_everything() -> None:
     with served() as (server, family):
         family.shards[0].send_signal(signal.SIGKILL)
@@ -146,6 +148,7 @@ def test_a_killed_launcher_leaves_no_orphans() -> None:
             time.sleep(0.02)
 
 
+@pytest.mark.long
 def test_a_shard_that_is_stopped_is_killed_with_the_rest() -> None:
     """SIGSTOP and then a stop: what cannot hear SIGTERM does not keep the launcher from ending."""
     with served("--graceful-termination-timeout", "3", "--json-output") as (server, family):
@@ -187,6 +190,7 @@ if os.environ.get("RANK"):
 """
 
 
+@pytest.mark.long
 def test_what_a_stuck_shard_is_doing_is_shown_before_it_is_killed(tmp_path: Path) -> None:
     flag = tmp_path / "stuck"
     with served(MAX_STEP_SECONDS="2", **sabotaged(tmp_path, _DEADLOCK.format(flag=str(flag)))) as (server, family):
@@ -200,6 +204,7 @@ def test_what_a_stuck_shard_is_doing_is_shown_before_it_is_killed(tmp_path: Path
         assert "Error: WebserverFailed(" in log and "no step finished for 2 s" in log.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_a_launcher_whose_output_nobody_reads_goes_on() -> None:
     port = free_port()
     argv = [sys.executable, "-m", "launcher", "--model-id", "demo", "--hostname", "127.0.0.1", "--port", str(port)]
@@ -214,6 +219,7 @@ def test_a_launcher_whose_output_nobody_reads_goes_on() -> None:
             assert server.stop() == 0
 
 
+@pytest.mark.long
 def test_two_launches_do_not_disturb_each_other(tmp_path: Path) -> None:
     prefix = str(tmp_path / "shard")
     with served("--shard-uds-path", prefix) as (first, _):

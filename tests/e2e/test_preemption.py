@@ -53,6 +53,6 @@ async def test_a_request_that_yields_says_what_it_says_alone(server: RunningServ
         alone = [await _generate(client, body) for body in BODIES]
         assert all(len(ids) == NEW_TOKENS for _, ids in alone)
         assert await _preemptions(client) == 0
-        together = await asyncio.gather(*(_generate(client, body) for body in BODIES))
-        assert await _preemptions(client) > 0
-    assert list(together) == alone
+        while await _preemptions(client) == 0:  # on a busy machine one may end before the other begins
+            together = await asyncio.gather(*(_generate(client, body) for body in BODIES))
+            assert list(together) == alone

@@ -18,7 +18,7 @@ DOCUMENTS = (
     "docs/first-ten-minutes.md",
     "docs/migrating-from-tgi.md",
     "docs/migrating-from-vllm.md",
-    "docs/tools-and-grammars.md",
+    "docs/tools-and-reasoning.md",
 )
 EXAMPLES = [
     pytest.param(example, id=f"{name}-{index}")

@@ -107,6 +107,7 @@ def test_a_shard_that_fails_at_import_is_told_once_and_completely(tmp_path: Path
         assert "libdevice.so.9: cannot open" in last_line(server)
 
 
+@pytest.mark.long
 def test_a_shard_that_hangs_is_named_with_its_phase_and_its_stacks(tmp_path: Path) -> None:
     environ = sabotaged(tmp_path, AT_IMPORT.format(action="time.sleep(600)", condition='== "0"'))
     with running_server("demo", "--startup-timeout", "15", environ=environ, wait=False) as server:
@@ -139,6 +140,7 @@ def test_memory_that_is_short_at_the_warm_up_is_asked_for_less(tmp_path: Path, s
         assert family.left() == []
 
 
+@pytest.mark.long
 def test_a_prefill_budget_of_the_users_is_never_lowered(tmp_path: Path) -> None:
     environ = sabotaged(tmp_path, _SHORT_OF_MEMORY.format(error="MemoryError('no room')"))
     with running_server("demo", "--max-batch-prefill-tokens", "1024", environ=environ, wait=False) as server:

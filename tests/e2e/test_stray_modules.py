@@ -44,6 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_nothing_in_a_models_folder_is_run(model: Path) -> None:
     """The download step, a conversion, a shard, the router and its workers, started there."""
     launcher = (sys.executable, "-P", "-m", "launcher")  # as the installed command does it

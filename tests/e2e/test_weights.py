@@ -152,6 +152,7 @@ def test_converted_weights_are_the_same_model(model: Path, tmp_path: Path) -> No
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
 
 
+@pytest.mark.long
 def test_a_trap_does_not_spring_while_converting(model: Path, tmp_path: Path) -> None:
     weights_are_pickled(model, tmp_path / "trace")
     for options in ((), ("--auto-convert", "--trust-remote-code")):

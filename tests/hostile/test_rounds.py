@@ -8,10 +8,9 @@ from hostile.rounds import Rounds, Sizes
 from hostile.target import target
 from support.effort import examples
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
-@pytest.mark.random
 def test_one_round() -> None:
     sizes = Sizes(
         bodies=examples(120, 2000), raw=examples(24, 400), leaving=examples(40, 500), grpc=examples(40, 100), workers=2,

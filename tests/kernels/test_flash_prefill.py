@@ -84,11 +84,15 @@ def test_a_decode_step_is_ours() -> None:
     [
         (torch.bfloat16, 128, 10, True), (torch.float16, 256, 10, True), (torch.bfloat16, 192, 9, True),
         (torch.bfloat16, 192, 10, False), (torch.bfloat16, 20, 9, False), (torch.float32, 64, 9, False),
-        (torch.float8_e4m3fn, 64, 9, False),
+        (torch.float8_e4m3fn, 64, 9, False), (torch.bfloat16, (192, 128), 10, True),
+        (torch.bfloat16, (192, 128), 9, True), (torch.float32, (192, 128), 9, False),
+        (torch.bfloat16, (128, 64), 9, False),
     ],
 )  # fmt: skip
-def test_what_it_serves(dtype: torch.dtype, dim: int, major: int, served: bool) -> None:
-    scene = Scene([(2, 2)], 2, 1, 16, dtype, dim=dim)
+def test_what_it_serves(dtype: torch.dtype, dim: int | tuple[int, int], major: int, served: bool) -> None:
+    """dim: of keys and values, if they differ."""
+    key_dim, value_dim = (dim, dim) if isinstance(dim, int) else dim
+    scene = Scene([(2, 2)], 2, 1, 16, dtype, value_dim, dim=key_dim)
     prefill = FlashPrefill(lambda q, k, v, **options: varlen_func_4(q, k, v, **options), major)
     assert prefill.serves(scene.layer(), scene.cache, TritonBackend()) is served
 

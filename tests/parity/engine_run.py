@@ -1,7 +1,7 @@
 """A real engine on a tiny checkpoint, driven as a router drives it: prompts in chunks, joining one after another.
 
-As a process it is one rank: `python -m parity.engine_run RANK WORLD PORT CHECKPOINT BUDGET`; what it said is written
-beside the checkpoint.
+As a process it is one rank: `python -m parity.engine_run RANK WORLD PORT CHECKPOINT BUDGET STAGES`; what it said is
+written beside the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from model_server.batch.extension import BlockExtension
 from model_server.batch.results import StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.group import ProcessGroup, connect
-from model_server.distributed.layout import Layout
+from model_server.distributed.layout import Layout, Ranks
+from model_server.distributed.stage_links import StageLinks
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
@@ -43,14 +44,16 @@ KINDS = (
 LENGTHS = (13, 5, 21, 8, 16)
 
 
-def make_engine(checkpoint: Path, group: ProcessGroup, budget: int) -> Engine:
+def make_engine(checkpoint: Path, group: ProcessGroup, budget: int, num_stages: int = 1) -> Engine:
     """An engine whose cache is full of NaN, with growth agreed."""
-    runner = load(checkpoint, group=group)
+    ranks = Ranks.of(group, Layout.of(group.rank, group.size, num_stages=num_stages))
+    runner = load(checkpoint, ranks=ranks)
     options = EngineOptions(
-        device=CPU, layout=Layout.of(group.rank, group.size), block_size=BLOCK, prompt_logprobs_allowed=True,
+        device=CPU, layout=ranks.layout, block_size=BLOCK, prompt_logprobs_allowed=True,
         chunking=True,
     )  # fmt: skip
-    engine = Engine(runner, Tokenizer.load(checkpoint), Sampler(runner.vocab_size, CPU), options)
+    links = StageLinks(ranks, CPU) if num_stages > 1 else None
+    engine = Engine(runner, Tokenizer.load(checkpoint), Sampler(runner.vocab_size, CPU), options, links)
     engine.begin(Session(extensions=frozenset(Extension), max_prefill_tokens=budget))
     cache = KvCache(runner.kv_shapes, 128, BLOCK, torch.float32, CPU)
     for rows in cache.rows:
@@ -139,16 +142,16 @@ class Router:
         return result
 
 
-def main(rank: int, world_size: int, port: int, checkpoint: Path, budget: int) -> None:
+def main(rank: int, world_size: int, port: int, checkpoint: Path, budget: int, num_stages: int) -> None:
     torch.set_num_threads(1)
     group = connect(rank, world_size, CPU, port=port, timeout_s=60)
     group.on_lost(lambda message: None)  # the ranks end one by one
     with torch.inference_mode():
-        said = Router(make_engine(checkpoint, group, budget)).chunked(make_requests())
-    torch.save(said, checkpoint / f"said{rank}of{world_size}.pt")
+        said = Router(make_engine(checkpoint, group, budget, num_stages)).chunked(make_requests())
+    torch.save(said, checkpoint / f"said{rank}of{world_size}in{num_stages}.pt")
     group.barrier()
     group.close()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), int(sys.argv[5]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), *map(int, sys.argv[5:]))

@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from model_server.adapters.rows import AdapterRows, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import ModelInputs, RequestState, Runner
@@ -40,6 +42,7 @@ class PagedBatch:
     block_size: int
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
+    adapters: Sequence[int] | None = None  # of each sequence; None: the base model
     cache: KvCache = field(init=False)
     tables: list[list[int]] = field(init=False)
     done: list[int] = field(init=False)
@@ -76,7 +79,16 @@ class PagedBatch:
             attention=metadata,
             logit_rows=logit_rows,
             states=tuple(self.states[i] for i in taking),
+            adapters=self._adapter_rows(taking, counts, logit_rows),
         )
+
+    def _adapter_rows(
+        self, taking: Sequence[int], counts: Sequence[int], logit_rows: Tensor | None
+    ) -> AdapterRows | None:
+        if self.adapters is None:
+            return None
+        numbers = np.repeat([self.adapters[i] for i in taking], [counts[i] for i in taking])
+        return adapter_rows(numbers, None if logit_rows is None else logit_rows.numpy(), self.device)
 
     def step(self, counts: Sequence[int]) -> list[Tensor]:
         """Run one forward; the logits of each sequence's tokens (empty for those that take no part)."""
@@ -116,9 +128,10 @@ def run_protocol(
     block_size: int,
     dtype: torch.dtype = torch.float32,
     steps: Sequence[Sequence[int]] = STEPS,
+    adapters: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """All logits of each sequence [length, vocab], computed by the protocol's steps."""
-    batch = PagedBatch(runner, sequences, block_size, dtype)
+    batch = PagedBatch(runner, sequences, block_size, dtype, adapters=adapters)
     parts: list[list[Tensor]] = [[] for _ in sequences]
     for counts in steps:
         for kept, logits in zip(parts, batch.step(counts), strict=True):

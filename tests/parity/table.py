@@ -14,6 +14,7 @@ import argparse
 import logging
 import signal
 import tempfile
+import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from support.loading import load
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.models.families.vision import TEXT_TYPES
 from model_server.models.hf.paged import TransformersRunner
 from model_server.models.hf.stateful import StatefulRunner
 from model_server.runner.runner import Runner
@@ -63,11 +65,18 @@ over the paged cache and checked against eager attention on its own weights. If 
 per request; if it fails that check too, it is refused. The log names the runner. Native families with `dynamic` rope
 scaling are treated like other models.
 
+{vision}
+
 {counts}
 
 | Model type | Runner | Error | TP=2 | TP=4 | Note |
 |---|---|---|---|---|---|
 """
+
+
+VISION = """Of vision models, the text model alone is loaded, natively: {}. Images are not served. These types are
+compared with transformers' whole models on text (`tests/parity/test_vision_text.py`), and have a row here only where
+transformers also counts them among the models for text."""
 
 
 @dataclass
@@ -226,6 +235,7 @@ def _page(rows: list[Row]) -> str:
         transformers=transformers.__version__,
         torch=torch.__version__,
         counts=f"Of {len(rows)} types: {counts}, {untried} not tried (no tiny checkpoint could be made).",
+        vision=textwrap.fill(VISION.format(", ".join(f"`{one}`" for one in sorted(TEXT_TYPES))), 120),
     )
     return head + "\n".join(r.line() for r in served + others) + "\n"
 

@@ -91,20 +91,29 @@ def test_a_cached_prefix_gives_the_same_tokens(checkpoint: Path, plain: Said, ch
         assert said[request_id]["ids"] == expected["ids"]
 
 
-@pytest.mark.parity
-def test_two_ranks_give_the_tokens_of_one(checkpoint: Path, plain: Said) -> None:
-    budget = 3
-    port = free_port()
+@pytest.mark.parametrize(
+    ("world_size", "num_stages"),
+    [
+        pytest.param(2, 1, marks=pytest.mark.parity, id="two shards"),
+        pytest.param(2, 2, id="two stages"),
+        pytest.param(4, 2, marks=pytest.mark.parity, id="two stages of two shards"),
+    ],
+)
+def test_ranks_give_the_tokens_of_one(checkpoint: Path, plain: Said, world_size: int, num_stages: int) -> None:
+    """The ranks of the last stage answer, each for its own requests."""
+    arguments = [str(world_size), str(free_port()), str(checkpoint), "3", str(num_stages)]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "parity.engine_run", str(rank), "2", str(port), str(checkpoint), str(budget)],
+            [sys.executable, "-m", "parity.engine_run", str(rank), *arguments],
             cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for rank in range(2)
+        for rank in range(world_size)
     ]  # fmt: skip
     outputs = [process.communicate(timeout=120)[0] for process in processes]
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output
-    said = [torch.load(checkpoint / f"said{rank}of2.pt") for rank in range(2)]
-    assert all(request_id % 2 == rank for rank in range(2) for request_id in said[rank])
-    assert_same(said[0] | said[1], plain)
+    said = [torch.load(checkpoint / f"said{rank}of{world_size}in{num_stages}.pt") for rank in range(world_size)]
+    silent, answering = said[: -(world_size // num_stages)], said[-(world_size // num_stages) :]
+    assert num_stages == 1 or (silent and not any(silent))
+    assert all(request_id % len(answering) == rank for rank, own in enumerate(answering) for request_id in own)
+    assert_same({request_id: one for own in answering for request_id, one in own.items()}, plain)

@@ -116,8 +116,8 @@ class EngineShard:
         chunk_tokens: int | None = None,
     ) -> Collect:
         call = PrefillCall(
-            batch_id=batch_id, cached_id=cached, sequence=0 if numbered else None, extensions=tuple(extensions),
-            chunk_tokens=chunk_tokens,
+            batch_id=batch_id, cached_id=cached, sequence=1 if numbered else None, unanswered=int(numbered),
+            extensions=tuple(extensions), chunk_tokens=chunk_tokens,
         )  # fmt: skip
         return self.engine.submit_prefill(call, list(requests), [self.prompts[r.id] for r in requests])
 
@@ -172,9 +172,11 @@ def decode_call(
     extensions: Sequence[BlockExtension] = (),
     chunk_tokens: int | None = None,
 ) -> DecodeCall:
+    """Numbered: sent before the call before it was answered."""
     return DecodeCall(
-        batch_ids=batch_ids, sequence=0 if numbered else None, extensions=tuple(extensions), chunk_tokens=chunk_tokens
-    )
+        batch_ids=batch_ids, sequence=1 if numbered else None, unanswered=int(numbered), extensions=tuple(extensions),
+        chunk_tokens=chunk_tokens,
+    )  # fmt: skip
 
 
 def slots_of(blocks: Sequence[int]) -> list[int]:

@@ -48,6 +48,28 @@ class ReceivedCall:
     answer: asyncio.Future[Any]
 
 
+def merge(answer: Any, later: Any) -> None:
+    """Put the row of `later`, if it has one, behind the tokens of the row of `answer`."""
+    if answer.columns.request_ids:
+        columns = answer.columns
+        tokens = pb.Tokens(
+            ids=columns.ids, logprobs=columns.logprobs, texts=columns.texts, is_special=columns.is_special
+        )
+        answer.generations.append(pb.Generation(request_id=columns.request_ids[0], tokens=tokens))
+        answer.ClearField("columns")
+    if later.columns.request_ids:
+        merge(later, type(later)())
+    if not (answer.generations and later.generations):
+        return
+    first, second = answer.generations[0], later.generations[0]
+    first.tokens.MergeFrom(second.tokens)
+    first.top_tokens.extend(second.top_tokens)
+    if second.HasField("generated_text"):
+        first.generated_text.CopyFrom(second.generated_text)
+    if second.error:
+        answer.generations.append(pb.Generation(request_id=second.request_id, error=second.error))
+
+
 @dataclass
 class FakeShard:
     """One rank. `permits` is None (runs freely) or the number of further calls that may be executed; see `step`."""
@@ -58,7 +80,9 @@ class FakeShard:
     block_size: int = 1
     padded: bool = False
     speculate: int = 0
+    drafts: int = 0  # tokens that a step may give a row beyond one, by a rule of its own
     pipeline_depth: int = 2
+    device_type: str = "cpu"
     chunking: bool = False
     prefix_caching: bool = False
     max_prefill_tokens: int | None = None  # what the warm-up said, unless set
@@ -195,8 +219,8 @@ class FakeShard:
         return pb.InfoResponse(
             requires_padding=self.padded,
             dtype="torch.float32",
-            device_type="cpu",
-            speculate=self.speculate,
+            device_type=self.device_type,
+            speculate=self.speculate or self.drafts,
             support_chunking=self.chunking,
             use_prefix_caching=self.prefix_caching,
             attention_impl="paged",
@@ -341,11 +365,14 @@ class FakeShard:
     def _run(self, batch_id: int, response: Any, request: pb.PrefillRequest | pb.DecodeRequest) -> None:
         """One step: every row gets a token, ends, or fails; or its prompt gets on by a chunk."""
         rows = self.batches[batch_id]
+        is_decode = not any(row.prefilling for row in rows)
         for row, next_length in zip(rows, self._next_chunks(rows, request), strict=True):
             self._compute(row)
             row.prefilling = next_length is not None
             row.input_length = next_length or 1
-            if not row.prefilling:
+            if not row.prefilling and is_decode and self.drafts:
+                self._advance_several(row, response)
+            elif not row.prefilling:
                 self._advance(row, response)
         if self.ours:
             rows = [row for row in rows if not row.ended]
@@ -372,6 +399,19 @@ class FakeShard:
             else:
                 self._memory.step(row.name, row.ids, row.slots, row.cache_length, end)
         row.cache_length = end
+
+    def _advance_several(self, row: FakeRow, response: Any) -> None:
+        """As far as the row has slots: its tokens as one row of the answer."""
+        whole = type(response)()
+        self._advance(row, whole)
+        for _ in range((row.request.id + row.num_generated) % (self.drafts + 1)):
+            if row.ended or (self.block_size and row.cache_length >= len(row.slots)):
+                break
+            self._compute(row)
+            later = type(response)()
+            self._advance(row, later)
+            merge(whole, later)
+        response.MergeFrom(whole)
 
     def _advance(self, row: FakeRow, response: Any) -> None:
         row.num_generated += 1

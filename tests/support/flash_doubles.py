@@ -55,12 +55,15 @@ def attend_one(
     return torch.einsum("hmn,nhd->mhd", weights, value).to(query.dtype)
 
 
-def check_paged(query: Tensor, key: Tensor, value: Tensor, table: Tensor, page_multiple: int) -> None:
+def check_paged(
+    query: Tensor, key: Tensor, value: Tensor, table: Tensor, page_multiple: int, *, own_value_width: bool = False
+) -> None:
+    """own_value_width: values may be narrower than keys."""
     assert query.dtype in (torch.float16, torch.bfloat16)
     assert key.dtype == value.dtype == query.dtype
     assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
     assert key.dim() == 4
-    assert key.shape == value.shape
+    assert key.shape == value.shape or (own_value_width and key.shape[:3] == value.shape[:3])
     assert key.shape[1] % page_multiple == 0, "Paged KV cache block size must be divisible by 256"
     assert key.shape[3] == query.shape[-1] <= 256
     assert key.shape[3] % 8 == 0
@@ -204,7 +207,7 @@ def varlen_func_4(
 ) -> tuple[Tensor, None]:
     """flash_attn.cute 4.0.0b36: what it needs of its arguments with a page table, among its many."""
     assert softmax_scale is not None and causal
-    check_paged(q, k, v, page_table, 1)
+    check_paged(q, k, v, page_table, 1, own_value_width=True)
     assert len(cu_seqlens_q) == len(page_table) + 1 and int(cu_seqlens_q[0]) == 0
     assert max_seqlen_q == int(cu_seqlens_q.diff().max()) and max_seqlen_k == int(seqused_k.max())
     assert learnable_sink is None or learnable_sink.shape == (q.shape[1],)

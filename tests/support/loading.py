@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from model_server.distributed.group import ProcessGroup
 from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.models.load import load_runner
-from model_server.models.model import describe
+from model_server.models.model import describe, with_adapters
 from model_server.runner.runner import Runner
 from model_server.weights.checkpoint import examine
 
@@ -44,15 +44,17 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     group: ProcessGroup | None = None,
+    ranks: Ranks | None = None,
     backend: AttentionBackend | None = None,
     trust_remote_code: bool = False,
     rope_factor: float | None = None,
     cache_dtype: torch.dtype | None = None,
+    adapters: Mapping[str, Path] | None = None,
 ) -> Runner:
-    """The model in `path` on the CPU. backend: None: the reference."""
+    """The model in `path` on the CPU. group: one stage of these ranks; ranks: several. backend: None: the reference."""
     return load_runner(
-        describe(examine(path), rope_factor=rope_factor),
-        Placement(CPU, dtype, Ranks.of(group or ProcessGroup()), cache_dtype),
+        with_adapters(describe(examine(path), rope_factor=rope_factor), adapters or {}),
+        Placement(CPU, dtype, ranks or Ranks.of(group or ProcessGroup()), cache_dtype),
         FixedAttention(backend or ReferenceBackend()),
         trust_remote_code=trust_remote_code,
     )

@@ -12,7 +12,7 @@ ROWS = re.findall(r"^\| ([ABL]\d+) \| .+ \| (.+) \|$", (ROOT / "tests/e2e/README
 
 
 def test_no_row_is_missing() -> None:
-    expected = [f"L{n}" for n in range(1, 16)] + [f"A{n}" for n in range(1, 12)] + [f"B{n}" for n in range(1, 6)]
+    expected = [f"L{n}" for n in range(1, 17)] + [f"A{n}" for n in range(1, 12)] + [f"B{n}" for n in range(1, 6)]
     assert [row for row, _ in ROWS] == expected
 
 

@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from launcher.chat.client import ChatError
-from launcher.command import Command
+from launcher.command import Command, url_of
+from launcher.config import ServeConfig
 from launcher.processes.child import Child, Guard
+from wire.cli.parsing import UsageError, parse
 from wire.processes.python_child import child_environment, module_command
 
 _POLL_S = 0.05
 _LOOPBACK = "127.0.0.1"
+_NOT_INHERITED = ("AIP_HTTP_PORT", "SSL_CERTFILE", "SSL_KEYFILE")
 _REPORT = re.compile(r'Error: \w+\("(.*)"\)')
 
 
@@ -58,7 +61,7 @@ def served(
                     raise ChatError(_reason(child))
                 show(child.logs.last_message)
                 time.sleep(_POLL_S)
-            yield _OwnServer("http://{}:{}".format(*child.command.http or ()), child)
+            yield _OwnServer(child.command.url or "", child)
         finally:
             _end(child)
 
@@ -67,13 +70,16 @@ def _command(model_id: str, options: Sequence[str], environ: Mapping[str, str]) 
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         port = int(probe.getsockname()[1])
-    inherited = {name: value for name, value in child_environment(environ).items() if name != "AIP_HTTP_PORT"}
+    inherited = {name: value for name, value in child_environment(environ).items() if name not in _NOT_INHERITED}
     address = ("--hostname", _LOOPBACK, "--port", str(port))
+    with contextlib.suppress(UsageError):  # the server will say so itself
+        if parse(ServeConfig, [model_id, *address, *options], inherited).ssl_certfile is not None:
+            raise ChatError("the server of a chat listens on this machine only: leave --ssl-certfile out")
     return Command(
         name="server",
         argv=(*module_command("launcher"), "serve", model_id, *address, *options),
         env=inherited | {"JSON_OUTPUT": "true"},
-        http=(_LOOPBACK, port),
+        url=url_of(_LOOPBACK, port, has_tls=False),
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.doctor.finding import Finding
-from launcher.env_report import cpu_features
+from launcher.planning.env_report import cpu_features
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import shown_bytes
 from wire.processes.python_child import NEUTRAL_FOLDER, child_environment, module_command

@@ -57,7 +57,7 @@ def cache(environ: Mapping[str, str]) -> Finding:
     remedy = "launcher serve MODEL --huggingface-hub-cache /path/with/space"
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         if folder.is_dir():
-            text = f"{folder} can only be read: no model can be downloaded"
+            text = f"{folder} can only be read: no downloads"
             return Finding(name="models", state="warning", text=text, remedy=remedy)
         return Finding(name="models", state="error", text=f"{folder} cannot be created", remedy=remedy)
     try:
@@ -78,7 +78,7 @@ def hub(environ: Mapping[str, str]) -> Finding:
         url = endpoint(environ)
     except ArgumentValidation as error:
         text, _, remedy = str(error).partition("; ")
-        return Finding(name="hub", state="warning", text=f"{text}: no model can be downloaded", remedy=remedy)
+        return Finding(name="hub", state="warning", text=f"{text}: no downloads", remedy=remedy)
     host, number = _address(url)
     shown, proxy = host, proxy_for(url, environ)
     if proxy is not None:
@@ -86,7 +86,7 @@ def hub(environ: Mapping[str, str]) -> Finding:
             host, number = _address(urlsplit(proxy if "://" in proxy else f"http://{proxy}"))
         except ValueError:
             return Finding(
-                name="hub", state="warning", text=f"the proxy for {shown} is not a URL: no model can be downloaded",
+                name="hub", state="warning", text=f"the proxy for {shown} is not a URL: no downloads",
                 remedy="set HTTPS_PROXY to a URL such as http://HOST:PORT, or unset it",
             )  # fmt: skip
         shown = f"the proxy {host}:{number} for {shown}"
@@ -94,7 +94,7 @@ def hub(environ: Mapping[str, str]) -> Finding:
     if failure is None:
         return Finding(name="hub", text=f"{shown} can be reached; {_token()}")
     return Finding(
-        name="hub", state="warning", text=f"{shown} cannot be reached ({failure}): no model can be downloaded",
+        name="hub", state="warning", text=f"{shown} cannot be reached ({failure}): no downloads",
         remedy="serve a local directory or the embedded model: launcher serve demo",
     )  # fmt: skip
 

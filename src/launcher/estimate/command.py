@@ -14,7 +14,7 @@ from rich.table import Table
 
 from launcher.errors import ArgumentValidation, LauncherError
 from launcher.estimate.config import EstimateConfig
-from launcher.estimate.table import Row, rows
+from launcher.estimate.table import NEW_GPU, Row, rows
 from launcher.planning import hardware, hub, model_info
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo, shown_bytes
@@ -33,7 +33,10 @@ def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
         machine = hardware.detect(environ)
         on_gpu = _on_gpu(config, machine)
         available = config.memory if config.memory is not None else _memory(machine, on_gpu=on_gpu)
-        found = rows(info, machine, config.num_shard, on_gpu=on_gpu, available=available)
+        found = rows(
+            info, machine, config.num_shard, capability=_capability(config, machine) if on_gpu else None,
+            available=available,
+        )  # fmt: skip
         if not found:
             raise ArgumentValidation(f"--num-shard {config.num_shard} does not divide the model's heads")
     except LauncherError as error:
@@ -70,6 +73,12 @@ def _on_gpu(config: EstimateConfig, machine: Hardware) -> bool:
     if config.device is not None:
         return config.device == "gpu"
     return bool(machine.gpus) or config.memory is not None
+
+
+def _capability(config: EstimateConfig, machine: Hardware) -> tuple[int, int]:
+    """Of this machine's GPUs, of the oldest; of a new one where the GPUs are others."""
+    known = [gpu.compute_capability for gpu in machine.gpus if gpu.compute_capability is not None]
+    return min(known) if known and config.memory is None else NEW_GPU
 
 
 def _memory(machine: Hardware, *, on_gpu: bool) -> int | None:

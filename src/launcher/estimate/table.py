@@ -12,8 +12,8 @@ from launcher.planning.model_info import ModelInfo
 from launcher.planning.plan import fits
 
 _COUNTS = (1, 2, 4, 8)
-_FLOAT8_GPU = (9, 0)
-"""Of a GPU that is not here: it can do all that is estimated."""
+NEW_GPU = (9, 0)
+"""Compute capability of a GPU that is not here: it can do all that is estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,25 +41,34 @@ class Row:
 
 
 def rows(
-    info: ModelInfo, hardware: Hardware, num_shard: int | None, *, on_gpu: bool, available: int | None
+    info: ModelInfo,
+    hardware: Hardware,
+    num_shard: int | None,
+    *,
+    capability: tuple[int, int] | None,
+    available: int | None,
 ) -> list[Row]:
-    """For `num_shard`, or for all usual counts that divide the model's heads; `available`: bytes of each GPU, or of the
-    machine."""
-    counts = [count for count in _COUNTS if on_gpu or count == 1] if num_shard is None else [num_shard]
+    """For `num_shard`, or for all usual counts that divide the model's heads.
+
+    capability: compute capability of the GPUs; None: on a CPU. available: bytes of each GPU, or of the machine.
+    """
+    counts = [count for count in _COUNTS if capability or count == 1] if num_shard is None else [num_shard]
     return [
-        _row(info, hardware, count, config, on_gpu=on_gpu, available=available)
+        _row(info, hardware, count, config, capability, available)
         for count in counts
         if fits(info, count)
-        for config in _ways(info, on_gpu=on_gpu)
+        for config in _ways(info, capability)
     ]
 
 
-def _ways(info: ModelInfo, *, on_gpu: bool) -> list[LauncherConfig]:
+def _ways(info: ModelInfo, capability: tuple[int, int] | None) -> list[LauncherConfig]:
     """As the checkpoint is, then smaller. A checkpoint that is quantized stays as it is."""
+    on_gpu = capability is not None
     plain = LauncherConfig(dtype="bfloat16" if on_gpu or info.stored_itemsize == 2 else "float32")
     ways = [plain]
+    is_able = capability is None or capability >= memory.FLOAT8_CAPABILITY
     is_small_already = on_gpu and info.wants_float8_cache
-    if info.latent_size is None and not is_small_already:
+    if info.latent_size is None and is_able and not is_small_already:
         ways.append(dataclasses.replace(plain, kv_cache_dtype="fp8_e4m3fn"))
     if info.quantization is None:
         ways += [dataclasses.replace(way, quantize="eetq") for way in ways]
@@ -67,15 +76,20 @@ def _ways(info: ModelInfo, *, on_gpu: bool) -> list[LauncherConfig]:
 
 
 def _row(
-    info: ModelInfo, hardware: Hardware, count: int, config: LauncherConfig, *, on_gpu: bool, available: int | None
+    info: ModelInfo,
+    hardware: Hardware,
+    count: int,
+    config: LauncherConfig,
+    capability: tuple[int, int] | None,
+    available: int | None,
 ) -> Row:
     gpus: tuple[Gpu, ...] = ()
-    if on_gpu:
-        gpu = Gpu(memory_mib=None if available is None else available >> 20, compute_capability=_FLOAT8_GPU)
+    if capability is not None:
+        gpu = Gpu(memory_mib=None if available is None else available >> 20, compute_capability=capability)
         gpus = (gpu,) * count
     found = memory.estimate(config, dataclasses.replace(hardware, gpus=gpus), info, count)
     tokens = found.tokens
-    if not on_gpu and available is not None and found.weights is not None and found.token:
+    if capability is None and available is not None and found.weights is not None and found.token:
         tokens = max(0, available - found.weights) // (found.token * count)
     plain = "32 bits" if config.dtype == "float32" else "16 bits"
     return Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,12 +65,15 @@ def cached_models(environ: Mapping[str, str]) -> list[CachedModel]:
 def _begun(model_id: str, environ: Mapping[str, str]) -> CachedModel | None:
     """A model of which nothing is complete; the hub library does not count such a folder."""
     folder = _folder(model_id, environ)
-    parts = _unfinished(folder)
+    parts = []
+    for part in _unfinished(folder):
+        with contextlib.suppress(FileNotFoundError):  # a download has just completed it
+            parts.append(part.stat())
     if not parts:
         return None
     return CachedModel(
-        model_id=model_id, revision="-", commit="", size=sum(part.stat().st_size for part in parts),
-        used_at=max(part.stat().st_mtime for part in parts), is_whole=False, path=folder,
+        model_id=model_id, revision="-", commit="", size=sum(part.st_size for part in parts),
+        used_at=max(part.st_mtime for part in parts), is_whole=False, path=folder,
     )  # fmt: skip
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -19,9 +19,14 @@ from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
 from launcher.planning.hub import check_cache
 from launcher.planning.model_info import directory, hub_cache, is_local, is_misspelt_demo, shown_bytes, with_hub_cache
 from wire.cli.spelling import to_argv
+from wire.log import log_line, log_setup, progress_bars
+from wire.log.levels import TO_PYTHON
+from wire.log.log_line import LogLine
 from wire.processes.python_child import NEUTRAL_FOLDER, child_environment, module_command
 from wire.text.counting import counted
 from wire.text.escape import as_error, one_line
+
+logger = logging.getLogger("text_generation_launcher.download")
 
 _DAY_S = 86_400
 
@@ -90,31 +95,26 @@ def run_pull(config: PullConfig, environ: Mapping[str, str]) -> int:
 
 
 def _download(config: PullConfig, environ: Mapping[str, str]) -> str | None:
-    """Runs the child and shows its log; why it failed, None: it did not."""
+    """Runs the child and shows its warnings and a bar on a terminal, else its log; why it failed, None: it did not."""
     flags = to_argv({"revision": config.revision, "json_output": True})
     last = "the download ended without a word"
+    if on_terminal := log_setup.configure(False, layout="launcher", short=True) is not None:
+        environ = {**environ, progress_bars.WANTED: "1"}
     with subprocess.Popen(
         [*module_command("model_server"), "download-weights", config.model_id, *flags],
         env=child_environment(environ), cwd=NEUTRAL_FOLDER, stdout=subprocess.PIPE, text=True, errors="replace",
     ) as child:  # fmt: skip
         assert child.stdout is not None
-        for line in child.stdout:
-            record = _record(line)
-            message = one_line(str(record.get("message", line)))
-            if record.get("level") == "ERROR":
-                last = message
+        for text in child.stdout:
+            line = log_line.parse(text) or LogLine(level="INFO", message=text)
+            if line.level == "ERROR":
+                last = one_line(line.message)
+            elif on_terminal:
+                logger.log(TO_PYTHON[line.level], "%s", line.message, extra={"log_line": line, "log_layout": None})
             else:
-                sys.stdout.write(message + "\n")
+                sys.stdout.write(one_line(line.message) + "\n")
                 sys.stdout.flush()
     return last if child.returncode else None
-
-
-def _record(line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def run_remove(config: RemoveConfig, environ: Mapping[str, str]) -> int:

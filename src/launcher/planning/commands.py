@@ -12,6 +12,7 @@ from typing import Any
 from launcher.command import Command, Environment
 from launcher.config import (
     DOWNLOAD_FLAGS,
+    GROUP_TLS,
     PROFILE_FLAGS,
     ROUTER_FLAGS,
     ROUTER_VARIABLES,
@@ -47,6 +48,7 @@ def handed_on(asked: LauncherConfig, names: Iterable[str]) -> dict[str, Any]:
 def download(config: LauncherConfig, model_id: str, environ: Environment) -> Command:
     flags = {"logger_level": _logger_level(config), "json_output": True, **handed_on(config, DOWNLOAD_FLAGS)}
     env = _model_server_environment(config, environ) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    env |= to_environment({"num_stage": config.num_stage})
     return Command(
         name="download", argv=(*module_command("model_server"), "download-weights", model_id, *to_argv(flags)), env=env
     )
@@ -71,18 +73,41 @@ def shard(plan: LaunchPlan, rank: int, environ: Environment) -> Command:
         "cuda_graphs": _cuda_graphs(asked),
         **_rope(asked),
         **handed_on(asked, SHARD_VARIABLES),
+        **_of_a_group(plan),
     }
     return Command(
         name="shard",
         rank=rank,
         argv=(*module_command("model_server"), "serve", plan.model_id, *to_argv(flags)),
-        env=_model_server_environment(asked, environ)
+        env=_interfaces(plan)
+        | _model_server_environment(asked, environ)
         | to_environment(variables)
         | _FOR_LIBRARIES
         | _allocator(environ),
         socket=f"{ends.uds_prefix}-{rank}",
         private_files=True,
     )
+
+
+def _of_a_group(plan: LaunchPlan) -> dict[str, Any]:
+    if plan.part is None:
+        return {}
+    return {
+        "num_nodes": plan.part.num_nodes,
+        "node_endpoint": plan.part.endpoints[plan.part.node_rank],
+        "endpoints": plan.part.endpoints,
+        "group_token": plan.asked.group_token,
+        "master_addr": plan.part.store_address,
+        "store_key_prefix": plan.part.key_prefix,
+        **handed_on(plan.asked, GROUP_TLS),
+    }
+
+
+def _interfaces(plan: LaunchPlan) -> dict[str, str]:
+    """gloo would resolve the host's name, which may be 127.0.0.1 on each node."""
+    if plan.part is None or plan.part.interface is None:
+        return {}
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), plan.part.interface)
 
 
 def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = False) -> Command:
@@ -105,6 +130,8 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
         "request_logprobs": 1 if asked.enable_prefill_logprobs else None,
         **handed_on(asked, ROUTER_VARIABLES),
     }
+    if plan.part is not None:
+        variables |= {"lease_seconds": asked.lease_seconds, **handed_on(asked, GROUP_TLS)}
     if logs_requests:
         variables["log_level"] = f"{asked.log_level},{REQUESTS}=debug"
     defaults = {
@@ -113,12 +140,11 @@ def router(plan: LaunchPlan, environ: Environment, *, logs_requests: bool = Fals
     }
     # A tool that reads flags and variables must find one truth; AIP_HTTP_PORT would override the port.
     inherited = _inherited(environ, without={*map(variable_of, flags), "AIP_HTTP_PORT"})
-    probe = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(ends.hostname, ends.hostname)
     return Command(
         name="router",
         argv=(*module_command("router"), *to_argv(flags)),
         env=to_environment(defaults) | inherited | to_environment(variables),
-        http=(probe, ends.port),
+        url=plan.url,
     )
 
 

@@ -14,7 +14,7 @@ from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
 from wire.quantization.methods import ON_LOAD
 
-_FLOAT8_CAPABILITY = (8, 9)
+FLOAT8_CAPABILITY = (8, 9)
 """GPUs from here on get an 8-bit cache where the checkpoint asks for one."""
 _ROW_BYTES = 5
 """At most, of the scale and the zero point of a row of a matrix that is quantized on load."""
@@ -43,7 +43,9 @@ def estimate(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None,
     width = itemsize(config, info, on_gpu=bool(gpus))
     weights = weight_bytes(info, config.quantize, width)
     cache_type = cache_dtype(config, info, gpus[0] if gpus else None)
-    token = token_bytes(info, num_shard, 1 if cache_type is not None else width)
+    stages = config.num_stage
+    token = token_bytes(info, num_shard // stages, 1 if cache_type is not None else width)
+    token = token and -(-token // stages)
     sizes = [gpu.memory_mib << 20 for gpu in gpus if gpu.memory_mib]
     tokens = None
     if weights is not None and token and sizes and len(sizes) == num_shard:
@@ -97,7 +99,7 @@ def cache_dtype(config: LauncherConfig, info: ModelInfo, gpu: Gpu | None) -> str
         return None
     if config.kv_cache_dtype is not None or gpu is None or config.attention in KEEP_MODEL_TYPE:
         return config.kv_cache_dtype
-    is_able = gpu.compute_capability is not None and gpu.compute_capability >= _FLOAT8_CAPABILITY
+    is_able = gpu.compute_capability is not None and gpu.compute_capability >= FLOAT8_CAPABILITY
     return "fp8_e4m3fn" if is_able and info.wants_float8_cache else None
 
 

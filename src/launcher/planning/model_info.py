@@ -78,8 +78,10 @@ class ModelInfo:
 
 def shown_bytes(count: int) -> str:
     """For people."""
-    unit, size = next((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if count >= s or s == 2**10)
-    return f"{count / size:.1f} {unit}"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
 
 
 def is_local(model_id: str) -> bool:
@@ -173,8 +175,8 @@ def check_directory(model_id: str, path: Path) -> None:
     if "config.json" not in found:
         if "adapter_config.json" in found:
             raise ArgumentValidation(
-                f"`--model-id` {model_id} holds an adapter and no model; adapters are not served yet: merge it into "
-                "its base model first"
+                f"`--model-id` {model_id} holds an adapter and no model; serve its base model, and "
+                "name this one in --lora-adapters"
             )
         snapshots = sorted((path / "snapshots").glob("*")) if "snapshots" in found else []
         remedy = f"; did you mean {snapshots[-1]}?" if snapshots else f" (found: {_some(found)})"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.command import url_of
 from launcher.config import DEFAULT_MODEL_ID, LauncherConfig, input_limit
 from launcher.errors import ArgumentValidation, NotEnoughCUDADevices
 from launcher.planning.hardware import Hardware
@@ -35,6 +36,22 @@ class Endpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodePart:
+    """What this node does in a group of nodes, each of which has as many shards."""
+
+    node_rank: int
+    num_nodes: int
+    store_address: str
+    """Where rank 0 listens for the other ranks, at `Endpoints.master_port`."""
+    key_prefix: str
+    """Of the keys by which the ranks find each other."""
+    interface: str | None
+    """Network interface of the ranks' connections; None: what the libraries choose."""
+    endpoints: tuple[str, ...]
+    """Of all nodes in their order: where the first shard of each answers the router."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
     """Everything the children's command lines are made of. `asked` holds what passes through unchanged."""
 
@@ -49,18 +66,26 @@ class LaunchPlan:
     hardware: Hardware
     info: ModelInfo | None
     memory: Estimate
+    part: NodePart | None = None
+    """None: one node serves alone."""
     reasons: tuple[str, ...] = ()
     """One record for each value that was not asked for: what it is, and the rule that gave it."""
     notes: tuple[str, ...] = ()
     """What the operator should know: each is logged as a warning."""
 
     @property
+    def ranks(self) -> range:
+        """The shards of this node."""
+        if self.part is None:
+            return range(self.num_shard)
+        per_node = self.num_shard // self.part.num_nodes
+        return range(self.part.node_rank * per_node, (self.part.node_rank + 1) * per_node)
+
+    @property
     def url(self) -> str:
         """Where a client on this machine reaches the server; every address of the machine counts as this one."""
-        address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.endpoints.hostname, self.endpoints.hostname)
-        return (
-            f"http://[{address}]:{self.endpoints.port}" if ":" in address else f"http://{address}:{self.endpoints.port}"
-        )
+        ends = self.endpoints
+        return url_of(ends.hostname, ends.port, has_tls=self.asked.ssl_certfile is not None)
 
     def rows(self) -> list[tuple[str, str]]:
         """The plan for people: what was decided, in the order of the work."""
@@ -68,7 +93,7 @@ class LaunchPlan:
         most = "" if self.memory.tokens is None else f", at most about {self.memory.tokens}"
         return [
             ("model", self.model_id + (f" @ {asked.revision}" if asked.revision else "")),
-            ("architecture", self.info.summary() if self.info else "decided by the shard"),
+            ("family", self.info.summary() if self.info else "decided by the shard"),
             ("shards", f"{self.num_shard} on {'GPU' if self.on_gpu else 'CPU'}"),
             ("devices", self.hardware.devices(self.num_shard)),
             ("memory", self.hardware.memory(self.num_shard, asked.cuda_memory_fraction)),
@@ -82,10 +107,18 @@ class LaunchPlan:
             ("max batch prefill tokens", str(self.max_batch_prefill_tokens)),
             ("max batch total tokens", _shown(asked.max_batch_total_tokens, measured + most)),
             ("max concurrent requests", str(asked.max_concurrent_requests)),
-            ("listens on", f"{self.endpoints.hostname}:{self.endpoints.port}"),
-            ("url", self.url),
+            *self._where(),
             ("sockets", f"{self.endpoints.uds_prefix}-<rank>"),
         ]
+
+    def _where(self) -> list[tuple[str, str]]:
+        http = [("listens on", f"{self.endpoints.hostname}:{self.endpoints.port}"), ("url", self.url)]
+        part = self.part
+        if part is None:
+            return http
+        ranks = f"ranks {self.ranks[0]} to {self.ranks[-1]}" if len(self.ranks) > 1 else f"rank {self.ranks[0]}"
+        node = ("node", f"{part.node_rank} of {part.num_nodes}, with {ranks}")
+        return [node, *http] if part.node_rank == 0 else [node, ("endpoint", part.endpoints[part.node_rank])]
 
     def served(self, info: Mapping[str, Any]) -> list[tuple[str, str]]:
         """The plan in a few rows, with the numbers that the warm-up has found. `info`: what the router's /info says."""
@@ -132,8 +165,14 @@ def _shown(value: int | None, default: str) -> str:
     return default if value is None else str(value)
 
 
-def make_plan(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None, endpoints: Endpoints) -> LaunchPlan:
-    """Raises ArgumentValidation or NotEnoughCUDADevices if the three do not go together."""
+def make_plan(
+    config: LauncherConfig,
+    hardware: Hardware,
+    info: ModelInfo | None,
+    endpoints: Endpoints,
+    part: NodePart | None = None,
+) -> LaunchPlan:
+    """`hardware`: of all nodes. Raises ArgumentValidation or NotEnoughCUDADevices if the three do not go together."""
     shards = resolve_num_shard(config, hardware, info)
     prefill = prefill_tokens(config, hardware, info, shards.value)
     reasons = [f"Number of shards: {shards.value} ({shards.reason})"]
@@ -151,6 +190,7 @@ def make_plan(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None
         hardware=hardware,
         info=info,
         memory=estimate(config, hardware, info, shards.value),
+        part=part,
         reasons=tuple(reasons),
         notes=(*shards.notes, *prefill.notes, *_notes(config, hardware, info, shards.value)),
     )
@@ -192,8 +232,23 @@ def check_model(model_id: str, info: ModelInfo | None, quantize: str | None = No
 
 
 def resolve_num_shard(config: LauncherConfig, hardware: Hardware, info: ModelInfo | None) -> Resolved:
-    """The number of shards. Raises as `make_plan`."""
-    asked, available = config.num_shard, len(hardware.gpus)
+    """The number of shards of all stages together. Raises as `make_plan`."""
+    stages, available = config.num_stage, len(hardware.gpus)
+    if config.stage_layers and len(config.stage_layers) != stages:
+        raise ArgumentValidation(f"`--stage-layers` names {len(config.stage_layers)} stages, `--num-stage` is {stages}")
+    if stages == 1:
+        return _of_a_stage(config, available, info)
+    if 0 < available < stages:
+        raise ArgumentValidation(
+            f"`--num-stage` {stages} is too many: {counted(available, 'GPU')} visible (see CUDA_VISIBLE_DEVICES)"
+        )
+    each = _of_a_stage(config, available // stages, info)
+    return Resolved(each.value * stages, f"`--num-stage` {stages}, of each stage: {each.reason}", each.notes)
+
+
+def _of_a_stage(config: LauncherConfig, available: int, info: ModelInfo | None) -> Resolved:
+    """The number of shards of one stage, for which `available` GPUs are there."""
+    asked = config.num_shard
     if asked is not None:
         return _asked_num_shard(asked, config.sharded, available, info)
     if config.sharded is False:

@@ -15,18 +15,21 @@ import secrets
 import shutil
 import socket
 import stat
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launcher.config import LauncherConfig
-from launcher.config import http_port as asked_http_port
 from launcher.errors import ArgumentValidation
+from launcher.http_config import http_port as asked_http_port
 from launcher.planning.hardware import Hardware
 from launcher.planning.model_info import ModelInfo
 from launcher.planning.plan import DEFAULT_MASTER_PORT
 from wire import tokenizer_file
+from wire.cli.spelling import variable_of
 from wire.processes import unix_socket
+from wire.processes.python_child import child_environment, module_command
 from wire.quantization.methods import ON_LOAD
 from wire.text import tokenizer_trial
 from wire.text.counting import counted
@@ -64,6 +67,19 @@ def check_memory(
         )
 
 
+def check_router_variables(environ: Mapping[str, str]) -> None:
+    """Has the router check the variables that only it knows. Raises ArgumentValidation."""
+    ours = {variable_of(field.name) for field in dataclasses.fields(LauncherConfig)}
+    done = subprocess.run(
+        [*module_command("router"), "check-options"],
+        env={name: value for name, value in child_environment(environ).items() if name not in ours},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+        start_new_session=True,  # Ctrl-C is the launcher's
+    )  # fmt: skip
+    if done.returncode:
+        raise ArgumentValidation(done.stderr.strip().rpartition("\n")[2].removeprefix("error: "))
+
+
 def check_tokenizer(directory: Path | None) -> None:
     """Loads and uses the model's tokenizer.json in a process with limits. Raises ArgumentValidation."""
     path = None if directory is None else tokenizer_file.find(directory)
@@ -93,7 +109,7 @@ def listening_address(config: LauncherConfig) -> str:
 def http_port(config: LauncherConfig, address: str) -> int:
     """The port that was asked for, or a free one for 0. Raises ArgumentValidation if it cannot be bound."""
     flag, port = asked_http_port(config)
-    return _bindable(flag, address, port)
+    return bindable_port(flag, address, port)
 
 
 def without_busy_metrics_port(config: LauncherConfig, address: str) -> LauncherConfig:
@@ -101,14 +117,15 @@ def without_busy_metrics_port(config: LauncherConfig, address: str) -> LauncherC
     if not config.prometheus_port:
         return config
     try:
-        _bindable("--prometheus-port", address, config.prometheus_port)
+        bindable_port("--prometheus-port", address, config.prometheus_port)
     except ArgumentValidation as error:
         logger.warning("%s; continuing without it: /metrics is also served on the HTTP port", error)
         return dataclasses.replace(config, prometheus_port=None)
     return config
 
 
-def _bindable(flag: str, address: str, port: int) -> int:
+def bindable_port(flag: str, address: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises ArgumentValidation, which names `flag`, if it cannot be bound."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the HTTP server does: a port whose last connections are still closing is free.
@@ -131,11 +148,11 @@ def rendezvous_port(config: LauncherConfig, num_shard: int) -> int:
     if num_shard == 1 or config.master_addr not in ("localhost", LOOPBACK):
         return config.master_port if config.master_port is not None else DEFAULT_MASTER_PORT
     if config.master_port is not None:
-        return _bindable("--master-port", LOOPBACK, config.master_port)
+        return bindable_port("--master-port", LOOPBACK, config.master_port)
     try:
-        return _bindable("--master-port", LOOPBACK, DEFAULT_MASTER_PORT)
+        return bindable_port("--master-port", LOOPBACK, DEFAULT_MASTER_PORT)
     except ArgumentValidation:
-        return _bindable("--master-port", LOOPBACK, 0)
+        return bindable_port("--master-port", LOOPBACK, 0)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from launcher.command import Command
+from launcher.command import Command, connection_to
 from launcher.processes.child_logs import ChildLogs
 from wire import phases
 from wire.processes import stack_dump
@@ -189,8 +189,8 @@ class _Probe(Protocol):
 def _probe_for(command: Command) -> _Probe:
     if command.socket is not None:
         return _ShardProbe(command.socket)
-    if command.http is not None:
-        return _HttpProbe(*command.http)
+    if command.url is not None:
+        return _HttpProbe(command.url)
     return _NeverReady()
 
 
@@ -229,8 +229,8 @@ class _ShardProbe:
 class _HttpProbe:
     """GET /health, asked by a thread, because a server that is busy may take its time."""
 
-    def __init__(self, address: str, port: int) -> None:
-        self._address, self._port = address, port
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._is_healthy = False
         self._thread: threading.Thread | None = None
 
@@ -244,7 +244,7 @@ class _HttpProbe:
         return self._is_healthy
 
     def _ask(self) -> None:
-        connection = http.client.HTTPConnection(self._address, self._port, timeout=_PROBE_TIMEOUT_S)
+        connection = connection_to(self._url, _PROBE_TIMEOUT_S)
         try:
             connection.request("GET", "/health")
             self._is_healthy = connection.getresponse().status == 200

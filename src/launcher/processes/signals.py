@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -52,6 +53,11 @@ class Signals:
         """As if the signal had been received."""
         self._on_stop(number, None)
         os.write(self._write, b"\0")
+
+    def wake(self) -> None:
+        """Ends a wait. May be called on any thread."""
+        with contextlib.suppress(OSError):  # full: it ends anyway; closed: nothing waits any more
+            os.write(self._write, b"\0")
 
     def wait(self, timeout_s: float) -> None:
         """Until a signal (a child's death is one) or the time is over."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from launcher.errors import ShardFailed, WebserverFailed
+from launcher.other_nodes import Group
 from launcher.processes.child import Child
 from launcher.processes.failures import blame_order, cause, exit_of, headline, is_orderly, report_crash
 from launcher.processes.signals import Signals
@@ -31,14 +32,16 @@ class Stopping:
     def __init__(self, signals: Signals, timeouts: Timeouts) -> None:
         self._signals, self._timeouts = signals, timeouts
 
-    def in_order(self, shards: Sequence[Child], router: Child | None) -> None:
+    def in_order(self, shards: Sequence[Child], router: Child | None, group: Group) -> None:
         """The router first, which answers what it still can. Raises LauncherError if a child had failed before."""
-        number = self._signals.received[0]
-        logger.info("%s: stopping, at most %g s", signal.Signals(number).name, self._timeouts.graceful_s, extra=SHOWN)
+        received = self._signals.received
+        why = signal.Signals(received[0]).name if received else "The group of nodes ends"
+        logger.info("%s: stopping, at most %g s", why, self._timeouts.graceful_s, extra=SHOWN)
         deadline = time.monotonic() + self._timeouts.graceful_s
         routers = [router] if router is not None else []
         if not self.end(routers, self._timeouts.graceful_s):
             routers = []  # Killed by us because its time was over, it has not failed.
+        self._wait_for_others(shards, group, deadline)
         ended = [*routers, *(child for child in shards if child.poll() is not None)]
         failed = [child for child in ended if not is_orderly(exit_of(child))]
         # The requests that were still running have been lost: this was no orderly stop. A shard's end is why the
@@ -59,9 +62,20 @@ class Stopping:
         if first is not None:
             raise (WebserverFailed if router_failed else ShardFailed)(cause(first))
 
-    def after_failure(self, shards: Sequence[Child], router: Child | None) -> None:
-        """All at once: nothing more can be answered."""
+    def _wait_for_others(self, shards: Sequence[Child], group: Group, deadline: float) -> None:
+        """Until no request of the group needs these shards."""
+        while not group.may_stop_shards() and time.monotonic() < deadline:
+            if self._signals.take():
+                raise KillRequested
+            if any(child.poll() is not None for child in shards):
+                return
+            self._signals.wait(_POLL_S)
+
+    def after_failure(self, shards: Sequence[Child], router: Child | None, *, by_force: bool = False) -> None:
+        """All at once: nothing more can be answered. by_force: shards are killed, as they wait for another node."""
         logger.info("Shutting down shards")
+        for child in shards if by_force else ():
+            child.kill()
         routers = [router] if router is not None else []
         for child in routers:
             child.terminate()

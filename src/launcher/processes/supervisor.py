@@ -23,15 +23,16 @@ from launcher.errors import (
     WebserverCannotStart,
     WebserverFailed,
 )
+from launcher.other_nodes import Group
 from launcher.processes import stacks, start_times
 from launcher.processes.child import Child, Guard
 from launcher.processes.failures import blame_order, cause, exit_of, headline, rank_field, report_crash
 from launcher.processes.signals import Signals
-from launcher.processes.stopping import KillRequested, Stopping
+from launcher.processes.stopping import SHOWN, KillRequested, Stopping
 from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal
 from wire import phases
-from wire.exit_status import MISSING_PEER, STALLED
+from wire.exit_status import LOST_PEER, MISSING_PEER, STALLED
 
 logger = logging.getLogger("text_generation_launcher")
 
@@ -57,13 +58,15 @@ class Supervisor:
         age_s: float = 0.0,
         own_phases: Sequence[tuple[str, float]] | None = None,
         terminal: Terminal | None = None,
+        group: Group | None = None,
     ) -> None:
         """`age_s`: how long the launch has been running.
 
         `own_phases`: what the launcher itself does until the shards start, and its seconds; it may grow until then.
         Where it is given, a table tells in the end where each second of the start went. `terminal`: shows what the
-        children are doing until all are ready.
+        children are doing until all are ready. `group`: the other nodes; None: there are none.
         """
+        self._group, self._is_alone = group or Group(), group is None
         self._terminal = terminal
         self._signals, self._guard, self._timeouts = signals, guard, timeouts
         self._stopping = Stopping(signals, timeouts)
@@ -80,6 +83,7 @@ class Supervisor:
         child = self._download = self._start(command, DownloadError)
         try:
             while child.poll() is None:
+                self._group.check()
                 self._pause(_SERVING_POLL_S)
         except _StopRequested:
             return self._stop(lambda: self._stopping.end([child], self._timeouts.download_s))
@@ -90,12 +94,13 @@ class Supervisor:
         return None
 
     def serve(
-        self, shards: Sequence[Command], router: Command, *, on_started: Callable[[], None], on_ready: OnReady
+        self, shards: Sequence[Command], router: Command | None, *, on_started: Callable[[], None], on_ready: OnReady
     ) -> int:
-        """Runs everything until a signal; returns the exit status. Raises LauncherError if a child ends before.
+        """Runs everything until a signal; returns the exit status. Raises LauncherError if a child ends before, or
+        another node. `router`: None on a node that has none.
 
         `on_started` is called when the shards have been started: what it costs passes while they load; `on_ready` when
-        the router answers, with its address and the seconds that all of it took.
+        the router answers, with its address (empty on a node without one) and the seconds that all of it took.
         """
         try:
             for command in shards:
@@ -104,17 +109,26 @@ class Supervisor:
             for child in self._shards:
                 logger.info("Starting shard", extra={"rank": child.command.rank})
             self._wait_until_ready(self._shards, ShardCannotStart)
-            logger.info("Starting Webserver")
-            self._router = self._start(router, WebserverCannotStart)
-            self._wait_until_ready([self._router], ShardFailed)
-            on_ready(*self._report_ready(self._router))
+            while not self._group.all_are_ready():
+                self._check_alive(ShardFailed)
+                self._pause(_SERVING_POLL_S)
+            if router is None:
+                logger.info("Ready: the shards of this node serve the router of node 0", extra=SHOWN)
+                on_ready("", time.monotonic() - self._began_at)
+            else:
+                logger.info("Starting Webserver")
+                self._router = self._start(router, WebserverCannotStart)
+                self._wait_until_ready([self._router], ShardFailed)
+                on_ready(*self._report_ready(self._router))
             while True:
                 self._check_alive(ShardFailed)
                 self._pause(_SERVING_POLL_S)
         except _StopRequested:
-            return self._stop(lambda: self._stopping.in_order(self._shards, self._router))
-        except LauncherError:
-            self._stop(lambda: self._stopping.after_failure(self._shards, self._router))
+            return self._stop(lambda: self._stopping.in_order(self._shards, self._router, self._group))
+        except LauncherError as error:
+            self._group.report(error)
+            force = not self._is_alone
+            self._stop(lambda: self._stopping.after_failure(self._shards, self._router, by_force=force))
             raise
 
     def kill_all(self) -> None:
@@ -142,7 +156,7 @@ class Supervisor:
 
     def _pause(self, timeout_s: float) -> None:
         self._signals.wait(timeout_s)
-        if self._signals.take():
+        if self._signals.take() or self._group.wants_stop():
             raise _StopRequested
 
     # Starting and watching
@@ -156,6 +170,8 @@ class Supervisor:
                 missing.remove(child)
                 name, took = child.command.name.capitalize(), start_times.total(child)
                 logger.info("%s ready in %.2f s", name, took, extra=rank_field(child))
+            if missing:
+                self._group.show_progress("; ".join(f"{child.title}: {child.logs.progress.phase}" for child in missing))
             if self._terminal is not None:
                 self._terminal.show_starting(
                     [(child.title, str(child.logs.progress)) for child in missing], of=len(children)
@@ -201,9 +217,10 @@ class Supervisor:
         return limit is not None and time.monotonic() - self._began_at - self._download_s > limit
 
     def _check_alive(self, shard_error: type[LauncherError]) -> None:
-        """Raises for the child that failed first."""
+        """Raises for the child that failed first, or for another node."""
         ended = [child for child in [*self._shards, self._router] if child is not None and child.poll() is not None]
         if not ended:
+            self._group.check()
             return
         first = min(ended, key=blame_order)
         if exit_of(first).returncode in (STALLED, MISSING_PEER):
@@ -213,14 +230,15 @@ class Supervisor:
             could_not_exec = first.ready_at is None and exit_of(first).returncode == 127
             raise (WebserverCannotStart if could_not_exec else WebserverFailed)(cause(first))
         report_crash(first, headline(first, "failed to start" if shard_error is ShardCannotStart else "crashed"))
-        raise shard_error(cause(first))
+        failed = shard_error(cause(first))
+        failed.is_consequence = exit_of(first).returncode in (LOST_PEER, MISSING_PEER)
+        raise failed
 
     def _report_ready(self, router: Child) -> tuple[str, float]:
         """Address and seconds."""
         all_s = time.monotonic() - self._began_at
         before_s = min(child.started_at for child in self._shards) - self._began_at
-        address, port = router.command.http or ("", 0)
-        where = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+        where = router.command.url or ""
         logger.info("Ready on %s after %.2f s: %s", where, all_s, start_times.one_line(before_s, self._shards, router))
         if self._own_phases is not None:
             logger.info("Start-up\n%s", start_times.table(self._own_phases, self._shards, router, all_s))

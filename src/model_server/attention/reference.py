@@ -165,6 +165,9 @@ class ReferenceStep:
             keys, values = (t[piece.at].transpose(0, 1).unsqueeze(0) for t in (key, value))
         else:
             keys, values = self._gather(layer, piece.slots, 1, query.dtype)
+        if values.shape[-1] < keys.shape[-1]:
+            # torch's kernel wants both of one width, or it writes all scores out.
+            values = F.pad(values, (0, keys.shape[-1] - values.shape[-1]))
         # [n, num_heads, head_dim] -> [num_kv_heads, groups, n, head_dim]; keys are expanded, not copied.
         queries = query[piece.tokens].view(-1, heads, groups, layer.head_dim).permute(1, 2, 0, 3)
         keys, values = (t.transpose(0, 1).expand(heads, groups, -1, -1) for t in (keys, values))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 
 from model_server.batch.results import CachedBatch
 from model_server.batch.sequence import Sequence
@@ -14,8 +14,7 @@ class Batch:
 
     `ended` holds the ids of requests that ended but that the router has not filtered yet. Only TGI's own router gets to
     see them: TGI keeps a finished request in its batch until FilterBatch. `is_prefilling`: some sequence's first tokens
-    are not all in the cache or on their way. `has_several`: some sequence got several tokens in its last step, which
-    its next forward computes.
+    are not all in the cache or on their way.
     """
 
     def __init__(self, batch_id: int, sequences: list[Sequence]) -> None:
@@ -23,28 +22,32 @@ class Batch:
         self.sequences = sequences
         self.ended: list[int] = []
         self.is_prefilling = any(s.is_prefilling for s in sequences)
-        self.has_several = False
         self._listed: list[int] | None = None  # ids that the router knows
         self._order = [s.id for s in sequences]
 
     @property
     def is_uniform(self) -> bool:
         """The next forward computes one token of each sequence, its newest."""
-        return not (self.is_prefilling or self.has_several)
+        return not self.is_prefilling
+
+    @property
+    def is_running(self) -> bool:
+        """Some sequence has not ended."""
+        return any(not s.finished for s in self.sequences)
 
     def plan_chunks(self, max_prefill_tokens: int, chunk_tokens: int | None = None) -> None:
         """Set how much of each unfinished prompt the forward after the one just submitted computes.
 
-        One token is kept for each sequence but one; what is left of `max_prefill_tokens`, but not more than
-        `chunk_tokens`, goes to the oldest first (TGI's shard gives it to the newest, which starves the older ones).
+        One token is kept for each sequence but one, also for those whose end the router does not know yet; what is left
+        of `max_prefill_tokens`, but not more than `chunk_tokens`, goes to the oldest first (TGI's shard gives it to the
+        newest, which starves the older ones).
         Each advances by at least one token.
         """
-        self.is_prefilling = self.has_several = False
-        running = [s for s in self.sequences if not s.finished]
-        budget = max_prefill_tokens - (len(running) - 1)
+        self.is_prefilling = False
+        budget = max_prefill_tokens - (len(self.sequences) - 1)
         if chunk_tokens is not None:
             budget = min(budget, chunk_tokens)
-        for sequence in running:
+        for sequence in self.sequences:
             if sequence.is_prefilling:
                 self.is_prefilling = True
                 rest = sequence.prefill_length - sequence.cache_length
@@ -54,9 +57,19 @@ class Batch:
     def note_several(self, rows: list[Sequence], counts: list[int]) -> None:
         """A step of `rows` gave them this many tokens each."""
         for sequence, count in zip(rows, counts, strict=True):
-            if count > 1:
-                sequence.add_sampled(count - 1)
-                self.has_several = True
+            sequence.accept(count - 1)
+
+    def note_ended(self, number: int) -> None:
+        """The step of the call with this number is collected: what ended in it is listed no longer."""
+        for sequence in self.sequences:
+            if sequence.finished and sequence.ended_in is None:
+                sequence.ended_in = number
+                self._listed = None
+
+    def drop(self, leaving: Callable[[Sequence], bool]) -> bool:
+        """Leave out sequences; whether there were any."""
+        kept = [s for s in self.sequences if not leaving(s)]
+        return len(kept) < len(self.sequences) and self._keep(kept)
 
     def drop_finished(self, keep_visible: bool) -> bool:
         """Leave out sequences that have ended; with `keep_visible` their ids stay listed until they are filtered.
@@ -90,7 +103,6 @@ class Batch:
         """Append another batch's requests; this batch's id stays."""
         self.sequences = self.sequences + other.sequences
         self.is_prefilling = self.is_prefilling or other.is_prefilling
-        self.has_several = self.has_several or other.has_several
         self.ended = self.ended + other.ended
         self._order = self._order + other._order
         self._listed = None
@@ -100,19 +112,20 @@ class Batch:
         if not request_ids:
             return self
         before = Batch(self.id, [s for s in self.sequences if s.id not in request_ids])
-        before.ended, before.has_several, before._order = self.ended, self.has_several, self._order
+        before.ended, before._order = self.ended, self._order
         return before
 
     def describe(self, block_size: int) -> CachedBatch:
-        """The batch as the router sees it."""
+        """The batch as the router sees it: without those that have ended."""
+        running = [s for s in self.sequences if not s.finished]
         if self._listed is None:
-            listed = {s.id for s in self.sequences} | set(self.ended)
+            listed = {s.id for s in running} | set(self.ended)
             self._listed = [i for i in self._order if i in listed]
         return CachedBatch(
             id=self.id,
             request_ids=self._listed,
-            max_tokens=block_size * sum([len(s.blocks) for s in self.sequences]),
-            current_tokens=len(self.sequences) if self.is_uniform else sum(s.input_length for s in self.sequences),
+            max_tokens=block_size * sum([len(s.blocks) for s in running]),
+            current_tokens=len(running) if self.is_uniform else sum(s.input_length for s in running),
         )
 
     def _keep(self, sequences: list[Sequence]) -> bool:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from model_server.adapters.rows import AdapterRows, adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
@@ -45,6 +46,7 @@ class DecodeState:
         self._kv_lengths = self._cu_seqlens = torch.zeros(0, dtype=torch.int32, device=device)
         self._query_lengths: tuple[int, ...] = ()
         self._states: tuple[RequestState, ...] = ()
+        self._adapters: AdapterRows | None = None
 
     @property
     def has_run(self) -> bool:
@@ -90,7 +92,9 @@ class DecodeState:
             query_lengths_host=self._query_lengths,
             kv_lengths_host=tuple(self._host_kv_lengths.tolist()),
         )
-        return ModelInputs(self._ids(rows, newest), self._positions, metadata, None, self._states)
+        return ModelInputs(
+            self._ids(rows, newest), self._positions, metadata, None, self._states, adapters=self._adapters
+        )
 
     def _advance(self, rows: list[Sequence]) -> None:
         """The same rows, each one token further."""
@@ -114,6 +118,8 @@ class DecodeState:
             self._rows = rows
             self._query_lengths = (1,) * count
             self._states = tuple([s.state for s in rows])
+            adapters = np.fromiter((s.adapter for s in rows), np.int64, count)
+            self._adapters = adapter_rows(adapters, None, self._device)
             self._cu_seqlens = torch.arange(count + 1, dtype=torch.int32, device=self._device)
         self._is_stale = False
         self._steps_left = 0

@@ -45,7 +45,7 @@ def extend(
         reason = _misfit(sequence, more, cache)
         if reason is None:
             tables.extend(sequence, more.blocks, cache.block_size)
-        else:
+        elif not sequence.finished:
             failures.append((sequence, reason))
     return failures
 
@@ -55,7 +55,7 @@ def rows_without_slots(batch: Batch) -> list[Failure]:
     return [
         (s, f"request {s.id}: it has {len(s.slots)} slots, none for its next token")
         for s in batch.sequences
-        if not (s.has_slots or s.is_exhausted)
+        if not (s.has_slots or s.is_exhausted or s.finished)
     ]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from model_server.adapters.rows import adapter_rows
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
@@ -86,6 +87,9 @@ def ragged_inputs(
         attention=metadata,
         logit_rows=uploaded[2],
         states=tuple([s.state for s in sequences]),
+        adapters=adapter_rows(
+            np.repeat([s.adapter for s in sequences], query_lengths), logit_rows, tables.device.device
+        ),
     )
     return StepInputs(inputs, None if sampled_rows is None else uploaded[6], scored)
 

@@ -77,6 +77,19 @@ class CachedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a step drafted for the requests that this rank answers for. num_right: of `num_tokens`; longest: the longest
+    draft."""
+
+    num_tokens: int
+    num_right: int
+    longest: int
+
+
+NOTHING_DRAFTED = Drafted(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """The answer to one Prefill or Decode; `batch` is None when nothing continues. Durations in nanoseconds."""
 
@@ -87,3 +100,4 @@ class StepResult:
     total_ns: int
     concat_ns: int | None = None
     phases_ns: tuple[int, ...] = ()  # in the order of `wire.step_phases.PHASES`
+    drafted: Drafted | None = None

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from model_server.adapters.rows import BASE
 from model_server.batch.results import FinishReason, GeneratedText
 from model_server.batch.stopping import StoppingState
 from model_server.errors import RequestError, public_text
@@ -55,9 +56,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "blocks", "cache_length", "detokenizer", "finished", "id", "ids", "input_length", "max_new_tokens",
-        "num_sampled", "owned", "prefill_length", "prefill_logprobs", "prompt_length", "prompt_logprobs", "row",
-        "seed", "slots", "state", "stopping", "top_n_tokens",
+        "adapter", "blocks", "cache_length", "detokenizer", "ended_in", "finished", "id", "ids", "input_length",
+        "max_new_tokens", "num_sampled", "owned", "prefill_length", "prefill_logprobs", "prompt_length",
+        "prompt_logprobs", "row", "seed", "slots", "state", "stopping", "top_n_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -70,9 +71,11 @@ class Sequence:
         detokenizer: Detokenizer | None,
         owned: bool,
         prefill_logprobs: bool,
+        adapter: int = BASE,
     ) -> None:
         """Raises RequestError if `resume_ids` cannot be gone through again."""
         self.id = request.id
+        self.adapter = adapter  # its number
         self.ids = [*prompt_ids, *request.resume_ids]
         self.prompt_length = len(prompt_ids)
         self.prefill_length = len(self.ids)
@@ -92,6 +95,7 @@ class Sequence:
         self.top_n_tokens = request.top_n_tokens
         self.seed = request.sampling.seed if request.sampling.samples else None
         self.finished = False
+        self.ended_in: int | None = None  # the number of the call in which it ended, once that is collected
         self._replay(request.resume_ids)
 
     @property
@@ -127,11 +131,11 @@ class Sequence:
         if self.cache_length >= self.prefill_length:
             self.num_sampled += 1
 
-    def add_sampled(self, num_tokens: int) -> None:
-        """The step just collected gave this many tokens more than the one that `advance` counted. They are not in the
-        cache yet: the next forward computes them too."""
+    def accept(self, num_tokens: int) -> None:
+        """The step just collected gave this many tokens more than the one that `advance` counted. Except the newest
+        token they are in the cache."""
         self.num_sampled += num_tokens
-        self.input_length += num_tokens
+        self.cache_length += num_tokens
 
     def extend_blocks(self, blocks: npt.NDArray[np.int64], block_size: int) -> None:
         """Append blocks, and all their slots."""

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 
 from model_server.distributed import peer_reduce
 from model_server.distributed.peer_reduce import PeerReduce
@@ -43,7 +44,9 @@ NAMING_S = 2.0
 
 
 # Its name since torch 2.13, and the one before.
-_gather: Callable[[Tensor, Tensor], object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_gather: Callable[[Tensor, Tensor, dist.ProcessGroup | None], object] = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
 
 
 class ProcessGroup:
@@ -75,6 +78,21 @@ class ProcessGroup:
     def barrier(self) -> None:
         """Return once every rank has come here."""
 
+    def part(self, parts: list[list[int]]) -> ProcessGroup:
+        """The group of those of `parts` among which this rank is; alone in one, or in none, it gets one of its own. All
+        ranks call this together, with the same parts. A part ends with this group, and knows a lost rank as this does.
+        """
+        return ProcessGroup()
+
+    def send(self, tensor: Tensor, to: int) -> Callable[[], object]:
+        """Start to send `tensor` to that rank of this group. What is returned waits for the end; until then the caller
+        does not write to the tensor."""
+        raise FatalError("there is no other rank to send to")
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        """Fill `tensor` with what that rank of this group has sent next."""
+        raise FatalError("there is no other rank to receive from")
+
     def on_lost(self, report: Callable[[str], object]) -> None:
         """From now on `report` learns, on a thread of its own, that another rank is gone. Before, the process ends."""
 
@@ -91,15 +109,18 @@ def connect(
     address: str = "127.0.0.1",
     port: int = 29500,
     timeout_s: float = TIMEOUT_S,
+    collective_timeout_s: float | None = None,
+    key_prefix: str = "",
     one_shot: bool = True,
     force: bool = False,
 ) -> ProcessGroup:
     """Meet the other ranks at `address`:`port` (rank 0 listens there); gloo for a CPU device, nccl for CUDA.
 
-    one_shot: sums of a few MiB on CUDA bypass NCCL where the devices can read each other's memory. force: a single rank
-    makes a group too, whose collectives are real ones (`address` and `port` are then not used); for measuring. Raises
-    StartupError if the port is taken, and MissingPeerError, which names them, if not all ranks come within `timeout_s`
-    seconds.
+    collective_timeout_s: of a collective; None: `timeout_s`. key_prefix: of every key in the store, so that a process
+    that does not know it meets no rank. one_shot: sums of a few MiB on CUDA bypass NCCL where the devices can read each
+    other's memory. force: a single rank makes a group too, whose collectives are real ones (`address` and `port` are
+    then not used); for measuring. Raises StartupError if the port is taken, and MissingPeerError, which names them, if
+    not all ranks come within `timeout_s` seconds.
     """
     if not 0 <= rank < world_size:
         raise StartupError(f"rank {rank} is not below the number of shards {world_size}")
@@ -109,14 +130,16 @@ def connect(
         # gloo would otherwise resolve the host name, which need not have an address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        store = _store(rank, world_size, address, port, timeout_s)
+        store = _store(rank, world_size, address, port, timeout_s, key_prefix)
         missing = _missing(store, rank, world_size, timeout_s)
         if missing:
             who = " and ".join(f"rank {peer}" for peer in missing)
             text = f"{_unmet(rank, world_size, address, port, timeout_s)}: {who} did not connect"
             raise MissingPeerError(f"{text} (TGI_DIST_TIMEOUT sets the limit)")
-        _join(store, rank, world_size, device, timeout_s)
-        group = _TorchGroup(rank, world_size, _watch(store, rank, world_size), store, timeout_s)
+        limit_s = collective_timeout_s or timeout_s
+        _join(store, rank, world_size, device, limit_s)
+        group = _TorchGroup(rank, world_size, _watch(store, rank, world_size), store, limit_s)
+        group.barrier()  # the connections are there before the first call
         if device.type == "cuda":
             group.use_device(device, one_shot=one_shot and world_size > 1)
     except OSError as error:
@@ -136,12 +159,13 @@ def _unmet(rank: int, world_size: int, address: str, port: int, timeout_s: float
     return f"rank {rank} of {world_size} did not connect to the others at {address}:{port} within {timeout_s:g} s"
 
 
-def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float) -> Store:
+def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float, key_prefix: str) -> Store:
     if world_size == 1:
         return dist.HashStore()  # type: ignore[attr-defined]
-    listener = socket.create_server((address, port)) if rank == 0 else None
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, port), family=family) if rank == 0 else None
     try:
-        return dist.TCPStore(  # type: ignore[attr-defined]
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             address,
             port,
             world_size,
@@ -153,6 +177,7 @@ def _store(rank: int, world_size: int, address: str, port: int, timeout_s: float
     except dist.DistError as error:
         text = _unmet(rank, world_size, address, port, timeout_s)
         raise MissingPeerError(f"{text}: rank 0, which listens there, did not connect") from error
+    return PrefixStore(key_prefix, store) if key_prefix else store
 
 
 def _missing(store: Store, rank: int, world_size: int, timeout_s: float) -> list[int]:
@@ -194,9 +219,21 @@ def _watch(store: Store, rank: int, world_size: int) -> PeerWatch:
 class _TorchGroup(ProcessGroup):
     """Several ranks over torch.distributed's default group. What goes wrong in a collective is fatal."""
 
-    def __init__(self, rank: int, size: int, watch: PeerWatch, store: Store, timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        watch: PeerWatch,
+        store: Store,
+        timeout_s: float,
+        members: tuple[int, ...] | None = None,
+        handle: dist.ProcessGroup | None = None,
+    ) -> None:
+        """members, handle: of a part of the default group; its ranks in that group, and torch's object for it."""
         self.rank = rank
         self.size = size
+        self._members = tuple(range(size)) if members is None else members
+        self._handle = handle
         self._store = store
         self._timeout_s = timeout_s
         self._num_collectives = 0
@@ -218,13 +255,13 @@ class _TorchGroup(ProcessGroup):
         if self._peers is not None and way is not None:
             self._num_collectives += 1
             return self._peers.all_reduce(tensor, way)
-        self._run(lambda: dist.all_reduce(tensor))
+        self._run(lambda: dist.all_reduce(tensor, group=self._handle))
         return tensor
 
     def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         rows = tensor.reshape(-1, tensor.shape[-1]).contiguous()
         gathered = rows.new_empty(self.size * rows.shape[0], rows.shape[1])
-        self._run(lambda: _gather(gathered, rows))
+        self._run(lambda: _gather(gathered, rows, self._handle))
         # [ranks, rows, n] -> [rows, ranks, n]; for one row the memory is in order already.
         by_row = gathered.view(self.size, *rows.shape).transpose(0, 1)
         shape = (*tensor.shape[:-1], self.size * tensor.shape[-1])
@@ -235,7 +272,7 @@ class _TorchGroup(ProcessGroup):
 
     def all_reduce_min(self, value: int) -> int:
         tensor = torch.tensor([value], dtype=torch.int64)
-        self._run(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MIN))
+        self._run(lambda: dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._handle))
         return int(tensor.item())
 
     def any_of(self, yes: bool, limit_s: float | None = None) -> bool:
@@ -257,6 +294,29 @@ class _TorchGroup(ProcessGroup):
     def barrier(self) -> None:
         self.all_reduce_min(0)
 
+    def part(self, parts: list[list[int]]) -> ProcessGroup:
+        mine: ProcessGroup = ProcessGroup()
+        for index, members in enumerate(parts):
+            if len(members) < 2:
+                continue
+            handle = dist.new_group(members, timeout=timedelta(seconds=self._timeout_s))
+            if self._members[self.rank] in members:
+                store = PrefixStore(f"part/{index}", self._store)
+                rank = members.index(self._members[self.rank])
+                mine = _TorchGroup(rank, len(members), self._watch, store, self._timeout_s, tuple(members), handle)
+        mine.barrier()  # the connections are there before the first call
+        return mine
+
+    def send(self, tensor: Tensor, to: int) -> Callable[[], object]:
+        started: list[dist.Work | None] = []
+        self._guard(lambda: started.append(dist.isend(tensor, self._members[to], group=self._handle)))
+        work = started[0]
+        assert work is not None, "this rank is in the group"
+        return lambda: self._guard(work.wait)
+
+    def receive(self, tensor: Tensor, source: int) -> None:
+        self._guard(lambda: dist.recv(tensor, self._members[source], group=self._handle))
+
     def on_lost(self, report: Callable[[str], object]) -> None:
         self._watch.on_lost = report
 
@@ -274,15 +334,21 @@ class _TorchGroup(ProcessGroup):
         """Raises FatalError for what the backend says of the others, LostPeerError if one of them is known to be gone.
         An error of this rank's device or memory is passed on as it is."""
         self._num_collectives += 1
+        self._guard(collective)
+
+    def _guard(self, exchange: Callable[[], object]) -> None:
+        """`_run` for what not all ranks do together, on any thread."""
         try:
-            collective()
+            exchange()
         except RuntimeError as error:
             if not _speaks_of_peers(error):
                 raise
             self._is_whole = False
             lost = self._watch.lost(NAMING_S)
             if lost is None:
-                raise FatalError(f"rank {self.rank} cannot reach the others: {_reason(error)}") from error
+                # A rank of another node is not watched: it may be the one that failed.
+                kind = FatalError if self._watch.sees_all else LostPeerError
+                raise kind(f"rank {self.rank} cannot reach the others: {_reason(error)}") from error
             raise LostPeerError(f"rank {self.rank} lost {lost}: {_reason(error)}") from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from model_server.distributed.group import ProcessGroup
 
@@ -21,11 +21,13 @@ class Layout:
 
     tensor: among the ranks that divide the weights of the same layers. stage: of the pipeline, whose stages hold
     consecutive layers. node: of the machines, each with as many ranks.
+    layer_counts: layers of each stage; None: as equal as they can be.
     """
 
     tensor: Axis = Axis()
     stage: Axis = Axis()
     node: Axis = Axis()
+    layer_counts: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, rank: int, world_size: int, *, num_stages: int = 1, num_nodes: int = 1) -> Layout:
@@ -56,6 +58,9 @@ class Layout:
     def layers(self, num_layers: int) -> range:
         """The layers of this rank's stage."""
         rank, size = self.stage.rank, self.stage.size
+        if self.layer_counts is not None:
+            first = sum(self.layer_counts[:rank])
+            return range(first, first + self.layer_counts[rank])
         return range(rank * num_layers // size, (rank + 1) * num_layers // size)
 
     def owns(self, request_id: int) -> bool:
@@ -68,14 +73,26 @@ class Ranks:
     """The groups of one rank.
 
     world: all ranks of the model, for agreement and for noticing that one is lost. tensor: those that divide the
-    weights of the same layers, for sums and gathers of tensors.
+    weights of the same layers, for sums and gathers of tensors. before, after: this rank (rank 1 or 0 of the two) and
+    the one with the same share of the stage before or after; without such a stage this rank alone.
     """
 
     layout: Layout
     world: ProcessGroup
     tensor: ProcessGroup
+    before: ProcessGroup = field(default_factory=ProcessGroup)
+    after: ProcessGroup = field(default_factory=ProcessGroup)
 
     @classmethod
-    def of(cls, world: ProcessGroup) -> Ranks:
-        """One stage on one node: all ranks divide the weights."""
-        return cls(Layout.of(world.rank, world.size), world, world)
+    def of(cls, world: ProcessGroup, layout: Layout | None = None) -> Ranks:
+        """Divide `world` into stages. layout: this rank's; None: one stage. All ranks call this together."""
+        if layout is None or layout.stage.size == 1:
+            return cls(layout or Layout.of(world.rank, world.size), world, world)
+        width, stages = layout.tensor.size, layout.stage.size
+        tensor = world.part([list(range(s * width, (s + 1) * width)) for s in range(stages)])
+        boundaries = [
+            world.part([[s * width + r, (s + 1) * width + r] for r in range(width)]) for s in range(stages - 1)
+        ]
+        before = boundaries[layout.stage.rank - 1] if layout.stage.rank > 0 else ProcessGroup()
+        after = ProcessGroup() if layout.has_last_stage else boundaries[layout.stage.rank]
+        return cls(layout, world, tensor, before, after)

@@ -83,6 +83,7 @@ class PeerWatch:
         self._wake_read, self._wake_write = os.pipe()
         for peer, identity in peers.items():
             self._add(peer, identity)
+        self.sees_all = len(self._ranks) + len(self._gone) == len(peers)
 
     def start(self) -> None:
         if self._ranks or self._gone:

@@ -47,17 +47,23 @@ class StepCall:
 
     sequence: the call's number in the router's order; None: a router that does not number its calls. With a number, a
     batch (or a request in `extensions`) that is not here has ended normally and is skipped; without, it is an error.
+    unanswered: calls before this one that the router had no answer of when it sent it.
     extensions: blocks for running requests, appended before the forward. chunk_tokens: the most that the step after
     this one computes of prompts; None: what fits.
     """
 
     sequence: int | None = None
+    unanswered: int = 0
     extensions: tuple[BlockExtension, ...] = ()
     chunk_tokens: int | None = None
 
     @property
     def numbered(self) -> bool:
         return self.sequence is not None
+
+    def follows_answer_of(self, number: int) -> bool:
+        """Whether the router had the answer of the call with this number when it sent this one."""
+        return self.sequence is None or number < self.sequence - self.unanswered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +73,19 @@ class PrefillCall(StepCall):
     batch_id: int
     cached_id: int | None = None
 
+    @property
+    def continued(self) -> tuple[int, ...]:
+        """The running batches whose next step it runs."""
+        return () if self.cached_id is None else (self.cached_id,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeCall(StepCall):
     """The next step of these batches, merged into the first."""
 
     batch_ids: tuple[int, ...]
+
+    @property
+    def continued(self) -> tuple[int, ...]:
+        """As in `PrefillCall`."""
+        return self.batch_ids

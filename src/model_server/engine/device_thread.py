@@ -28,7 +28,7 @@ T = TypeVar("T")
 GAP_LIMIT_S = 10.0
 
 # How often a submitted job is asked whether it is over: its answer may be late by this much.
-_LOOK_EVERY_S = 50e-6
+LOOK_EVERY_S = 50e-6
 
 
 class Job(Generic[T]):
@@ -66,7 +66,8 @@ class DeviceThread:
     """Runs jobs one after another on a thread of its own.
 
     `enter` is called once on that thread before the first job (inference mode is a per-thread setting). `on_fatal` is
-    called, on that thread, with the exception that ends it.
+    called, on that thread, with the exception that ends it. most_pending: jobs that are submitted and not collected
+    while the thread waits for the next one. look_every_s: how often a submitted job is asked whether it is over.
     """
 
     def __init__(
@@ -75,18 +76,22 @@ class DeviceThread:
         on_fatal: Callable[[BaseException], None],
         is_fatal: Callable[[BaseException], bool],
         gap_limit_s: float = GAP_LIMIT_S,
+        most_pending: int = 1,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         self._enter = enter
         self._on_fatal = on_fatal
         self._is_fatal = is_fatal
         self._gap_limit_s = gap_limit_s
+        self._most_pending = most_pending
+        self._look_every_s = look_every_s
         self._wake = threading.Condition()
         self._unnumbered: deque[Job[Any]] = deque()
         self._numbered: list[tuple[int, int, Job[Any]]] = []
         self._arrivals = itertools.count()
         self._expected = 0
         self._stopping = False
-        self._pending: tuple[Job[Any], Callable[[], Any]] | None = None
+        self._pending: deque[tuple[Job[Any], Callable[[], Any]]] = deque()  # the oldest first
         self._taken: Job[Any] | None = None  # out of the queue, and not pending yet
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
@@ -111,6 +116,11 @@ class DeviceThread:
                 heapq.heappush(self._numbered, (sequence, next(self._arrivals), job))
             self._wake.notify()
         return job.future
+
+    def look(self) -> None:
+        """A submitted job may be over: ask it now. May be called on any thread."""
+        with self._wake:
+            self._wake.notify()
 
     def reset(self, sequence: int) -> None:
         """A new router begins to count: `sequence` is its first number. What an old one left waiting is refused."""
@@ -143,7 +153,7 @@ class DeviceThread:
                 if pending is not None:
                     if _is_over(pending):
                         return None
-                    self._wake.wait(_LOOK_EVERY_S)
+                    self._wake.wait(self._look_every_s)
                     continue
                 if not self._numbered:
                     deadline = None
@@ -168,24 +178,25 @@ class DeviceThread:
 
     def _loop(self) -> None:
         while True:
-            job = self._taken = self._take(self._pending[0] if self._pending is not None else None)
-            if self._pending is not None and (job is None or not job.overlaps()):
-                self._collect_pending()
+            job = self._taken = self._take(self._pending[0][0] if self._pending else None)
             if job is None:
-                if self._stopping:
+                if self._pending:
+                    self._collect_oldest()
+                elif self._stopping:
                     return
                 continue
+            while self._pending and not job.overlaps():
+                self._collect_oldest()
             collect = self._submit(job)
-            if self._pending is not None:
-                self._collect_pending()
+            while len(self._pending) >= self._most_pending:
+                self._collect_oldest()
             if collect is not None:
-                self._pending = (job, collect)
+                self._pending.append((job, collect))
             # Only `_pending` holds a step, and with it the memory of its requests: not until the next call comes.
             self._taken = job = collect = None
 
-    def _collect_pending(self) -> None:
-        assert self._pending is not None
-        (job, collect), self._pending = self._pending, None
+    def _collect_oldest(self) -> None:
+        job, collect = self._pending.popleft()
         try:
             result = collect()
         except BaseException as error:
@@ -212,11 +223,11 @@ class DeviceThread:
             waiting = [*self._unnumbered, *(job for _, _, job in self._numbered)]
             self._unnumbered.clear()
             self._numbered.clear()
-            if self._pending is not None:
-                waiting.append(self._pending[0])
+            waiting += [job for job, _ in self._pending]
+            self._pending.clear()
             if self._taken is not None:
                 waiting.append(self._taken)
-            self._pending = self._taken = None
+            self._taken = None
         for job in waiting:
             _fail(job, error)
 

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,10 +26,12 @@ from model_server.batch.extension import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.distributed.layout import Layout
+from model_server.distributed.stage_links import StageLinks
 from model_server.engine.answers import Answers
 from model_server.engine.calls import DecodeCall, PrefillCall, Session, StepCall
 from model_server.engine.profile import StepProfiler
 from model_server.engine.running import Running, StepTimes, SubmittedStep
+from model_server.engine.seen import SeenStep, see
 from model_server.engine.sequences import CacheLayout, SequenceFactory
 from model_server.engine.step import Stepper
 from model_server.engine.store import BatchStore
@@ -37,6 +40,7 @@ from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 
 # Waits for a submitted step and gives its answer.
@@ -61,20 +65,37 @@ class Engine:
     request instead of paged KV memory.
     """
 
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, sampler: Sampler, options: EngineOptions) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        sampler: Sampler,
+        options: EngineOptions,
+        links: StageLinks | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
+        """links: to the other stages of a pipeline; None: this rank's stage is the only one. speculator: as in
+        `Stepper`."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.options = options
         self._sampler = sampler
-        self._stepper = Stepper(runner, sampler, options.device, options.block_size)
+        self._stepper = Stepper(runner, sampler, options.device, options.block_size, self._see_last, links, speculator)
+        self._links = links
+        self.speculator = speculator
         self.keeps_state = runner.traits.keeps_state
-        prefix = runner.traits.decoder_prefix
         self._factory = SequenceFactory(
-            tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns, prefix
+            tokenizer,
+            sampler,
+            runner.vocab_size,
+            options.prompt_logprobs_allowed,
+            options.layout.owns,
+            runner.traits.decoder_prefix,
+            runner.traits.adapters,
         )
         self._store = BatchStore()
         self._cache: KvCache | None = None
-        self._newest: tuple[Running, SubmittedStep] | None = None  # on the device
+        self._submitted: deque[tuple[Running, SubmittedStep]] = deque()  # and not collected, the oldest first
         self._collected_at = 0  # when the last step was collected, by `time.perf_counter_ns`
         self.begin(Session())
 
@@ -107,27 +128,35 @@ class Engine:
     def may_overlap(self, call: PrefillCall | DecodeCall) -> bool:
         """Can this step be submitted while the last one is not collected?
 
-        Only where submitting returns before the device is done; on a CPU it would just delay the answer. And only for a
-        rank that is alone: whether the call comes before the last step is collected differs from rank to rank, and with
-        it whether a request that ends in that step still takes part, and so the shapes of the collectives. And only
-        where no running request has a grammar: a mask needs the last token on the host. And not if a row would fail for
-        lack of a slot in the cache: it may end in the last step, and then it must not fail.
+        Only where submitting returns before the device is done; on a CPU it would just delay the answer.
+
+        A stage of a pipeline that waits for the last one's tokens runs steps of other batches meanwhile. The last one
+        does not: the others wait for its tokens, and it would wait for what they compute from those.
         """
+        batch_ids = call.continued
+        if self._links is not None:
+            return self._awaits_tokens and not any(self._is_in_flight(batch_id) for batch_id in batch_ids)
         if not self._runs_ahead:
             return False
-        if isinstance(call, PrefillCall):
-            if call.cached_id is None:
-                return True  # nothing of it is on the device
-            batch_ids: tuple[int, ...] = (call.cached_id,)
-        else:
-            batch_ids = call.batch_ids
-        if len(batch_ids) != 1:
+        if not batch_ids:
+            return True  # nothing of it is on the device
+        if len(batch_ids) > 1:
             return False
         try:
             running = self._store.find(batch_ids[0])
         except BatchGoneError:
             return False  # submitting it answers with that error
-        if running is None or running.in_flight is None or running.needs_last_step:
+        return running is not None and running.in_flight is not None and self._runs_before_answer(call, running)
+
+    def _runs_before_answer(self, call: StepCall, running: Running) -> bool:
+        """Whether the rows of the step follow from the calls alone, not from what the steps before it brought.
+
+        The same on every rank, whether a rank has collected those steps or not: so all build the same rows, and their
+        collectives have the same shapes. Not if a row would fail for lack of a slot in the cache: it may end in the
+        last step, and then it must not fail.
+        """
+        running.drop(lambda s: s.ended_in is not None and call.follows_answer_of(s.ended_in))
+        if not call.unanswered or running.needs_last_step:
             return False
         return (
             not self.session.extends_blocks
@@ -136,15 +165,25 @@ class Engine:
         )
 
     def is_over(self) -> bool:
-        """Whether the newest step has ended on the device, or none could be submitted after it before it ends."""
-        if self._newest is None or not self._runs_ahead:
+        """Whether the oldest step that is not collected has ended, or none could be submitted before it ends."""
+        if not self._submitted or not (self._runs_ahead or self._awaits_tokens):
             return True
-        running, step = self._newest
+        running, step = self._submitted[0]
+        if self._awaits_tokens:
+            return step.sampled is None or step.sampled.is_over()
         return step.sampled is None or running.needs_last_step or step.sampled.is_over()
 
     @property
     def _runs_ahead(self) -> bool:
-        return self.options.device.type != "cpu" and self.options.layout.world.size == 1
+        return self.options.device.type != "cpu"
+
+    @property
+    def _awaits_tokens(self) -> bool:
+        """The tokens of a step come from another stage."""
+        return self._links is not None and not self._links.is_last
+
+    def _is_in_flight(self, batch_id: int) -> bool:
+        return any(running.batch.id == batch_id for running, _ in self._submitted)
 
     def submit_prefill(self, call: PrefillCall, requests: list[NewRequest], prompts: list[list[int]]) -> Collect:
         """Start a new batch: all its prompts (or their first chunks) in one forward, and one token for each.
@@ -157,10 +196,12 @@ class Engine:
         """
         times = StepTimes()
         running = self._find(call.cached_id, call) if call.cached_id is not None else None
+        if running is not None:
+            running = self._without_ended(running, call, is_alone=True)
         with self._losing_on_error(running):
             sequences, refused = self._admit(requests, prompts)
             if running is not None:
-                with _timed(times):
+                with times.merging():
                     running.batch.join(Batch(call.batch_id, sequences))
                     if running.in_flight is not None:
                         running.in_flight.joined_since |= {sequence.id for sequence in sequences}
@@ -183,7 +224,9 @@ class Engine:
         if not call.batch_ids:
             raise RequestError("Must provide at least one batch")
         found = [self._find(i, call) for i in call.batch_ids]
-        batches = [b for b in found if b is not None]
+        is_alone = len(found) == 1
+        left = [self._without_ended(b, call, is_alone=is_alone) for b in found if b is not None]
+        batches = [b for b in left if b is not None]
         if not batches:
             return lambda: _nothing(times)
         running = self._merge(batches, times)
@@ -204,9 +247,10 @@ class Engine:
         running = self._store.find(batch_id) if numbered else self._store.get(batch_id)
         if running is None:
             return None
+        running.drop(lambda s: s.ended_in is not None)
         running.filter(request_ids, strict=not numbered)
         if not running.batch.sequences and not running.batch.ended:
-            self._store.remove(batch_id)
+            self._store.remove(running)
             return None
         return running.batch.describe(self.options.block_size)
 
@@ -241,64 +285,80 @@ class Engine:
     def _find(self, batch_id: int, call: StepCall) -> Running | None:
         return self._store.find(batch_id) if call.numbered else self._store.get(batch_id)
 
+    def _without_ended(self, running: Running, call: StepCall, *, is_alone: bool) -> Running | None:
+        """Without those that take no part in the next step because they have ended; None if none is left. is_alone:
+        the call names no other batch."""
+        if not self._runs_ahead:
+            return running
+        self._store.forget_ended(call)
+        if not (is_alone and self._runs_before_answer(call, running)):
+            running.drop(lambda s: s.ended_in is not None)  # every rank has collected all steps before this one
+        if not running.batch.sequences:
+            self._store.remove(running)
+            return None
+        return running
+
     def _merge(self, batches: list[Running], times: StepTimes) -> Running:
         first, *others = batches
         if others:
-            with _timed(times):
+            with times.merging():
                 for other in others:
                     first.batch.join(other.batch)
-                    self._store.remove(other.batch.id)
+                    self._store.remove(other)
         return first
 
     def _submit(self, running: Running, step: SubmittedStep, call: StepCall) -> SubmittedStep:
         """Enqueue the next forward of a batch and its sampling."""
         self._stepper.profiler.step()
+        step.number = call.sequence if self._runs_ahead else None
         step.times.began = time.perf_counter_ns()
         if running.decode.has_run and running.in_flight is None:
             step.times.idle_ns = max(0, step.times.began - self._collected_at)
         with self._losing_on_error(running, step):
             failures = self._stepper.submit(running, step, call, self.cache, self.session)
             step.refused += self._answers.failures(failures)
-        self._newest = running, step
+        self._submitted.append((running, step))
         return step
 
     def _collect(self, running: Running, step: SubmittedStep) -> StepResult:
         """Wait for a step, and put its tokens into words."""
-        if self._newest is not None and self._newest[1] is step:
-            self._newest = None
-        waited_from = time.perf_counter_ns()
+        self._submitted.remove((running, step))
         if running.lost_at is None or running.lost_at <= step.times.began:
             self._store.find(running.batch.id)  # raises if an earlier step failed; a later one answers itself
         with self._losing_on_error(running, step):
-            with self._stepper.profiler.phase("wait"):
-                host = step.sampled.to_host() if step.sampled is not None else None
-            on_host = time.perf_counter_ns()
-            if running.in_flight is step:
-                running.in_flight = None
-            with self._stepper.profiler.phase("text"):
-                generations = self._answers.step(step.rows, host) if host is not None else []
-            if host is not None and host.counts is not None:
-                running.batch.note_several(step.rows, host.counts)
-        running.drop_finished(keep_visible=self.session.upstream_router)
+            found = self._see(running, step)
         batch = running.batch
+        if step.number is not None:
+            batch.note_ended(step.number)
+        else:
+            running.drop_finished(keep_visible=self.session.upstream_router)
         if not batch.sequences:
-            self._store.remove(batch.id)
+            self._store.remove(running)
         seen = batch.without(step.joined_since)  # the router's next answer tells it of the others
         done = self._collected_at = time.perf_counter_ns()
         return StepResult(
-            generations=step.refused + generations,
-            batch=seen.describe(self.options.block_size) if seen.sequences else None,
-            forward_ns=on_host - step.times.called,
-            decode_ns=done - on_host,
+            generations=step.refused + found.generations,
+            batch=seen.describe(self.options.block_size) if seen.is_running else None,
+            forward_ns=found.on_host - step.times.called,
+            decode_ns=done - found.on_host,
             total_ns=done - step.times.called,
             concat_ns=step.times.concat_ns,
-            phases_ns=step.times.phases(waited_from, on_host, done),
+            phases_ns=step.times.phases(found.waited_from, found.on_host, found.done),
+            drafted=step.drafted,
         )
+
+    def _see_last(self, running: Running) -> None:
+        if running.in_flight is not None:
+            self._see(running, running.in_flight)
+
+    def _see(self, running: Running, step: SubmittedStep) -> SeenStep:
+        return see(running, step, self._answers, self._stepper.profiler)
 
     @contextlib.contextmanager
     def _losing_on_error(self, running: Running | None, step: SubmittedStep | None = None) -> Iterator[None]:
-        """Whatever goes wrong in a step, its batch is gone: sequences and cache may disagree. One of several ranks that
-        runs out of memory leaves the others inside a collective, so it must end."""
+        """Whatever goes wrong in a step, its batch is gone: sequences and cache may disagree. The other stages of a
+        pipeline get a message, and lose it too. One of several ranks of a stage that runs out of memory leaves the
+        others inside a collective, so it must end."""
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -308,11 +368,14 @@ class Engine:
             # The error's frames hold the step's tensors for as long as the error is being reported.
             traceback.clear_frames(error.__traceback__)
             torch.cuda.empty_cache()
-            kind = OutOfMemoryError if self.options.layout.world.size == 1 else FatalError
-            raise kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size") from error
-        except BaseException:
+            kind = OutOfMemoryError if self.options.layout.tensor.size == 1 else FatalError
+            failure = kind("out of memory in one step; lower --max-batch-prefill-tokens or --max-batch-size")
+            _tell_stages(step, failure)
+            raise failure from error
+        except BaseException as error:
             if running is not None:
                 self._lose(running, step)
+            _tell_stages(step, error)
             raise
 
     def _lose(self, running: Running, step: SubmittedStep | None) -> None:
@@ -321,12 +384,9 @@ class Engine:
             running.lost_at = time.perf_counter_ns() if step is None else step.times.began
 
 
-@contextlib.contextmanager
-def _timed(times: StepTimes) -> Iterator[None]:
-    """Merging batches."""
-    started = time.perf_counter_ns()
-    yield
-    times.concat_ns = time.perf_counter_ns() - started
+def _tell_stages(step: SubmittedStep | None, error: BaseException) -> None:
+    if step is not None and step.passage is not None:
+        step.passage.fail(error)
 
 
 def _nothing(times: StepTimes, refused: list[Generation] | None = None) -> StepResult:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
 
 from model_server.batch.batch import Batch
 from model_server.batch.decode_state import DecodeState
 from model_server.batch.newest import NewestTokens
-from model_server.batch.results import Generation
+from model_server.batch.results import Drafted, Generation
 from model_server.batch.sequence import Sequence
-from model_server.sampling.sampler import Sampled
+from model_server.distributed.stage_links import Passage
+from model_server.engine.calls import StepCall
+from model_server.sampling.sampler import HostSampled
 
 
 @dataclass(slots=True)
@@ -31,6 +39,13 @@ class StepTimes:
     concat_ns: int | None = None
     idle_ns: int = 0
 
+    @contextlib.contextmanager
+    def merging(self) -> Iterator[None]:
+        """While batches are merged."""
+        started = time.perf_counter_ns()
+        yield
+        self.concat_ns = time.perf_counter_ns() - started
+
     def phases(self, waited_from: int, on_host: int, done: int) -> tuple[int, ...]:
         """Durations in the order of `wire.step_phases.PHASES`; empty for a step that sampled nothing.
 
@@ -44,30 +59,74 @@ class StepTimes:
         )  # fmt: skip
 
 
+class StepTokens(Protocol):
+    """The tokens of a step that is on its way. The engine's own are `sampling.sampler.Sampled`.
+
+    ids: [num_rows] int64 on the device; where a row got several, its last. several: rows may have got several.
+    """
+
+    ids: Tensor
+    several: bool
+
+    def is_over(self) -> bool:
+        """Whether `to_host` would not wait."""
+
+    def to_host(self) -> HostSampled:
+        """Wait for the step and hand out its tokens."""
+
+
+class AwaitedTokens:
+    """The tokens of a step that the last stage of the pipeline samples. `ids` holds them once they are on the host."""
+
+    def __init__(self, passage: Passage, device: torch.device) -> None:
+        self.ids = torch.zeros(passage.num_rows, dtype=torch.int64, device=device)
+        self.several = False
+        self._passage = passage
+
+    def is_over(self) -> bool:
+        return self._passage.is_over()
+
+    def to_host(self) -> HostSampled:
+        """Only what all ranks must know: logprobs and top tokens stay on the last stage, which answers."""
+        tokens = self._passage.tokens()
+        self.ids.copy_(torch.tensor(tokens.ids, dtype=torch.int64))
+        count = len(tokens.ids)
+        return HostSampled(tokens.ids, [0.0] * count, [[] for _ in range(count)], tokens.failed)
+
+
 @dataclass(slots=True, eq=False)
 class SubmittedStep:
     """A step on the device. `rows`: the sequences that get tokens in it, in the order of `sampled`; `refused`: answers
-    for requests that took no part in it; `joined_since`: requests that came into its batch after it was submitted."""
+    for requests that took no part in it; `joined_since`: requests that came into its batch after it was submitted;
+    `passage`: its way through the stages of the pipeline, None without stages or without rows; `number`: its call's,
+    where the next step may be submitted before this one is collected; `seen`: what it brought (`seen.SeenStep`);
+    `drafted`: what was drafted for it."""
 
     times: StepTimes
     rows: list[Sequence] = field(default_factory=list)
-    sampled: Sampled | None = None
+    sampled: StepTokens | None = None
     refused: list[Generation] = field(default_factory=list)
     joined_since: set[int] = field(default_factory=set)
+    passage: Passage | None = None
+    number: int | None = None
+    seen: Future[Any] = field(default_factory=Future)
+    drafted: Drafted | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Running:
     """A batch and the state of its steps, which the engine and its `Stepper` write.
 
-    decode: the tensors of its steps. newest: the tokens sampled last, on the device. in_flight: the newest step
-    that sampled something and is not collected. lost_at: when the step began whose failure ended the batch.
+    decode: the tensors of its steps. newest: the tokens sampled last, on the device. in_flight: the newest step that
+    sampled something and is not collected. gives_several: the newest step gives rows several tokens. lost_at: when the
+    step began whose failure ended the batch.
     """
 
     batch: Batch
     decode: DecodeState
     newest: NewestTokens | None = None
     in_flight: SubmittedStep | None = None
+    gives_several: bool = False
     lost_at: int | None = None
 
     @property
@@ -77,17 +136,23 @@ class Running:
 
     @property
     def needs_last_step(self) -> bool:
-        """No step of the batch can be submitted before the one before it has been collected: what it computes follows
-        from tokens that the host must have seen."""
-        if self.batch.has_several or any(s.row.grammar is not None for s in self.batch.sequences):
-            return True
-        step = self.in_flight
-        return step is not None and step.sampled is not None and step.sampled.several
+        """No step of the batch can be submitted before the one before it has been collected: how many tokens it
+        computes follows from that one. Whether the host has seen it makes no difference."""
+        return self.gives_several
 
     def filter(self, request_ids: Iterable[int], *, strict: bool) -> None:
         """As `Batch.filter`, and forget the state of those that left."""
         if self.batch.filter(request_ids, strict):
             self._forget_others()
+
+    def drop(self, leaving: Callable[[Sequence], bool]) -> None:
+        """As `Batch.drop`, and forget the state of those that left."""
+        if self.batch.drop(leaving):
+            self._forget_others()
+
+    def has_ended(self, call: StepCall) -> bool:
+        """All its requests have, and the router knew when it sent the call."""
+        return all(s.ended_in is not None and call.follows_answer_of(s.ended_in) for s in self.batch.sequences)
 
     def drop_finished(self, *, keep_visible: bool) -> None:
         """As `Batch.drop_finished`, and forget the state of those that ended."""
@@ -96,5 +161,5 @@ class Running:
 
     def _forget_others(self) -> None:
         self.decode.release(self.batch.sequences)
-        if self.in_flight is None:
-            self.newest = None  # the host has seen all of it
+        if self.in_flight is None and not any(s.has_unseen for s in self.batch.sequences):
+            self.newest = None

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from model_server.adapters.rows import BASE
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
 from model_server.batch.stopping import StoppingState
 from model_server.engine.calls import Session
@@ -43,9 +44,10 @@ class SequenceFactory:
         prompt_logprobs_allowed: bool,
         owns: Callable[[int], bool],
         decoder_prefix: tuple[int, ...] | None = None,
+        adapters: tuple[str, ...] = (),
     ) -> None:
         """owns: whether this rank answers for a request id. decoder_prefix: the tokens before the first generated one
-        where these are not the prompt."""
+        where these are not the prompt. adapters: names of those that are loaded, by their numbers."""
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
@@ -53,6 +55,7 @@ class SequenceFactory:
         self._owns = owns
         self._decoder_prefix = decoder_prefix
         self._grammars = Grammars(tokenizer, vocab_size)
+        self._adapters = {name: number for number, name in enumerate(adapters)}
         self._warned_of_adapter = False
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
@@ -96,8 +99,7 @@ class SequenceFactory:
             chunking=layout.chunking,
             extends_blocks=session.extends_blocks,
         )
-        if request.adapter_id is not None:
-            self._refuse_adapter(request.id, request.adapter_id, session)
+        adapter = self._adapter(request, session)
         ids = [*prompt, *request.resume_ids]
         if max(ids) >= self._vocab_size:
             raise RequestError(f"request {request.id}: token {max(ids)} is outside the model's {self._vocab_size}")
@@ -124,19 +126,25 @@ class SequenceFactory:
             detokenizer=Detokenizer(self._tokenizer, before) if follows_text or request.resume_ids else None,
             owned=owned,
             prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
+            adapter=adapter,
         )
         if not follows_text:
             sequence.detokenizer = None
         return sequence
 
-    def _refuse_adapter(self, request_id: int, adapter_id: str, session: Session) -> None:
-        """No adapter is loaded. TGI's router gets the base model for a name that is unknown, as TGI's shard does it."""
-        message = f"request {request_id}: no adapter {adapter_id[:100]!r} is loaded"
+    def _adapter(self, request: NewRequest, session: Session) -> int:
+        """Its number. TGI's router gets the base model for a name that is unknown, as TGI's shard does it."""
+        if request.adapter_id is None:
+            return BASE
+        if request.adapter_id in self._adapters:
+            return self._adapters[request.adapter_id]
+        message = f"request {request.id}: no adapter {request.adapter_id[:100]!r} is loaded"
         if not session.upstream_router:
             raise RequestError(message)
         if not self._warned_of_adapter:
             logger.warning("%s: such requests get the base model", message)
             self._warned_of_adapter = True
+        return BASE
 
 
 def with_blocks(requests: list[NewRequest], prompts: list[list[int]], block_size: int) -> list[NewRequest]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,25 +14,46 @@ from model_server.batch.decode_state import DecodeState
 from model_server.batch.extension import Failure, extend, rows_without_slots
 from model_server.batch.inputs import StepInputs, ragged_inputs
 from model_server.batch.newest import NewestTokens
+from model_server.batch.results import NOTHING_DRAFTED
 from model_server.batch.sequence import Sequence
+from model_server.distributed.stage_links import StageLinks
 from model_server.engine.calls import Session, StepCall
 from model_server.engine.profile import NoProfiler, StepProfiler
-from model_server.engine.running import Running, SubmittedStep
+from model_server.engine.running import AwaitedTokens, Running, SubmittedStep
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.transfer import Staging, upload
 from model_server.runner.runner import ModelInputs, Runner
 from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.speculator import Speculator
+from model_server.speculation.window import Window
 
 
 class Stepper:
-    """Submits steps to one device. Not thread-safe: it belongs to the device thread."""
+    """Submits steps to one device. Not thread-safe: it belongs to the device thread.
 
-    def __init__(self, runner: Runner, sampler: Sampler, device: torch.device, block_size: int) -> None:
+    see_last: lets the sequences take the tokens of the step before. Called between forward and sampling where a row has
+    a grammar, whose mask follows from its tokens: the device computes the forward meanwhile. links: to the other stages
+    of a pipeline; None: this rank's stage is the only one. speculator: drafts tokens; None: a step gives each row one.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        device: torch.device,
+        block_size: int,
+        see_last: Callable[[Running], object],
+        links: StageLinks | None = None,
+        speculator: Speculator | None = None,
+    ) -> None:
         self._runner = runner
         self._sampler = sampler
         self._device = device
         self._block_size = block_size
+        self._see_last = see_last
+        self._links = links
+        self._speculator = speculator
         self._staging = Staging(device)
         self.profiler: StepProfiler | NoProfiler = NoProfiler()
 
@@ -53,11 +76,20 @@ class Stepper:
         failures = self._extend_blocks(running, call, cache, session)
         for sequence, _ in failures:
             sequence.finished = True
-        rows = _rows_of(running, some_failed=bool(failures))
+        if failures:
+            failed = {sequence.id for sequence, _ in failures}
+            running.drop(lambda sequence: sequence.id in failed)
+        rows = _rows_of(running)
         if not rows:
             return failures
         batch = running.batch
-        if batch.is_uniform:
+        if self._links is not None:
+            num_sampling = len(rows) if batch.is_uniform else sum([s.samples for s in rows])
+            step.passage = self._links.begin(call.sequence, num_sampling)
+        window = self._window(step, rows) if batch.is_uniform else None
+        if window is not None:
+            self._submit_window(running, step, window, cache)
+        elif batch.is_uniform:
             self._submit_decode(running, step, rows, cache)
         else:
             self._submit_ragged(running, step, rows, cache)
@@ -77,6 +109,30 @@ class Stepper:
             first.setdefault(failure[0].id, failure)  # a request that is named twice fails once
         return list(first.values())
 
+    def _window(self, step: SubmittedStep, rows: list[Sequence]) -> Window | None:
+        """The drafts to check; None: there are none, or none that pay."""
+        if self._speculator is None or any(s.has_unseen for s in rows):
+            return None
+        step.drafted = NOTHING_DRAFTED
+        return self._speculator.window(rows)
+
+    def _submit_window(self, running: Running, step: SubmittedStep, window: Window, cache: KvCache) -> None:
+        """One forward of one token for each row and of its draft; waits for the tokens."""
+        assert self._speculator is not None
+        with self.profiler.phase("inputs"):
+            inputs = window.inputs(running.decode.tables, self._staging)
+        running.decode.note_other_step()
+        logits = self._forward(step, inputs, cache)
+        with self.profiler.phase("sampling"):
+            checked = window.check(logits, self._sampler)
+        step.times.sampled = time.perf_counter_ns()
+        step.drafted = self._speculator.note(window, checked)
+        step.rows, step.sampled = window.rows, checked
+        running.in_flight, running.gives_several = step, True
+        running.newest = NewestTokens(window.rows, checked.ids)
+        for sequence in window.rows:
+            sequence.advance()
+
     def _submit_decode(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
         """One forward of one token for each row."""
         with self.profiler.phase("inputs"):
@@ -92,11 +148,12 @@ class Stepper:
             inputs = ragged_inputs(rows, running.decode.tables, self._staging, running.newest)
         running.decode.note_other_step()
         logits = self._forward(step, inputs.model, cache)
-        _keep_prompt_logprobs(inputs, logits)
-        if inputs.sampled_rows is not None:
-            logits = logits.index_select(0, inputs.sampled_rows)
         sampling = [s for s in rows if s.samples]
-        if sampling:
+        if step.passage is None or step.passage.is_last:
+            _keep_prompt_logprobs(inputs, logits)
+            if inputs.sampled_rows is not None:
+                logits = logits.index_select(0, inputs.sampled_rows)
+        if sampling or step.passage is not None:
             self._sample(running, step, sampling, logits)
         elif logits.is_cuda:
             # No caller waits for ids of this step; without this one, whole prompts would queue up on the device.
@@ -106,28 +163,49 @@ class Stepper:
 
     def _forward(self, step: SubmittedStep, inputs: ModelInputs, cache: KvCache) -> Tensor:
         step.times.laid_out = time.perf_counter_ns()
+        passage = step.passage
+        if passage is not None:
+            with self.profiler.phase("receive"):
+                hidden = passage.receive(len(inputs.positions))
+                inputs = dataclasses.replace(inputs, hidden=hidden)
         with self.profiler.phase("forward"):
             logits = self._runner.forward(inputs, cache)
+        if passage is not None:
+            passage.send(logits)
         step.times.enqueued = time.perf_counter_ns()
         return logits
 
     def _sample(self, running: Running, step: SubmittedStep, rows: list[Sequence], logits: Tensor) -> None:
+        """logits: on a stage that is not the last the residual stream, which is not looked at."""
+        passage = step.passage
+        if passage is not None and not passage.is_last:
+            step.rows, step.sampled = rows, AwaitedTokens(passage, self._device)
+        elif rows:
+            if any(s.row.grammar is not None and s.has_unseen for s in rows):
+                self._see_last(running)
+            self._choose(step, rows, logits)
+        if step.sampled is None:
+            return
+        if rows:
+            step.times.sampled = time.perf_counter_ns()
+        running.in_flight, running.gives_several = step, step.sampled.several
+        running.newest = NewestTokens(rows, step.sampled.ids)
+
+    def _choose(self, step: SubmittedStep, rows: list[Sequence], logits: Tensor) -> None:
         with self.profiler.phase("sampling"):
             step.rows, step.sampled = rows, self._sampler.sample(logits, [s.row for s in rows])
-        step.times.sampled = time.perf_counter_ns()
-        running.in_flight = step
-        running.newest = NewestTokens(rows, step.sampled.ids)
 
     def _state(self) -> DecodeState:
         return DecodeState(self._device, self._block_size, self._staging)
 
 
-def _rows_of(running: Running, *, some_failed: bool) -> list[Sequence]:
-    """The sequences that take part in the next step: those that have tokens left."""
+def _rows_of(running: Running) -> list[Sequence]:
+    """The sequences that take part in the next step: those that have tokens left. One that has ended, which the router
+    does not know, too, as long as it has slots: other ranks may not have collected the step in which it ended."""
     rows = running.batch.sequences
-    if running.repeats_rows and not some_failed:
+    if running.repeats_rows:
         return rows
-    going = [s for s in rows if not (s.is_exhausted or s.finished)]
+    going = [s for s in rows if not s.is_exhausted and (s.has_slots or not s.finished)]
     return rows if len(going) == len(rows) else going  # the list itself: by that the state knows its rows
 
 

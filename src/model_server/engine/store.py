@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from model_server.engine.calls import StepCall
 from model_server.engine.running import Running
 from model_server.errors import BatchGoneError, UnknownBatchError
 
@@ -38,9 +39,15 @@ class BatchStore:
             raise BatchGoneError(batch_id)
         return self._batches.get(batch_id)
 
-    def remove(self, batch_id: int) -> None:
-        """The batch has ended, or was merged into another."""
-        self._batches.pop(batch_id, None)
+    def remove(self, running: Running) -> None:
+        """The batch has ended, or was merged into another. Its id may already be that of requests that came later."""
+        if self._batches.get(running.batch.id) is running:
+            del self._batches[running.batch.id]
+
+    def forget_ended(self, call: StepCall) -> None:
+        """Batches whose end the router knew when it sent the call."""
+        for running in [one for one in self._batches.values() if one.has_ended(call)]:
+            self.remove(running)
 
     def lose(self, batch_id: int) -> None:
         """The batch failed."""

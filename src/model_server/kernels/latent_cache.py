@@ -25,7 +25,7 @@ def latent_write(
     weight: Tensor,
     eps: float,
     rotated: Tensor,
-    queries: Tensor,
+    turned: Tensor,
     table: Tensor,
     positions: Tensor,
     rows: Tensor,
@@ -38,21 +38,21 @@ def latent_write(
     """
     num_tokens, width = latent.shape
     rank, dim = len(weight), table.shape[1]
-    heads = queries.shape[1]
-    if rank + dim != width or queries.shape != (num_tokens, heads, width) or rotated.shape != (num_tokens, heads * dim):
+    heads = rotated.shape[1]
+    if rank + dim != width or rotated.shape != (num_tokens, heads, dim) or turned.shape != rotated.shape:
         raise ValueError(
-            f"no kernel for latents {tuple(latent.shape)}, queries {tuple(queries.shape)} and their rotated part "
-            f"{tuple(rotated.shape)}, with a norm of {rank} and rotations of {dim}"
+            f"no kernel for latents {tuple(latent.shape)} and rotated parts {tuple(rotated.shape)} of queries, written "
+            f"to {tuple(turned.shape)}, with a norm of {rank} and rotations of {dim}"
         )
-    if rows.shape[1:] != (width,) or latent.stride(1) != 1 or rotated.stride(1) != 1 or not queries.is_contiguous():
-        raise ValueError(f"no kernel for strides {latent.stride()}, {rotated.stride()}, {queries.stride()}")
+    if rows.shape[1:] != (width,) or (latent.stride(1), rotated.stride(2), turned.stride(2)) != (1, 1, 1):
+        raise ValueError(f"no kernel for strides {latent.stride()}, {rotated.stride()}, {turned.stride()}")
     out = torch.empty(latent.shape, dtype=latent.dtype, device=latent.device)
     if num_tokens == 0:
         return out
     sizes = _sizes(rank, dim)
     latent_write_heads[(num_tokens, 1 + triton.cdiv(heads, sizes["HEADS"]))](
-        latent, weight, rotated, queries, table, positions, rows, slots, out,
-        latent.stride(0), rotated.stride(0), rows.stride(0), eps,
+        latent, weight, rotated, turned, table, positions, rows, slots, out,
+        latent.stride(0), rotated.stride(0), rotated.stride(1), turned.stride(0), turned.stride(1), rows.stride(0), eps,
         NUM_HEADS=heads, RANK=rank, DIM=dim,
         LARGEST=torch.finfo(rows.dtype).max if rows.dtype in FLOAT8 else None, **sizes,
     )  # fmt: skip
@@ -84,8 +84,8 @@ def _turned(value, cos, sin, HEADS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def latent_write_heads(
-    latent, weight, rotated, queries, table, positions, rows, slots, out,
-    latent_stride, rotated_stride, row_stride, eps,
+    latent, weight, rotated, turned, table, positions, rows, slots, out,
+    latent_stride, rotated_stride, rotated_head_stride, turned_stride, turned_head_stride, row_stride, eps,
     NUM_HEADS: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr, LATENT: tl.constexpr, BLOCK: tl.constexpr,
     HEADS: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
@@ -110,8 +110,9 @@ def latent_write_heads(
     else:
         head = (tl.program_id(1) - 1) * HEADS + tl.arange(0, HEADS)[:, None]
         inside = (head < NUM_HEADS) & (number < DIM)
-        query = tl.load(rotated + token * rotated_stride + head * DIM + number, mask=inside, other=0.0)
-        at = queries + (token * NUM_HEADS + head) * WIDTH + RANK + number
+        at = rotated + token * rotated_stride + head * rotated_head_stride + number
+        query = tl.load(at, mask=inside, other=0.0)
+        at = turned + token * turned_stride + head * turned_head_stride + number
         tl.store(at, _turned(query, cos, sin, HEADS, BLOCK), mask=inside)
 
 
@@ -130,9 +131,10 @@ def variants() -> list[Variant]:
 def _variant(name: str, heads: int, *, dtype: str = "bf16", cache: str | None = None) -> Variant:
     number = f"*{dtype}"
     signature: dict[str, Any] = {
-        "latent": number, "weight": "*fp32", "rotated": number, "queries": number, "table": "*fp32",
+        "latent": number, "weight": "*fp32", "rotated": number, "turned": number, "table": "*fp32",
         "positions": "*i64", "rows": f"*{cache or dtype}", "slots": "*i64", "out": number, "latent_stride": "i32",
-        "rotated_stride": "i32", "row_stride": "i32", "eps": "fp32",
+        "rotated_stride": "i32", "rotated_head_stride": "i32", "turned_stride": "i32", "turned_head_stride": "i32",
+        "row_stride": "i32", "eps": "fp32",
     }  # fmt: skip
     largest = {None: None, "fp8e4nv": 448.0, "fp8e5": 57344.0}[cache]
     return Variant(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from model_server.adapters.factors import AdapterReader
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.models.decoder.attention.layers import attention_layers
@@ -63,8 +64,17 @@ def _load_native(
     reading = SafetensorsReader(
         model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=spec.names.base
     )
-    with reading as reader:
-        runner = build(spec, reader, placement, backend, progress=progress, scheme=model.scheme)
+    adapting = AdapterReader(model.adapters, placement.dtype, placement.device)
+    with reading as reader, adapting as adapters:
+        runner = build(
+            spec,
+            reader,
+            placement,
+            backend,
+            progress=progress,
+            scheme=model.scheme,
+            adapters=adapters if model.adapters else None,
+        )
     logger.info(
         "Loaded %s with the native runner: %s, %.1f MiB of weights in %.2f s",
         model.config.model_type,

@@ -5,20 +5,25 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from model_server.adapters.folder import Adapter, read_adapter
 from model_server.attention.choice import KEEP_MODEL_TYPE
 from model_server.cpp import library as cpp
 from model_server.errors import StartupError
 from model_server.kernels.availability import has_float8, refusal
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import UnknownFamilyError, spec_of
+from model_server.models.families.vision import BASES, TEXT_TYPES, text_names
 from model_server.quantization.kv_cache import DTYPES
 from model_server.quantization.scheme import Scheme, resolve
 from model_server.weights.checkpoint import Checkpoint
+from model_server.weights.header import Header
 from wire.quantization.config import wants_float8_cache
 from wire.quantization.methods import Choice
 
@@ -27,12 +32,14 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """spec: None for a family that the native decoder does not know, which transformers may compute."""
+    """spec: None for a family that the native decoder does not know, which transformers may compute. adapters: LoRA
+    adapters to load with it."""
 
     checkpoint: Checkpoint
     config: ModelConfig
     spec: Spec | None
     scheme: Scheme = dataclasses.field(default_factory=Scheme)
+    adapters: tuple[Adapter, ...] = ()
 
 
 def describe(
@@ -58,17 +65,64 @@ def describe(
         return Model(checkpoint=checkpoint, config=config, spec=None)
     if rope_factor is not None:
         spec = with_linear_rope(spec, rope_factor)
+    if config.model_type in TEXT_TYPES:
+        spec, checkpoint = _text_part(spec, checkpoint, config)
+        logger.warning("Only the text model of %s is loaded: images are not served", config.model_type)
     return Model(checkpoint=checkpoint, config=config, spec=spec, scheme=scheme)
 
 
-def check_family(fields: Mapping[str, Any], choice: Choice) -> None:
-    """Whether a family can be served quantized, as far as its config.json says. Raises StartupError."""
+def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple[Spec, Checkpoint]:
+    """`spec` as the files of a vision model hold it, and the checkpoint without its other tensors."""
+    stored = [name for header in checkpoint.headers.values() for name in header.tensors]
+    names = text_names(spec.names, stored)
+    prefixes = (names.embedding + ".", names.layers + ".", f"{names.norm}.", names.head + ".")
+    headers = {
+        path: Header({name: one for name, one in header.tensors.items() if name.startswith(prefixes)}, header.metadata)
+        for path, header in checkpoint.headers.items()
+    }
+    # Files that do not say whether the head is tied mean different things by model type; the tensors tell.
+    has_head = any(name.startswith(names.head + ".") for name in stored)
+    tied = not has_head or config.get("tie_word_embeddings") is True
+    spec = dataclasses.replace(spec, names=names, tied_head=tied)
+    return spec, dataclasses.replace(checkpoint, headers=headers)
+
+
+def with_adapters(model: Model, folders: Mapping[str, Path]) -> Model:
+    """`model`, to be loaded with the LoRA adapters in these folders, by their names.
+
+    Raises StartupError for an adapter, or a model, that is not served so.
+    """
+    if not folders:
+        return model
+    if model.spec is None:
+        raise StartupError(
+            f"{model.config.model_type} is served by the transformers runner, which takes no LoRA adapters: merge the "
+            "adapter into the model"
+        )
+    names, targets = model.spec.names, adapter_targets(model.spec)
+    bases = (names.base, *BASES) if model.config.model_type in TEXT_TYPES else (names.base,)
+    adapters = tuple(read_adapter(name, path, targets, names.head, bases) for name, path in folders.items())
+    return dataclasses.replace(model, adapters=adapters)
+
+
+def check_family(fields: Mapping[str, Any], choice: Choice, num_stages: int = 1) -> None:
+    """Whether a family can be served quantized and in stages, as far as its config.json says. Raises StartupError."""
     config = ModelConfig(fields)
     try:
         spec_of(config)
     except UnknownFamilyError:
+        if num_stages > 1:
+            raise whole_only(config.model_type, num_stages) from None
         if choice.method is not None:
             raise _plain_only(config.model_type, choice.method, on_load=choice.on_load) from None
+
+
+def whole_only(model_type: str, num_stages: int) -> StartupError:
+    """The error for a model that cannot be cut into stages."""
+    return StartupError(
+        f"--num-stage {num_stages}: {model_type} is served by the transformers runner, whose layers cannot be divided "
+        "into stages; leave it out, and use --num-shard for several devices"
+    )
 
 
 def _plain_only(model_type: str, method: str, *, on_load: bool) -> StartupError:
@@ -114,16 +168,20 @@ def _varies_with_the_batch(model: Model, device: torch.device, dtype: torch.dtyp
     spec = model.spec
     if spec is None:
         return f"{model.config.model_type} is computed by transformers, which multiplies as its libraries do"
+    if model.adapters:
+        return "products with LoRA adapters depend on the number of rows; leave out --lora-adapters"
     if model.scheme.method is not None:
         return "products with quantized weights depend on the number of rows"
+    if spec.attention is not None:
+        return "latent attention multiplies in a form that depends on the number of rows"
     if num_ranks > 1:
         return "a sum over several shards depends on its size; use --num-shard 1"
     if device.type != "cuda":
         if dtype is torch.float32 and cpp.usable(device, dtype):
             return None
         return "on a CPU it needs --dtype float32 and the C++ operators"
-    if spec.attention is not None or any(mlp is not None for mlp in spec.mlps):
-        return "latent attention and experts multiply in a form that depends on the number of rows"
+    if any(mlp is not None for mlp in spec.mlps):
+        return "experts multiply in a form that depends on the number of rows"
     if dtype not in (torch.float16, torch.bfloat16):
         return "on a GPU it needs --dtype float16 or bfloat16"
     return refusal(device)

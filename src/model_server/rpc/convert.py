@@ -14,7 +14,7 @@ from model_server.batch.sequence import NewRequest
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
-from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
+from model_server.sampling.parameters import Grammar, GrammarKind, SamplingParameters, StoppingParameters
 from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
@@ -26,6 +26,7 @@ NumberedMessage = StepMessage | pb.WarmupRequest | pb.FilterBatchRequest | pb.Cl
 _WARMUP_IMAGE = "image/jpeg;base64"
 
 # Parameters that have the same name and form in the message.
+_GRAMMAR_KINDS: dict[int, GrammarKind] = {pb.GRAMMAR_TYPE_JSON: "json", pb.GRAMMAR_TYPE_LARK: "lark"}
 _SAMPLING_BY_NAME = tuple(one.name for one in fields(SamplingParameters) if one.name not in ("logit_bias", "grammar"))
 
 _FINISH_REASONS = {
@@ -91,6 +92,7 @@ def prefill_from(message: pb.PrefillRequest) -> PrefillCall:
         batch_id=message.batch.id,
         cached_id=message.cached_batch.id if message.HasField("cached_batch") else None,
         sequence=sequence_of(message),
+        unanswered=message.unanswered,
         extensions=_extensions_from(message),
         chunk_tokens=_chunk_tokens_from(message),
     )
@@ -100,6 +102,7 @@ def decode_from(message: pb.DecodeRequest) -> DecodeCall:
     return DecodeCall(
         batch_ids=tuple([b.id for b in message.batches]),
         sequence=sequence_of(message),
+        unanswered=message.unanswered,
         extensions=_extensions_from(message),
         chunk_tokens=_chunk_tokens_from(message),
     )
@@ -142,7 +145,7 @@ def _grammar_from(parameters: pb.NextTokenChooserParameters) -> Grammar | None:
     """TGI's router sends schemas as regular expressions; ours sends them as they are."""
     if not parameters.grammar or parameters.grammar_type == pb.GRAMMAR_TYPE_NONE:
         return None
-    return Grammar("json" if parameters.grammar_type == pb.GRAMMAR_TYPE_JSON else "regex", parameters.grammar)
+    return Grammar(_GRAMMAR_KINDS.get(parameters.grammar_type, "regex"), parameters.grammar)
 
 
 def capacity_to(capacity: Capacity) -> pb.WarmupResponse:
@@ -194,6 +197,11 @@ def _fill(response: R, result: StepResult, column_tokens: int) -> R:
             response.generations.append(_generation_to(generation))
     if plain:
         response.columns.CopyFrom(_columns_to(plain))
+    if result.drafted is not None:
+        drafted = result.drafted
+        response.speculation.CopyFrom(
+            pb.Speculation(drafted=drafted.num_tokens, accepted=drafted.num_right, window=drafted.longest)
+        )
     return response
 
 

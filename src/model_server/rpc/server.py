@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from pathlib import Path
 
 import grpc
 from grpc_reflection.v1alpha import reflection
 
-from model_server.errors import StartupError
+from model_server.rpc.endpoint import Endpoint, EndpointPlan
+from model_server.rpc.sockets import claim_socket
 from model_server.rpc.tracing import TracingInterceptor
 from wire import phases
-from wire.local_grpc import CHANNEL_OPTIONS
-from wire.processes import unix_socket
+from wire.rpc.local_grpc import CHANNEL_OPTIONS
 from wire.tracing import Tracing
 from wire.v3 import generate_pb2 as pb
 from wire.v3 import generate_pb2_grpc as pb_grpc
@@ -24,32 +23,23 @@ logger = logging.getLogger(__name__)
 
 # TGI's shard takes messages up to 2^31 - 1 bytes; prompt logprobs exceed gRPC's default of 4 MiB.
 MAX_MESSAGE_BYTES = 2**31 - 1
-
-
-def socket_path(prefix: Path, rank: int) -> Path:
-    return Path(f"{prefix}-{rank}")
-
-
-def claim_socket(path: Path) -> None:
-    """Make way for our socket. Raises StartupError, one line, if something else is there than a stale one."""
-    if len(os.fsencode(path)) > unix_socket.LONGEST_PATH:
-        raise StartupError(
-            f"the socket path {path} is longer than {unix_socket.LONGEST_PATH} bytes; shorten --shard-uds-path"
-        )
-    try:
-        unix_socket.make_way(str(path))
-    except unix_socket.PathTakenError as error:
-        raise StartupError(f"{error}; choose another --shard-uds-path") from None
+_GRACE_S = 0.5
 
 
 class ShardServer:
     """Owns the gRPC server; `request_stop` may be called from any thread."""
 
     def __init__(
-        self, servicer: pb_grpc.TextGenerationServiceServicer, path: Path, tracing: Tracing | None = None
+        self,
+        servicer: pb_grpc.TextGenerationServiceServicer,
+        path: Path,
+        tracing: Tracing | None = None,
+        endpoint: EndpointPlan | None = None,
     ) -> None:
+        """endpoint: what this shard answers on for all shards of its node, in a group of nodes."""
         self._servicer = servicer
         self._path = path
+        self._endpoint = endpoint
         self._interceptors = [] if tracing is None else [TracingInterceptor(tracing)]
         self._stop = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -88,10 +78,15 @@ class ShardServer:
             self._loop.add_signal_handler(number, self.request_stop)
         await server.start()
         self._path.chmod(0o600)
+        endpoint = None if self._endpoint is None else Endpoint(self._endpoint)
+        if endpoint is not None:
+            await endpoint.start()
         phases.enter(phases.SERVING)
         logger.info("Server started at unix://%s", self._path)
         await self._stop.wait()
         # A fatal error has been answered already; give its answer a moment to leave.
-        await server.stop(grace=0.5)
+        await server.stop(_GRACE_S)
+        if endpoint is not None:
+            await endpoint.stop(_GRACE_S)
         if self._failure is not None:
             raise self._failure

@@ -46,6 +46,8 @@ class ShardFacts:
     urls: tuple[str, ...]
     kv_cache_dtype: str
     quantize: str | None
+    adapters: tuple[str, ...] = ()
+    speculate: int = 0
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -70,14 +72,16 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             requires_padding=False,
             dtype=self._facts.dtype,
             device_type=self._facts.device_type,
-            speculate=0,
+            speculate=self._facts.speculate,
             support_chunking=self._facts.chunking,
-            use_prefix_caching=self._facts.prefix_caching,
+            use_prefix_caching=self._facts.prefix_caching and not self._facts.adapters,
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
             pipeline_depth=_PIPELINE_DEPTH,
             kv_cache_dtype=self._facts.kv_cache_dtype,
             quantize=self._facts.quantize,
+            adapters=self._facts.adapters,
+            adapter_prefix_caching=self._facts.prefix_caching,
             extensions=[e for e in Extension if e is not Extension.GROW or self._facts.grows],
         )
 

@@ -217,6 +217,8 @@ class GraphedRunner:
     def _may_replay(self, inputs: ModelInputs, cache: KvCache) -> bool:
         if cache is not self._cache or not (self._fitting or self._pieces):
             return False
+        if inputs.adapters is not None:
+            return False  # graphs hold the base model's products
         assert self._buffers is not None
         if inputs.attention.max_kv_length > self._buffers.max_length:
             # The runner may now move tables that the graphs read where they were.

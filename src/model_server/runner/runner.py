@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from model_server.adapters.rows import AdapterRows
 from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
@@ -43,6 +44,7 @@ class ModelInputs:
     hidden: [num_tokens, hidden], what the layers before this rank's have given, which may be overwritten; None where
     this rank has the first layer.
     attention_step: answers the calls of attention; None: the runner's own backend does.
+    adapters: which rows get which LoRA adapter; None: all are the base model's.
     """
 
     input_ids: Tensor  # [num_tokens] int64
@@ -53,6 +55,7 @@ class ModelInputs:
     embeddings: tuple[tuple[int, Tensor], ...] = ()
     hidden: Tensor | None = None
     attention_step: AttentionStep | None = None
+    adapters: AdapterRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,7 @@ class RunnerTraits:
     lengths only bound what it does: their true values are those on the device.
     position_rows: longest sequence that a learned table of positions serves; None: there is no table.
     weight_bytes: what this rank's weights take; None: not counted.
+    adapters: names of the LoRA adapters that are loaded; the place of one is its number.
     """
 
     attention: AttentionBackend | None = None
@@ -76,6 +80,7 @@ class RunnerTraits:
     capturable: bool = False
     position_rows: int | None = None
     weight_bytes: int | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def keeps_state(self) -> bool:

@@ -22,7 +22,7 @@ from model_server.errors import RequestError
 from model_server.memory.transfer import upload
 from model_server.sampling.parameters import Grammar
 from model_server.text.tokenizer import Tokenizer
-from wire.grammar import compile_grammar
+from wire.grammar import compile_grammar, trigger_of
 
 # Compiled grammars that are kept: TGI's number, and a bound on the texts that are their keys.
 _MOST_GRAMMARS = 32
@@ -47,9 +47,11 @@ class GrammarState:
         made_up_eos: int | None,
         executor: LLExecutor,
         num_words: int,
+        trigger: int | None = None,
     ) -> None:
         """`eos_token_ids`: empty where the model has none, `made_up_eos` is then the token that stands in for one and
-        must never be sampled; `num_words`: the width of a mask."""
+        must never be sampled; `num_words`: the width of a mask; `trigger`: until this token comes any may come, and
+        the state is asleep."""
         self.matcher = matcher
         self.made_up_eos = made_up_eos
         self.executor = executor
@@ -57,14 +59,45 @@ class GrammarState:
         # Nothing can follow any more, not even an end token.
         self.is_over = False
         self._eos_token_ids = eos_token_ids
+        self._trigger = trigger
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether any token may follow, so that no mask is needed."""
+        return self._trigger is not None
 
     @property
     def error(self) -> str | None:
         """Why the automaton cannot continue, if it cannot."""
         return f"the grammar failed: {_reason(self.matcher)}" if self.matcher.is_error() else None
 
+    def forced(self) -> list[int]:
+        """Tokens that must follow, as far as the grammar leaves no choice of their text."""
+        ids: list[int] = [] if self.is_asleep else self.matcher.compute_ff_tokens()
+        return ids
+
+    def possible(self, token_ids: list[int]) -> list[int]:
+        """As many of these tokens, from the first, as may follow one after the other; while asleep, those before
+        the trigger."""
+        if self._trigger is not None:
+            return token_ids[: token_ids.index(self._trigger)] if self._trigger in token_ids else token_ids
+        return token_ids[: self.matcher.validate_tokens(token_ids)]
+
+    def try_next(self, token_id: int) -> bool:
+        """Take a token that is `possible` and not known to be the next one; whether another may follow."""
+        return self.is_asleep or (self.matcher.consume_token(token_id) and not self.matcher.is_stopped())
+
+    def rewind(self, num_tokens: int) -> None:
+        """Give back the last tokens that `try_next` took."""
+        if not self.is_asleep:
+            self.matcher.rollback(num_tokens)
+
     def advance(self, token_id: int) -> None:
         """Take the sampled token. Raises RequestError if the automaton cannot continue."""
+        if self._trigger is not None:
+            if token_id != self._trigger:
+                return
+            self._trigger = None  # the automaton need not know what came before
         if not self.matcher.consume_token(token_id):
             raise RequestError(f"the grammar failed: {_reason(self.matcher)}")
         if self.matcher.is_stopped():
@@ -93,7 +126,10 @@ class Grammars:
             raise RequestError(f"grammar is not valid: {_reason(matcher)}")
         assert self._executor is not None
         num_words = -(-self._width // _WORD_BITS)
-        return GrammarState(matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words)
+        return GrammarState(
+            matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words,
+            trigger_of(grammar.kind, grammar.text),
+        )  # fmt: skip
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
         """The automaton at its start, not to be changed; in an error state if there is none.
@@ -107,7 +143,8 @@ class Grammars:
                 return known
             vocabulary = self._load()
         try:
-            matcher = compile_grammar(grammar.kind, grammar.text, vocabulary)
+            ends = self._eos_token_ids or {self._made_up_eos or 0}
+            matcher = compile_grammar(grammar.kind, grammar.text, vocabulary, sorted(ends))
         except ValueError as error:
             raise RequestError(f"grammar is not valid: {error}") from None
         self._keep(grammar, matcher)
@@ -146,10 +183,17 @@ class GrammarMasks:
         self._rows = rows
         self._states = states
         self._matchers = [(state.matcher, place) for place, state in enumerate(states)]
+        self._device = device
         self._bits = 2 ** torch.arange(8, dtype=torch.uint8, device=device)
 
     def apply(self, logits: Tensor) -> None:
         """In place, on float32 [num_rows, vocab]. A row whose automaton fails loses all its candidates."""
+        awake = [place for place, state in enumerate(self._states) if not state.is_asleep]
+        if len(awake) < len(self._states):
+            if awake:
+                states = [self._states[place] for place in awake]
+                GrammarMasks(self._rows_at(awake), states, self._device).apply(logits)
+            return
         allowed = self._allowed()
         if logits.device.type == "cpu":
             self._mask_on_host(logits, allowed.view(np.uint8))
@@ -159,6 +203,11 @@ class GrammarMasks:
             logits[self._rows].masked_fill_(blocked, -torch.inf)
         else:
             logits[self._rows] = logits[self._rows].masked_fill_(blocked, -torch.inf)
+
+    def _rows_at(self, places: list[int]) -> Tensor:
+        if isinstance(self._rows, slice):
+            return upload(torch.tensor(places) + self._rows.start, self._device)
+        return self._rows[upload(torch.tensor(places), self._device)]
 
     def _allowed(self) -> npt.NDArray[np.uint32]:
         """What may follow: [n, num_words], one bit per token, the lowest first."""

@@ -6,12 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+GrammarKind = Literal["json", "regex", "lark"]
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the whole text must match: a JSON schema as text, or a regular expression."""
+    """What the whole text must match: a JSON schema as text, a regular expression, or llguidance's grammars."""
 
-    kind: Literal["json", "regex"]
+    kind: GrammarKind
     text: str
 
 

@@ -184,14 +184,18 @@ class MinTokens:
     """Keeps answers from ending before they have `min_tokens` tokens (vLLM's). A grammar's text ends where it must."""
 
     def __init__(self, rows: Sequence[SamplingRow], device: torch.device) -> None:
-        self._rows = [(number, row) for number, row in enumerate(rows) if row.grammar is None]
+        self._rows = [(n, row) for n, row in enumerate(rows) if row.grammar is None or row.grammar.is_asleep]
         self._device = device
         self._barred: list[tuple[int, int]] = []
         self._index = torch.empty(2, 0, dtype=torch.int64, device=device)
 
     def apply(self, logits: Tensor) -> None:
         """In place, on float32 [num_rows, vocab]."""
-        short = [(number, row) for number, row in self._rows if row.num_generated < row.parameters.min_tokens]
+        short = [
+            (number, row)
+            for number, row in self._rows
+            if row.num_generated < row.parameters.min_tokens and (row.grammar is None or row.grammar.is_asleep)
+        ]
         barred = [(number, token_id) for number, row in short for token_id in row.end_ids]
         if barred != self._barred:
             self._barred = barred

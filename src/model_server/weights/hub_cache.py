@@ -74,8 +74,8 @@ def record_commit(model_id: str, revision: str | None, commit: str) -> None:
     os.replace(draft, path)
 
 
-def snapshot(model_id: str, revision: str | None) -> Path | None:
-    """The cached snapshot of `model_id` at `revision` (default: main); None if its config is not cached.
+def snapshot(model_id: str, revision: str | None, config: str = "config.json") -> Path | None:
+    """The cached snapshot of `model_id` at `revision` (default: main); None if its file `config` is not cached.
 
     Raises StartupError if `model_id` cannot be a hub id.
     """
@@ -83,7 +83,7 @@ def snapshot(model_id: str, revision: str | None) -> Path | None:
 
     try:
         with translated(model_id, revision):
-            found = try_to_load_from_cache(model_id, "config.json", revision=revision)
+            found = try_to_load_from_cache(model_id, config, revision=revision)
     except Unreachable:
         return None
     return Path(found).parent if isinstance(found, str) else None

@@ -132,13 +132,17 @@ def _checked(directory: Path, name: str) -> Path:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         raise StartupError(f"{path} is a link that leads nowhere") from error
-    home = directory.resolve()
-    blobs = home.parent.parent / "blobs"
-    if target.is_relative_to(home) or target.suffix == path.suffix:
-        return path
-    if home.parent.name == "snapshots" and target.is_relative_to(blobs):
+    if target.suffix == path.suffix or stays_inside(directory, target):
         return path
     raise StartupError(f"{path} is a link to {target}, which is not a weight file")
+
+
+def stays_inside(directory: Path, target: Path) -> bool:
+    """Whether `target`, a resolved path, is in `directory`, or for a snapshot of the hub cache in its `blobs`."""
+    home = directory.resolve()
+    if target.is_relative_to(home):
+        return True
+    return home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs")
 
 
 def _model_directory(directory: Path) -> Path:

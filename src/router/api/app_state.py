@@ -14,6 +14,7 @@ from router.config import RouterConfig
 from router.generation.inference import Inference
 from router.generation.parsed_bodies import ParsedBodies
 from router.limits import ShardInfo
+from router.openai.formats.choice import ModelFormat
 from router.openai.template.template import ChatTemplate
 from router.schemas.base import Body
 from router.worker.lane import Lanes
@@ -27,6 +28,8 @@ class AppState:
     info: ShardInfo
     inference: Inference
     chat_template: ChatTemplate
+    model_format: ModelFormat = field(default_factory=ModelFormat)
+    """What is read in the model's answers besides text."""
     model_id: str
     model_sha: str | None = None
     git_sha: str | None = None
@@ -38,6 +41,15 @@ class AppState:
     long_answers: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one that is written at the moment."""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Of the model in OpenAI's API, the one for answers first."""
+        return self.config.served_model_name or (self.model_id,)
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The LoRA adapter that OpenAI's `model` names; None: the base model, which every other name means."""
+        return model if model in self.info.adapters and model not in self.model_names else None
 
     @property
     def large_bodies(self) -> LargeBodies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,15 +26,21 @@ from router.generation.collect import GenerationResult, collect_all, interleaved
 from router.generation.permits import HeldPermits
 from router.generation.running import Run, Running
 from router.grammar.checker import AskedGrammar
-from router.openai.chat.answer import completion, prompt_tokens_of
+from router.openai.chat.answer import completion, prompt_tokens_of, reasoning_tokens_of
 from router.openai.chat.calls import CallStream, is_call
 from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
 from router.openai.chat.prompt import model_name, request_of, turns_of, variables_of
+from router.openai.chat.read_stream import ReadStream
+from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.tools import OfferedTools, offered_tools
 from router.openai.chat.two_passes import TwoPasses, permits_of_one_pass
 from router.openai.parameters import choices_of
 from router.openai.template.messages import Turn
+from router.request import ValidRequest
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
+from wire.extensions import Extension
+
+AnyStream = ChoiceStream | CallStream | ReadStream
 
 routes = Routes("Chat", is_fast=True)
 
@@ -59,13 +66,13 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
     """The answer to a chat body, whichever route it came by."""
     state.count_request()
     chat = Chat(state, body)
-    head = ChatHead.new("chatcmpl", model_name(body.model, state.model_id))
+    head = ChatHead.new("chatcmpl", model_name(body.model, state.model_names[0]))
     with state.inference.take_permits(chat.number, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, chat.start(permits))
             return _stream(chat, head, running)
         generations = await cancel_on_disconnect(request.receive, chat.generate(permits))
-    whole = completion(head, generations, logprobs=body.logprobs, tools=chat.tools)
+    whole = completion(head, generations, chat.reading_of, logprobs=body.logprobs, tools=chat.tools)
     return JsonResponse(whole, headers=json_headers(generations[0], state.config.compute_type))
 
 
@@ -82,9 +89,13 @@ class Chat:
         self._template = state.chat_template
         self.state = state
         self.body = body
+        self._prompt = ""
         try:
             self.number = _number_of_choices(state, body)
             self.tools = offered_tools(body)
+            is_disabled = state.config.disable_grammar_support
+            self._has_frames = Extension.LARK_GRAMMAR in state.info.extensions and not is_disabled
+            self._is_native = self._speaks_natively()
         except RouterError as error:
             raise state.inference.refused(error) from None
 
@@ -105,7 +116,7 @@ class Chat:
 
     async def start_choice(self, request: GenerateRequest, index: int, permits: HeldPermits) -> Run:
         """Queues one choice; it takes one permit, also where it comes in two passes."""
-        if self.tools is None or not self.tools.or_none:
+        if self.tools is None or not self.tools.or_none or self._is_native:
             return await self._inference.start(request, permits)
 
         async def as_text(permits: HeldPermits) -> Running:
@@ -115,21 +126,63 @@ class Chat:
         decision = await self._inference.start(request, permits_of_one_pass(permits))
         return TwoPasses(decision, as_text, permits)
 
+    def reading_of(self, request: ValidRequest) -> tuple[ChoiceReader, CallIds] | None:
+        """What reads the tokens of one choice; None where they are text only, or follow a grammar."""
+        format = self.state.model_format
+        schemas = self.tools.schemas if self._is_native and self.tools is not None else None
+        reader = None if is_call(request) else format.reader(schemas, self._prompt)
+        if reader is None:
+            return None
+        max_calls = 1 if self._has_one_call else None
+        num_earlier = sum(len(message.tool_calls or ()) for message in self.body.messages)
+        stops = request.stopping.stop_sequences
+        return ChoiceReader(reader, stops, max_calls=max_calls), CallIds(format.ids, num_earlier)
+
+    @property
+    def _has_one_call(self) -> bool:
+        return self.state.model_format.has_one_call or not self.body.parallel_tool_calls
+
+    def _speaks_natively(self) -> bool:
+        """Whether calls have the model's own format: where they are free, or a grammar can force them into it."""
+        format, tools = self.state.model_format, self.tools
+        if format.format is None or tools is None:
+            return False
+        return tools.or_none or (self._has_frames and format.can_force(tools.schemas))
+
+    def _own_grammar(self, tools: OfferedTools | None, asked: AskedGrammar | None) -> AskedGrammar | None:
+        """The grammar in the model's own format instead of the one that was asked for, if there is one."""
+        format, budget = self.state.model_format, self.body.thinking_token_budget
+        if not self._has_frames:
+            if budget is not None and asked is None and format.may_think(self._prompt):
+                raise ValidationError("`thinking_token_budget` is not supported by the model server in use")
+            return asked
+        schemas = tools.schemas if tools is not None and format.can_force(tools.schemas) else {}
+        if asked is not None:
+            return asked if tools is not None else format.behind_thinking(asked, self._prompt, budget)
+        if tools is not None and not tools.or_none:
+            return format.forced(schemas, self._prompt, is_one=self._has_one_call, budget=budget)
+        if budget is not None and format.may_think(self._prompt):
+            return format.limited(schemas, self._prompt, is_one=self._has_one_call, budget=budget)
+        if tools is None or not schemas:
+            return None
+        return format.free(schemas, is_one=self._has_one_call, is_strict=tools.is_strict)
+
     async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
         body = self.body
         try:
             # Schemas and long chats may take a tenth of a second to go through.
             if tools is not None or len(body.messages) > _MANY_MESSAGES:
-                work = partial(_prepared, body, tools)
+                work = partial(_prepared, body, tools, is_native=self._is_native)
                 turns, listed, grammar = await self.state.bodies.run(_cost(body), work)
             else:
-                turns, listed, grammar = _prepared(body, tools)
-            prompt = await self._template.render(
+                turns, listed, grammar = _prepared(body, tools, is_native=self._is_native)
+            prompt = self._prompt = await self._template.render(
                 turns, listed, tool_prompt=body.tool_prompt, variables=variables_of(body)
             )
+            grammar = self._own_grammar(tools, grammar)
         except RouterError as error:
             raise self._inference.refused(error) from None
-        return request_of(body, prompt, grammar)
+        return replace(request_of(body, prompt, grammar), adapter_id=self.state.adapter_of(body.model))
 
 
 def _cost(body: ChatBody) -> int:
@@ -139,13 +192,13 @@ def _cost(body: ChatBody) -> int:
 
 
 def _prepared(
-    body: ChatBody, tools: OfferedTools | None
+    body: ChatBody, tools: OfferedTools | None, *, is_native: bool
 ) -> tuple[list[Turn], list[dict[str, Any]] | None, AskedGrammar | None]:
-    """What goes into the template, and the grammar of the answer."""
+    """What goes into the template, and the grammar; native calls are read, without a grammar."""
     turns = turns_of(body)
     if tools is not None:
-        return turns, tools.for_template(), tools.grammar()
-    return turns, None, None if body.response_format is None else body.response_format.asked
+        return turns, tools.for_template(), None if is_native else tools.grammar()
+    return turns, None, body.constraint
 
 
 def _number_of_choices(state: AppState, body: ChatBody) -> int:
@@ -169,14 +222,16 @@ def _stream(chat: Chat, head: ChatHead, running: Sequence[Run]) -> Response:
 
 
 async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGenerator[bytes, None]:
-    choices: dict[int, ChoiceStream | CallStream] = {}
+    choices: dict[int, AnyStream] = {}
     num_unfinished, num_tokens = len(running), 0
     try:
         async with aclosing(interleaved(running)) as events:
             async for index, event in events:
                 if isinstance(event, Prefilled):
                     continue
-                choice = choices.get(index) or choices.setdefault(index, _choice(chat, head, index, running[index]))
+                choice = choices.get(index) or choices.setdefault(
+                    index, choice_stream(chat, head, index, running[index])
+                )
                 piece = b"".join([sse.event(chunk) for chunk in choice.chunks(event)])
                 if isinstance(event, Finished):
                     num_unfinished -= 1
@@ -184,7 +239,8 @@ async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGe
                     if not num_unfinished:
                         if chat.body.stream_options.include_usage:
                             num_read = prompt_tokens_of([one.request for one in running])
-                            piece += sse.event(usage_chunk(head, num_read, num_tokens))
+                            readers = [one.reader for one in choices.values() if isinstance(one, ReadStream)]
+                            piece += sse.event(usage_chunk(head, num_read, num_tokens, reasoning_tokens_of(readers)))
                         piece += sse.DONE
                 if piece:
                     yield piece
@@ -192,9 +248,11 @@ async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGe
         yield sse.frame(openai_event_body(public_error(error, running[0].request_id))) + sse.DONE
 
 
-def _choice(chat: Chat, head: ChatHead, index: int, running: Run) -> ChoiceStream | CallStream:
+def choice_stream(chat: Chat, head: ChatHead, index: int, running: Run) -> AnyStream:
     """What its first event turns out to belong to: text or a call."""
     stops, logprobs = running.request.stopping.stop_sequences, chat.body.logprobs
     if chat.tools is not None and is_call(running.request):
         return CallStream(head, index, stops, logprobs=logprobs, only_name=chat.tools.only_name)
+    if (reading := chat.reading_of(running.request)) is not None:
+        return ReadStream(head, index, *reading, logprobs=logprobs)
     return ChoiceStream(head, index, stops, logprobs=logprobs)

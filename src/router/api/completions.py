@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from fastapi import Request
 from starlette.responses import Response
@@ -49,7 +50,7 @@ async def answer(request: Request, state: AppState, body: CompletionBody) -> Res
     inference = state.inference
     state.count_request()
     counts = _counts(state, body)
-    head = CompletionHead.new("cmpl", state.model_id)
+    head = CompletionHead.new("cmpl", state.adapter_of(body.model) or state.model_names[0])
     with inference.take_permits(counts.generations, request_id=request_id_of(request)) as permits:
         if body.stream:
             running = await cancel_on_disconnect(request.receive, _start(state, body, counts, permits))
@@ -75,7 +76,8 @@ def _counts(state: AppState, body: CompletionBody) -> Counts:
 
 def _requests(state: AppState, body: CompletionBody, counts: Counts) -> list[GenerateRequest]:
     try:
-        return requests_of(body, counts)
+        adapter = state.adapter_of(body.model)
+        return [replace(request, adapter_id=adapter) for request in requests_of(body, counts)]
     except ValidationError as error:
         raise state.inference.refused(error) from None
 

@@ -72,6 +72,12 @@ _STATUS: dict[type[RouterError], int] = {
     UnknownModelError: 404,
     NotServedError: 404,
 }
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+"""How the paths begin whose errors have the form of another API."""
+_MESSAGES_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
+    415: "invalid_request_error", 429: "rate_limit_error",
+}  # fmt: skip
 # Statuses that the framework finds by itself.
 _HTTP_TYPES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
 
@@ -86,8 +92,14 @@ def error_body(message: str, error_type: str) -> dict[str, str]:
     return {"error": shown(message), "error_type": error_type}
 
 
-def error_response(error: RouterError) -> Response:
-    response = JsonResponse(error_body(str(error), error.error_type), status_code=status_of(error))
+def error_response(error: RouterError, path: str = "", request_id: str = "") -> Response:
+    """The refusal of a request, in the form of the API that `path` belongs to."""
+    if path.startswith(MESSAGES):
+        response = JsonResponse(messages_error(error, request_id), status_code=_status_there(error))
+    elif path.startswith(RESPONSES):
+        response = JsonResponse({"error": responses_error(error)}, status_code=_status_there(error))
+    else:
+        response = JsonResponse(error_body(str(error), error.error_type), status_code=status_of(error))
     if isinstance(error, OverloadedError):
         response.headers["retry-after"] = str(error.retry_after_s)
     if isinstance(error, UnauthorizedError):
@@ -109,6 +121,25 @@ def public_error(error: Exception, request_id: str) -> RouterError:
         return error
     logger.error("a stream has failed", exc_info=error, extra={"request_id": request_id})
     return InternalError()
+
+
+def messages_error(error: RouterError, request_id: str) -> dict[str, Any]:
+    """The error as Anthropic's API has it."""
+    kind = _MESSAGES_TYPES.get(_status_there(error), "api_error")
+    return {"type": "error", "error": {"type": kind, "message": shown(str(error))}, "request_id": request_id}
+
+
+def responses_error(error: RouterError) -> dict[str, Any]:
+    """The error as OpenAI's Responses API has it; its object `error`."""
+    status = _status_there(error)
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
+    return {"message": shown(str(error)), "type": kind, "param": None, "code": error.error_type}
+
+
+def _status_there(error: RouterError) -> int:
+    """Statuses of the Messages and Responses APIs: a request that cannot be served is 400, a failure 500."""
+    status = status_of(error)
+    return {422: 400, 424: 500}.get(status, status)
 
 
 def tgi_event_body(error: RouterError) -> bytes:

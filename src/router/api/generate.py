@@ -158,9 +158,7 @@ def _details(generation: GenerationResult) -> dict[str, Any]:
         "finish_reason": generation.finish_reason,
         "generated_tokens": generation.generated_tokens,
         "seed": generation.seed,
-        "prefill": [
-            {"id": token.id, "text": token.text, "logprob": token.json_logprob} for token in generation.prefill
-        ],
+        "prefill": [{"id": token.id, "text": token.text, "logprob": token.logprob} for token in generation.prefill],
         "tokens": [_token(token) for token in generation.tokens],
     }
     if generation.top_tokens:
@@ -169,7 +167,7 @@ def _details(generation: GenerationResult) -> dict[str, Any]:
 
 
 def _token(token: Token) -> dict[str, Any]:
-    return {"id": token.id, "text": token.text, "logprob": token.json_logprob, "special": token.special}
+    return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
 
 
 def request_of(body: GenerateBody) -> GenerateRequest:

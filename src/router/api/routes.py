@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from router.api.openapi.answers import ERRORS
 from router.api.openapi.openapi import documented
+from router.schemas.service import ErrorBody
 from router.tracing import name_span
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
@@ -37,17 +38,23 @@ class Routes(APIRouter):
         event: type[BaseModel] | None = None,
         headers: Sequence[str] = (),
         errors: Sequence[int] = tuple(ERRORS),
+        refusal: type[BaseModel] = ErrorBody,
     ) -> Callable[[Handler], Handler]:
         """A POST route. `response`: the JSON answer, None if it only streams; `event`: of its stream if it has one.
 
-        `span` is TGI's name; `headers` are those of the JSON answer, `errors` the statuses that it can refuse with.
+        `span` is TGI's name; `headers` are those of the JSON answer, `errors` the statuses of refusals, which
+        have the form `refusal`.
         """
         accepted = bodies if isinstance(bodies, tuple) else (bodies,)
-        self.models += accepted if event is None else (*accepted, event)
+        self.models += [
+            *accepted,
+            *([event] if event is not None else []),
+            *([refusal] if refusal is not ErrorBody else []),
+        ]
 
         def register(handler: Handler) -> Handler:
             name_span(handler, span)
-            options = documented(accepted, response, event=event, headers=headers, errors=errors)
+            options = documented(accepted, response, event=event, headers=headers, errors=errors, refusal=refusal)
             self.add_api_route(path, handler, methods=["POST"], **options)
             return handler
 

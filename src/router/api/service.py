@@ -73,6 +73,8 @@ async def info(request: Request) -> Response:
         tercet_version=version("tercet"),
         kv_cache_dtype=state.info.kv_cache_dtype,
         quantize=state.info.quantize,
+        tool_call_parser=state.model_format.tool_call_parser,
+        reasoning_parser=state.model_format.reasoning_parser,
     )
     return JsonResponse(answer.model_dump())
 
@@ -97,23 +99,28 @@ async def render_metrics(request: Request) -> Response:
 
 @routes.describes("/v1/models", span="openai_get_model_info", response_model=ModelList)
 async def models(request: Request) -> Response:
-    """The one model that is served."""
-    return JsonResponse(ModelList(data=[_card(state_of(request))]).model_dump())
+    """The one model that is served, under each of its names; then its LoRA adapters."""
+    state = state_of(request)
+    names = (*state.model_names, *filter(state.adapter_of, state.info.adapters))
+    return JsonResponse(ModelList(data=[_card(state, name) for name in names]).model_dump(exclude_none=True))
 
 
 @routes.describes("/v1/models/{model_id:path}", span="openai_get_model_info", response_model=ModelCard)
 async def model(request: Request, model_id: str) -> Response:
-    """The model of that name."""
+    """The model or LoRA adapter of that name."""
     state = state_of(request)
-    if model_id not in (state.model_id, BASE_MODEL):
-        raise UnknownModelError(f"The model does not exist; this server serves {state.model_id}")
-    return JsonResponse(_card(state).model_dump())
+    if model_id not in (*state.model_names, BASE_MODEL) and state.adapter_of(model_id) is None:
+        raise UnknownModelError(f"The model does not exist; this server serves {', '.join(state.model_names)}")
+    card = _card(state, state.model_names[0] if model_id == BASE_MODEL else model_id)
+    return JsonResponse(card.model_dump(exclude_none=True))
 
 
-def _card(state: AppState) -> ModelCard:
+def _card(state: AppState, name: str) -> ModelCard:
     return ModelCard(
-        id=state.model_id,
+        id=name,
         created=state.created,
-        owned_by=state.model_id,
+        owned_by=state.model_names[0],
         max_model_len=state.inference.limits.max_total_tokens,
+        root=state.adapter_of(name),
+        parent=None if state.adapter_of(name) is None else state.model_names[0],
     )

@@ -15,8 +15,6 @@ routes = APIRouter()
 
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _INSTEAD = {
-    "responses": f"the responses API is not served; use {_CHAT}",
-    "messages": f"the messages API is not served; use {_CHAT}",
     "assistants": f"assistants are not served; use {_CHAT}",
     "threads": f"threads are not served; use {_CHAT}",
     "engines": f"engines are not served; use {_COMPLETIONS}, and /v1/models for the model's name",

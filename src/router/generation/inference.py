@@ -142,5 +142,5 @@ class Inference:
 def mean_logprob(generation: GenerationResult) -> float:
     """How likely the model found its own text; NaN counts as impossible."""
     logprobs = [token.logprob for token in generation.tokens]
-    mean = sum(logprobs) / len(logprobs)
+    mean = sum(map(float, logprobs)) / len(logprobs)
     return -math.inf if math.isnan(mean) else mean

@@ -5,6 +5,7 @@ Knows nothing of HTTP bodies; all routes hand in a `GenerateRequest`.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,8 @@ from router.request import (
 )
 from router.text.tokenizer import PromptTokenizer
 from wire.extensions import Extension
+
+logger = logging.getLogger(__name__)
 
 # TGI checks long generations in slices of this many tokens; only the check has remained.
 _CHECKED_NEW_TOKENS = 1024
@@ -50,6 +53,7 @@ class Validator:
         self._tokenizer = tokenizer
         self._limits = limits
         self._extensions = info.extensions
+        self._adapters = frozenset(info.adapters)
         self._can_ever_fit = can_ever_fit
         self._max_stop_bytes = max_stop_bytes
         self._grammars = grammars
@@ -90,7 +94,7 @@ class Validator:
             )
         if request.input_ids is not None:
             inputs = await self._text_of(request.input_ids)
-        if request.adapter_id is not None:
+        if request.adapter_id is not None and request.adapter_id not in self._adapters:
             raise ValidationError(f"`adapter_id` {request.adapter_id[:100]} is not known to this server")
         kind, grammar = await self._grammar(request)
         return ValidRequest(
@@ -101,7 +105,7 @@ class Validator:
             add_special_tokens=request.add_special_tokens and request.input_ids is None,
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
-            adapter_id=None,
+            adapter_id=request.adapter_id,
             sampling=self._sampling(request, kind, grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
@@ -228,7 +232,13 @@ class Validator:
         if kind == "json" and Extension.RUN_AHEAD not in self._extensions:
             # An upstream TGI shard enforces regular expressions only.
             raise ValidationError("a JSON grammar is not supported by the model server in use")
-        return kind, await self._grammars.check(kind, text)
+        try:
+            return kind, await self._grammars.check(kind, text)
+        except ValidationError as error:
+            if request.grammar is None or not request.grammar.is_optional:
+                raise
+            logger.info("calls of a request are not held to their schemas: %s", error)
+            return "none", ""
 
 
 def _samples(request: GenerateRequest) -> bool:

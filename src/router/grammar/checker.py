@@ -21,7 +21,7 @@ from router.worker.process import WorkerEndedError
 
 logger = logging.getLogger(__name__)
 
-GrammarKind = Literal["json", "regex"]
+GrammarKind = Literal["json", "regex", "lark"]
 
 TIMEOUT_S = 5.0
 CACHE_BYTES = 8 << 20
@@ -32,10 +32,14 @@ _ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True)
 class AskedGrammar:
-    """TGI's `grammar` or OpenAI's `response_format`, as sent; `value` holds the schema or the regular expression."""
+    """TGI's `grammar` or OpenAI's `response_format`, as sent; `value` holds the schema or the regular expression.
 
-    type: Literal["json", "json_object", "json_schema", "regex", "text"]
+    `lark` is the router's own: a text of llguidance's grammars. `is_optional`: one that cannot be compiled is left out.
+    """
+
+    type: Literal["json", "json_object", "json_schema", "regex", "text", "lark"]
     value: Any = None
+    is_optional: bool = False
 
 
 def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
@@ -43,6 +47,8 @@ def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
     value = asked.value
     if asked.type == "text":
         return None
+    if asked.type == "lark":
+        return "lark", value
     if asked.type == "regex":
         if not isinstance(value, str) or not value:
             raise ValidationError("grammar is not valid: a `regex` grammar needs a string that is not empty")

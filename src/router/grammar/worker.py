@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from router.grammar.closed_schema import close_objects
 from router.worker.forked import Forked, JobEndedError
 from router.worker.main import serve
-from wire.grammar import GrammarKind, compile_grammar
+from wire.grammar import OF_CALLS, GrammarKind, compile_grammar
 
 MEMORY_LIMIT = 512 << 20
 _CPU_LIMIT_S = 10
@@ -23,14 +23,19 @@ _LONGEST_FAULT = 300
 _REGEX_FAULT = re.compile(r"^error: (.*)$", re.MULTILINE)
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 
+_TOKENS = re.compile(r"(?<=[\[^,])\d+(?=[\d,]*(?:,\$END)?\]>)")
+_END_ID = 256
+_PLACEHOLDERS = range(257, 257 + 32)
+"""Stand in for the special tokens that a grammar names by their ids in the model's vocabulary."""
+
 
 class _Bytes:
-    """A vocabulary of all bytes and an end token: the model's own is not needed to know whether a grammar works."""
+    """All bytes, an end token and placeholders: enough to know whether a grammar works."""
 
-    eos_token_id = 256
+    eos_token_id = _END_ID
     bos_token_id = None
-    tokens = [*(bytes([byte]) for byte in range(256)), b"</s>"]  # noqa: RUF012
-    special_token_ids = [256]  # noqa: RUF012
+    tokens = [*(bytes([byte]) for byte in range(256)), b"</s>", *(b"<|%d|>" % one for one in _PLACEHOLDERS)]  # noqa: RUF012
+    special_token_ids = [_END_ID, *_PLACEHOLDERS]  # noqa: RUF012
 
     def __call__(self, text: bytes | str) -> list[int]:
         return list(text if isinstance(text, bytes) else text.encode())
@@ -39,12 +44,8 @@ class _Bytes:
 def check(kind: GrammarKind, text: str, tokenizer: LLTokenizer) -> dict[str, str]:
     """`{"grammar": text}` with the text for the shard, or `{"fault": sentence}`."""
     try:
-        if kind == "json":
-            schema = orjson.loads(text)
-            if not isinstance(schema, dict):
-                return {"fault": "a JSON schema must be an object"}
-            text = orjson.dumps(close_objects(schema)).decode()
-        matcher = compile_grammar(kind, text, tokenizer)
+        text = _closed(kind, text)
+        matcher = compile_grammar(kind, _with_known_tokens(text) if kind == "lark" else text, tokenizer, [_END_ID])
         _walk(matcher)
     except RecursionError:
         return {"fault": "nested too deeply"}
@@ -53,6 +54,33 @@ def check(kind: GrammarKind, text: str, tokenizer: LLTokenizer) -> dict[str, str
     except (ValueError, TypeError) as error:  # orjson cannot write what is nested too deeply: TypeError
         return {"fault": _sentence(str(error))}
     return {"fault": _sentence(matcher.get_error())} if matcher.is_error() else {"grammar": text}
+
+
+def _closed(kind: GrammarKind, text: str) -> str:
+    """With closed objects, and with white space as the router wants it. Raises ValueError."""
+    if kind == "json":
+        schema = orjson.loads(text)
+        if not isinstance(schema, dict):
+            raise ValueError("a JSON schema must be an object")
+        return orjson.dumps(close_objects(schema)).decode()
+    if kind == "lark":
+        asked = orjson.loads(text)
+        for each in asked["grammars"][1:]:
+            each["json_schema"] = {**close_objects(each["json_schema"]), "x-guidance": OF_CALLS}
+        return orjson.dumps(asked).decode()
+    return text
+
+
+def _with_known_tokens(text: str) -> str:
+    """A `lark` grammar with tokens of `_Bytes` for those of the model that its frame names."""
+    frame, *others = orjson.loads(text)["grammars"]
+    numbers: dict[str, int] = {}
+
+    def renumbered(found: re.Match[str]) -> str:
+        return str(_PLACEHOLDERS[0] + numbers.setdefault(found[0], len(numbers)))
+
+    frame["lark_grammar"] = _TOKENS.sub(renumbered, frame["lark_grammar"])
+    return orjson.dumps({"grammars": [frame, *others]}).decode()
 
 
 def _walk(matcher: LLMatcher) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from router.config import TGI_VERSION
 
@@ -30,9 +30,13 @@ class AnswerHead:
         )
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    return {
+def usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None = None) -> dict[str, Any]:
+    """`reasoning_tokens`: None where no reasoning is read."""
+    used: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if reasoning_tokens is not None:
+        used["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return used

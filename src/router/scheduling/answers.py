@@ -89,6 +89,8 @@ class Answers:
             self._settle_first_tokens(reply, batch, call.step)
         rows = [(row, entries[row.request_id]) for row in reply.rows if row.request_id in entries]
         for row, entry in rows:
+            if len(row.tokens) > 1:
+                batch.got_several(entry, len(row.tokens))
             if row.error is not None or row.ended is not None:
                 self._batches.ended(batch, entry, failed=row.error is not None)
         self._settle_batch(batch, reply.batch)

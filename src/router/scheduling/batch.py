@@ -8,19 +8,66 @@ from router.scheduling.entry import Entry
 from router.shards.interface import CachedBatch, Growth
 
 
+class ChunkPlan:
+    """How far prompts are once the steps sent so far have run, and what the next step computes of each.
+
+    Known without an answer: the router says how many tokens of prompts each step may compute, and our shards give them
+    to the oldest prompt first. (An upstream TGI shard does not; to it no step is sent before an answer.)
+    """
+
+    __slots__ = ("_prompts",)
+
+    def __init__(self) -> None:
+        self._prompts: list[tuple[Entry, int, int]] = []  # with the tokens left, and how many of them come next
+
+    def __bool__(self) -> bool:
+        """Whether the next step computes tokens of prompts."""
+        return bool(self._prompts)
+
+    @property
+    def is_cut(self) -> bool:
+        """The next step computes only a part of a prompt: it has no tokens left for a further one."""
+        return any(chunk < left for _, left, chunk in self._prompts)
+
+    def remove(self, entry: Entry) -> None:
+        """The shards do not compute the rest of its prompt."""
+        if self._prompts:
+            self._prompts = [prompt for prompt in self._prompts if prompt[0] is not entry]
+
+    def step_sent(self, chunk_tokens: int, newcomers: Iterable[Entry]) -> list[Entry]:
+        """A step is sent, with the first chunks of `newcomers`; the one after it may compute `chunk_tokens` of prompts.
+
+        Returns those to whom the step that was sent brings their first token.
+        """
+        first = [(entry, entry.num_to_compute, entry.chunk_len or entry.num_to_compute) for entry in newcomers]
+        sent = self._prompts + first
+        self._prompts = []
+        through = []
+        for entry, left, chunk in sent:
+            if left <= chunk:
+                through.append(entry)
+                continue
+            next_chunk = max(min(left - chunk, chunk_tokens), 1)  # one of each at least
+            chunk_tokens -= next_chunk
+            self._prompts.append((entry, left - chunk, next_chunk))
+        return through
+
+
 class RunningBatch:
     """Who is in the batch, and what is known of it on the shards.
 
     `entries` holds the requests that the router still wants, in batch order, which is the order of their admission; an
-    upstream TGI shard keeps others until they are filtered away. `size`, `max_tokens` and `current_tokens` are the
-    shards' figures of their last answer. Its fields are written by its own methods only.
+    upstream TGI shard keeps others until they are filtered away. `size` and `max_tokens` are the shards' figures of
+    their last answer. Its fields are written by its own methods only.
     """
 
     __slots__ = (
+        "_current_tokens",
+        "_draft_tokens",
+        "_ends_at",
         "_full_at",
-        "_last_step",
+        "_plan",
         "batch_id",
-        "current_tokens",
         "dirty",
         "ended",
         "entries",
@@ -36,10 +83,14 @@ class RunningBatch:
         "size",
     )
 
-    def __init__(self, batch_id: int, entries: Iterable[Entry], into: RunningBatch | None = None) -> None:
-        """into: the running batch that these requests join by their Prefill."""
+    def __init__(
+        self, batch_id: int, entries: Iterable[Entry], into: RunningBatch | None = None, *, draft_tokens: int = 0
+    ) -> None:
+        """into: the running batch that these requests join by their Prefill. draft_tokens: the most tokens that a step
+        may bring a request beyond one."""
         self.batch_id = batch_id
         self.into = into
+        self._draft_tokens = draft_tokens
         self.entries = {entry.request_id: entry for entry in entries}
         self.prefilling = dict(self.entries)  # those that have not got a token here yet
         self.growing: dict[int, Entry] = {}  # those with a first token that hold fewer blocks than they can need
@@ -47,24 +98,46 @@ class RunningBatch:
         self.growth: list[Growth] = []  # blocks got for them, to be sent with the next step
         self.size = len(self.entries)
         self.max_tokens = 0
-        self.current_tokens = 0
+        self._current_tokens = 0  # the shards' figure of their last answer: what the step after it computes
         self.num_decodes = 0  # sent, not answered
-        self.num_steps = 0  # steps sent in which requests get their second or a later token
-        self._last_step = 0  # the step at which the longest request that has its first token must end
+        self.num_steps = 0  # sent: Prefills and Decodes
+        self._plan = ChunkPlan()
+        self._ends_at: dict[int, int] = {}  # the step by which each request ends whose first token is on its way
         self.num_unanswered = 0  # Prefill or FilterBatch sent, not answered
         self.dirty = False  # the shards hold rows that are no longer wanted
         self.ended = False  # nothing more is sent for it, nothing more is expected of it
         self.failed = False  # it ended by an error
 
     @property
-    def prompt_tokens(self) -> int:
-        """How much of `current_tokens` is prompts: all except a token of each other request."""
-        return max(self.current_tokens - (self.size - len(self.prefilling)), 0) if self.prefilling else 0
+    def computes_prompts(self) -> bool:
+        """Whether the next step computes tokens of prompts."""
+        return bool(self._plan)
+
+    @property
+    def is_cut(self) -> bool:
+        """The next step computes only a part of a prompt: no other could join it."""
+        return self._plan.is_cut
+
+    @property
+    def next_tokens(self) -> tuple[int, int]:
+        """What the next step computes of prompts, and in all: after the shards' last answer; while a step is in flight
+        others may join only where the next one computes no prompts."""
+        if self.num_decodes:
+            return 0, len(self.entries)
+        num_prefilling = len(self.prefilling)
+        prompts = max(self._current_tokens - (self.size - num_prefilling), 0) if num_prefilling else 0
+        return prompts, self._current_tokens
 
     @property
     def is_exhausted(self) -> bool:
         """Whether the steps sent so far bring every request to its largest number of tokens."""
-        return not self.prefilling and self.num_steps >= self._last_step
+        return not self._plan and all(at <= self.num_steps for at in self._ends_at.values())
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether the next step may be sent before the answers of those in flight: not while others could join it
+        beside the last tokens of a prompt."""
+        return not self._plan or self._plan.is_cut
 
     # Calls.
 
@@ -81,10 +154,16 @@ class RunningBatch:
         else:
             self.num_unanswered -= 1
 
-    def step_sent(self) -> None:
-        """A step of this batch is sent, and with it what its requests grow by."""
+    def step_sent(self, chunk_tokens: int | None, newcomers: Iterable[Entry] = ()) -> None:
+        """A step of this batch is sent, and with it what its requests grow by.
+
+        newcomers: their prompts begin in this step. chunk_tokens: what the step after it may compute of prompts; None
+        where it computes none.
+        """
         self.num_steps += 1
         self.growth = []
+        for entry in self._plan.step_sent(chunk_tokens or 0, newcomers):
+            self._ends_at[entry.request_id] = self.num_steps + entry.num_remaining - 1
 
     def filter_sent(self) -> None:
         """A FilterBatch names the requests that are still wanted."""
@@ -106,7 +185,7 @@ class RunningBatch:
         self.prefilling.update(other.prefilling)
         self.growing.update(other.growing)
         self._full_at |= {one: at - other.num_steps + self.num_steps for one, at in other._full_at.items()}
-        self._last_step = max(self._last_step, self.num_steps + other._last_step)
+        self._ends_at |= {one: at - other.num_steps + self.num_steps for one, at in other._ends_at.items()}
         self.size += other.size
         self.max_tokens += other.max_tokens
         self.dirty |= other.dirty
@@ -116,8 +195,6 @@ class RunningBatch:
         """The request got its first token in that step of the batch (see `num_steps`); later ones may be in flight."""
         entry.first_token()
         del self.prefilling[entry.request_id]
-        still_to_come = entry.request.stopping.max_new_tokens - max(len(entry.generated_ids), 1)
-        self._last_step = max(self._last_step, at_step + still_to_come)
         if entry.allocation is not None and entry.allocation.num_tokens < entry.most_positions:
             self.growing[entry.request_id] = entry
             # Each step from now on writes one position; that of the first token is not written yet.
@@ -125,25 +202,21 @@ class RunningBatch:
             self._full_at[entry.request_id] = at_step + num_free
 
     @property
-    def computes_whole_prompts(self) -> bool:
-        """The Prefill of these requests brings each of them its first token."""
-        return all(entry.chunk_len is None for entry in self.entries.values())
-
-    @property
-    def ends_with_its_prefill(self) -> bool:
-        """No request may get a second token."""
-        return all(entry.num_remaining <= 1 for entry in self.entries.values())
-
-    @property
-    def may_be_followed(self) -> bool:
-        """Whether a step may be sent before the answer of the one in flight, which may bring first tokens: each of
-        those requests can take another token without more blocks."""
-        return not self.dirty and all(entry.has_next_position for entry in self.prefilling.values())
-
-    @property
     def full(self) -> list[Entry]:
         """Those that need more blocks for the next step."""
         return [self.growing[one] for one, at in self._full_at.items() if at <= self.num_steps]
+
+    @property
+    def short(self) -> list[Entry]:
+        """Those that may come to need more blocks, if the steps in flight and the next one bring all they can."""
+        most = self._draft_tokens * (self.num_decodes + 1)
+        return [self.growing[one] for one, at in self._full_at.items() if at - most <= self.num_steps]
+
+    def got_several(self, entry: Entry, num_tokens: int) -> None:
+        """A step brought the request so many tokens: it needs blocks, and ends, that much earlier."""
+        for at in (self._full_at, self._ends_at):
+            if entry.request_id in at:
+                at[entry.request_id] -= num_tokens - 1
 
     def grow(self, entry: Entry, blocks: Sequence[int], num_positions: int) -> None:
         """`blocks` for `num_positions` more were appended to the request's table."""
@@ -153,14 +226,13 @@ class RunningBatch:
         if entry.allocation.num_tokens >= entry.most_positions:
             del self.growing[entry.request_id], self._full_at[entry.request_id]
 
-    def emptied(self) -> None:
-        """Every request has ended; others are about to join."""
-        self._last_step = self.num_steps
-
     def remove(self, entry: Entry) -> None:
         """The request has ended on the shards."""
         for of_batch in (self.entries, self.prefilling, self.growing, self._full_at):
             of_batch.pop(entry.request_id, None)
+        steps_of = self.into or self
+        steps_of._plan.remove(entry)
+        steps_of._ends_at.pop(entry.request_id, None)
 
     def discard(self, entry: Entry) -> None:
         """The router no longer wants this request, which the shards still have: a FilterBatch must follow."""
@@ -176,7 +248,7 @@ class RunningBatch:
         """Take over what the shards say they keep. Returns the entries that they ought to keep and do not."""
         self.size = cached.size
         self.max_tokens = cached.max_tokens
-        self.current_tokens = cached.current_tokens
+        self._current_tokens = cached.current_tokens
         if cached.size == len(self.entries):
             return []
         kept = set(cached.request_ids)

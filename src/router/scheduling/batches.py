@@ -75,8 +75,6 @@ class Batches:
         """The shards keep nothing of this batch, except for the requests of a Prefill that joins it."""
         if self.joining is None or self.joining.into is not batch:
             self.end(batch)
-        else:
-            batch.emptied()
 
     def end(self, batch: RunningBatch, *, failed: bool = False) -> list[Entry]:
         """Nothing more is sent for this batch. Returns the requests that were in it."""

@@ -101,4 +101,5 @@ def _finished(row: Row, token: Token, top: tuple[Token, ...], entry: Entry) -> F
         seed=ended.seed,
         queued_at=entry.queued_at,
         started_at=entry.started_at if entry.started_at is not None else entry.queued_at,
+        cached_tokens=entry.cached_tokens,
     )

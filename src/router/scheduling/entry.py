@@ -39,10 +39,12 @@ class Entry:
     __slots__ = (
         "_deadline",
         "_events",
+        "_loop",
         "_max_unread_bytes",
         "_on_close",
         "_waiter",
         "allocation",
+        "cached_tokens",
         "chunk_len",
         "closed",
         "done",
@@ -65,6 +67,7 @@ class Entry:
         self.request = request
         self.queued_at = time.monotonic()
         self.started_at: float | None = None  # when it was first taken into a batch
+        self.cached_tokens = 0  # of the prompt, which the prefix cache had when it was first taken
         self.closed = False  # the caller has disconnected
         self.done = False  # its end is settled: finished, failed or dropped
         # Read by the scheduler, written by the methods below under "What the scheduler does with it".
@@ -76,6 +79,7 @@ class Entry:
         self.num_preemptions = 0
         self._events: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # the reader's; asking for it is a system call
         self._on_close = on_close
         self._max_unread_bytes = max_unread_bytes
         self._deadline: asyncio.TimerHandle | None = None
@@ -85,7 +89,9 @@ class Entry:
         while not self._events:
             if self.closed or self.done:
                 raise RuntimeError("no event follows the last one, nor close()")
-            self._waiter = asyncio.get_running_loop().create_future()
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -154,6 +160,8 @@ class Entry:
         """A Prefill takes it. at: `time.monotonic()`; the first time counts."""
         if self.started_at is None:
             self.started_at = at
+            if self.allocation is not None:
+                self.cached_tokens = self.allocation.prefix_length
 
     def first_token(self) -> None:
         """It got its first token since it was taken into a batch. That token is known and its KV not yet written."""
@@ -196,10 +204,9 @@ class Entry:
         return self.request.input_length + self.request.stopping.max_new_tokens - 1
 
     @property
-    def has_next_position(self) -> bool:
-        """Whether the token that its Prefill brings can be written without more blocks, if it ever is."""
-        allocation = self.allocation
-        return allocation is None or self.num_remaining <= 1 or allocation.num_tokens > self.num_tokens
+    def num_to_compute(self) -> int:
+        """Tokens that its Prefill, or that and the chunks after it, bring into the cache."""
+        return self.num_tokens - (self.allocation.prefix_length if self.allocation is not None else 0)
 
     @property
     def num_remaining(self) -> int:

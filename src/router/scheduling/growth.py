@@ -40,7 +40,8 @@ class Grower:
                 self._batches.preempt(batch, youngest)
                 if youngest is entry:
                     break
-        return True
+        # Drafts are cut to the positions there are; only steps in flight may have used up a request's last ones.
+        return all(self._extend(batch, entry) for entry in batch.short) or not self._pipeline
 
     def _extend(self, batch: RunningBatch, entry: Entry) -> bool:
         allocation = entry.allocation

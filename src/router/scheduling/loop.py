@@ -68,7 +68,7 @@ class Scheduler:
         self._metrics = StepMetrics(metrics)
         self._queue = RequestQueue(
             block_size=info.block_size,
-            speculate=info.speculate,
+            speculate=info.reserved_draft_tokens,
             allocator=self.allocator,
             chunking=info.chunks,
             can_grow=info.can_grow,

@@ -1,10 +1,11 @@
 """What is sent next. Synchronous: `loop.Scheduler` waits, `answers.Answers` reads the answers.
 
 Run ahead: the shards say how many steps of the running batch may be in flight, so that the device never waits for the
-router (one while a prompt is computed in chunks). Calls are numbered by the pool and executed in that order, so a
-Prefill or FilterBatch needs no pause before it, and the Decode after a Prefill of whole prompts is sent before its
-answer: who is in the batch then follows from the numbers. With an upstream TGI shard one call is in flight at a time,
-and finished requests are filtered away as TGI's router does.
+router. Calls are numbered by the pool and executed in that order, so a Prefill or FilterBatch needs no pause before it,
+and the Decode after a Prefill is sent before its answer: who is in the batch then, and how much of each prompt is left,
+follows from the numbers. Only a step that others could join beside the last tokens of a prompt is sent when no other is
+in flight. With an upstream TGI shard one call is in flight at a time, and finished requests are filtered away as TGI's
+router does.
 
 Newcomers join the running batch in one of two ways. Chunking: their Prefill names the running batch and computes its
 next tokens too. Otherwise they are prefilled alone, and the next Decode names both batches.
@@ -48,13 +49,15 @@ class Sender:
         self._run_ahead = info.runs_ahead
         self._chunking = info.chunks
         self._pipeline_depth = info.pipeline_depth
+        self._draft_tokens = info.speculate
+        self._overlaps_joining = info.overlaps and info.chunks
         self._batches = batches
         self._admission = admission
         self._grower = grower
         self._pipeline = pipeline
         self._probe = probe
         self._metrics = metrics
-        self._look_into_queue = True  # not twice at the same boundary
+        self._look_into_queue = True  # not twice for the same step
 
     def send_calls(self) -> None:
         """Send whatever the rules allow at this boundary: after an answer, or when something arrived while idle."""
@@ -82,7 +85,8 @@ class Sender:
 
     def _send_step(self, running: RunningBatch) -> bool:
         """The next step of the running batch, with newcomers or without."""
-        if running.num_decodes >= self._max_decodes(running):
+        in_flight = running.num_decodes
+        if in_flight >= self._pipeline_depth or (in_flight and not running.may_run_ahead):
             return False
         if self._grower is not None and running.growing:
             has_room = self._grower.make_room(running)
@@ -91,32 +95,28 @@ class Sender:
                 return True
             if not has_room:
                 return False
-        if self._admit(running):
+        if not (in_flight and running.is_cut) and self._admit(running):
             return True
-        if running.num_decodes and running.is_exhausted:
+        if in_flight and running.is_exhausted:
             return False  # the Decode in flight ends them all
         self._send_decode(running, (running.batch_id,))
         return True
 
-    def _max_decodes(self, running: RunningBatch) -> int:
-        """In flight. While prompts are computed in chunks one: what its answer says of the rest decides who joins."""
-        return 1 if running.prefilling else self._pipeline_depth
-
     def _follow(self, joining: RunningBatch) -> bool:
         """Send the Decode after a Prefill in flight, where the numbers say who is in the batch then.
 
-        Requests in the queue go first: in a burst of prompts one Prefill follows the other, as soon as it is answered.
+        Requests in the queue go first where the device gains nothing from a call that comes early: one Prefill follows
+        the other as soon as it is answered. A GPU would be idle until then, and with requests that keep arriving some
+        wait at nearly every step: they join after the Decode.
         """
         batch = joining.into or joining
-        if self._admission.has_waiting:
-            return False
         if not (self._run_ahead and self._pipeline_depth > 1 and joining.num_unanswered) or batch.num_decodes:
             return False
         if self._batches.running not in (None, joining.into):
             return False  # the Prefill made a batch of its own, which the running one joins after the answer
-        is_known = joining.computes_whole_prompts and not (joining.into and joining.into.prefilling)
-        has_room = joining.may_be_followed and not batch.dirty and not batch.full
-        if not (is_known and has_room) or (joining.ends_with_its_prefill and (batch is joining or batch.is_exhausted)):
+        if self._admission.has_waiting and not (batch.is_cut or self._overlaps_joining):
+            return False
+        if joining.dirty or batch.dirty or not batch.may_run_ahead or batch.short or batch.is_exhausted:
             return False
         self._send_decode(batch, (batch.batch_id,))
         return True
@@ -129,7 +129,9 @@ class Sender:
         found = self._admission.next_batch(running, self._batches.waiting_tokens, self._batches.last_end_at)
         if found is None:
             return False
-        batch = RunningBatch(found.batch_id, found.entries, into=running if self._chunking else None)
+        batch = RunningBatch(
+            found.batch_id, found.entries, into=running if self._chunking else None, draft_tokens=self._draft_tokens
+        )
         self._batches.join(batch)
         try:
             self._send_prefill(batch, _new_batch(found))
@@ -141,19 +143,19 @@ class Sender:
         return True
 
     def _send_prefill(self, batch: RunningBatch, new: NewBatch) -> None:
-        running = batch.into
-        chunk_tokens = self._admission.chunk_tokens(self._batches.last_end_at)
+        running, unanswered = batch.into, len(self._pipeline)
+        chunk_tokens = self._chunk_tokens()
         if running is None:
-            reply = self._shards.prefill(PrefillCall(new, chunk_tokens=chunk_tokens))
+            reply = self._shards.prefill(PrefillCall(new, chunk_tokens=chunk_tokens, unanswered=unanswered))
             ids: tuple[int, ...] = (batch.batch_id,)
-            step = batch.num_steps
         else:
-            reply = self._shards.prefill(PrefillCall(new, running.batch_id, running.growth, chunk_tokens))
+            call = PrefillCall(new, running.batch_id, running.growth, chunk_tokens, unanswered)
+            reply = self._shards.prefill(call)
             ids = (running.batch_id, batch.batch_id)
-            running.step_sent()
-            step = running.num_steps
+        of_steps = running or batch
+        of_steps.step_sent(chunk_tokens, batch.entries.values())
         self._metrics.sent("prefill")
-        self._pipeline.append(Call("prefill", reply, batch, ids, step))
+        self._pipeline.append(Call("prefill", reply, batch, ids, of_steps.num_steps))
 
     def _send_merged(self, joining: RunningBatch) -> bool:
         """The new batch joins the running one, once everything about both is settled.
@@ -173,10 +175,17 @@ class Sender:
     def _send_decode(self, batch: RunningBatch, ids: tuple[int, ...]) -> None:
         self._metrics.current_batch(batch.size, batch.max_tokens)
         self._metrics.sent("decode")
-        chunk_tokens = self._admission.chunk_tokens(self._batches.last_end_at) if batch.prefilling else None
-        reply = self._shards.decode(DecodeCall(ids, batch.growth, chunk_tokens))
-        batch.step_sent()
+        chunk_tokens = None
+        if batch.computes_prompts:
+            chunk_tokens = self._chunk_tokens()
+            self._look_into_queue = True  # there may be more room in the step after this one
+        reply = self._shards.decode(DecodeCall(ids, batch.growth, chunk_tokens, len(self._pipeline)))
+        batch.step_sent(chunk_tokens)
         self._pipeline.append(Call("decode", reply, batch, ids, batch.num_steps))
+
+    def _chunk_tokens(self) -> int | None:
+        """What the step after the next one may compute of prompts."""
+        return self._admission.chunk_tokens(self._batches.num_running, self._batches.last_end_at)
 
     def _send_filters(self) -> bool:
         """Send the shards the batch without the rows that are no longer wanted. A batch whose newcomers are just being

@@ -45,6 +45,7 @@ class StepMetrics:
         self._metrics.gauge("tgi_kv_blocks_free", num_free)
         self._metrics.gauge("tgi_kv_blocks_cached", num_cached)
         self._metrics.gauge("tgi_kv_blocks_live", num_usable - num_free)
+        self._metrics.gauge("tgi_kv_cache_usage", (num_usable - num_free) / num_usable)
 
     def preempted(self) -> None:
         self._metrics.count("tgi_request_preempted")
@@ -72,6 +73,10 @@ class StepMetrics:
         observe("tgi_batch_filter_duration", delivery_s, method=method)
         observe("tgi_batch_inference_duration", step_s, method=method)
         self._metrics.count("tgi_batch_inference_success", method=method)
+        if reply.drafted is not None:
+            self._metrics.count("tgi_speculation_drafted_tokens", reply.drafted.num_tokens)
+            self._metrics.count("tgi_speculation_accepted_tokens", reply.drafted.num_right)
+            self._metrics.gauge("tgi_speculation_window", reply.drafted.longest)
         num_plain = sum(len(columns.ids) for columns in reply.columns)
         if num_plain:
             observe("tgi_request_skipped_tokens", 0, num_plain)

@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from router.schemas.base import Body, Items
+from router.grammar.checker import AskedGrammar
+from router.schemas.base import Body, Items, UInt32
 from router.schemas.grammar import Grammar
+from router.schemas.guided import StructuredOutputs, guided
 from router.schemas.openai import OpenAIBody
 from router.schemas.parameters import MaxTokens, PositiveInt, TopN
 
@@ -82,7 +84,7 @@ class Message(Body):
 
 
 class FunctionDefinition(Body):
-    """`parameters` is a JSON schema; TGI's clients call it `arguments`. `strict` has no effect: calls always fit."""
+    """`parameters` is a JSON schema; TGI's clients call it `arguments`."""
 
     name: str = Field(description="Name by which a call refers to the function.", examples=["get_weather"])
     description: str | None = Field(
@@ -95,7 +97,9 @@ class FunctionDefinition(Body):
     )
     arguments: Any = Field(default=None, description="As `parameters`.", examples=[{"type": "object"}])
     strict: bool = Field(
-        default=False, description="Accepted and ignored: calls always fit the schema.", examples=[True]
+        default=False,
+        description="Refuse a schema that cannot be enforced, also where calls would otherwise be free.",
+        examples=[True],
     )
 
     @property
@@ -155,7 +159,7 @@ class ChatBody(OpenAIBody):
         examples=["auto", "none"],
     )
     parallel_tool_calls: bool = Field(
-        default=True, description="Accepted and ignored: an answer has at most one call.", examples=[False]
+        default=True, description="`false`: the answer has at most one call.", examples=[False]
     )
     tool_prompt: str | None = Field(
         default=None,
@@ -166,7 +170,14 @@ class ChatBody(OpenAIBody):
         default_factory=dict, description="More variables for the chat template.", examples=[{"enable_thinking": False}]
     )
     reasoning_effort: str | None = Field(
-        default=None, description="A variable of some chat templates.", examples=["low"]
+        default=None,
+        description="A variable of some chat templates. `none` also sets `enable_thinking` and `thinking` to false.",
+        examples=["low"],
+    )
+    thinking_token_budget: UInt32 | None = Field(
+        default=None,
+        description="Most tokens of reasoning before the answer begins; for models whose reasoning ends with a token.",
+        examples=[200],
     )
     response_format: Grammar | None = Field(
         default=None,
@@ -177,6 +188,40 @@ class ChatBody(OpenAIBody):
             {"type": "json_schema", "json_schema": {"name": "one", "schema": {"type": "object", "properties": {}}}},
         ],
     )
+
+    guided_json: dict[str, Any] | str | None = Field(
+        default=None, description="A JSON schema, as `response_format` has it.", examples=[{"type": "object"}]
+    )
+    guided_regex: str | None = Field(
+        default=None, description="A regular expression that the answer matches.", examples=["[0-9]{3}"]
+    )
+    guided_choice: Items[str] | None = Field(
+        default=None, description="The answer is one of these texts.", examples=[["yes", "no"]]
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="vLLM's name for one such constraint.", examples=[{"choice": ["yes", "no"]}]
+    )
+
+    @property
+    def constraint(self) -> AskedGrammar | None:
+        """What the answer must be, in whichever field that is said."""
+        return next(iter(self._constraints()), None)
+
+    def _constraints(self) -> list[AskedGrammar]:
+        asked = guided(self.guided_json, self.guided_regex, self.guided_choice)
+        if self.structured_outputs is not None:
+            asked += self.structured_outputs.asked
+        if self.response_format is not None and self.response_format.type != "text":
+            asked.append(self.response_format.asked)
+        return asked
+
+    @model_validator(mode="after")
+    def _has_one_constraint(self) -> ChatBody:
+        if len(self._constraints()) > 1:
+            raise ValueError(
+                "more than one of `response_format`, `guided_…`, `structured_outputs` constrains the answer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_messages(self) -> ChatBody:
@@ -215,17 +260,28 @@ class AnsweredCall(BaseModel):
 
 
 class AssistantMessage(BaseModel):
-    """Text, or the call of a tool."""
+    """Text, calls of tools, or both. The reasoning before them, if there is any, is given under two names."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[AnsweredCall] | None = None
 
 
+class CompletionTokensDetails(BaseModel):
+    """`reasoning_tokens` are part of the completion tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
+    """`completion_tokens_details` is there where the router reads the model's reasoning."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
@@ -265,6 +321,8 @@ class CallDelta(BaseModel):
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[CallDelta] | None = None
 
 

@@ -79,8 +79,7 @@ class GenerateParameters(CommonParameters):
     )
     adapter_id: Annotated[
         str | None,
-        WithJsonSchema({"type": "null"}),
-        Field(description="Adapters are not served yet: every name is refused.", examples=[None]),
+        Field(description="Name of a LoRA adapter of the server; null: the base model.", examples=[None]),
     ] = None
 
 

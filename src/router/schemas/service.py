@@ -54,6 +54,8 @@ class Info(BaseModel):
     tercet_version: str
     kv_cache_dtype: str
     quantize: str | None
+    tool_call_parser: str
+    reasoning_parser: str
 
 
 class Version(BaseModel):
@@ -67,6 +69,8 @@ class ModelCard(BaseModel):
     created: int
     owned_by: str
     max_model_len: int
+    root: str | None = None
+    parent: str | None = None
 
 
 class ModelList(BaseModel):

@@ -17,8 +17,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api import chat, completions, generate, service, tokenize, unsupported
-from router.api.app_state import AppState
-from router.api.errors import InternalError, UnauthorizedError, error_response, framework_response
+from router.api.app_state import AppState, request_id_of
+from router.api.conversations import messages, responses
+from router.api.errors import MESSAGES, InternalError, UnauthorizedError, error_response, framework_response
 from router.api.http.fast_path import Application, endpoints_of
 from router.api.openapi import openapi
 from router.api.pages.pages import add_pages
@@ -39,7 +40,8 @@ _NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_c
 _CLIENT_CLOSED_REQUEST = 499  # nginx' status; the client has disconnected
 
 _FAMILIES: tuple[Routes, ...] = (
-    generate.routes, chat.routes, completions.routes, tokenize.routes, cloud.routes, service.routes,
+    generate.routes, chat.routes, completions.routes, tokenize.routes, messages.routes, responses.routes, cloud.routes,
+    service.routes,
 )  # fmt: skip
 """Every server has these; a new file of `router.api` is entered here."""
 
@@ -155,18 +157,20 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST" and not self._is_allowed(scope):
-            await error_response(UnauthorizedError())(scope, receive, send)
+            await error_response(UnauthorizedError(), scope["path"], scope.get("request_id", ""))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
         scheme, _, key = _header(scope, b"authorization").partition(b" ")
+        if not scheme and scope["path"].startswith(MESSAGES):
+            scheme, key = b"bearer", _header(scope, b"x-api-key")
         return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
 
 
 async def _router_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RouterError)
-    return error_response(error)
+    return error_response(error, request.url.path, request_id_of(request))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -184,4 +188,4 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     # The server logs the traceback; a client learns nothing of it.
-    return error_response(InternalError())
+    return error_response(InternalError(), request.url.path, request_id_of(request))

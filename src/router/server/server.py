@@ -22,6 +22,7 @@ from router.generation.inference import Inference
 from router.generation.validation import Validator
 from router.grammar.checker import GrammarChecker
 from router.metrics import CONTENT_TYPE, Metrics
+from router.openai.formats.choice import ModelFormat, choose
 from router.openai.template.template import ChatTemplate
 from router.server.app import create_app
 from router.server.sockets import allow_connections, bind, listen, warn_without_key
@@ -90,6 +91,12 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             resources.callback(grammars.close)
         if not files.templates:
             logger.warning("the model has no chat template: chat requests will be refused")
+        model_format = await choose(
+            chat_template,
+            tokenizer.added_tokens,
+            tool_call_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+        )
         metrics = Metrics()
         phases.enter(phases.WARM_UP)
         logger.info("Warming up model")
@@ -101,7 +108,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             tracing=tracing,
         )
         try:
-            state = _app_state(config, files, tokenizer, chat_template, grammars, metrics, started)
+            state = _app_state(config, files, tokenizer, chat_template, model_format, grammars, metrics, started)
             return await _answer(config, state, started, stop, listener, metrics_listener, tracing)
         finally:
             await started.scheduler.close()
@@ -120,6 +127,7 @@ def _app_state(
     files: model_files.ModelFiles,
     tokenizer: PromptTokenizer,
     chat_template: ChatTemplate,
+    model_format: ModelFormat,
     grammars: GrammarChecker | None,
     metrics: Metrics,
     started: Started,
@@ -147,6 +155,7 @@ def _app_state(
         info=started.info,
         inference=inference,
         chat_template=chat_template,
+        model_format=model_format,
         model_id=config.tokenizer_name,
         model_sha=files.sha,
         git_sha=labels.git_sha,
@@ -168,7 +177,7 @@ async def _answer(
     for each in filter(None, (listener, metrics_listener)):
         listen(each)
     app = create_app(state, api_key=config.api_key, allow_origins=config.cors_allow_origin, tracing=tracing)
-    server = Server(_uvicorn_config(app, config, config.graceful_termination_timeout + FLUSH_TIMEOUT_S))
+    server = Server(_uvicorn_config(app, config, config.graceful_termination_timeout + FLUSH_TIMEOUT_S, with_tls=True))
     scheduling = asyncio.create_task(started.scheduler.run())
     stop.attach(Drain(server, state.inference, started.scheduler, config.graceful_termination_timeout))
     scheduling.add_done_callback(lambda _: stop.scheduler_ended(started.scheduler.failure))
@@ -195,7 +204,7 @@ async def _answer(
     return STALLED if isinstance(failure, StalledError) else 1
 
 
-def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int) -> uvicorn.Config:
+def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int, *, with_tls: bool = False) -> uvicorn.Config:
     bounds = Bounds(
         max_connections=allow_connections(config.max_connections),
         head_s=config.head_timeout_seconds,
@@ -213,6 +222,8 @@ def _uvicorn_config(app: ASGIApp, config: RouterConfig, timeout_s: int) -> uvico
         proxy_headers=False,
         timeout_keep_alive=config.keep_alive_seconds,
         timeout_graceful_shutdown=timeout_s,
+        ssl_certfile=config.ssl_certfile if with_tls else None,
+        ssl_keyfile=config.ssl_keyfile if with_tls else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,11 +13,12 @@ from router.errors import ArgumentValidation, BackendError
 from router.limits import ServingLimits, ShardInfo
 from router.metrics import Metrics
 from router.scheduling.loop import Scheduler
-from router.shards.client import Client, ShardClient
+from router.shards.client import LEASE_S, Client, ShardClient
 from router.shards.interface import ShardError, Shards
-from router.shards.pool import ShardPool
+from router.shards.pool import HEALTH_TIMEOUT_S, ShardPool
 from router.shards.traced import TracedClient, TracedShards
 from router.shards.warm_up import Capacity, WarmUpPlan
+from wire.rpc.mutual_tls import MutualTls
 from wire.tracing import Tracing
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
@@ -55,10 +56,10 @@ async def connect_and_warm_up(
 
     max_positions and tokenizer_max_length are the model's own limits of a sequence, where known.
     """
-    connect: Callable[[str], Client] = ShardClient
-    if tracing is not None:
-        connect = functools.partial(_connect_traced, tracing)
-    discovery = ShardPool.discover(config.master_shard_uds_path, connect)
+    lease_s = config.lease_seconds
+    connect = functools.partial(_connect, config, tracing)
+    health_timeout_s = HEALTH_TIMEOUT_S if lease_s is None else lease_s / 2
+    discovery = ShardPool.discover(config.master_shard_uds_path, connect, health_timeout_s=health_timeout_s)
     shards = await _or_refuse(discovery, "connect to the Python model shards")
     try:
         await _or_refuse(shards.clear_all(), "clear the Python model shards cache")
@@ -92,11 +93,16 @@ async def connect_and_warm_up(
         max_request_s=config.max_request_seconds,
         max_unread_bytes=config.max_unread_bytes,
     )
+    if scheduler.allocator is not None:
+        num_blocks = scheduler.allocator.num_usable
+        metrics.inform("tgi_cache_config_info", block_size=info.block_size, num_gpu_blocks=num_blocks)
     return Started(info=info, limits=limits, scheduler=scheduler, shards=shards)
 
 
-def _connect_traced(tracing: Tracing, url: str) -> Client:
-    return TracedClient(ShardClient(url), tracing)
+def _connect(config: RouterConfig, tracing: Tracing | None, url: str) -> Client:
+    tls = MutualTls.of(config.group_tls_cert, config.group_tls_key, config.group_tls_ca)
+    client = ShardClient(url, config.group_token, tls=tls, lease_s=config.lease_seconds or LEASE_S)
+    return client if tracing is None else TracedClient(client, tracing)
 
 
 async def _warm_up(config: RouterConfig, shards: ShardPool, info: ShardInfo) -> tuple[int, Capacity]:
@@ -185,7 +191,7 @@ def resolve_limits(
         max_total_tokens = max_batch_total_tokens
     if not info.requires_padding:
         # Block 0 is reserved; the last token of a request is never stored.
-        usable = (max_batch_total_tokens // info.block_size - 1) * info.block_size + 1 - info.speculate
+        usable = (max_batch_total_tokens // info.block_size - 1) * info.block_size + 1 - info.reserved_draft_tokens
         max_total_tokens = min(max_total_tokens, usable)
     max_input_tokens = config.max_input_tokens
     if max_input_tokens is None:

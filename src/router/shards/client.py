@@ -1,4 +1,4 @@
-"""One shard over one unix socket."""
+"""One shard over its unix socket, or the endpoint of a node."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import grpc
 import grpc.aio
 
 from router.shards.interface import ShardError
-from wire.local_grpc import CHANNEL_OPTIONS
+from wire.rpc import local_grpc, remote_grpc
+from wire.rpc.mutual_tls import MutualTls, open_channel
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
 Rpc = Literal["Info", "ServiceDiscovery", "ClearCache", "FilterBatch", "Warmup", "Prefill", "Decode", "Health"]
 
 # Prompt logprobs make answers larger than gRPC's default of 4 MiB.
-_CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    *CHANNEL_OPTIONS,
-]
+_UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+LEASE_S = 10.0
 
 # Nothing more can be expected of a shard that answers so: it is gone, or it does not answer at all.
 _GONE = {
@@ -40,12 +39,19 @@ class Client(Protocol):
 
 
 class ShardClient:
-    """A gRPC channel to one shard."""
+    """A gRPC channel to one shard, or to the endpoint of a node, which answers for all its ranks."""
 
-    def __init__(self, url: str) -> None:
-        """`url` is `unix://<path>` or a bare path."""
-        self.address = url.removeprefix("unix://")
-        self._channel = grpc.aio.insecure_channel("unix:" + self.address, options=_CHANNEL_OPTIONS)
+    def __init__(
+        self, url: str, token: str | None = None, *, tls: MutualTls | None = None, lease_s: float = LEASE_S
+    ) -> None:
+        """`url` is `unix://<path>`, a bare path, or `tcp://<address>:<port>`. token, tls: of the group of nodes.
+        lease_s: how long another node may be silent."""
+        is_remote = url.startswith(remote_grpc.TCP)
+        self.address = url.removeprefix(remote_grpc.TCP).removeprefix(remote_grpc.UNIX)
+        tuned = remote_grpc.pinging(lease_s) if is_remote else local_grpc.CHANNEL_OPTIONS
+        options = [*_UNLIMITED, *tuned]
+        self._channel = open_channel(grpc.aio, remote_grpc.grpc_target(url), tls if is_remote else None, options)
+        self._token = remote_grpc.token_metadata(token)
         stub = pb_grpc.TextGenerationServiceStub(self._channel)
         self._methods: dict[Rpc, Any] = {
             "Info": stub.Info, "ServiceDiscovery": stub.ServiceDiscovery, "ClearCache": stub.ClearCache,
@@ -56,7 +62,8 @@ class ShardClient:
     def send(
         self, rpc: Rpc, request: Any, timeout_s: float | None = None, metadata: Sequence[tuple[str, str]] | None = None
     ) -> Awaitable[Any]:
-        return _Answer(self._methods[rpc](request, timeout=timeout_s, metadata=metadata), rpc)
+        sent = (*(metadata or ()), *self._token)
+        return _Answer(self._methods[rpc](request, timeout=timeout_s, metadata=sent or None), rpc)
 
     async def close(self) -> None:
         await self._channel.close()

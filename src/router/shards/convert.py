@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
+import numpy as np
+
 from router.events import FinishReason, Token
 from router.limits import ShardInfo
 from router.request import SAMPLING_EXTENSIONS, SamplingParameters, StoppingParameters
@@ -15,6 +17,7 @@ from router.shards.interface import (
     CachedBatch,
     Columns,
     DecodeCall,
+    Drafted,
     Ended,
     Growth,
     NewBatch,
@@ -32,6 +35,7 @@ StepMessage = pb.PrefillResponse | pb.DecodeResponse
 
 _GRAMMAR_TYPES = {
     "none": pb.GRAMMAR_TYPE_NONE, "json": pb.GRAMMAR_TYPE_JSON, "regex": pb.GRAMMAR_TYPE_REGEX,
+    "lark": pb.GRAMMAR_TYPE_LARK,
 }  # fmt: skip
 _FINISH_REASONS: dict[int, FinishReason] = {
     pb.FINISH_REASON_LENGTH: "length",
@@ -47,7 +51,10 @@ _NS = 1e-9
 def prefill_to(call: PrefillCall, extensions: frozenset[Extension]) -> pb.PrefillRequest:
     """Fields of an extension are set only if the shards announced it. Raises `UnsendableError`."""
     request = pb.PrefillRequest(
-        batch=batch_to(call.batch, extensions), growth=_growth_to(call.growth), chunk_tokens=call.chunk_tokens
+        batch=batch_to(call.batch, extensions),
+        growth=_growth_to(call.growth),
+        chunk_tokens=call.chunk_tokens,
+        unanswered=call.unanswered or None,
     )
     if call.cached_id is not None:
         request.cached_batch.id = call.cached_id
@@ -57,7 +64,12 @@ def prefill_to(call: PrefillCall, extensions: frozenset[Extension]) -> pb.Prefil
 def decode_to(call: DecodeCall) -> pb.DecodeRequest:
     """Only the id of a batch: shards read nothing else."""
     batches = [pb.CachedBatch(id=batch_id) for batch_id in call.batch_ids]
-    return pb.DecodeRequest(batches=batches, growth=_growth_to(call.growth), chunk_tokens=call.chunk_tokens)
+    return pb.DecodeRequest(
+        batches=batches,
+        growth=_growth_to(call.growth),
+        chunk_tokens=call.chunk_tokens,
+        unanswered=call.unanswered or None,
+    )
 
 
 def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
@@ -162,11 +174,22 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
     """What all ranks say. Raises ValueError where they differ; an extension counts if every rank offers it."""
     first = messages[0]
     plain = [
-        (m.requires_padding, m.window_size, m.speculate, m.block_size, m.dtype, m.kv_cache_dtype, m.quantize)
+        (
+            m.requires_padding,
+            m.window_size,
+            m.speculate,
+            m.block_size,
+            m.dtype,
+            m.kv_cache_dtype,
+            m.quantize,
+            *m.adapters,
+        )
         for m in messages
     ]
     if any(p != plain[0] for p in plain):
-        raise ValueError("the shards disagree about padding, window, speculation, block size, dtype or quantization")
+        raise ValueError(
+            "the shards disagree about padding, window, speculation, block size, dtype, quantization or adapters"
+        )
     return ShardInfo(
         requires_padding=first.requires_padding,
         dtype=first.dtype,
@@ -174,12 +197,13 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         window_size=first.window_size if first.HasField("window_size") else None,
         speculate=first.speculate,
         support_chunking=all(m.support_chunking for m in messages),
-        use_prefix_caching=all(m.use_prefix_caching for m in messages),
+        use_prefix_caching=all(m.use_prefix_caching or m.adapter_prefix_caching for m in messages),
         attention_impl=first.attention_impl,
         block_size=max(first.block_size, 1),
         pipeline_depth=max(min(m.pipeline_depth for m in messages), 1),
         kv_cache_dtype=first.kv_cache_dtype or first.dtype,
         quantize=first.quantize or None,
+        adapters=tuple(first.adapters),
         extensions=frozenset.intersection(*(Extension.known(m.extensions) for m in messages)),
     )
 
@@ -191,6 +215,7 @@ def cached_batch_from(message: pb.CachedBatch) -> CachedBatch:
 def step_from(messages: Sequence[StepMessage]) -> StepReply:
     """One step of all ranks: rows of all, the batch of the last, timings of the slowest."""
     reply = StepReply()
+    reply.drafted = _drafted_from([message.speculation for message in messages if message.HasField("speculation")])
     for message in messages:
         if message.HasField("columns"):
             columns = message.columns  # read once: protobuf wraps it again each time
@@ -210,19 +235,31 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
     return reply
 
 
+def _drafted_from(messages: Sequence[pb.Speculation]) -> Drafted | None:
+    """Of all ranks, each of which counts its own requests."""
+    if not messages:
+        return None
+    return Drafted(sum(m.drafted for m in messages), sum(m.accepted for m in messages), max(m.window for m in messages))
+
+
 def _columns_from(message: pb.Columns) -> Columns:
     return Columns(
         list(message.request_ids),
         list(message.ids),
-        list(message.logprobs),
+        _float32s(message.logprobs),
         list(message.texts),
         list(message.is_special),
     )
 
 
+def _float32s(values: Sequence[float]) -> list[np.float32]:
+    """As they are on the wire. One by one numpy would need seven times as long."""
+    return list(np.array(values, np.float32))
+
+
 def _rows_of_several(columns: pb.Columns) -> Iterator[Row]:
     """Columns whose rows have as many tokens as `counts` says."""
-    tokens = map(Token, columns.ids, columns.texts, columns.logprobs, columns.is_special)
+    tokens = map(Token, columns.ids, columns.texts, _float32s(columns.logprobs), columns.is_special)
     for request_id, count in zip(columns.request_ids, columns.counts, strict=True):
         row = Row(request_id)
         row.tokens = tuple(itertools.islice(tokens, count))
@@ -252,4 +289,4 @@ def _row_from(message: pb.Generation) -> Row:
 
 def _tokens_from(message: pb.Tokens) -> tuple[Token, ...]:
     specials: Iterable[bool] = message.is_special or [False] * len(message.ids)  # absent for prompt tokens
-    return tuple(map(Token, message.ids, message.texts, message.logprobs, specials))
+    return tuple(map(Token, message.ids, message.texts, _float32s(message.logprobs), specials))

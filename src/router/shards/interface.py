@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from router.events import FinishReason, Token
 from router.request import ValidRequest
 
@@ -83,25 +85,27 @@ class PrefillCall:
     """Run the prompts of a new batch; with `cached_id` in one step with that running batch, which it joins.
 
     growth: for requests of the running batch. chunk_tokens: the most that the step after this one computes of prompts;
-    None: what the warm-up allows.
+    None: what the warm-up allows. unanswered: calls in flight, whose ends of requests the caller does not know.
     """
 
     batch: NewBatch
     cached_id: int | None = None
     growth: Sequence[Growth] = ()
     chunk_tokens: int | None = None
+    unanswered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCall:
     """One step of the named batches, which become one batch under the first id. Runs the next chunk of prompts.
 
-    growth, chunk_tokens: as in `PrefillCall`.
+    growth, chunk_tokens, unanswered: as in `PrefillCall`.
     """
 
     batch_ids: Sequence[int]
     growth: Sequence[Growth] = ()
     chunk_tokens: int | None = None
+    unanswered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class Columns:
 
     request_ids: list[int]
     ids: list[int]
-    logprobs: list[float]
+    logprobs: list[np.float32]
     texts: list[str]
     is_special: list[bool]
 
@@ -158,6 +162,15 @@ class Timings:
     phases_s: tuple[float, ...] = ()  # in the order of `wire.step_phases.PHASES`; empty from an upstream TGI shard
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a step drafted (speculation). num_right: of `num_tokens`; longest: the longest draft."""
+
+    num_tokens: int
+    num_right: int
+    longest: int
+
+
 @dataclass(slots=True)
 class StepReply:
     """Answer of a Prefill or Decode, merged over the ranks. `batch` is None when nothing continues."""
@@ -166,6 +179,7 @@ class StepReply:
     columns: list[Columns] = field(default_factory=list)
     batch: CachedBatch | None = None
     timings: Timings = field(default_factory=Timings)
+    drafted: Drafted | None = None
 
 
 class Shards(Protocol):

@@ -12,13 +12,14 @@ from router.shards.client import Client, Rpc, ShardClient
 from router.shards.interface import CachedBatch, DecodeCall, PrefillCall, ShardError, StepReply
 from router.shards.warm_up import Capacity, WarmUpPlan
 from wire.extensions import Extension
+from wire.rpc.fan_out import gathered
 from wire.v3 import generate_pb2 as pb
 
 T = TypeVar("T")
 
 # For calls outside the order. The numbered ones wait their turn after steps of any length, so they have no deadline of
 # their own: the scheduler watches for the oldest of them.
-_HEALTH_TIMEOUT_S = 10.0
+HEALTH_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 60.0
 
 
@@ -29,22 +30,29 @@ class ShardPool:
     shards ignore the numbers; for them the caller waits for each answer before it sends the next call.
     """
 
-    def __init__(self, clients: Sequence[Client]) -> None:
+    def __init__(self, clients: Sequence[Client], *, health_timeout_s: float = HEALTH_TIMEOUT_S) -> None:
         self._clients = list(clients)
+        self._health_timeout_s = health_timeout_s
         self._next_sequence = 0
         self._extensions: frozenset[Extension] = frozenset()
 
     @classmethod
-    async def discover(cls, master_uds_path: str, connect: Callable[[str], Client] = ShardClient) -> ShardPool:
-        """Ask rank 0 for all sockets and `connect` to each. Raises `ShardError`."""
+    async def discover(
+        cls,
+        master_uds_path: str,
+        connect: Callable[[str], Client] = ShardClient,
+        *,
+        health_timeout_s: float = HEALTH_TIMEOUT_S,
+    ) -> ShardPool:
+        """Ask rank 0 for all addresses and `connect` to each. Raises `ShardError`."""
         master = connect(master_uds_path)
         try:
             answer = await master.send("ServiceDiscovery", pb.ServiceDiscoveryRequest(), _START_TIMEOUT_S)
         finally:
             await master.close()
         if not answer.urls:
-            raise ShardError("the shard's ServiceDiscovery lists no sockets")
-        return cls([connect(url) for url in answer.urls])
+            raise ShardError("the shard's ServiceDiscovery lists no addresses")
+        return cls([connect(url) for url in answer.urls], health_timeout_s=health_timeout_s)
 
     async def close(self) -> None:
         """Close the channels."""
@@ -59,7 +67,7 @@ class ShardPool:
 
     async def info(self) -> ShardInfo:
         """Facts on which all ranks agree; from now on their common extensions are used. Raises ValueError."""
-        info = convert.info_from(await self._to_all("Info", pb.InfoRequest(), _START_TIMEOUT_S))
+        info = convert.info_from(_of_all_ranks(await self._to_all("Info", pb.InfoRequest(), _START_TIMEOUT_S)))
         self._extensions = info.extensions
         return info
 
@@ -68,10 +76,10 @@ class ShardPool:
         request = warm_up.request_to(plan)
         request.extensions.extend(sorted(self._extensions))
         request.sequence = self._number()
-        return warm_up.capacity_from(await self._to_all("Warmup", request))
+        return warm_up.capacity_from(_of_all_ranks(await self._to_all("Warmup", request)))
 
     async def health(self) -> None:
-        await self._to_all("Health", pb.HealthRequest(), _HEALTH_TIMEOUT_S)
+        await self._to_all("Health", pb.HealthRequest(), self._health_timeout_s)
 
     # Numbered calls, sent at once.
 
@@ -115,48 +123,22 @@ def _soon(answer: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
 
 
 async def _step(rpc: Rpc, answers: list[Awaitable[Any]]) -> StepReply:
-    messages = await _gather(answers)
+    messages = _of_all_ranks(await _gather(answers))
     _demand_agreement(rpc, messages)
     return convert.step_from(messages)
 
 
 async def _gather(answers: list[Awaitable[Any]]) -> list[Any]:
-    """The answers of all ranks in rank order.
-
-    A rank that is gone fails the call at once, because the others may wait for it inside a collective. Any other
-    failure is raised when all have answered, so that what follows finds every rank in a known state.
-    """
-    if len(answers) == 1:
-        return [await answers[0]]
-    tasks = [asyncio.ensure_future(answer) for answer in answers]
-    pending: set[asyncio.Future[Any]] = set(tasks)
-    failure: ShardError | None = None
-    try:
-        while pending:
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                error = task.exception()
-                if error is None:
-                    continue
-                if not isinstance(error, ShardError) or error.fatal:
-                    raise error
-                failure = failure or error
-    finally:
-        for task in pending:
-            task.add_done_callback(_swallow)
-            task.cancel()
-    if failure is not None:
-        raise failure
-    return [task.result() for task in tasks]
+    return await gathered(answers, ends_at=lambda error: not isinstance(error, ShardError) or error.fatal)
 
 
-def _swallow(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+def _of_all_ranks(answers: list[Any]) -> list[Any]:
+    """The answers in rank order: each is a rank's own, or an endpoint's with those of its node's other ranks."""
+    return [one for answer in answers for one in (answer, *answer.other_ranks)]
 
 
 async def _filtered(answers: list[Awaitable[Any]]) -> CachedBatch | None:
-    messages = await _gather(answers)
+    messages = _of_all_ranks(await _gather(answers))
     _demand_agreement("FilterBatch", messages)
     last = messages[-1]
     return convert.cached_batch_from(last.batch) if last.HasField("batch") else None

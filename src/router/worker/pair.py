@@ -107,6 +107,8 @@ class QueuedWorker:
         try:
             self.process.start()
         except OSError as error:
+            if self.process.is_closed:  # the server stops before it has begun
+                return
             logger.error("%s cannot be started: %s", self._module, error)
 
     def _interrupt(self, job: object) -> None:

@@ -41,6 +41,11 @@ class WorkerProcess:
         process = self._process
         return process.pid if process is not None and self._is_ready else None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was killed for good."""
+        return self._is_closed
+
     def start(self) -> subprocess.Popen[bytes]:
         """Returns when it is ready. Raises OSError, but no TimeoutError."""
         return self._process or self._start()

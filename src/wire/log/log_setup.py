@@ -75,6 +75,13 @@ def configure(
     return console
 
 
+def name_node(rank: int) -> None:
+    """From now on every record of this process, and of its children, says on which node of a group it was written."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, _Formatter):
+            handler.formatter.node = rank
+
+
 def _wants_colour(environ: Mapping[str, str]) -> bool:
     return environ.get("LOG_COLORIZE", "1").strip().lower() not in ("0", "false", "no", "off")
 
@@ -96,6 +103,7 @@ class _Formatter(logging.Formatter):
     def __init__(self, *, json_output: bool, layout: Layout, rank: int | None, write: Write) -> None:
         super().__init__()
         self._json_output, self._layout, self._rank, self._write = json_output, layout, rank, write
+        self.node: int | None = None
 
     def format(self, record: logging.LogRecord) -> str:
         line = getattr(record, "log_line", None)
@@ -103,6 +111,8 @@ class _Formatter(logging.Formatter):
             line = self._line_of(record)
         elif not line.timestamp:
             line = dataclasses.replace(line, timestamp=_rfc3339(record.created))
+        if self.node is not None and "node" not in line.fields:
+            line = dataclasses.replace(line, fields={**line.fields, "node": self.node})
         layout: Layout = getattr(record, "log_layout", None) or self._layout
         return to_json(line, layout) if self._json_output else self._write(line)
 

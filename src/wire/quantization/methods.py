@@ -75,7 +75,7 @@ def _of_plain(flag: str | None, model: str, error: type[Exception]) -> Choice:
     if flag in NAMES_STORED:
         raise error(
             f"`--quantize {flag}` names a stored format, but {model} holds plain weights; leave it out, or quantize on "
-            "load with fp8, eetq or bitsandbytes-nf4"
+            f"load with {_or(ON_LOAD)}"
         )
     refuse_unserved(flag, error)
     return Choice(flag, on_load=True)

@@ -92,7 +92,7 @@ def test_wrong_key(faulty_url: str, key: str) -> None:
 def test_what_is_not_served(url: str) -> None:
     with _client(url) as client:
         with pytest.raises(openai.NotFoundError) as caught:
-            client.responses.create(model="tgi", input="Hello")
+            client.moderations.create(model="tgi", input="Hello")
         assert "/v1/chat/completions" in caught.value.response.json()["error"]
         with pytest.raises(openai.NotFoundError):
             client.embeddings.create(model="tgi", input="Hello")

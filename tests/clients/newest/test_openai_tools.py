@@ -149,3 +149,22 @@ def test_unknown_tool(client: openai.OpenAI) -> None:
             tool_choice={"type": "function", "function": {"name": "unknown"}},
         )  # fmt: skip
     assert caught.value.response.json()["error_type"] == "tool_error"
+
+
+RESPONSES_TOOL: Any = {"type": "function", **WEATHER["function"], "strict": False}
+
+
+def test_the_responses_api(client: openai.OpenAI) -> None:
+    """A round: a call, whole and streamed, and the answer to its output."""
+    asked: Any = {"model": "tgi", "tools": [RESPONSES_TOOL], "temperature": 0, "max_output_tokens": 60}
+    whole = client.responses.create(input=PARIS, **asked)
+    with client.responses.stream(input=PARIS, **asked) as stream:
+        streamed = stream.get_final_response() if list(stream) else None
+    for response in (whole, streamed):
+        assert response is not None and response.status == "completed"
+        (call,) = response.output
+        assert call.type == "function_call" and json.loads(call.arguments) == {"location": "Paris"}
+    call = whole.output[0]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees, sunny"}
+    answer = client.responses.create(input=[*PARIS, call, result], **asked | {"tool_choice": "none"})
+    assert answer.output_text and answer.output[0].type == "message"

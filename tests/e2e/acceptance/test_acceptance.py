@@ -245,7 +245,7 @@ def test_malformed_requests_are_answered_in_json(client: httpx.Client) -> None:
     refused(send(iter([b" " * 60_000] * 2)), 413, "payload_too_large")
     refused(client.get("/generate"), 405, "method_not_allowed")
     refused(client.post("/nothing", json={}), 404, "not_found")
-    refused(client.post("/v1/responses", json={}), 404, "not_found", "/v1/chat/completions")
+    refused(client.post("/v1/chat/completion", json={}), 404, "not_found", "/v1/chat/completions")
     answer = client.post("/generate", json={"inputs": ""}, headers={"x-request-id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
 

@@ -13,7 +13,6 @@ from support.documents import bare, rows, section
 from docs.generate import variables
 from launcher.bench.config import BenchConfig
 from launcher.config import LauncherConfig, check
-from launcher.errors import ArgumentValidation
 from router.metrics import DECLARED
 from router.schemas.chat import ChatBody, ChatCompletion, Usage
 from router.schemas.completion import Completion, CompletionBody
@@ -30,7 +29,6 @@ OPTIONS = [row for row in rows(section(TEXT, "Options")) if row[0].startswith("`
 VARIABLES = [row for row in rows(section(TEXT, "Options")) if row[0].startswith("`VLLM")]
 FIELDS = rows(section(TEXT, "Fields of a request"))
 BODIES: dict[str, type[BaseModel]] = {"chat": ChatBody, "text": CompletionBody}
-NOT_YET = {"--speculate": "2", "--lora-adapters": "a"}
 DEFAULTS = {
     "--max-num-queued-reqs": "128", "--gpu-memory-utilization": "1", "--max-logprobs": "5", "--port": "3000",
     "--shutdown-timeout": "90", "--host": "0.0.0.0",
@@ -58,11 +56,6 @@ def test_our_option_is_there(row: list[str]) -> None:
         return
     assert ours in LAUNCHER or ours in _variables()
     assert (state == "same") <= (theirs == ours)
-    if state == "not yet":
-        with pytest.raises(ArgumentValidation, match="not served yet"):
-            check(parse(LauncherConfig, [ours, NOT_YET[ours]], {}))
-    else:
-        assert ours not in NOT_YET
     if (preset := DEFAULTS.get(theirs)) is not None:
         assert preset in meaning and spell(LAUNCHER[ours].default) == preset
 
@@ -134,7 +127,7 @@ def test_what_answers_lack() -> None:
     has = set(Usage.model_fields)
     for model in (ChatCompletion, Completion):
         has |= set(model.model_fields) | set(model.model_fields["choices"].annotation.__args__[0].model_fields)  # type: ignore[union-attr]
-    assert len(lacking) == 5 and not lacking & has
+    assert len(lacking) == 4 and not lacking & has
     assert set(StreamOptions.model_fields) == {"include_usage"}
 
 

@@ -68,7 +68,7 @@ def shard(folder: Path, rank: int = 0, *, on_term: str = "stop", program: str = 
 
 def router(folder: Path, port: int, *, on_term: str = "stop", program: str = _ROUTER) -> Command:
     argv = python(program, str(port), str(folder / "journal"), on_term)
-    return Command(name="router", argv=argv, env=dict(os.environ), http=("127.0.0.1", port))
+    return Command(name="router", argv=argv, env=dict(os.environ), url=f"http://127.0.0.1:{port}")
 
 
 def plain(program: str, *arguments: str, name: str = "download", rank: int | None = None) -> Command:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.config import GROUP_TLS
 from launcher.errors import ArgumentValidation
 from launcher.group_config import GroupConfig, check_group, with_supervisor
 
@@ -25,6 +27,15 @@ TORCHRUN = {"TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "2", "GR
         ({"node_addr": "10.0.0.1"}, ["--node-addr", "--nnodes"]),
         ({"shard_port": 5}, ["--shard-port", "--nnodes"]),
         ({"insecure_group": True}, ["--insecure-group", "--nnodes"]),
+        ({"group_tls_cert": Path("a.pem")}, ["--group-tls-cert", "--nnodes"]),
+        (
+            {"nnodes": 2, "group_token": "t", "group_tls_cert": Path("a.pem")},
+            ["--group-tls-cert", "--group-tls-key", "--group-tls-ca"],
+        ),
+        (
+            {"nnodes": 2, "group_token": "t", **dict.fromkeys(GROUP_TLS, Path("/none.pem"))},
+            ["`--group-tls-cert` /none.pem: No such file"],
+        ),
     ],
 )
 def test_refused(fields: dict[str, Any], words: list[str]) -> None:

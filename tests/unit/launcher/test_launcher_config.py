@@ -45,8 +45,9 @@ def test_defaults_of_tgi() -> None:
         ({"master_port": 9001, "prometheus_port": 9001}, ["--master-port", "9001", "twice"]),
         ({"aip_http_port": 9000, "prometheus_port": 9000}, ["--aip-http-port", "--prometheus-port", "9000"]),
         ({"quantize": "bitsandbytes-nf4"}, ["--quantize", "not served yet"]),
-        ({"speculate": 2}, ["--speculate", "not served yet"]),
-        ({"lora_adapters": "a"}, ["--lora-adapters", "not served yet"]),
+        ({"lora_adapters": "a=b=c"}, ["Invalid LoRA adapter format: a=b=c"]),
+        ({"lora_adapters": "a=/nowhere"}, ["LoRA adapter `a`: no adapter_config.json in /nowhere"]),
+        ({"lora_adapters": "m=org/a", "model_id": "m"}, ["LoRA adapter name `m` is a name of the base model"]),
         (
             {"kv_cache_dtype": "fp8_e5m2", "attention": "flash_attn"},
             ["--attention flash_attn keeps its cache in the model's type; leave --kv-cache-dtype out or use triton"],
@@ -57,6 +58,8 @@ def test_defaults_of_tgi() -> None:
         ({"rope_factor": 0.0}, ["--rope-factor", "> 0"]),
         ({"weights_cache_override": Path("/x")}, ["--weights-cache-override"]),
         ({"model_id": "org/m", "weights_cache_override": Path("/x")}, ["--weights-cache-override", "--model-id"]),
+        ({"nnodes": 2, "group_token": "t", "num_shard": 3}, ["`--num-shard` 3 cannot be divided among 2 nodes"]),
+        ({"nnodes": 2, "group_token": "t", "sharded": False}, ["`--sharded false` and several nodes"]),
     ],
 )
 def test_refused(fields: dict[str, Any], words: list[str]) -> None:

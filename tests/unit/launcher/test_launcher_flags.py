@@ -23,7 +23,7 @@ FLAGS: list[tuple[str, Any, Any, Any, Any]] = [
     ("num-shard", 1024, None, 2, 4),
     ("quantize", ("awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4",
                   "bitsandbytes-fp4", "fp8"), None, "gptq", "awq"),
-    ("speculate", U64, None, 1, 2),
+    ("speculate", 15, None, 1, 2),
     ("dtype", ("float16", "bfloat16", "float32"), None, "float16", "bfloat16"),
     ("kv-cache-dtype", ("fp8_e4m3fn", "fp8_e5m2"), None, "fp8_e5m2", "fp8_e4m3fn"),
     ("trust-remote-code", "switch", False, True, True),

@@ -124,7 +124,7 @@ def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.Mon
     graphs = GraphedRunner(runner, (8, 4, 2), DeviceGraphCapture())
     graphs.capture(cache, MAX_LENGTH, ProcessGroup())
     assert graphs.captured_sizes == (2, 4, 8) and graphs.captured_tokens == (64,)
-    stepper = Stepper(graphs, sampler, CUDA, BLOCK)
+    stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None)
     running = stepper.start(Batch(0, requests(sampler, [dict(kind) for kind in KINDS])))
     session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
 

@@ -101,8 +101,7 @@ def test_a_shard_alone_needs_nothing_of_the_environment() -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "words"),
     [
-        (["--speculate", "2"], {}, "--speculate is not served yet"),
-        ([], {"LORA_ADAPTERS": "a"}, "LORA_ADAPTERS is not served yet: merge"),
+        (["--speculate", "2"], {"NUM_STAGE": "2", "RANK": "0", "WORLD_SIZE": "2"}, "--speculate cannot be combined"),
         ([], {"ROPE_SCALING": "dynamic", "ROPE_FACTOR": "2"}, "ROPE_SCALING dynamic is not served yet"),
         ([], {"ROPE_FACTOR": "0"}, "ROPE_FACTOR must be > 0"),
         ([], {"WEIGHTS_CACHE_OVERRIDE": "/w"}, "WEIGHTS_CACHE_OVERRIDE is not served yet"),
@@ -154,7 +153,7 @@ def test_refusals_of_the_process(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     for argv, words in (
         (["quantize", "m", str(tmp_path)], "quantize is not served yet: serve the unquantized checkpoint of m"),
-        (["serve", "demo", "--speculate", "2"], "--speculate is not served yet"),
+        (["serve", "demo", "--sharded"], "--sharded needs the variables"),
         (["download-weights", str(tmp_path), "--merge-lora"], "holds an adapter (adapter_config.json) and no model"),
     ):
         done = run(*argv)

@@ -12,6 +12,7 @@ from support.fake_model import FakeStateRunner
 from support.graph_doubles import CapturableRunner, PlainGraphCapture
 from support.tiny_types import type_checkpoint
 
+from model_server import shard
 from model_server.attention import choice
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.choice import AttentionChoice, Offer
@@ -84,6 +85,17 @@ def test_info_tells_the_backend_that_serves_the_layers(monkeypatch: pytest.Monke
     assert (facts.kv_cache_dtype, facts.quantize) == ("torch.float32", None)
     narrow = announce(ServeConfig(model_id="m"), runner, CPU, torch.float32, Layout(), torch.float8_e5m2, "gptq")
     assert (narrow.kv_cache_dtype, narrow.quantize) == ("torch.float8_e5m2", "gptq")
+
+
+@pytest.mark.parametrize(("nodes", "direct"), [(1, True), (2, False)])
+def test_ranks_of_several_nodes_read_no_memory_of_each_other(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, direct: bool
+) -> None:
+    given: dict[str, object] = {}
+    monkeypatch.setattr(shard, "connect", lambda *args, **kwargs: given.update(kwargs))
+    config = ServeConfig(model_id="demo", num_nodes=nodes, endpoints=["a"] * nodes)
+    shard._connect(config, Layout.of(0, 2, num_nodes=nodes).world, torch.device("cpu"))
+    assert given["one_shot"] is direct
 
 
 def test_info_of_a_model_that_keeps_states() -> None:

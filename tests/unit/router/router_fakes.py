@@ -25,6 +25,7 @@ from router.generation.validation import Validator
 from router.grammar.checker import GrammarChecker
 from router.limits import ServingLimits, ShardInfo
 from router.metrics import Metrics
+from router.openai.formats.choice import ModelFormat
 from router.openai.template.renderer import Renderer
 from router.openai.template.template import ChatTemplate
 from router.request import ValidRequest
@@ -178,6 +179,7 @@ class Router:
         templates: dict[str, str] | None = None,
         tracing: Tracing | None = None,
         renderer: Renderer | None = None,
+        model_format: ModelFormat | None = None,
     ) -> None:
         config = config or RouterConfig(tokenizer_name="some/model")
         self.scheduler = FakeScheduler(script)
@@ -198,6 +200,7 @@ class Router:
             info=info,
             inference=self.inference,
             chat_template=self.chat_template,
+            model_format=model_format or ModelFormat(),
             model_id=config.tokenizer_name,
             created=1_700_000_000,
         )

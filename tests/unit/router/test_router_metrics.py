@@ -61,9 +61,14 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
         DURATION,
     ),
     ("tgi_request_preempted", "counter", {}, ""),
+    ("tgi_speculation_drafted_tokens", "counter", {}, ""),
+    ("tgi_speculation_accepted_tokens", "counter", {}, ""),
+    ("tgi_speculation_window", "gauge", {}, ""),
     ("tgi_kv_blocks_free", "gauge", {}, ""),
     ("tgi_kv_blocks_cached", "gauge", {}, ""),
     ("tgi_kv_blocks_live", "gauge", {}, ""),
+    ("tgi_kv_cache_usage", "gauge", {}, ""),
+    ("tgi_cache_config_info", "gauge", {}, ""),
 ]
 
 
@@ -116,6 +121,9 @@ def test_nothing_else_is_shown() -> None:
 
 def test_every_value_begins_at_zero() -> None:
     for family in families(at_the_start()).values():
+        if DECLARED[family.name].kind == "info":
+            assert not family.samples, "not known before the shards have answered"
+            continue
         assert family.samples and all(sample.value == 0 for sample in family.samples), family.name
 
 
@@ -156,6 +164,13 @@ def test_one_value_several_times() -> None:
     assert "tgi_request_skipped_tokens_sum 4\ntgi_request_skipped_tokens_count 7\n" in text
 
 
+def test_facts_are_labels() -> None:
+    made = Metrics()
+    made.inform("tgi_cache_config_info", block_size=16, num_gpu_blocks=999)
+    (sample,) = families(made.render().decode())["tgi_cache_config_info"].samples
+    assert (sample.value, sample.labels) == (1, {"block_size": "16", "num_gpu_blocks": "999"})
+
+
 def test_what_is_not_declared_is_an_error() -> None:
     made = Metrics()
     for wrong in (
@@ -167,6 +182,7 @@ def test_what_is_not_declared_is_an_error() -> None:
         lambda: made.observe("tgi_batch_forward_duration", 1, phase="decode"),
         lambda: made.observe("tgi_batch_forward_duration", 1, method="x"),
         lambda: made.gauge("tgi_request_count", 1),
+        lambda: made.inform("tgi_queue_size", size=1),
     ):
         before = made.render()
         with pytest.raises(KeyError):

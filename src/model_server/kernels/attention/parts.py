@@ -305,6 +305,7 @@ def examples() -> list[Example]:
         Example("64, groups of 8, sinks", heads(64, 8, 64, sinks=numbers, window=128)),
         Example("64, groups of 71, alibi", heads(71, 1, 64, alibi=Alibi(numbers, 0.125))),
         Example("latent, 16 heads", heads(16, 1, 576, 512), value_in_key=True),
+        Example("latent, expanded", heads(16, 16, 192, 128)),
         Example("latent, 128 heads", heads(128, 1, 576, 512), value_in_key=True),
     ]
 

@@ -72,7 +72,7 @@ class Fused(Protocol):
         latent: Tensor,
         norm: Norm,
         rotated: Tensor,
-        queries: Tensor,
+        turned: Tensor,
         rotations: Rotations,
         rows: Tensor,
         slots: Tensor,
@@ -80,8 +80,8 @@ class Fused(Protocol):
         """Finish the keys and queries of latent attention, and store the keys in the cache.
 
         latent: [n, rank + dim], each token's latent and the key that rotates; the latent is normed by `norm`, which
-        `rms_norm` made. rotated: [n, heads * dim], what of the queries rotates (it may be changed), written to the last
-        `dim` numbers of each head of `queries` [n, heads, rank + dim], contiguous. rows: a layer's part of the cache
-        [num_slots, rank + dim], in the type of latent or in float8; slots: [n] int64. Only the last dimension of latent
-        and rotated must be contiguous. Returns what is stored, [n, rank + dim], in the type of latent.
+        `rms_norm` made. rotated: [n, heads, dim], what of the queries rotates, written rotated to `turned`, of the same
+        shape, which may be `rotated` itself. rows: a layer's part of the cache [num_slots, rank + dim], in the type of
+        latent or in float8; slots: [n] int64. Only the last dimension of latent, rotated and turned must be
+        contiguous. Returns what is stored, [n, rank + dim], in the type of latent.
         """

@@ -56,20 +56,17 @@ class TorchFused:
         latent: Tensor,
         norm: Norm,
         rotated: Tensor,
-        queries: Tensor,
+        turned: Tensor,
         rotations: Rotations,
         rows: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        heads, width = queries.shape[1:]
-        dim = rotated.shape[1] // heads
-        rank = width - dim
+        rank = latent.shape[1] - rotated.shape[2]
         keys = torch.cat((norm(latent[:, :rank]), latent[:, rank:]), dim=1)
         rotate_(keys[:, rank:].unsqueeze(1), rotations.gathered)
         copy_rows(rows, slots, keys)
-        split = rotated.view(-1, heads, dim)
-        rotate_(split, rotations.gathered)
-        queries[..., rank:] = split
+        turned.copy_(rotated)
+        rotate_(turned, rotations.gathered)
         return keys
 
 

@@ -122,14 +122,14 @@ class TritonFused:
         latent: Tensor,
         norm: Norm,
         rotated: Tensor,
-        queries: Tensor,
+        turned: Tensor,
         rotations: Rotations,
         rows: Tensor,
         slots: Tensor,
     ) -> Tensor:
         if rows.dtype is not latent.dtype and not self._stores_float8:
-            return TorchFused().latent_write(latent, norm, rotated, queries, rotations, rows, slots)
+            return TorchFused().latent_write(latent, norm, rotated, turned, rotations, rows, slots)
         assert isinstance(norm, TritonRmsNorm)
         return latent_cache.latent_write(
-            latent, norm.weight, norm.eps, rotated, queries, rotations.real_table, rotations.positions, rows, slots
+            latent, norm.weight, norm.eps, rotated, turned, rotations.real_table, rotations.positions, rows, slots
         )

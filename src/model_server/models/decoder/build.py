@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from model_server.adapters.factors import AdapterReader
 from model_server.attention.backend import AttentionBackend
+from model_server.attention.latent import LatentBackend
 from model_server.distributed.placement import Placement
 from model_server.layers.fused.choice import fused_for
 from model_server.layers.fused.fused import Fused
@@ -34,10 +36,12 @@ def build(
     progress: Callable[[int, int], None] | None = None,
     fused: Fused | None = None,
     scheme: Scheme | None = None,
+    adapters: AdapterReader | None = None,
 ) -> Decoder:
     """Read this rank's part of every tensor of its stage's layers. `progress(done, total)` is called after each layer.
 
     fused: the element-wise operators; None: the device's own. scheme: how the weights are quantized; None: not.
+    adapters: that are loaded with the model; None: none.
 
     Raises StartupError if the model cannot be divided among the ranks or a tensor is missing or of the wrong size.
     """
@@ -56,6 +60,7 @@ def build(
         cache_scales=CacheScales(reader) if placement.cache_dtype is torch.float8_e4m3fn else None,
         scheme=scheme or Scheme(),
         batch_invariant=placement.batch_invariant,
+        adapters=adapters,
     )
     embedding, output = load_vocabulary(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage
@@ -75,11 +80,12 @@ def build(
         blocks=blocks,
         output=output,
         rotaries=tuple(Rotary(rope, device) for rope in loader.ropes),
-        attention=attention,
+        attention=attention if spec.attention is None else LatentBackend(attention),
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         weight_bytes=loader.weight_bytes,
         stack=cpp_stack(blocks, group.size),
+        adapters=adapters,
     )
 
 

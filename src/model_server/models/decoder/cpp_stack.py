@@ -15,8 +15,10 @@ from torch import Tensor
 from model_server.attention.cpp import CppStep, serves, shape_struct
 from model_server.cpp.library import TYPES, prepared
 from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackMatrixStruct, StackStepStruct
+from model_server.layers.adapted import base_of
 from model_server.layers.fused.cpp import CppRmsNorm, CppSiluGated
 from model_server.layers.linear.code_panels import CodeLinear
+from model_server.layers.linear.linear import Linear
 from model_server.layers.linear.packed import PackedLinear, whole_panels
 from model_server.memory.kv_cache import KvCache
 from model_server.models.decoder.attention.multi_head import Attention
@@ -145,7 +147,9 @@ def _layer(block: Block) -> _Layer | None:
     return _Layer(attention, norms[0], norms[1], qk_norm, qkv, output, up, down)
 
 
-def _packed(linear: object) -> _Packed | None:
+def _packed(linear: Linear) -> _Packed | None:
+    """Without adapters: steps with rows that have one are not for the stack."""
+    linear = base_of(linear)
     return linear if isinstance(linear, _Packed) else None
 
 

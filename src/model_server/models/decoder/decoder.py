@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from model_server.adapters.factors import AdapterReader
+from model_server.adapters.rows import CurrentRows
 from model_server.attention.backend import AttentionBackend
 from model_server.layers.embedding import InputEmbedding
 from model_server.layers.rotary import Rotary
@@ -24,7 +26,7 @@ class Decoder:
 
     embedding: None where other ranks have the first layer: hidden states come instead of ids. output: None where other
     ranks have the last layer: hidden states go out instead of logits. stack: all blocks in one, which is preferred to
-    them in the steps that it takes.
+    them in the steps that it takes. adapters: that the layers were loaded with.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Decoder:
         max_positions: int | None,
         weight_bytes: int,
         stack: CppStack | None = None,
+        adapters: AdapterReader | None = None,
     ) -> None:
         self._embedding = embedding
         self._blocks = blocks
@@ -49,11 +52,13 @@ class Decoder:
         self._vocab_size = vocab_size
         self._max_positions = max_positions
         self._stack = stack
+        self._current = CurrentRows() if adapters is None else adapters.current
         self.traits = RunnerTraits(
             attention=attention,
             capturable=attention.capturable and all(block.mlp.capturable for block in blocks),
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
+            adapters=() if adapters is None else adapters.names,
         )
 
     @property
@@ -78,6 +83,7 @@ class Decoder:
 
         Without an output [num_tokens, hidden]: the whole residual stream, for the ranks with the next layer.
         """
+        self._current.rows = inputs.adapters
         metadata, positions = inputs.attention, inputs.positions
         step = Step(
             positions=positions if positions.dim() == 1 else positions[0],
@@ -85,6 +91,7 @@ class Decoder:
             slots=metadata.slots,
             cache=cache,
             attention=inputs.attention_step or self._attention.begin(metadata, cache),
+            is_decode=metadata.is_decode,
         )
         hidden, added = self._through_blocks(self._first(inputs, step), step, inputs.logit_rows)
         if self._output is not None:
@@ -100,7 +107,7 @@ class Decoder:
 
     def _through_blocks(self, hidden: Tensor, step: Step, logit_rows: Tensor | None) -> Stream:
         kept_rows = None if self._output is None else logit_rows
-        if self._stack is not None and self._stack.takes(step, hidden):
+        if self._stack is not None and self._current.rows is None and self._stack.takes(step, hidden):
             return self._stack(hidden, step, kept_rows), None
         added = None
         for block in self._blocks[:-1]:

@@ -12,9 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from model_server.adapters.factors import AdapterReader
 from model_server.attention.backend import Alibi
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
+from model_server.layers.adapted import AdaptedLinear
 from model_server.layers.fused.fused import Fused
 from model_server.layers.fused.torch import TorchFused
 from model_server.layers.linear.factory import LinearFactory
@@ -46,6 +48,7 @@ class Loader:
     cache_scales: CacheScales | None = None  # None: the cache has none
     scheme: Scheme = field(default_factory=Scheme)
     batch_invariant: bool = False
+    adapters: AdapterReader | None = None  # None: the model is loaded without adapters
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
     linears: LinearFactory = field(init=False)
@@ -139,14 +142,23 @@ class Loader:
                 biases.append(bias if part.order is None else part.order.apply(bias))
         if biases and len(biases) < len(parts):
             raise StartupError(f"weight {parts[0].name}.bias: either all biases of this layer must exist or none")
-        return self.linears.make(form, torch.cat(biases) if biases else None)
+        return self.adapted(self.linears.make(form, torch.cat(biases) if biases else None), parts)
 
     def row_linear(self, name: str, columns: Range, num_rows: int, *, transposed: bool = False) -> Linear:
         """This rank's columns of a matrix. Summed over the ranks, its bias must count once: rank 0 has it."""
         part = Part(name, ((0, num_rows),), num_rows)
         form = self.matrix(MatrixSlice(parts=(part,), columns=columns, transposed=transposed))
         with_bias = self.tensor_group.rank == 0 and self.has(name + ".bias")
-        return self.linears.make(form, self.rows(name + ".bias", [(0, num_rows)]) if with_bias else None)
+        linear = self.linears.make(form, self.rows(name + ".bias", [(0, num_rows)]) if with_bias else None)
+        return self.adapted(linear, [part], columns)
+
+    def adapted(self, linear: Linear, parts: Sequence[Part], columns: Range | None = None) -> Linear:
+        """`linear`, the product of these parts, with what adapters add to it. columns: of this rank; None: all."""
+        factors = {} if self.adapters is None else self.adapters.columns(parts, columns)
+        if self.adapters is None or not factors:
+            return linear
+        self.weight_bytes += sum(f.nbytes for f in factors.values())
+        return AdaptedLinear(linear, factors, self.adapters.current)
 
     def norm(self, name: str, size: int) -> AddNorm:
         """A norm over `size` numbers of every token, the same on every rank."""

@@ -26,6 +26,7 @@ class Step:
     slots: Tensor  # [num_tokens] int64
     cache: KvCache
     attention: AttentionStep
+    is_decode: bool  # every sequence has one token
 
 
 class AttentionPart(Protocol):

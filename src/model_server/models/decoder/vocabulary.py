@@ -103,13 +103,15 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, *, sharded: boo
     names, projection = spec.names, None
     if spec.normalized_head:
         form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))
+    if loader.adapters is not None:
+        loader.adapters.check_copies(names.head, rows, form.dequantize(loader.reader.dtype))
     bias = loader.rows(names.head + ".bias", [rows]) if loader.has(names.head + ".bias") else None
     norm = None if names.norm is None else loader.norm(names.norm, spec.hidden_size)
     if names.output_projection is not None and loader.holds(names.output_projection):
         part = Part(names.output_projection, ((0, _embedding_width(spec)),), None)
         projection = loader.column_linear([part], spec.hidden_size, as_stored=True)
     head = Head(
-        loader.linears.make(form, bias),
+        loader.adapted(loader.linears.make(form, bias), [Part(names.head, (rows,), None)]),
         loader.tensor_group,
         sharded=sharded,
         gathers_rounded=loader.device.type == "cuda",

@@ -11,6 +11,7 @@ from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import alibi, cohere, deepseek, gemma, gpt, llama, llama4, moe
+from model_server.models.families.vision import TEXT_TYPES, text_config
 
 FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "RefinedWeb": alibi.falcon,
@@ -58,17 +59,17 @@ class UnknownFamilyError(StartupError):
 
 
 def spec_of(config: ModelConfig) -> Spec:
-    """The Spec of a checkpoint.
+    """The Spec of a checkpoint, of a vision model that of its text model.
 
-    Raises UnknownFamilyError for a type that is not in FAMILIES, naming those that are; StartupError for a config that
-    cannot be used.
+    Raises UnknownFamilyError for a type that is in neither FAMILIES nor TEXT_TYPES, naming those that are; StartupError
+    for a config that cannot be used.
     """
-    family = FAMILIES.get(config.model_type)
+    text = text_config(config)
+    family = FAMILIES.get(text.model_type)
     if family is None:
-        raise UnknownFamilyError(
-            f"Unsupported model type {config.model_type}; this version serves {', '.join(sorted(FAMILIES))}"
-        )
-    spec = family(config)
+        served = ", ".join(sorted({*FAMILIES, *TEXT_TYPES}))
+        raise UnknownFamilyError(f"Unsupported model type {config.model_type}; this version serves {served}")
+    spec = family(text)
     if any(rope is not None and rope.kind == "dynamic" for rope in spec.ropes):
         raise UnknownFamilyError(f"the native {config.model_type} has no rope scaling of the kind dynamic")
     return spec

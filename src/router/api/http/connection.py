@@ -246,7 +246,8 @@ class Connection(HttpToolsProtocol):
         """Closing at once, with input unread, would reset the connection and take the answer with it."""
         self._is_refused = True
         self.flow.resume_reading()
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # not with TLS
+            self.transport.write_eof()
         self._stop_timer()
         self._timer = self.loop.call_later(_LINGER_S, self._close)
 

@@ -33,6 +33,10 @@ _EVENTS = (
     "Server-sent events: each is one line `data: ` with a JSON object, and an empty line. After 15 s of silence comes "
     "a comment, the line `:`."
 )
+_NAMED_EVENTS = (
+    "Server-sent events: each is a line `event: ` with the type, a line `data: ` with a JSON object, and an empty "
+    "line. After 15 s of silence comes a comment, the line `:`. An error after the first event is an event `error`."
+)
 _DONE = " The last one is `data: [DONE]`. An error after the first event is an event with `error` and `error_type`."
 _ENDS = " An error after the first event is an event with `error` and `error_type`; nothing follows it."
 
@@ -44,10 +48,11 @@ def documented(
     event: type[BaseModel] | None,
     headers: Sequence[str],
     errors: Sequence[int],
+    refusal: type[BaseModel],
 ) -> dict[str, Any]:
     """Options of FastAPI's `add_api_route` for a route that `router.api.routes.Routes.answers` declares."""
-    answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers)}
-    answers |= {status: _refusal(status) for status in errors}
+    answers: dict[int | str, dict[str, Any]] = {200: _ok(response, event, headers, refusal)}
+    answers |= {status: _refusal(status, refusal) for status in errors}
     schema = _reference(bodies[0]) if len(bodies) == 1 else {"anyOf": [_reference(one) for one in bodies]}
     if response is None:
         schema = {"allOf": [schema, _STREAMED]}
@@ -114,7 +119,9 @@ def _limited(value: Any, limits: object) -> Any:
     return limited
 
 
-def _ok(response: Any, event: type[BaseModel] | None, headers: Sequence[str]) -> dict[str, Any]:
+def _ok(
+    response: Any, event: type[BaseModel] | None, headers: Sequence[str], refusal: type[BaseModel]
+) -> dict[str, Any]:
     ok: dict[str, Any] = {"description": "The answer"}
     described: dict[str, Any] = {name: JSON_HEADERS[name] for name in headers}
     if response is not None:
@@ -122,7 +129,9 @@ def _ok(response: Any, event: type[BaseModel] | None, headers: Sequence[str]) ->
     if event is not None:
         is_native = event is StreamEvent
         ok["description"] = _EVENTS + (_ENDS if is_native else _DONE)
-        errors = [ErrorBody] if is_native else [StreamError]
+        errors: list[type[BaseModel]] = [ErrorBody] if is_native else [StreamError]
+        if refusal is not ErrorBody:
+            ok["description"], errors = _NAMED_EVENTS, [refusal]
         ok["content"] = {"text/event-stream": {"schema": {"anyOf": [_reference(one) for one in [event, *errors]]}}}
         described = STREAM_HEADERS | described
     if described:
@@ -130,9 +139,11 @@ def _ok(response: Any, event: type[BaseModel] | None, headers: Sequence[str]) ->
     return ok
 
 
-def _refusal(status: int) -> dict[str, Any]:
+def _refusal(status: int, shape: type[BaseModel]) -> dict[str, Any]:
     refusal = ERRORS[status]
-    content = {"schema": _reference(ErrorBody), "examples": refusal.examples}
+    content: dict[str, Any] = {"schema": _reference(shape)}
+    if shape is ErrorBody:
+        content["examples"] = refusal.examples
     answer: dict[str, Any] = {"description": refusal.description, "content": {"application/json": content}}
     return answer | ({"headers": refusal.headers} if refusal.headers else {})
 

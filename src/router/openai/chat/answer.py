@@ -1,27 +1,47 @@
-"""OpenAI's chat answer as one JSON object: text or a tool call for each choice."""
+"""OpenAI's chat answer as one JSON object: reasoning, text and tool calls of each choice."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from router.generation.collect import GenerationResult
 from router.openai.answers import usage
 from router.openai.chat.calls import call_message, is_call
 from router.openai.chat.chunks import ChatHead, logprob
+from router.openai.chat.reading import CallIds, ChoiceReader
+from router.openai.chat.reading import message as read_message
 from router.openai.chat.tools import OfferedTools
 from router.openai.stops import FINISH_REASONS, without_stop
 from router.request import ValidRequest
 
+ReadingOf = Callable[[ValidRequest], tuple[ChoiceReader, CallIds] | None]
+"""What reads a generation's tokens; None: its text is the answer, or a call under the tool grammar."""
+
 
 def completion(
-    head: ChatHead, generations: Sequence[GenerationResult], *, logprobs: bool, tools: OfferedTools | None = None
+    head: ChatHead,
+    generations: Sequence[GenerationResult],
+    reading_of: ReadingOf,
+    *,
+    logprobs: bool,
+    tools: OfferedTools | None = None,
 ) -> dict[str, Any]:
     """The JSON answer; the prompt counts once however many choices there are. Raises ToolError."""
     prompt_tokens = prompt_tokens_of([generation.request for generation in generations])
     completion_tokens = sum(generation.generated_tokens for generation in generations)
-    choices = [_choice(index, generation, logprobs, tools) for index, generation in enumerate(generations)]
-    return head.fields("chat.completion") | {"choices": choices, "usage": usage(prompt_tokens, completion_tokens)}
+    readings = [reading_of(generation.request) for generation in generations]
+    choices = [
+        _choice(index, generation, reading, logprobs, tools)
+        for index, (generation, reading) in enumerate(zip(generations, readings, strict=True))
+    ]
+    used = usage(prompt_tokens, completion_tokens, reasoning_tokens_of([each[0] for each in readings if each]))
+    return head.fields("chat.completion") | {"choices": choices, "usage": used}
+
+
+def reasoning_tokens_of(readers: Sequence[ChoiceReader]) -> int | None:
+    """The sum of all choices; None where none is read."""
+    return sum(reader.reasoning_tokens for reader in readers) if readers else None
 
 
 def prompt_tokens_of(requests: Sequence[ValidRequest]) -> int:
@@ -29,12 +49,20 @@ def prompt_tokens_of(requests: Sequence[ValidRequest]) -> int:
     return max(request.input_length for request in requests)
 
 
-def _choice(index: int, generation: GenerationResult, logprobs: bool, tools: OfferedTools | None) -> dict[str, Any]:
-    text = without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    finish_reason = FINISH_REASONS[generation.finish_reason]
-    if tools is not None and is_call(generation.request):
-        message, finish_reason = call_message(text, generation.finish_reason, tools.only_name)
+def _choice(
+    index: int,
+    generation: GenerationResult,
+    reading: tuple[ChoiceReader, CallIds] | None,
+    logprobs: bool,
+    tools: OfferedTools | None,
+) -> dict[str, Any]:
+    if reading is not None:
+        message, finish_reason = _read(generation, *reading)
+    else:
+        text = without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)
+        message, finish_reason = {"role": "assistant", "content": text}, FINISH_REASONS[generation.finish_reason]
+        if tools is not None and is_call(generation.request):
+            message, finish_reason = call_message(text, generation.finish_reason, tools.only_name)
     tops = generation.top_tokens or [()] * len(generation.tokens)
     content = [logprob(token, top) for token, top in zip(generation.tokens, tops, strict=True)]
     return {
@@ -43,3 +71,10 @@ def _choice(index: int, generation: GenerationResult, logprobs: bool, tools: Off
         "logprobs": {"content": content} if logprobs else None,
         "finish_reason": finish_reason,
     }
+
+
+def _read(generation: GenerationResult, reader: ChoiceReader, ids: CallIds) -> tuple[dict[str, Any], str]:
+    *tokens, last = generation.tokens
+    events = [event for token in tokens for event in reader.push(token)]
+    events += reader.finish(last, generation.text, generation.finish_reason)
+    return read_message(events, ids), reader.finish_reason(generation.finish_reason)

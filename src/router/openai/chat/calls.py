@@ -17,8 +17,8 @@ _MAX_QUOTED = 200
 
 
 def is_call(request: ValidRequest) -> bool:
-    """In a chat with tools, which has no other grammar: whether this generation is a call, not an answer with text."""
-    return request.sampling.grammar_kind != "none"
+    """In a chat with tools, which has no other grammar: whether this generation is a call in TGI's form."""
+    return request.sampling.grammar_kind not in ("none", "lark")
 
 
 def call_message(text: str, reason: FinishReason, only_name: str | None) -> tuple[dict[str, Any], str]:

@@ -58,15 +58,17 @@ class ChoiceStream:
         return [{**self._head, "choices": [choice], "usage": None}]
 
 
-def usage_chunk(head: ChatHead, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def usage_chunk(
+    head: ChatHead, prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None
+) -> dict[str, Any]:
     """The chunk that `include_usage` adds before the end."""
     fields = head.fields("chat.completion.chunk")
-    return fields | {"choices": [], "usage": usage(prompt_tokens, completion_tokens)}
+    return fields | {"choices": [], "usage": usage(prompt_tokens, completion_tokens, reasoning_tokens)}
 
 
 def logprob(token: Token, top_tokens: Sequence[Token]) -> dict[str, Any]:
     return {
         "token": token.text,
-        "logprob": token.json_logprob,
-        "top_logprobs": [{"token": top.text, "logprob": top.json_logprob} for top in top_tokens],
+        "logprob": token.logprob,
+        "top_logprobs": [{"token": top.text, "logprob": top.logprob} for top in top_tokens],
     }

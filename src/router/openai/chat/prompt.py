@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+import pydantic
 
 from router.errors import ValidationError
 from router.generation.asked import GenerateRequest
@@ -49,6 +50,9 @@ def variables_of(body: ChatBody) -> dict[str, Any]:
     effort = body.reasoning_effort
     if effort is not None and variables.setdefault("reasoning_effort", effort) != effort:
         raise ValidationError("`reasoning_effort` is given twice, with two values")
+    if variables.get("reasoning_effort") == "none":
+        for switch in ("enable_thinking", "thinking"):  # as templates call it
+            variables.setdefault(switch, False)
     return variables
 
 
@@ -90,3 +94,13 @@ def _arguments(given: Any) -> Any:
     except orjson.JSONDecodeError:
         return given
     return parsed if isinstance(parsed, dict) else given
+
+
+def chat_body(fields: dict[str, Any]) -> ChatBody:
+    """A chat body that was made from another API's. Raises ValidationError for what a chat cannot have."""
+    try:
+        return ChatBody.model_validate(fields)
+    except pydantic.ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in fault["loc"])
+    raise ValidationError(f"as a chat, the request has a fault in `{place}`: {fault['msg']}")

@@ -12,19 +12,33 @@ from router.schemas.chat import ChatBody, FunctionDefinition
 
 _MAX_TOOLS = 256
 _MAX_NAME = 128
+_ALLOWED = "allowed_tools"
 
 
 @dataclass(frozen=True)
 class OfferedTools:
-    """The functions that the answer may call, one at least. `or_none`: it may also be text."""
+    """The functions that the answer may call, one at least. `or_none`: it may also be text.
+
+    `listed`: those that the template shows, where they are more.
+    """
 
     functions: tuple[FunctionDefinition, ...]
     or_none: bool
+    listed: tuple[FunctionDefinition, ...] = ()
 
     @property
     def only_name(self) -> str | None:
         """The function that is called whatever the model writes, if there is no choice."""
         return self.functions[0].name if len(self.functions) == 1 and not self.or_none else None
+
+    @property
+    def schemas(self) -> dict[str, Any]:
+        """Of the functions' parameters, by their names; None: it takes none."""
+        return {function.name: function.schema_of_parameters for function in self.functions}
+
+    @property
+    def is_strict(self) -> bool:
+        return any(function.strict for function in self.functions)
 
     def grammar(self) -> AskedGrammar:
         """Raises ToolError for parameters that no call can have."""
@@ -33,15 +47,17 @@ class OfferedTools:
 
     def for_template(self) -> list[dict[str, Any]]:
         """OpenAI's form, keys in the order that models were trained with."""
-        return [{"type": "function", "function": _described(function)} for function in self.functions]
+        return [{"type": "function", "function": _described(function)} for function in self.listed or self.functions]
 
 
 def offered_tools(body: ChatBody) -> OfferedTools | None:
     """The tools that the answer may use; None: it is plain text. Raises ToolError."""
-    if body.response_format is not None and body.response_format.type != "text" and body.tools is not None:
+    if body.constraint is not None and body.tools is not None:
         raise ToolError("Grammar and tools are mutually exclusive")
     functions = tuple(tool.function for tool in body.tools or ())
     _check(body, functions)
+    if isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == _ALLOWED:
+        return _allowed(body.tool_choice.get(_ALLOWED), functions)
     choice = _choice(body.tool_choice)
     if choice in ("auto", "none") and not functions:
         return None
@@ -50,8 +66,7 @@ def offered_tools(body: ChatBody) -> OfferedTools | None:
     if choice == "none":
         return None
     if choice == "auto":
-        if any(function.name == NO_TOOL for function in functions):
-            raise ToolError(f"a function cannot be called `{NO_TOOL}` where `tool_choice` is auto")
+        _check_no_tool(functions)
         return OfferedTools(functions, or_none=True)
     if choice == "required":
         return OfferedTools(functions, or_none=False)
@@ -60,6 +75,25 @@ def offered_tools(body: ChatBody) -> OfferedTools | None:
     if not named:
         raise ToolError(f"`tool_choice` names the function `{name[:_MAX_NAME]}`, which is not in `tools`")
     return OfferedTools(named, or_none=False)
+
+
+def _allowed(given: Any, functions: tuple[FunctionDefinition, ...]) -> OfferedTools:
+    """OpenAI's `allowed_tools`: the template shows all tools, and only those of its list may be called."""
+    mode, tools = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        raise ToolError(f"`{_ALLOWED}` must have the `mode` auto or required, and a list of functions in `tools`")
+    names = {_choice(tool)[0] for tool in tools if isinstance(tool, dict)}
+    allowed = tuple(function for function in functions if function.name in names)
+    if unknown := names - {function.name for function in allowed}:
+        raise ToolError(f"`tool_choice` names the function `{min(unknown)[:_MAX_NAME]}`, which is not in `tools`")
+    if mode == "auto":
+        _check_no_tool(allowed)
+    return OfferedTools(allowed, or_none=mode == "auto", listed=functions)
+
+
+def _check_no_tool(functions: tuple[FunctionDefinition, ...]) -> None:
+    if any(function.name == NO_TOOL for function in functions):
+        raise ToolError(f"a function cannot be called `{NO_TOOL}` where `tool_choice` is auto")
 
 
 def _check(body: ChatBody, functions: tuple[FunctionDefinition, ...]) -> None:

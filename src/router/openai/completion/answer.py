@@ -58,7 +58,7 @@ class Logprobs:
         """A generated token; its alternatives name it too, as OpenAI's do."""
         top: dict[str, Any] = {}
         for one in (*top_tokens, token):  # the likeliest of tokens with the same text is kept
-            top.setdefault(one.text, one.json_logprob)
+            top.setdefault(one.text, one.logprob)
         self._append(token, top, offset)
 
     def add_prompt(self, token: Token, offset: int) -> None:
@@ -67,7 +67,7 @@ class Logprobs:
 
     def _append(self, token: Token, top: dict[str, Any] | None, offset: int) -> None:
         self._tokens.append(token.text)
-        self._logprobs.append(token.json_logprob)
+        self._logprobs.append(token.logprob)
         self._tops.append(top)
         self._offsets.append(offset)
 

@@ -25,7 +25,7 @@ class ChatTemplate:
         """
         environment = ChatEnvironment()
         self._variables = dict(variables)
-        self._sources = dict(sources)
+        self.sources = dict(sources)
         for name, source in sources.items():
             try:
                 environment.compile(source, raw=True)
@@ -45,8 +45,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt. `tools` in OpenAI's form; `variables` besides the model's own. Raises TemplateError."""
-        source = self._sources.get("tool_use") if tools else None
-        source = self._sources.get("default") if source is None else source
+        source = self.sources.get("tool_use") if tools else None
+        source = self.sources.get("default") if source is None else source
         if source is None:
             raise TemplateError("template not found")
         job = {

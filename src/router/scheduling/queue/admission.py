@@ -38,21 +38,26 @@ class Admission:
             self._metrics.admitted(len(found.entries), allowed.reason)
         return found
 
-    def chunk_tokens(self, last_end_at: float) -> int | None:
-        """The `chunk_tokens` that a step with prompts sends for the step after it."""
-        if not self._chunking or budget.backlog_tokens(self._limits) is None:
+    def chunk_tokens(self, num_rows: int, last_end_at: float) -> int | None:
+        """The `chunk_tokens` that a step of `num_rows` requests with prompts sends for the step after it.
+
+        Never more than the shards can do beside a token of each other request, so that it says what they will do.
+        """
+        if not self._chunking:
             return None
-        return budget.prompts_of_a_step(self._limits, backlog=self._is_backlog(last_end_at))
+        prompts = budget.prompts_of_a_step(self._limits, backlog=self._is_backlog(last_end_at))
+        return max(min(prompts, self._limits.max_batch_prefill_tokens - (num_rows - 1)), 1)
 
     def _budget(self, running: RunningBatch | None, waiting_tokens: int, last_end_at: float) -> budget.Budget:
         if running is None:
             return budget.when_idle(self._limits)
         if self._chunking:
+            prompt_tokens, current_tokens = running.next_tokens
             return budget.while_running_in_chunks(
                 self._limits,
                 len(running.entries),
-                running.current_tokens,
-                running.prompt_tokens,
+                current_tokens,
+                prompt_tokens,
                 backlog=self._is_backlog(last_end_at),
             )
         # In paged mode only the allocator knows what is free; the shard's sum counts shared blocks repeatedly.

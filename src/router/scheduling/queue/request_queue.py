@@ -20,7 +20,8 @@ from router.scheduling.queue.budget import Budget, round_up
 # could pile up, so the queue is swept when they are many.
 _SWEEP_AT = 64
 
-# What a request that can grow reserves for its answer at first; TGI's slice.
+# What a request that can grow reserves for its answer at first; TGI's slice. Far more tokens than steps are in flight:
+# those behind the step that brings the first token need no more blocks.
 RESERVED_NEW_TOKENS = 1024
 # After this many preemptions a request gets all it can ever need before it runs again.
 _MAX_PREEMPTIONS = 3

@@ -33,8 +33,13 @@ def info(**more: Any) -> ModelInfo:
     return dataclasses.replace(from_config(LLAMA | more), weight_bytes=BYTES)
 
 
-def found(info: ModelInfo, num_shard: int | None = None, available: int | None = 80 * GIB) -> list[Row]:
-    return rows(info, Hardware(), num_shard, on_gpu=True, available=available)
+def found(
+    info: ModelInfo,
+    num_shard: int | None = None,
+    available: int | None = 80 * GIB,
+    capability: tuple[int, int] = (9, 0),
+) -> list[Row]:
+    return rows(info, Hardware(), num_shard, capability=capability, available=available)
 
 
 def test_every_number_of_shards_that_divides_the_heads() -> None:
@@ -60,6 +65,11 @@ def test_smaller_numbers_hold_more() -> None:
     assert counts == sorted(counts) and len(set(counts)) == 4
 
 
+def test_an_old_gpu_has_no_8_bit_cache() -> None:
+    assert {row.cache for row in found(info(), capability=(8, 9))} == {"16 bits", "8 bits"}
+    assert {row.cache for row in found(info(), capability=(8, 6))} == {"16 bits"}
+
+
 def test_a_quantized_checkpoint_stays_as_it_is() -> None:
     quantized = info(quantization_config={"quant_method": "gptq", "bits": 4})
     assert {row.weights for row in found(quantized)} == {"gptq"}
@@ -76,7 +86,7 @@ def test_weights_that_do_not_fit() -> None:
 
 
 def test_the_shards_of_a_cpu_share_its_memory() -> None:
-    (row, *_) = rows(info(), Hardware(), 2, on_gpu=False, available=32 * GIB)
+    (row, *_) = rows(info(), Hardware(), 2, capability=None, available=32 * GIB)
     assert row.tokens == (32 * GIB - BYTES) // (2 * (row.token_bytes or 0))
 
 

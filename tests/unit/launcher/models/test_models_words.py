@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.hub_server import Fault, HubServer
+from support.screen import screen
 
 from launcher.models.command import run_models, run_remove
 from launcher.models.config import ModelsConfig, RemoveConfig
@@ -174,6 +177,20 @@ def test_a_first_download_that_was_cut_off_can_be_seen_and_removed(
     assert not blobs.exists()
 
 
+def test_a_download_that_completes_while_it_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = tmp_path / "hub" / "models--org--m" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "x.incomplete").write_bytes(b"\0" * 300)
+    gone = blobs / "y.incomplete"
+    monkeypatch.setattr("launcher.models.cached._unfinished", lambda _: [gone, blobs / "x.incomplete"])
+    environ = {"HF_HOME": str(tmp_path)}
+    assert [row["size"] for row in listed(environ, capsys)] == [300]
+    monkeypatch.setattr("launcher.models.cached._unfinished", lambda _: [gone])
+    assert listed(environ, capsys) == []
+
+
 def test_what_cannot_be_removed_is_not_said_to_be(
     three: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,3 +214,24 @@ def test_an_interrupt_at_the_question_removes_nothing(
     assert run_remove(RemoveConfig(model_id="org/m"), three) == 130
     assert "Removed" not in capsys.readouterr().out
     assert len(listed(three, capsys)) == len(COMMITS)
+
+
+def test_a_pull_on_a_terminal_shows_a_bar(tmp_path: Path) -> None:
+    files = FILES | {"model.safetensors": b"\2\0\0\0\0\0\0\0{}" + b"\0" * 200_000}
+    ours, theirs = pty.openpty()
+    with HubServer() as hub:
+        hub.add("org/model", files)
+        hub.fault("model.safetensors", Fault.drip(5_000, 0.1))
+        environ = {**os.environ, **hub.environment(tmp_path), "TERM": "xterm", "COLUMNS": "120"}
+        command = [sys.executable, "-m", "launcher", "pull", "org/model"]
+        process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux: nobody has the other end any more
+            while data := os.read(ours, 4096):
+                seen += data
+        os.close(ours)
+        assert process.wait(120) == 0
+    text = seen.decode()
+    assert "Downloading" in text and "B/s" in text
+    assert [line for line in screen(text) if line] == [line for line in screen(text) if "org/model is in" in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from launcher.command import Command
 from launcher.config import LauncherConfig
 from launcher.planning import commands
 from launcher.planning.hardware import Gpu, Hardware
-from launcher.planning.plan import Endpoints, LaunchPlan, make_plan
+from launcher.planning.plan import Endpoints, LaunchPlan, NodePart, make_plan
 
 ENDS = Endpoints(hostname="0.0.0.0", port=3001, uds_prefix="/run/x/shard", master_port=29501)
 CPU = Hardware(cores=4)
@@ -127,7 +128,7 @@ def test_router_argv_of_a_plain_launch() -> None:
         "--waiting-served-ratio", "0.3", "--max-waiting-tokens", "20", "--validation-workers", "2",
         "--otlp-service-name", "text-generation-inference.router", "--usage-stats", "on",
     )  # fmt: skip
-    assert command.http == ("127.0.0.1", 3001)
+    assert command.url == "http://127.0.0.1:3001"
     assert command.rank is None and command.title == "router"
 
 
@@ -198,11 +199,19 @@ def test_compute_type_of_the_user_wins() -> None:
     assert "COMPUTE_TYPE" not in commands.router(plan(), {}).env
 
 
-@pytest.mark.parametrize(("address", "probed"), [("::", "::1"), ("10.0.0.1", "10.0.0.1"), ("0.0.0.0", "127.0.0.1")])
-def test_the_probe_asks_an_address_that_exists(address: str, probed: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "certfile", "probed"),
+    [
+        ("::", None, "http://[::1]:1"),
+        ("10.0.0.1", None, "http://10.0.0.1:1"),
+        ("0.0.0.0", None, "http://127.0.0.1:1"),
+        ("0.0.0.0", "c.pem", "https://127.0.0.1:1"),
+    ],
+)
+def test_the_probe_asks_an_address_that_exists(address: str, certfile: str | None, probed: str) -> None:
     ends = Endpoints(hostname=address, port=1, uds_prefix="/x", master_port=2)
-    made = make_plan(LauncherConfig(), CPU, None, ends)
-    assert commands.router(made, {}).http == (probed, 1)
+    made = make_plan(LauncherConfig(ssl_certfile=None if certfile is None else Path(certfile)), CPU, None, ends)
+    assert commands.router(made, {}).url == probed
 
 
 def test_download() -> None:
@@ -222,3 +231,44 @@ def test_the_shards_know_every_attention_backend_that_can_be_asked_for() -> None
 
     asked = next(opt for opt in options_of(LauncherConfig) if opt.name == "attention")
     assert set(asked.choices) == {*OWN_NAMES, *TGI_NAMES}
+
+
+PART = NodePart(
+    node_rank=1, num_nodes=2, store_address="10.0.0.1", key_prefix="k/", interface="eth1",
+    endpoints=("unix:///run/x/shard-node", "tcp://10.0.0.2:4000"),
+)  # fmt: skip
+
+
+def group_plan(**fields: Any) -> LaunchPlan:
+    options = {"model_id": "demo", "nnodes": 2, "num_shard": 4, "group_token": "secret"} | fields
+    return make_plan(LauncherConfig(**options), CPU, None, ENDS, PART)
+
+
+def test_a_shard_of_a_group_of_nodes() -> None:
+    made = group_plan(group_tls_ca=Path("/ca.pem"))
+    assert made.ranks == range(2, 4)
+    env = commands.shard(made, 3, {"NCCL_SOCKET_IFNAME": "ib0", "GROUP_TOKEN": "inherited"}).env
+    assert (env["RANK"], env["WORLD_SIZE"], env["NUM_NODES"]) == ("3", "4", "2")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"], env["STORE_KEY_PREFIX"]) == ("10.0.0.1", "29501", "k/")
+    assert env["NODE_ENDPOINT"] == "tcp://10.0.0.2:4000"
+    assert env["ENDPOINTS"] == "unix:///run/x/shard-node,tcp://10.0.0.2:4000"
+    assert (env["GROUP_TOKEN"], env["GROUP_TLS_CA"]) == ("secret", "/ca.pem")
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth1", "ib0")
+
+
+def test_the_router_of_a_group_of_nodes() -> None:
+    command = commands.router(group_plan(lease_seconds=7), {})
+    assert (command.env["GROUP_TOKEN"], command.env["LEASE_SECONDS"]) == ("secret", "7")
+    assert "secret" not in command.argv
+
+
+def test_a_shard_of_one_node_knows_of_no_group() -> None:
+    env = commands.shard(plan(num_shard=2), 0, {"GROUP_TOKEN": "of another launch"}).env
+    assert not {"NUM_NODES", "ENDPOINTS", "GROUP_TOKEN", "GLOO_SOCKET_IFNAME"} & env.keys()
+
+
+def test_the_plan_shows_the_part_of_the_node() -> None:
+    rows = dict(group_plan().rows())
+    assert rows["node"] == "1 of 2, with ranks 2 to 3"
+    assert rows["endpoint"] == "tcp://10.0.0.2:4000"
+    assert "url" not in rows

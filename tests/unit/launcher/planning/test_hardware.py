@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.env_report import cpu_features, report
 from launcher.planning import hardware
+from launcher.planning.env_report import cpu_features, report
 from launcher.planning.hardware import Gpu, Hardware, detect, parse_query, process_age_s, visible
 
 ANSWER = """\
@@ -136,7 +136,7 @@ def test_instructions_of_the_cpu(tmp_path: Path) -> None:
 
 def test_the_report_does_not_import_torch() -> None:
     program = (
-        "import os, sys; from launcher import env_report; from launcher.planning import hardware;"
+        "import os, sys; from launcher.planning import env_report, hardware;"
         "env_report.report(hardware.detect(os.environ), os.environ); sys.exit(int('torch' in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

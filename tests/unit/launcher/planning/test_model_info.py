@@ -22,6 +22,7 @@ from launcher.planning.model_info import (
     is_local,
     is_misspelt_demo,
     read,
+    shown_bytes,
     similar_cached,
     similar_directory,
     with_hub_cache,
@@ -167,7 +168,7 @@ def test_gguf_files_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ArgumentValidation, match="holds an adapter and no model; adapters are not served yet"):
+    with pytest.raises(ArgumentValidation, match="holds an adapter and no model; serve its base model"):
         check_directory("m", tmp_path)
 
 
@@ -180,7 +181,7 @@ def test_the_size_of_the_weights(tmp_path: Path) -> None:
     (tmp_path / "consolidated.safetensors").write_bytes(b"x" * 15)
     info = read(tmp_path)
     assert info is not None and info.weight_bytes == 15
-    assert "0.0 KiB of weights" in info.summary()
+    assert "15 B of weights" in info.summary()
 
 
 def test_the_root_of_a_cached_repository_is_explained(tmp_path: Path) -> None:
@@ -213,6 +214,11 @@ def test_older_files_of_codes_are_known_by_their_tensors(tmp_path: Path) -> None
     assert packed is not None
     assert said is not None
     assert [info.quantize for info in (plain, packed, said)] == [None, "awq", "gptq"]
+
+
+@pytest.mark.parametrize("count, text", [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 29, "1.5 GiB")])
+def test_bytes_for_people(count: int, text: str) -> None:
+    assert shown_bytes(count) == text
 
 
 def test_a_misspelt_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def test_the_plan_can_be_shown() -> None:
     assert rows["shards"] == "2 on CPU"
     assert (rows["devices"], rows["memory"]) == ("Some CPU, 8 cores", "8.0 GiB")
     assert rows["url"] == "http://127.0.0.1:3000"
-    assert rows["architecture"] == "decided by the shard"
+    assert rows["family"] == "decided by the shard"
     asked = LauncherConfig(cuda_memory_fraction=0.5)
     rows = dict(plan(asked, machine(2, "nvidia-h200", 143771), from_config(LLAMA)).rows())
     assert rows["devices"] == "0: nvidia-h200\n1: nvidia-h200"
@@ -256,4 +256,33 @@ def test_the_plan_can_be_shown() -> None:
     for graphs, shown in (([], "default sizes"), ([0], "off"), ([8, 0, 16], "8, 16")):
         assert dict(plan(LauncherConfig(cuda_graphs=graphs), machine(1)).rows())["cuda graphs"] == shown
     assert dict(plan(LauncherConfig(cuda_graphs=[8])).rows())["cuda graphs"] == "none on a CPU"
-    assert rows["architecture"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"
+    assert rows["family"] == "llama, 32 layers, 32 heads (8 KV), 131072 positions"
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "num_shard"),
+    [
+        ({"num_stage": 2}, 0, 2),
+        ({"num_stage": 2, "num_shard": 2}, 0, 4),
+        ({"num_stage": 2}, 8, 8),
+        ({"num_stage": 3}, 8, 6),
+        ({"num_stage": 4, "num_shard": 1}, 8, 4),
+    ],
+)
+def test_stages_have_shards_of_their_own(config: dict[str, Any], gpus: int, num_shard: int) -> None:
+    found = resolve_num_shard(LauncherConfig(**config), machine(gpus), from_config(LLAMA))
+    assert found.value == num_shard and f"`--num-stage` {config['num_stage']}" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "words"),
+    [
+        ({"num_stage": 2, "stage_layers": [20, 10, 2]}, 0, "`--stage-layers` names 3 stages, `--num-stage` is 2"),
+        ({"stage_layers": [20, 12]}, 0, "`--num-stage` is 1"),
+        ({"num_stage": 4}, 2, "`--num-stage` 4 is too many: 2 GPUs visible"),
+    ],
+)
+def test_stages_that_cannot_be(config: dict[str, Any], gpus: int, words: str) -> None:
+    with pytest.raises(ArgumentValidation) as refused:
+        resolve_num_shard(LauncherConfig(**config), machine(gpus), from_config(LLAMA))
+    assert words in str(refused.value)

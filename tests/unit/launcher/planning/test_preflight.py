@@ -29,6 +29,23 @@ def config(**fields: Any) -> LauncherConfig:
     return LauncherConfig(**fields)
 
 
+@pytest.mark.parametrize(
+    "name, value, reason",
+    [
+        ("MAX_STEP_SECONDS", "soon", r"invalid value 'soon' for '--max-step-seconds .*MAX_STEP_SECONDS.*: expected a"),
+        ("AIP_HEALTH_ROUTE", "health", "--aip-health-route health is not a path"),
+        ("CHAT_TEMPLATE", "nowhere.jinja", "--chat-template nowhere.jinja is not a file"),
+    ],
+)
+def test_variables_that_only_the_router_knows(name: str, value: str, reason: str) -> None:
+    with pytest.raises(ArgumentValidation, match=reason):
+        preflight.check_router_variables({**os.environ, name: value})
+
+
+def test_the_router_does_not_see_what_is_wrong_of_the_launcher_s_own_variables() -> None:
+    preflight.check_router_variables({**os.environ, "PORT": "http", "MAX_TOTAL_TOKENS": "many"})
+
+
 def test_a_free_port() -> None:
     with listener() as server:
         port = server.getsockname()[1]

@@ -79,6 +79,7 @@ def test_a_process_that_is_stopped_has_no_stacks_and_the_log_says_why(launch: La
     assert launch.story.has("its state is T (stopped)")
 
 
+@pytest.mark.long
 def test_a_child_that_does_not_listen_yet_is_not_killed_by_the_question(launch: Launch) -> None:
     deaf = plain('import time; print(\'{"level": "INFO", "message": "up"}\', flush=True); time.sleep(600)')
     deaf = Command(name="shard", rank=0, argv=deaf.argv, env=deaf.env, socket=str(launch.folder / "never"))
@@ -95,7 +96,7 @@ def test_a_warm_up_that_does_not_end_is_the_shards_fault(launch: Launch) -> None
     program = warming.argv[2].replace("server.start()\n", record + "server.start()\n")
     launch.hurry_at("Starting Webserver", 1.0)
     never = plain("import time; time.sleep(600)", name="router")
-    never = Command(name="router", argv=never.argv, env=never.env, http=("127.0.0.1", launch.port))
+    never = Command(name="router", argv=never.argv, env=never.env, url=f"http://127.0.0.1:{launch.port}")
     with pytest.raises(ShardCannotStart, match=r"^shard 0 was not ready .*; phase: warm-up for "):
         launch.serve([shard(launch.folder, program=program)], never, failing_router_s=0.2)
 
@@ -103,7 +104,7 @@ def test_a_warm_up_that_does_not_end_is_the_shards_fault(launch: Launch) -> None
 def test_a_router_that_is_not_ready_in_time(launch: Launch) -> None:
     launch.hurry_at("Starting Webserver", 1.0)
     never = plain("import time; time.sleep(600)", name="router")
-    never = Command(name="router", argv=never.argv, env=never.env, http=("127.0.0.1", launch.port))
+    never = Command(name="router", argv=never.argv, env=never.env, url=f"http://127.0.0.1:{launch.port}")
     with pytest.raises(WebserverCannotStart, match=r"^router was not ready .*; phase: starting for "):
         launch.serve(router_command=never, failing_router_s=0.2)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.errors import ShardFailed, WebserverFailed
+from launcher.other_nodes import Group
 from launcher.processes.child import Child, Exit
 from launcher.processes.signals import Signals
 from launcher.processes.stopping import Stopping
@@ -35,19 +36,19 @@ def ended(returncode: int, rank: int | None = None) -> Child:
 
 
 def test_a_start_in_which_everybody_was_signalled_is_an_orderly_stop(stopping: Stopping) -> None:
-    stopping.in_order([ended(-signal.SIGTERM, 0)], None)
+    stopping.in_order([ended(-signal.SIGTERM, 0)], None, Group())
 
 
 def test_shards_that_were_taken_from_under_a_router_are_named(stopping: Stopping) -> None:
     with pytest.raises(ShardFailed, match="shard 0 was stopped before the last requests were answered"):
-        stopping.in_order([ended(-signal.SIGTERM, 0)], ended(1))
+        stopping.in_order([ended(-signal.SIGTERM, 0)], ended(1), Group())
 
 
 def test_a_shard_that_failed_is_named_before_the_router(stopping: Stopping) -> None:
     with pytest.raises(ShardFailed, match="shard 1"):
-        stopping.in_order([ended(0, 0), ended(3, 1)], ended(1))
+        stopping.in_order([ended(0, 0), ended(3, 1)], ended(1), Group())
 
 
 def test_a_router_that_failed_alone_is_named(stopping: Stopping) -> None:
     with pytest.raises(WebserverFailed, match="router"):
-        stopping.in_order([], ended(1))
+        stopping.in_order([], ended(1), Group())

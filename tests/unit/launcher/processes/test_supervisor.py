@@ -177,7 +177,7 @@ def test_a_router_that_ends_well_is_a_failure_too(launch: Launch) -> None:
 
 
 def test_a_router_that_does_not_exist(launch: Launch) -> None:
-    missing = Command(name="router", argv=("/no/such/router",), env={}, http=("127.0.0.1", launch.port))
+    missing = Command(name="router", argv=("/no/such/router",), env={}, url=f"http://127.0.0.1:{launch.port}")
     with pytest.raises(WebserverCannotStart, match="127"):
         launch.serve(router_command=missing)
     assert launch.story.has("/no/such/router: No such file or directory")

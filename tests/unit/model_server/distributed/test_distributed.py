@@ -122,6 +122,7 @@ def _wait_for_listener(port: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_who_did_not_come_is_named(ranks: Ranks) -> None:
     """Two of three: the one that listens and another one."""
     with socket.create_server(("127.0.0.1", 0)) as holder:
@@ -149,6 +150,24 @@ def test_nobody_listens() -> None:
         connect(1, 2, CPU, port=port, timeout_s=1)
 
 
+@pytest.mark.long
+def test_a_process_with_another_key_prefix_meets_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+    program = _RANK.replace("port=port)", "port=port, timeout_s=8, key_prefix='ours/')").replace("{body}", "ready()")
+    argv = [sys.executable, "-c", program.replace("LostPeerError", "StartupError"), "0", "2", str(port)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(argv, env=environ, **pipe) as first, pytest.raises(MissingPeerError) as caught:
+        try:
+            _wait_for_listener(port)
+            connect(1, 2, CPU, port=port, timeout_s=4, key_prefix="theirs/")
+        finally:
+            said, _ = first.communicate(timeout=100)
+    assert "within 8 s: rank 1 did not connect" in said, said
+    assert "rank 0 did not connect" in str(caught.value)
+
+
 def test_ranks_agree_on_what_some_of_them_found(ranks: Ranks) -> None:
     body = """
 group.on_lost(lambda message: None)
@@ -172,6 +191,7 @@ ready()
     assert second.communicate(timeout=120)[0].endswith("READY\n")
 
 
+@pytest.mark.long
 def test_collectives_of_four_ranks(ranks: Ranks) -> None:
     body = """
 group.on_lost(lambda message: None)  # the ranks end one by one

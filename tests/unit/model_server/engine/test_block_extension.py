@@ -222,6 +222,6 @@ def _joins_on_a_device(shard: EngineShard) -> bool:
     options = shard.engine.options
     shard.engine.options = dataclasses.replace(options, device=torch.device("cuda"))
     try:
-        return shard.engine.may_overlap(PrefillCall(batch_id=1, cached_id=0, sequence=0))
+        return shard.engine.may_overlap(PrefillCall(batch_id=1, cached_id=0, sequence=2, unanswered=1))
     finally:
         shard.engine.options = options

@@ -222,3 +222,37 @@ def test_the_next_job_is_submitted_before_the_last_is_collected_only_if_it_says_
 def test_a_lone_job_is_collected_without_waiting_for_another(device: DeviceThread) -> None:
     log: list[str] = []
     assert device.enqueue(Job(_two_parts(log, "a"))).result(WAIT_S) == "a"
+
+
+def test_a_stage_submits_as_many_steps_as_it_may_and_collects_them_in_order() -> None:
+    """Their tokens come from elsewhere: `look` says that they are there."""
+    there = threading.Event()
+    log: list[str] = []
+    full = threading.Event()
+
+    def job(name: str) -> Job[None]:
+        def submit() -> Callable[[], None]:
+            log.append(f"submit {name}")
+            if name == "c":
+                full.set()
+            return lambda: log.append(f"collect {name}")
+
+        return Job(submit, overlaps=lambda: name != "d", is_over=there.is_set)
+
+    device = DeviceThread(
+        contextlib.nullcontext, on_fatal=print, is_fatal=lambda _: False, most_pending=3, look_every_s=WAIT_S
+    )
+    device.start()
+    futures = [device.enqueue(job(name), number) for number, name in enumerate("abc")]
+    assert full.wait(WAIT_S)
+    there.set()
+    device.look()
+    for future in futures:
+        future.result(WAIT_S)
+    there.clear()
+    last = device.enqueue(job("d"), 3)
+    device.enqueue(whole(lambda: log.append("e")), 4).result(WAIT_S)
+    last.result(WAIT_S)
+    device.stop(WAIT_S)
+    submitted, collected = [f"submit {n}" for n in "abc"], [f"collect {n}" for n in "abc"]
+    assert log == [*submitted, *collected, "submit d", "collect d", "e"]

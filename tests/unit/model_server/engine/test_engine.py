@@ -14,6 +14,8 @@ from support.engine_shard import EngineShard as Shard
 from support.tiny_models import write_tokenizer
 
 from model_server.batch.results import FinishReason, Generation, StepResult
+from model_server.engine.calls import DecodeCall
+from model_server.engine.engine import Engine
 from model_server.errors import BatchGoneError, FatalError, OutOfMemoryError, RequestError, UnknownBatchError
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampled
@@ -228,7 +230,7 @@ def test_a_step_is_waited_for_beside_the_next_call_only_where_that_could_be_subm
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Sampled, "is_over", lambda self: False)
-    for world_size, device, over in ((1, "cuda", False), (2, "cuda", True), (1, "cpu", True)):
+    for world_size, device, over in ((1, "cuda", False), (2, "cuda", False), (1, "cpu", True)):
         shard = Shard(tokenizer, world_size=world_size)
         options = shard.engine.options
         with torch.inference_mode():
@@ -242,19 +244,43 @@ def test_a_step_is_waited_for_beside_the_next_call_only_where_that_could_be_subm
         assert shard.engine.is_over()
 
 
-def test_ranks_submit_ahead_only_where_they_are_alone(tokenizer: Tokenizer) -> None:
-    """When the next call arrives differs between ranks; what a step computes must not."""
-    submitted = {}
-    for world_size in (1, 2):
-        shard = Shard(tokenizer, world_size=world_size)
-        options = dataclasses.replace(shard.engine.options, device=torch.device("cuda"))
-        with torch.inference_mode():
-            collect = shard.submit_prefill(0, shard.request([1, 2], 4))
-            shard.engine.options = options
-            submitted[world_size] = shard.engine.may_overlap(decode_call(0))
-            shard.engine.options = dataclasses.replace(options, device=torch.device("cpu"))
-            collect()
-    assert submitted == {1: True, 2: False}
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_only_a_call_that_says_what_was_unanswered_is_submitted_ahead(tokenizer: Tokenizer, world_size: int) -> None:
+    shard = Shard(tokenizer, world_size=world_size)
+    options = shard.engine.options
+    with torch.inference_mode():
+        collect = shard.submit_prefill(0, shard.request([1, 2], 4))
+        shard.engine.options = dataclasses.replace(options, device=torch.device("cuda"))
+        assert shard.engine.may_overlap(decode_call(0))
+        assert not shard.engine.may_overlap(dataclasses.replace(decode_call(0), unanswered=0))
+        assert not shard.engine.may_overlap(decode_call(0, numbered=False))
+        shard.engine.options = options
+        collect()
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["in time", "late"])
+def test_a_request_that_ended_takes_part_in_calls_that_do_not_know_of_it(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """Whether a rank has collected its last step by then or not; and in no later ones."""
+    monkeypatch.setattr(Engine, "_runs_ahead", True)
+    shard = Shard(tokenizer)
+    with torch.inference_mode():
+        first, second = shard.request([1, 2], 9), shard.request([3], 9)
+        collect = shard.submit_prefill(0, first, second)
+        shard.engine._store.get(0).batch.sequences[0].stopping.check = lambda *_: FinishReason.STOP_SEQUENCE  # type: ignore[method-assign]
+        call = DecodeCall(batch_ids=(0,), sequence=2, unanswered=1)
+        if is_late:
+            assert collect().batch.request_ids == [second.id]
+            late = shard.engine.submit_decode(call)
+        else:
+            late = shard.engine.submit_decode(call)
+            assert collect().batch.request_ids == [second.id]
+        assert shard.query_lengths() == (1, 1)
+        result = late()
+        assert [g.request_id for g in result.generations] == [second.id] == result.batch.request_ids
+        shard.engine.submit_decode(DecodeCall(batch_ids=(0,), sequence=3, unanswered=0))()
+        assert shard.query_lengths() == (1,)
 
 
 def test_text_work_that_fails_on_one_rank_leaves_the_ranks_in_step(tokenizer: Tokenizer) -> None:

@@ -1,11 +1,11 @@
-"""Grammar rows in the engine: beside others, failing alone, never ahead of the host."""
+"""Grammar rows in the engine: beside others, failing alone, masked while the device computes the forward."""
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from model_server.engine.engine import Engine, EngineOptions
 from model_server.errors import RequestError
 from model_server.memory.kv_cache import KvCache
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.sampler import Sampled, Sampler
 from model_server.text.tokenizer import Tokenizer
 from wire.extensions import Extension
 
@@ -129,15 +129,38 @@ def test_tgis_router_gets_the_error_of_the_call(engine: Engine) -> None:
         run(engine, [request(0, "a(")])
 
 
-def test_a_step_is_submitted_ahead_only_without_grammars(engine: Engine) -> None:
-    engine.options = dataclasses.replace(engine.options, device=torch.device("meta"))
-    for number, regex in ((0, None), (1, "a+")):
-        engine.options = dataclasses.replace(engine.options, device=CPU)
-        engine.submit_prefill(PrefillCall(batch_id=number), [request(number, regex)], [[5, 6]])
-        engine.options = dataclasses.replace(engine.options, device=torch.device("meta"))
-        assert engine.may_overlap(DecodeCall(batch_ids=(number,))) is (regex is None)
-        joins = PrefillCall(batch_id=9, cached_id=number, sequence=0)
-        assert engine.may_overlap(joins) is (regex is None)
+@pytest.mark.parametrize("regex", ["[0-9]{3}-[A-F]{2}", None])
+def test_a_mask_is_made_while_the_device_computes_the_forward(
+    engine: Engine, tokenizer: Tokenizer, regex: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step is submitted before the one before it is collected, and says what it says in turn."""
+    requests = [request(0, None, ignore_eos_token=True), request(1, regex, ignore_eos_token=regex is None)]
+    expected = run(make_engine(tokenizer), requests)
+    order: list[str] = []
+    monkeypatch.setattr(Engine, "_runs_ahead", True)
+    monkeypatch.setattr(Sampled, "to_host", noting(order, "seen", Sampled.to_host))
+    monkeypatch.setattr(FakeRunner, "forward", noting(order, "forward", FakeRunner.forward))
+    collects = [engine.submit_prefill(PrefillCall(batch_id=0), requests, [[5, 6], [5, 7]])]
+    found: dict[int, list[Generation]] = {}
+    for number in itertools.count(1):
+        call = DecodeCall(batch_ids=(0,), sequence=number, unanswered=1)
+        assert engine.may_overlap(call)
+        collects.append(engine.submit_decode(call))
+        result = collects.pop(0)()
+        for generation in result.generations:
+            found.setdefault(generation.request_id, []).append(generation)
+        if result.batch is None:
+            break
+    assert {number: ids(said) for number, said in found.items()} == {n: ids(said) for n, said in expected.items()}
+    assert order[:5] == ["forward", "forward", "seen", "forward", "seen"]
+
+
+def noting(order: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*arguments: Any) -> Any:
+        order.append(name)
+        return function(*arguments)
+
+    return noted
 
 
 def test_a_rank_that_does_not_answer_for_a_request_ends_it_too(tokenizer: Tokenizer) -> None:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
 from support.engine_shard import EngineShard, generations_of, mixed_requests, tokens_of
 from support.fake_model import FakeRunner
-from torch import Tensor
 
-from model_server.batch.results import FinishReason, Generation
-from model_server.batch.sequence import NewRequest
+from model_server.batch.results import Drafted, FinishReason, Generation
+from model_server.batch.sequence import NewRequest, Sequence
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
-from model_server.sampling.row import SamplingRow
-from model_server.sampling.sampler import HostSampled, Sampled, Sampler
+from model_server.speculation.speculator import Speculator
+from model_server.speculation.window import CheckedTokens, Window
 from model_server.text.tokenizer import Tokenizer
 
 
@@ -26,62 +25,47 @@ def inference() -> Iterator[None]:
         yield
 
 
-class SeveralSampled(Sampled):
-    """What several plain steps of some rows gave, told as one step. steps: per plain step, its rows and its tokens."""
+class Oracle(Speculator):
+    """Drafts what the request says next, up to `most` - 1 tokens by the dice, and some of them wrong.
 
-    def __init__(self, num_rows: int, steps: list[tuple[list[int], HostSampled]], ids: Tensor) -> None:
-        super().__init__(ids, torch.zeros(0), [], None, several=True)
-        self._num_rows, self._steps = num_rows, steps
+    known: what requests say in all; the others say what the fake model finds most likely.
+    """
 
-    def to_host(self) -> HostSampled:
-        found = [[(host, rows.index(i)) for rows, host in self._steps if i in rows] for i in range(self._num_rows)]
-        flat = [one for row in found for one in row]
-        return HostSampled(
-            ids=[host.ids[i] for host, i in flat],
-            logprobs=[host.logprobs[i] for host, i in flat],
-            top=[host.top[i] for host, i in flat],
-            failed=[any(host.failed[i] for host, i in row) for row in found],
-            counts=[len(row) for row in found],
-        )
+    def __init__(self, runner: FakeRunner, most: int, seed: int, wrong: float, known: dict[int, list[int]]) -> None:
+        super().__init__(most)
+        self.runner, self.dice, self.wrong, self.known = runner, random.Random(seed), wrong, known
+        self.num_drafted = self.num_right = 0
 
+    def note(self, window: Window, checked: CheckedTokens) -> Drafted:
+        drafted = super().note(window, checked)
+        self.num_drafted += drafted.num_tokens
+        self.num_right += drafted.num_right
+        return drafted
 
-class SeveralSampler(Sampler):
-    """Gives each row one to `most` tokens a step, by the dice: the real sampler on the fake model's real scores."""
+    def window(self, rows: list[Sequence]) -> Window:
+        return Window(rows, [self._guess(sequence) for sequence in rows])
 
-    def __init__(self, shard: EngineShard, most: int, seed: int = 0) -> None:
-        super().__init__(shard.runner.vocab_size, torch.device("cpu"))
-        self.shard, self.most, self.dice = shard, most, random.Random(seed)
-
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
-        sequences = {id(s.row): s for r in self.shard.engine._store._batches.values() for s in r.batch.sequences}
-        histories = [list(sequences[id(row)].ids) if id(row) in sequences else None for row in rows]
-        counts = [
-            1 if ids is None or row.grammar is not None else self.dice.randint(1, self.most)
-            for row, ids in zip(rows, histories, strict=True)
-        ]
-        steps: list[tuple[list[int], HostSampled]] = []
-        newest = torch.zeros(len(rows), dtype=torch.int64)
-        for number in range(max(counts)):
-            going = [i for i, count in enumerate(counts) if count > number]
-            if number:
-                runner = self.shard.runner
-                assert isinstance(runner, FakeRunner)
-                logits = torch.stack([runner._scores(histories[i] or []) for i in going])
-            sampled = super().sample(logits, [rows[i] for i in going])
-            newest[going] = sampled.ids
-            host = sampled.to_host()
-            steps.append((going, host))
-            for i, token in zip(going, host.ids, strict=True):
-                ids = histories[i]
-                if ids is not None:
-                    ids.append(token)
-        return SeveralSampled(len(rows), steps, newest)
+    def _guess(self, sequence: Sequence) -> list[int]:
+        ids, most = list(sequence.ids), min(self.dice.randint(0, self.most - 1), self.longest(sequence))
+        for _ in range(most):
+            known = self.known.get(sequence.id, [])[len(ids) - sequence.prompt_length :]
+            right = known[0] if known else int(self.runner._scores(ids).argmax())
+            ids.append(self.dice.randrange(60) if self.dice.random() < self.wrong else right)
+        draft = ids[len(sequence.ids) :]
+        return draft if sequence.row.grammar is None else sequence.row.grammar.possible(draft)
 
 
-def several(tokenizer: Tokenizer, most: int = 4, seed: int = 0, **options: object) -> EngineShard:
+def several(
+    tokenizer: Tokenizer,
+    most: int = 4,
+    seed: int = 0,
+    wrong: float = 0.1,
+    known: dict[int, list[int]] | None = None,
+    **options: object,
+) -> EngineShard:
     shard = EngineShard(tokenizer, budget=1000, **options)  # type: ignore[arg-type]
-    sampler = SeveralSampler(shard, most, seed)
-    shard.engine._stepper._sampler = sampler
+    assert isinstance(shard.runner, FakeRunner)
+    shard.engine.speculator = shard.engine._stepper._speculator = Oracle(shard.runner, most, seed, wrong, known or {})
     return shard
 
 
@@ -105,16 +89,21 @@ def _joined(generations: list[Generation]) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_mixed_batch_says_what_it_says_with_one_token_a_step(tiny_tokenizer: Tokenizer, seed: int) -> None:
+@pytest.mark.parametrize("wrong", [0.0, 0.2, 1.0])
+def test_a_mixed_batch_says_what_it_says_with_one_token_a_step(tiny_tokenizer: Tokenizer, wrong: float) -> None:
     """All kinds at once: penalties' histories, seeds, top tokens, grammar, stop text; and each alone."""
     plain = EngineShard(tiny_tokenizer, budget=1000)
     wanted = said(plain, mixed_requests(plain, tiny_tokenizer))
-    together = several(tiny_tokenizer, seed=seed)
+    known = {number: list(one["ids"]) for number, one in wanted.items()}  # type: ignore[call-overload]
+    together = several(tiny_tokenizer, most=6, wrong=wrong, known=known)
     requests = mixed_requests(together, tiny_tokenizer)
     assert said(together, requests) == wanted
+    speculator = together.engine.speculator
+    assert isinstance(speculator, Oracle) and speculator.num_drafted > 20
+    share = speculator.num_right / speculator.num_drafted
+    assert share == 1.0 if not wrong else share < 0.9
     for number in range(len(requests)):
-        alone = several(tiny_tokenizer, seed=seed)
+        alone = several(tiny_tokenizer, known=known)
         request = mixed_requests(alone, tiny_tokenizer)[number]
         assert said(alone, [request]) == {request.id: wanted[request.id]}
 

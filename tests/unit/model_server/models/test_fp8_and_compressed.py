@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from parity.disguises import disguise
 from parity.protocol import prompts, run_protocol
 from support.loading import CPU, FixedAttention, load
 from support.quantized_folder import block_fp8, compressed, quantize_folder, row_fp8, scalar_fp8
@@ -75,6 +76,31 @@ def test_logits_equal_those_of_the_decoded_weights(model_type: str, variant: str
         assert torch.equal(one.argmax(-1), other.argmax(-1))
     unquantized = run_protocol(load(plain), SEQUENCES, 4)
     assert float((unquantized[0] - wanted[0]).abs().max()) > 1e-3, "nothing was quantized"
+
+
+@pytest.mark.parametrize(
+    ("way", "ignored"), [("fp8 blocks", "lm_head"), ("int4", "lm_head"), ("int4", "language_model.lm_head")]
+)
+def test_text_model_of_a_vision_model(way: str, ignored: str, tmp_path: Path) -> None:
+    """Files name what is not quantized by the names of tensors, or by the names that modules have had since."""
+    plain = tiny_checkpoint("llama", tmp_path / "plain", with_tokenizer=False, hidden_size=64, intermediate_size=96)
+    quantized, _ = quantize_folder(plain, tmp_path, *WAYS[way]())
+    wanted = run_protocol(load(quantized), SEQUENCES, 4)
+    disguise(quantized, lambda config, tensors: _as_llava(config, tensors, ignored))
+    for one, other in zip(run_protocol(load(quantized), SEQUENCES, 4), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+def _as_llava(config: dict[str, Any], tensors: dict[str, torch.Tensor], ignored: str) -> None:
+    quantization = config.pop("quantization_config")
+    if "ignore" in quantization:
+        quantization["ignore"] = [ignored]
+    text = dict(config)
+    config.clear()
+    config |= {"model_type": "llava", "text_config": text, "quantization_config": quantization}
+    for name in list(tensors):
+        tensors["language_model." + name] = tensors.pop(name)
+    tensors["vision_tower.layers.0.weight"] = torch.ones(4, 4)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 from router_fakes import Router, data_of, failing, says
 
 from router.errors import GenerationError, IncompleteError
@@ -31,7 +32,7 @@ async def test_without_parameters_a_request_samples_and_with_empty_ones_it_does_
 
 async def test_details_have_the_order_and_the_floats_of_tgi(make_router: MakeRouter) -> None:
     top = [Token(7, "é", -0.1), Token(8, "\n", -math.inf)]
-    events = [Prefilled((Token(0, "<s>", math.nan), Token(5, "Hi", -1.2345678806304932)))]
+    events = [Prefilled((Token(0, "<s>", math.nan), Token(5, "Hi", np.float32(-1.2345678806304932))))]
     router = make_router(
         lambda request: events + says(" a", "</s>", reason="eos_token", last_special=True, top_tokens=top)
     )

@@ -10,6 +10,8 @@ from importlib.metadata import version
 import pytest
 from router_fakes import Router, says
 
+from router.config import RouterConfig
+
 MakeRouter = Callable[..., Router]
 
 
@@ -31,9 +33,11 @@ async def test_info_has_tgis_keys_in_tgis_order_and_ours_behind(router: Router) 
         "max_input_tokens", "max_total_tokens", "validation_workers", "max_client_batch_size", "router", "version",
         "sha", "docker_label", "model_dtype", "model_device_type", "waiting_served_ratio", "max_batch_total_tokens",
         "max_waiting_tokens", "max_batch_size", "tercet_version", "kv_cache_dtype", "quantize",
+        "tool_call_parser", "reasoning_parser",
     ]  # fmt: skip
     assert answer["model_id"] == "some/model" and answer["version"] == "3.3.7"
     assert (answer["kv_cache_dtype"], answer["quantize"]) == ("float32", "gptq")
+    assert (answer["tool_call_parser"], answer["reasoning_parser"]) == ("tgi", "none")
     assert answer["router"] == "text-generation-router" and answer["max_input_tokens"] == 2000
 
 
@@ -77,6 +81,20 @@ async def test_models(router: Router) -> None:
         assert (await router.get(f"/v1/models/{name}")).json() == card
     answer = await router.get("/v1/models/other/model")
     assert answer.status_code == 404 and answer.json()["error_type"] == "not_found"
+
+
+async def test_models_under_names_of_the_operator(make_router: MakeRouter) -> None:
+    router = make_router(config=RouterConfig(served_model_name=("mine", "also-mine")))
+    listed = (await router.get("/v1/models")).json()["data"]
+    assert [card["id"] for card in listed] == ["mine", "also-mine"]
+    assert (await router.get("/v1/models/also-mine")).json()["id"] == "also-mine"
+    assert (await router.get("/v1/models/tgi")).json()["id"] == "mine"
+    refused = await router.get("/v1/models/some/model")
+    assert refused.status_code == 404 and "this server serves mine, also-mine" in refused.json()["error"]
+    assert (await router.get("/info")).json()["model_id"] == "bigscience/bloom"  # the id, whatever the names
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    assert (await router.post("/v1/chat/completions", chat)).json()["model"] == "mine"
+    assert (await router.post("/v1/completions", {"model": "also-mine", "prompt": "x"})).json()["model"] == "mine"
 
 
 async def test_metrics_after_a_scripted_run(router: Router) -> None:

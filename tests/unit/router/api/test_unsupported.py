@@ -15,15 +15,10 @@ MakeRouter = Callable[..., Router]
 @pytest.mark.parametrize(
     ("path", "instead"),
     [
-        ("/v1/responses", "/v1/chat/completions"),
-        ("/v1/responses/abc", "/v1/chat/completions"),
         ("/v1/embeddings", "/v1/completions"),
         ("/v1/audio/speech", "/v1/chat/completions"),
         ("/v1/images/generations", "/v1/chat/completions"),
-        *(
-            (f"/v1/{path}", "/v1/chat/completions")
-            for path in ("messages", "assistants", "threads/1/messages", "edits")
-        ),
+        *((f"/v1/{path}", "/v1/chat/completions") for path in ("assistants", "threads/1/messages", "edits")),
         *((f"/v1/{path}", "/v1/chat/completions") for path in ("files", "batches", "moderations")),
         *((f"/v1/{path}", "/v1/completions") for path in ("engines", "engines/x/completions", "rerank")),
         ("/v1/fine_tuning/jobs", "not served"),

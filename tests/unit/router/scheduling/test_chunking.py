@@ -52,10 +52,12 @@ async def test_s4_the_older_of_two_long_prompts_gets_the_budget():
         await h.step(3)
         assert h.trace[0].endswith("a:4006)")
         assert h.trace[1].endswith("a:4087)")
+        await h.step(3)
+        # It joins in the step that computes the last of the older prompt.
         mixed = next(i for i, step in enumerate(h.trace) if step.startswith("P(b"))
-        # It joins with what one step leaves; from then on one token a step, until the older prompt is through.
-        assert h.trace[mixed].startswith("P(b:4+")
-        assert h.trace[mixed + 1].endswith("b:1)")
+        assert [step.startswith("D(") for step in h.trace[1:mixed]] == [True] * 3
+        assert h.trace[mixed].startswith("P(b:358+")
+        assert h.trace[mixed].endswith(",a)")
         for entry in h.entries.values():
             entry.close()
 
@@ -118,14 +120,39 @@ async def test_a_step_takes_as_many_prompt_tokens_however_many_run():
             entry.close()
 
 
-async def test_one_decode_is_in_flight_while_a_prompt_is_computed():
+async def test_two_steps_are_in_flight_while_a_prompt_fills_them():
     async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
-        h.submit("a", 12, 9)
-        await h.step(1)
-        assert h.shard.num_waiting == 1
+        h.submit("a", 20, 4)
+        await settle()
+        in_flight = [h.shard.num_waiting]
+        for _ in range(8):
+            await h.step(1)
+            in_flight.append(h.shard.num_waiting)
+        # Others could join the step of the last four tokens: it is sent when no other step is in flight.
+        assert in_flight == [2, 2, 2, 1, 2, 2, 2, 1, 0]
+        assert h.trace == ["P(a:4)", *["D(a:4)"] * 4, *["D(a)"] * 3]
+
+
+async def test_others_join_the_last_step_of_a_prompt_if_they_come_before_it_begins():
+    async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
+        h.submit("a", 14, 9)
         await h.step(2)
-        assert h.trace == ["P(a:4)", "D(a:4)", "D(a:4)"]
+        assert h.shard.num_waiting == 1
+        h.submit("b", 2, 9)
+        await h.step(2)
+        assert h.trace == ["P(a:4)", "D(a:4)", "D(a:4)", "P(b+a)"]
+
+
+async def test_prompts_that_wait_do_not_hold_up_a_step_that_they_cannot_join():
+    async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
+        h.submit("a", 20, 9)
+        h.submit("b", 4, 9)
+        await settle()
+        assert [rpc for rpc, _ in h.shard.received[-2:]] == ["Prefill", "Decode"]
+        await h.step(2)
         assert h.shard.num_waiting == 2
+        await h.step(4)
+        assert h.trace == ["P(a:4)", *["D(a:4)"] * 4, "P(b:3+a)"]
 
 
 async def test_a_newcomer_joins_after_the_decode_in_flight_and_a_decode_follows_before_its_answer():
@@ -160,7 +187,18 @@ async def test_prompts_that_wait_go_before_the_decode_after_a_prefill():
         await h.finish()
 
 
-@pytest.mark.parametrize(("length", "new_tokens"), [(3, 1), (9, 4)], ids=["its one token", "a part of a prompt"])
+async def test_a_gpu_gets_the_decode_after_a_prefill_at_once_even_while_requests_wait():
+    async with running_scheduler(shard(max_prefill_tokens=4, device_type="cuda"), max_batch_prefill_tokens=4) as h:
+        for name in "abc":
+            h.submit(name, 4, 5)
+        await settle()
+        assert [rpc for rpc, _ in h.shard.received[-2:]] == ["Prefill", "Decode"]
+        await h.step(3)
+        assert h.trace == ["P(a)", "D(a)", "P(b:3+a)"]
+        await h.finish()
+
+
+@pytest.mark.parametrize(("length", "new_tokens"), [(3, 1), (7, 4)], ids=["its one token", "a prompt but for its end"])
 async def test_nothing_follows_a_prefill_of(length: int, new_tokens: int):
     async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
         h.submit("a", length, new_tokens)
@@ -244,7 +282,21 @@ async def test_leaving_in_the_middle_of_a_prompt_frees_at_once():
         await h.step(3)
         a.close()
         await h.finish()
-        assert h.trace == ["P(a:4)", "D(a:4)", "D(a:4)", "D(a:4)", "C(0)"]
+        assert h.trace == ["P(a:4)", *["D(a:4)"] * 4, "C(0)"]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+async def test_a_prompt_that_is_given_up_makes_room_at_once(joins: bool):
+    async with running_scheduler(shard(max_prefill_tokens=4), max_batch_prefill_tokens=4) as h:
+        if joins:
+            h.submit("a", 2, 30)
+            await h.step(2)
+        left = h.submit("b", 40, 9)
+        h.submit("c", 2, 9)
+        await h.step(2 + joins)
+        left.close()
+        await h.step(4)
+        assert [step[0] for step in h.trace[-3:]] == (["D", "F", "P"] if joins else ["D", "C", "P"])
 
 
 async def test_f2_a_failed_mixed_step_fails_both_and_clears_both_ids():

@@ -7,7 +7,7 @@ import random
 import pytest
 from support.fake_rows import Script
 from support.fake_shard import FakeShard
-from support.scheduler_harness import Harness, collect, running_scheduler, settle, tokens_of
+from support.scheduler_harness import Harness, collect, running_scheduler, tokens_of
 
 from router.events import Finished
 from router.scheduling import growth
@@ -143,13 +143,3 @@ async def test_a_split_prompt_that_had_to_yield_is_not_split_there_again(seed):
         for rpc, message in h.shard.received:
             if rpc == "Prefill":  # at most the last one is split
                 assert not any(r.HasField("chunk_len") for r in message.batch.requests[:-1])
-
-
-async def test_nothing_follows_a_prefill_whose_request_has_no_position_for_its_first_token(monkeypatch):
-    monkeypatch.setattr(request_queue, "RESERVED_NEW_TOKENS", 1)
-    async with running_scheduler(shard(), max_batch_total_tokens=400) as h:
-        h.submit("a", 5, 10)
-        await settle()
-        assert [rpc for rpc, _ in h.shard.received][-1] == "Prefill"
-        await h.finish()
-        assert await text_of(h, "a") == names("a", 10)

@@ -43,17 +43,19 @@ async def test_a_prompt_is_shared_as_soon_as_it_is_computed():
         h.submit("b", 300, 5)
         await h.finish()
         assert cache_lens(h) == {"a": 0, "b": 299}
-        assert tokens_of(await collect(h.entries["b"])) == [f"b{i}" for i in range(1, 6)]
+        events = {name: await collect(h.entries[name]) for name in "ab"}
+        assert tokens_of(events["b"]) == [f"b{i}" for i in range(1, 6)]
+        assert {name: events[name][-1].cached_tokens for name in "ab"} == {"a": 0, "b": 299}
 
 
 async def test_a_prompt_is_not_shared_while_it_is_being_computed():
-    async with running_scheduler(shard(), max_batch_total_tokens=1001, max_batch_prefill_tokens=150) as h:
+    async with running_scheduler(shard(), max_batch_total_tokens=1001, max_batch_prefill_tokens=100) as h:
         h.shard.max_prefill_tokens = 100
-        h.submit("a", 300, 50)
+        h.submit("a", 250, 50)
         await h.step(1)
         h.submit("b", 300, 5)
         await h.finish()
-        assert h.trace[:3] == ["P(a:150)", "D(a:100)", "P(b:100+a)"]
+        assert h.trace[:3] == ["P(a:100)", "D(a:100)", "P(b:50+a)"]
         assert cache_lens(h)["b"] == 0
 
 

@@ -55,19 +55,22 @@ def _small_reservations():
     chunking=st.booleans(),
     prefix_caching=st.booleans(),
     pipeline_depth=st.sampled_from([2, 2, 1, 3]),
+    device_type=st.sampled_from(["cpu", "cuda"]),
+    drafts=st.sampled_from([0, 0, 3, 9]),
     chunk=st.sampled_from([4, 9, 100]),
     scripts=scripts,
     limits=limits,
     actions=st.lists(st.one_of(arrivals, others), max_size=40),
 )
 def test_everything_is_free_again_and_everybody_hears_the_end(
-    ours, world_size, block_size, padded, chunking, prefix_caching, pipeline_depth, chunk, scripts, limits, actions
-):
+    ours, world_size, block_size, padded, chunking, prefix_caching, pipeline_depth, device_type, drafts, chunk,
+    scripts, limits, actions,
+):  # fmt: skip
     shards = [
         FakeShard(
             ours=ours, rank=rank, world_size=world_size, block_size=block_size, padded=padded, scripts=dict(scripts),
             chunking=chunking, prefix_caching=prefix_caching, max_prefill_tokens=chunk,
-            pipeline_depth=pipeline_depth,
+            pipeline_depth=pipeline_depth, device_type=device_type, drafts=drafts if ours and not padded else 0,
         )
         for rank in range(world_size)
     ]  # fmt: skip
@@ -134,11 +137,11 @@ class Outcome:
     admitted: list[str]
     tokens: dict[str, list[str]]
     decodes_before: dict[str, int]  # admission -> Decodes executed before it
+    chunks_before: dict[str, int]  # how many of them computed a part of a prompt
 
 
-async def outcome(ours: bool, arrivals: list[tuple[int, int, int]], scripts: dict[str, Script], limits) -> Outcome:
+async def outcome(shard: FakeShard, arrivals: list[tuple[int, int, int]], limits) -> Outcome:
     """Requests come after a given number of answered Decodes (or earlier, if the server falls idle before that)."""
-    shard = FakeShard(ours=ours, scripts=scripts)
     async with running_scheduler(shard, **limits) as h:
         waiting = [(at, f"r{i}", length, new) for i, (at, length, new) in enumerate(arrivals)]
         waiting = [a for a in sorted(waiting) if h.scheduler.can_ever_fit(a[2], a[3])]
@@ -154,14 +157,16 @@ async def outcome(ours: bool, arrivals: list[tuple[int, int, int]], scripts: dic
             await h.step()
         admitted: list[str] = []
         decodes_before: dict[str, int] = {}
+        chunks_before: dict[str, int] = {}
         for index, step in enumerate(h.trace):
             if step.startswith("P("):
-                names = step[2:-1].split(",")
+                names = [name.split(":")[0] for name in step[2:-1].split("+")[0].split(",")]
                 admitted += names
-                before = sum(s.startswith("D(r") for s in h.trace[:index])
-                decodes_before.update(dict.fromkeys(names, before))
+                before = [s for s in h.trace[:index] if s.startswith("D(r")]
+                decodes_before |= dict.fromkeys(names, len(before))
+                chunks_before |= dict.fromkeys(names, sum(":" in s for s in before))
         tokens = {name: tokens_of(await collect(entry)) for name, entry in h.entries.items()}
-        return Outcome(admitted, tokens, decodes_before)
+        return Outcome(admitted, tokens, decodes_before, chunks_before)
 
 
 @settings(max_examples=examples(20, 300), deadline=None)
@@ -173,8 +178,8 @@ async def outcome(ours: bool, arrivals: list[tuple[int, int, int]], scripts: dic
     limits=limits,
 )
 def test_running_ahead_gives_the_same_tokens_in_the_same_order(arrivals, scripts, limits):
-    lock_step = asyncio.run(outcome(False, arrivals, scripts, limits))
-    ahead = asyncio.run(outcome(True, arrivals, scripts, limits))
+    lock_step = asyncio.run(outcome(FakeShard(ours=False, scripts=scripts), arrivals, limits))
+    ahead = asyncio.run(outcome(FakeShard(scripts=scripts), arrivals, limits))
     assert ahead.admitted == lock_step.admitted
     assert ahead.tokens == lock_step.tokens
 
@@ -189,7 +194,51 @@ def test_running_ahead_gives_the_same_tokens_in_the_same_order(arrivals, scripts
 def test_running_ahead_delays_an_admission_by_at_most_two_decodes(running, newcomer, at, limits):
     limits = limits | {"max_batch_size": None, "max_batch_total_tokens": 60, "max_batch_prefill_tokens": 12}
     arrivals = [(0, 2, 40), (0, 1, running), (at, *newcomer)]
-    lock_step = asyncio.run(outcome(False, arrivals, {}, limits))
-    ahead = asyncio.run(outcome(True, arrivals, {}, limits))
+    lock_step = asyncio.run(outcome(FakeShard(ours=False), arrivals, limits))
+    ahead = asyncio.run(outcome(FakeShard(), arrivals, limits))
     assert ahead.tokens == lock_step.tokens
     assert ahead.decodes_before["r2"] - lock_step.decodes_before["r2"] <= 2
+
+
+def in_chunks(pipeline_depth: int, limits, scripts: dict[str, Script], device_type: str = "cpu") -> FakeShard:
+    return FakeShard(
+        chunking=True,
+        device_type=device_type,
+        pipeline_depth=pipeline_depth,
+        max_prefill_tokens=limits["max_batch_prefill_tokens"],
+        scripts=scripts,
+    )
+
+
+@settings(max_examples=examples(25, 500), deadline=None)
+@given(
+    arrivals=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 25), st.integers(1, 9)), min_size=1, max_size=8),
+    scripts=scripts,
+    limits=limits,
+    default_tokens=st.sampled_from([3, 6]),
+    pipeline_depth=st.sampled_from([2, 3]),
+    device_type=st.sampled_from(["cpu", "cuda"]),
+)
+def test_chunks_sent_ahead_give_the_same_tokens(arrivals, scripts, limits, default_tokens, pipeline_depth, device_type):
+    limits = limits | {"default_prefill_tokens": default_tokens}
+    scripts = {name: Script(eos_after=script.eos_after) for name, script in scripts.items()}
+    lock_step = asyncio.run(outcome(in_chunks(1, limits, scripts), arrivals, limits))
+    ahead = asyncio.run(outcome(in_chunks(pipeline_depth, limits, scripts, device_type), arrivals, limits))
+    assert ahead.tokens == lock_step.tokens
+
+
+@settings(max_examples=examples(25, 500), deadline=None)
+@given(
+    long=st.tuples(st.integers(4, 40), st.integers(1, 12)),
+    newcomer=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+    at=st.integers(1, 12),
+    pipeline_depth=st.sampled_from([2, 3]),
+)
+def test_chunks_sent_ahead_delay_no_admission_by_a_chunk(long, newcomer, at, pipeline_depth):
+    limits = {"max_batch_prefill_tokens": 12, "default_prefill_tokens": 4}
+    arrivals = [(0, 2, 40), (0, *long), (at, *newcomer)]
+    lock_step = asyncio.run(outcome(in_chunks(1, limits, {}), arrivals, limits))
+    ahead = asyncio.run(outcome(in_chunks(pipeline_depth, limits, {}), arrivals, limits))
+    assert ahead.tokens == lock_step.tokens
+    assert ahead.chunks_before["r2"] <= lock_step.chunks_before["r2"]
+    assert ahead.decodes_before["r2"] - lock_step.decodes_before["r2"] <= pipeline_depth

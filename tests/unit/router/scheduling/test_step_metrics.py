@@ -23,6 +23,7 @@ async def test_names_of_a_short_run():
         assert h.metrics.gauges["tgi_batch_current_size"] == 2
         assert h.metrics.gauges["tgi_batch_current_max_tokens"] == 10
         assert h.metrics.gauges["tgi_kv_blocks_live"] == 6  # b has ended
+        assert h.metrics.gauges["tgi_kv_cache_usage"] == 6 / h.scheduler.allocator.num_usable
         await h.finish()
         assert h.metrics.gauges["tgi_batch_current_size"] == 0
         assert h.metrics.gauges["tgi_batch_current_max_tokens"] == 0

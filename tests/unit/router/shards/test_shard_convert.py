@@ -7,6 +7,7 @@ import math
 import pytest
 from support.factories import OURS, make_request
 
+from router.api.json_out import dumps
 from router.request import SamplingParameters, StoppingParameters
 from router.shards import convert, warm_up
 from router.shards.interface import NewBatch, NewRequest
@@ -117,6 +118,17 @@ def test_columns_with_several_tokens_a_row():
         (4, [(5, "a", -1.0, False)]),
         (6, [(7, "b", -2.0, True), (8, "c", -3.0, False)]),
     ]
+
+
+@pytest.mark.parametrize("counts", [(), (1, 1)], ids=["columns", "rows"])
+def test_logprobs_are_written_as_short_as_a_float32(counts: tuple[int, ...]):
+    columns = pb.Columns(
+        request_ids=[4, 6], ids=[5, 7], logprobs=[-1.2345678806304932, -math.inf], texts=["a", "b"],
+        is_special=[False, False], counts=counts,
+    )  # fmt: skip
+    reply = convert.step_from([pb.DecodeResponse(columns=columns)])
+    logprobs = [token.logprob for row in reply.rows for token in row.tokens] or reply.columns[0].logprobs
+    assert dumps(logprobs) == b"[-1.2345679,null]"
 
 
 def test_rows_of_all_ranks_and_the_slowest_timings():

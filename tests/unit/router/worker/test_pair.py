@@ -45,3 +45,18 @@ async def test_a_caller_that_leaves_while_the_process_is_replaced_is_cancelled_a
     finally:
         go_on.set()
         worker.close()
+
+
+async def test_a_server_that_stops_before_its_workers_have_started_logs_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = QueuedWorker("no.module", Lane("test"))
+    worker.process.kill()
+    worker.warm_up()
+    worker.close()
+    assert not caplog.records
+    worker = QueuedWorker("no.module", Lane("test"))
+    worker.warm_up()
+    await until(lambda: bool(caplog.records))
+    assert "no.module cannot be started" in caplog.text
+    worker.close()

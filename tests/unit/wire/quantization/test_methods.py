@@ -93,7 +93,7 @@ def test_plain_weights() -> None:
 def test_a_stored_format_is_asked_of_plain_weights(flag: str) -> None:
     assert refusal(flag, None) == (
         f"`--quantize {flag}` names a stored format, but org/m holds plain weights; leave it out, or quantize on load "
-        "with fp8, eetq or bitsandbytes-nf4"
+        "with fp8, eetq or bitsandbytes"
     )
 
 

@@ -56,6 +56,7 @@ def test_the_demo_model_and_a_normalizer_like_llamas_pass(changed: Callable[...,
     [({"String": "zq\u4e86"}, "zq\u4e86" * 2, 40), ({"String": "a"}, "aa", 8), ({"Regex": "."}, "a" * 10, 2)],
     ids=["without end", "much", "by an expression"],
 )
+@pytest.mark.long
 def test_a_normalizer_that_grows_its_text_is_refused(
     changed: Callable[..., Path], pattern: dict[str, str], content: str, times: int
 ) -> None:

@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek V2, arXiv 2405.04434): all heads read one compressed vector per token.
 
-A head's key is `up_key @ latent` beside a rotated part that all heads share, and its value `up_value @ latent`. Neither
-is ever made: `up_key` moves to the query and `up_value` to after the weighted sum, so attention runs between queries of
-latent width and what the cache holds: latent and rotated part, once per token and not per head.
+A head's key is `up_key @ latent` beside a rotated part that all heads share, and its value `up_value @ latent`. The
+cache holds latent and rotated part, once per token and not per head. In decode neither key nor value is made: `up_key`
+moves to the query and `up_value` to after the weighted sum. How prompts are computed: `attention.latent`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from model_server.attention.backend import AttentionLayer
+from model_server.attention.latent import LatentHeads, LatentLayer
 from model_server.errors import StartupError
 from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.linear import Linear
@@ -57,9 +57,6 @@ class Mla:
                 f"and `num_shards`: {size}"
             )
         heads = (rank * spec.num_heads // size, (rank + 1) * spec.num_heads // size)
-        num_heads = heads[1] - heads[0]
-        order = None if spec.rope_pairs_adjacent else HeadOrder(self.rotated_dim, self.rotated_dim)
-        up_key, up_value = self._up(loader, prefix, spec.num_heads, heads)
         query_norm = None
         if self.query_rank is not None:
             query_norm = loader.fused.rms_norm(
@@ -68,30 +65,32 @@ class Mla:
         rope = loader.rope_index(spec.ropes[index])
         if rope is None:
             raise StartupError("latent attention needs a rotation")
+        absorbed = dataclasses.replace(
+            attention_layer(spec, index), index=index - loader.first_layer, num_heads=heads[1] - heads[0]
+        )
+        sizes = {"head_dim": self.plain_dim + self.rotated_dim, "value_dim": self.value_dim}
+        constants = {field.name: getattr(absorbed, field.name) for field in dataclasses.fields(AttentionLayer)}
         return LatentAttention(
-            down=loader.column_linear(self._down_parts(prefix, order), spec.hidden_size),
+            down=loader.column_linear(self._down_parts(spec, prefix), spec.hidden_size),
             query_rank=self.query_rank,
             query_norm=query_norm,
-            query=self._query(loader, spec, prefix, heads, order),
+            query=self._query(loader, spec, prefix, heads),
             latent_norm=loader.fused.rms_norm(
                 loader.rows(prefix + "kv_a_layernorm.weight", [(0, self.latent_rank)]), _LATENT_EPS
             ),
             fused=loader.fused,
-            up_key=up_key,
-            output=LatentOutput(
-                up_value,
-                loader.row_linear(
-                    prefix + "o_proj", (heads[0] * self.value_dim, heads[1] * self.value_dim), spec.hidden_size
-                ),
+            output=loader.row_linear(
+                prefix + "o_proj", (heads[0] * self.value_dim, heads[1] * self.value_dim), spec.hidden_size
             ),
             rope=rope,
-            layer=dataclasses.replace(
-                attention_layer(spec, index), index=index - loader.first_layer, num_heads=num_heads
+            layer=LatentLayer(
+                **constants | sizes, heads=self._up(loader, prefix, spec.num_heads, heads), absorbed=absorbed
             ),
         )
 
-    def _down_parts(self, prefix: str, order: HeadOrder | None) -> list[Part]:
+    def _down_parts(self, spec: Spec, prefix: str) -> list[Part]:
         """What reads the hidden state on every rank alike: the query's latent, if any, the latent, the rotated key."""
+        order = None if spec.rope_pairs_adjacent else HeadOrder(self.rotated_dim, self.rotated_dim)
         rank, total = self.latent_rank, self.latent_rank + self.rotated_dim
         name = prefix + "kv_a_proj_with_mqa"
         parts = [Part(name, ((0, rank),), total), Part(name, ((rank, total),), total, order)]
@@ -99,37 +98,23 @@ class Mla:
             parts.insert(0, Part(prefix + "q_a_proj", ((0, self.query_rank),), self.query_rank))
         return parts
 
-    def _query(self, loader: Loader, spec: Spec, prefix: str, heads: Range, order: HeadOrder | None) -> Linear:
-        """Rows: the plain parts of all heads, then their rotated parts."""
+    def _query(self, loader: Loader, spec: Spec, prefix: str, heads: Range) -> Linear:
+        """Rows of each head: what rotates, then the plain part."""
         width = self.plain_dim + self.rotated_dim
         name = prefix + ("q_proj" if self.query_rank is None else "q_b_proj")
         starts = [h * width for h in range(*heads)]
-        plain = tuple((s, s + self.plain_dim) for s in starts)
-        rotated = tuple((s + self.plain_dim, s + width) for s in starts)
-        total = spec.num_heads * width
-        parts = [Part(name, plain, total), Part(name, rotated, total, order)]
-        return loader.column_linear(parts, self.query_rank or spec.hidden_size)
+        rows = tuple(r for s in starts for r in ((s + self.plain_dim, s + width), (s, s + self.plain_dim)))
+        order = None if spec.rope_pairs_adjacent else HeadOrder(width, self.rotated_dim)
+        part = Part(name, rows, spec.num_heads * width, order)
+        return loader.column_linear([part], self.query_rank or spec.hidden_size)
 
-    def _up(self, loader: Loader, prefix: str, num_heads: int, heads: Range) -> tuple[Tensor, Tensor]:
-        """up_key [heads, plain_dim, latent_rank] and up_value [heads, latent_rank, value_dim]."""
+    def _up(self, loader: Loader, prefix: str, num_heads: int, heads: Range) -> LatentHeads:
         width = self.plain_dim + self.value_dim
         part = Part(prefix + "kv_b_proj", ((heads[0] * width, heads[1] * width),), num_heads * width)
         wanted = MatrixSlice(parts=(part,), columns=(0, self.latent_rank), num_columns=self.latent_rank)
         both = loader.decoded(wanted).view(-1, width, self.latent_rank)
-        return both[:, : self.plain_dim].contiguous(), both[:, self.plain_dim :].transpose(1, 2).contiguous()
-
-
-@dataclass(frozen=True, slots=True)
-class LatentOutput:
-    """Weighted sums of latents [n, heads * latent_rank] -> this rank's partial sum [n, hidden]."""
-
-    up_value: Tensor  # [heads, latent_rank, value_dim]
-    product: Linear
-
-    def __call__(self, attended: Tensor) -> Tensor:
-        heads, rank, _ = self.up_value.shape
-        values = torch.bmm(attended.view(-1, heads, rank).transpose(0, 1), self.up_value)
-        return self.product(values.transpose(0, 1).flatten(1))
+        up_value = both[:, self.plain_dim :].transpose(1, 2)
+        return LatentHeads(both[:, : self.plain_dim].contiguous(), up_value.contiguous())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,32 +127,38 @@ class LatentAttention:
     query: Linear
     latent_norm: Norm
     fused: Fused
-    up_key: Tensor  # [heads, plain_dim, latent_rank]
-    output: LatentOutput
+    output: Linear
     rope: int
-    layer: AttentionLayer
+    layer: LatentLayer
 
     @property
     def kv_shape(self) -> KvShape:
-        return KvShape(1, self.layer.head_dim, self.layer.value_dim, value_in_key=True)
+        absorbed = self.layer.absorbed
+        return KvShape(1, absorbed.head_dim, absorbed.value_dim, value_in_key=True)
 
     def __call__(self, hidden: Tensor, step: Step) -> Tensor:
-        """[num_tokens, hidden] -> weighted sums of latents [num_tokens, heads * latent_rank]."""
-        layer = self.layer
-        rank = layer.value_dim
+        """[num_tokens, hidden] -> weighted sums of values [num_tokens, heads * value_dim].
+
+        Where all queries are single they are absorbed here, so that their rotated parts are written once.
+        """
+        layer, absorbed = self.layer, self.layer.absorbed
+        rank, dim = layer.rank, layer.rotated_dim
         down = self.down(hidden)
         if self.query_rank is not None:
             assert self.query_norm is not None
             hidden = self.query_norm(down[:, : self.query_rank])
             down = down[:, self.query_rank :]
-        heads, plain_dim, _ = self.up_key.shape
-        query = self.query(hidden)
-        plain = query[:, : heads * plain_dim].view(-1, heads, plain_dim)
-        queries = query.new_empty(len(query), heads, layer.head_dim)
-        torch.bmm(plain.transpose(0, 1), self.up_key, out=queries[..., :rank].transpose(0, 1))
-        rotated = query[:, heads * plain_dim :]
+        query = self.query(hidden).view(-1, layer.num_heads, layer.head_dim)
+        rotated = query[..., :dim]
+        queries, turned = query, rotated
+        if step.is_decode:
+            queries = query.new_empty(len(query), layer.num_heads, absorbed.head_dim)
+            layer.heads.absorb(query[..., dim:], queries[..., :rank])
+            turned = queries[..., rank:]
         rows = step.cache.rows[layer.index]
         keys = self.fused.latent_write(
-            down, self.latent_norm, rotated, queries, step.rotations[self.rope], rows, step.slots
+            down, self.latent_norm, rotated, turned, step.rotations[self.rope], rows, step.slots
         ).unsqueeze(1)
+        if step.is_decode:
+            return layer.heads.values(step.attention.attend(absorbed, queries, keys, keys[..., :rank]))
         return step.attention.attend(layer, queries, keys, keys[..., :rank])

@@ -14,6 +14,7 @@ from model_server.layers.rotary import inverse_frequencies
 from model_server.models.config import ModelConfig
 from model_server.models.decoder.spec import Spec
 from model_server.models.families import FAMILIES, spec_of
+from model_server.models.families.vision import TEXT_TYPES
 from model_server.models.model import with_linear_rope
 from model_server.weights.checkpoint import examine
 from wire.model_files import read_object
@@ -98,7 +99,10 @@ def test_qwen3_heads_are_128_wide() -> None:
 def test_unknown_type_names_the_served_ones() -> None:
     with pytest.raises(StartupError) as caught:
         spec("mamba")
-    assert str(caught.value) == f"Unsupported model type mamba; this version serves {', '.join(sorted(FAMILIES))}"
+    assert (
+        str(caught.value)
+        == f"Unsupported model type mamba; this version serves {', '.join(sorted({*FAMILIES, *TEXT_TYPES}))}"
+    )
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -171,6 +171,7 @@ def test_what_is_refused(tmp_path: Path, make: Callable[[Path, Path], None], mes
     assert not trace.exists()
 
 
+@pytest.mark.long
 def test_a_trap_in_the_second_file_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
     folder, trace = tmp_path / "model", tmp_path / "trace"
     folder.mkdir()
@@ -183,6 +184,7 @@ def test_a_trap_in_the_second_file_leaves_the_directory_as_it_was(tmp_path: Path
     assert not trace.exists()
 
 
+@pytest.mark.long
 def test_same_tensor_in_two_files(tmp_path: Path) -> None:
     for name in ("a.bin", "b.bin"):
         torch.save({"x": torch.ones(1)}, tmp_path / name)

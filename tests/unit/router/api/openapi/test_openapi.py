@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from router_fakes import LIMITS, Router
 
 from router.api import chat, completions, generate, service, tokenize
+from router.api.conversations import messages, responses
 from router.api.platforms import cloud as platforms
 from router.config import RouterConfig
 from router.schemas.base import Body
@@ -51,8 +52,15 @@ TESTED = [
 SHARED_BY_BODIES = (CommonParameters, OpenAIBody)
 """No bodies themselves: the document has their fields in those that inherit them."""
 # What else a body needs before a value means what the document says of it.
-NAMES_ANOTHER = {"tool_choice", "min_tokens", "parameters.min_tokens"}
-"""What is right depends on another field; only the examples are sent."""
+NAMES_ANOTHER = {
+    "guided_json",
+    "structured_outputs.json",
+    "tool_choice",
+    "min_tokens",
+    "parameters.min_tokens",
+    "parameters.adapter_id",
+}
+"""What is right depends on another field, or on what the server has loaded; only the examples are sent."""
 COMPANIONS: dict[str, Any] = {
     "/v1/completions best_of": lambda value: {"n": value},
     "/generate parameters.best_of": lambda value: {"do_sample": True},
@@ -322,7 +330,7 @@ async def test_refusals_fit_their_schemas(router: Router, document: Schema) -> N
 
 
 def test_every_route_is_in_the_document(served_document: Schema) -> None:
-    modules = (chat, completions, generate, platforms, service, tokenize)
+    modules = (chat, completions, generate, messages, platforms, responses, service, tokenize)
     served = {
         (route.path.replace(":path", ""), method)
         for module in modules

@@ -60,8 +60,8 @@ async def test_clients_of_huggingface_hub_and_openai(make_router: MakeRouter, mo
             assert pieces == [" one", " two"]
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as openai_client:
             with pytest.raises(openai.NotFoundError) as refused:
-                await openai_client.responses.create(model="tgi", input="Hi")
-            assert "/v1/chat/completions" in refused.value.response.json()["error"]
+                await openai_client.embeddings.create(model="tgi", input="Hi")
+            assert "/v1/completions" in refused.value.response.json()["error"]
     router.assert_idle()
 
 

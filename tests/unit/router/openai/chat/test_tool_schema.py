@@ -23,7 +23,7 @@ def accepted(functions: list[tuple[str, Any]], calls: list[Any], *, or_none: boo
     answers = []
     for call in calls:
         data = (call if isinstance(call, str) else json.dumps({"function": call})).encode()
-        matcher = compile_grammar("json", outcome["grammar"], _BYTES)
+        matcher = compile_grammar("json", outcome["grammar"], _BYTES, ())
         answers.append(matcher.try_consume_tokens(list(data)) == len(data) and matcher.is_accepting())
     return answers
 

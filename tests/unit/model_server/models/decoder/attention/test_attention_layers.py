@@ -56,7 +56,7 @@ def test_config_and_model_agree(model_type: str, tmp_path: Path) -> None:
     recorder = Recorder()
     runner = load(path, backend=recorder)
     batch = PagedBatch(runner, prompts(runner.vocab_size, (3,)), 16)
-    batch.step((3,))
+    batch.step((1,))
     spec = describe(examine(path)).spec
     assert spec is not None
     expected = attention_layers(spec)

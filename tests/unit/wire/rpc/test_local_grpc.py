@@ -10,7 +10,7 @@ import pytest
 
 _PROGRAM = """
 import os, threading
-from wire.local_grpc import CHANNEL_OPTIONS, poll_in_place
+from wire.rpc.local_grpc import CHANNEL_OPTIONS, poll_in_place
 poll_in_place()
 import asyncio, grpc, grpc.aio
 

@@ -1,0 +1,41 @@
+"""What must be the same on all nodes of a group: versions of the libraries, and the files of the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+_LIBRARIES = ("tercet", "torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json")
+_WEIGHTS = "*.safetensors"
+
+
+def versions() -> dict[str, str]:
+    """Of what computes together; absent where a library is not installed."""
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """The small files of the model by their content, its weights by names and sizes."""
+    found = {}
+    for name in _FILES:
+        path = directory / name
+        if path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    sizes = sorted((path.name, path.stat().st_size) for path in directory.glob(_WEIGHTS))
+    found["the weight files"] = hashlib.sha256(repr(sizes).encode()).hexdigest()
+    return found
+
+
+def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
+    """The first name, in the order of ours, whose value differs; None if all are the same."""
+    names = [*ours, *(name for name in theirs if name not in ours)]
+    return next((name for name in names if ours.get(name) != theirs.get(name)), None)

@@ -1,0 +1,139 @@
+"""What `adapter_config.json` says of a LoRA adapter, and which of it is refused.
+
+Which modules an adapter changes is not read here: its tensors decide, since a list, a pattern and `all-linear` in
+`target_modules` save the same kind of file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from model_server.errors import StartupError
+from model_server.weights.locate import ADAPTER_CONFIG, stays_inside
+from wire.model_files import read_object
+
+MAX_CONFIG_BYTES = 2**20
+MAX_RANK = 256
+_LARGEST = 1e6
+
+# Fields that say how the adapter was trained, or what the tensors say themselves.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "bias", "eva_config", "exclude_modules", "fan_in_fan_out",
+        "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save",
+        "peft_version", "qalora_group_size", "revision", "target_modules", "target_parameters",
+        "trainable_token_indices",
+    }
+)  # fmt: skip
+_READ = frozenset(
+    {"alpha_pattern", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern", "task_type", "use_rslora"}
+)
+# Ways to initialise that leave the base model as it is; all others subtract the first product from its weights.
+_KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
+
+# Patterns may repeat only `.`, and that twice at most: more could be matched for hours.
+_MAX_PATTERNS, _MAX_PATTERN_LENGTH, _MAX_REPEATS = 4096, 1000, 2
+_OPERATORS = re.compile(r"[*+?{}]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """Rank and alpha, for all modules or by patterns of their names. base: the model that it was made for."""
+
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, float]
+    alpha_pattern: Mapping[str, float]
+    rank_stabilized: bool
+    base: str | None
+
+    def rank_of(self, module: str) -> int:
+        """The inner size of its matrices for `module`, named as in the base model."""
+        return int(_of_module(self.rank_pattern, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """The factor on B @ A."""
+        rank = self.rank_of(module)
+        return _of_module(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+
+def read_config(directory: Path) -> AdapterConfig:
+    """Raises StartupError, without the adapter's name, for what is missing, damaged or not served."""
+    path = directory / ADAPTER_CONFIG
+    if not path.exists():
+        found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) if directory.is_dir() else ""
+        raise StartupError(f"no {ADAPTER_CONFIG} in {directory} (found: {found or 'nothing'})")
+    if not stays_inside(directory, path.resolve()):
+        raise StartupError(f"{path} is a link to {path.resolve()}, which is outside the folder")
+    if path.stat().st_size > MAX_CONFIG_BYTES:
+        raise StartupError(f"{path} is larger than {MAX_CONFIG_BYTES // 2**20} MiB")
+    fields = read_object(path, StartupError)
+    _refuse(fields)
+    base = fields.get("base_model_name_or_path")
+    return AdapterConfig(
+        rank=int(_number(fields, "r", 8, whole=True)),
+        alpha=_number(fields, "lora_alpha", 8),
+        rank_pattern=_patterns(fields, "rank_pattern", whole=True),
+        alpha_pattern=_patterns(fields, "alpha_pattern"),
+        rank_stabilized=fields.get("use_rslora") is True,
+        base=base if isinstance(base, str) else None,
+    )
+
+
+def _refuse(fields: Mapping[str, Any]) -> None:
+    kind, task, start = fields.get("peft_type"), fields.get("task_type"), fields.get("init_lora_weights")
+    if kind != "LORA":
+        raise StartupError(f"`peft_type` is {kind!r:.80}; only LORA is served")
+    if task not in ("CAUSAL_LM", None):
+        raise StartupError(f"`task_type` is {task!r:.80}; only CAUSAL_LM is served")
+    if not any(start is known or start == known for known in _KEEPS_BASE):
+        raise StartupError(
+            f"`init_lora_weights` {start!r:.80} changes the base model; convert the adapter with PEFT first"
+        )
+    for name, value in fields.items():
+        if name not in _READ and name not in _WITHOUT_EFFECT and value not in (None, False, "", [], {}):
+            raise StartupError(f"`{name:.80}` is not served; merge the adapter into the model")
+
+
+def _number(fields: Mapping[str, Any], name: str, default: int, *, whole: bool = False) -> float:
+    return _checked(name, fields.get(name, default), whole=whole)
+
+
+def _checked(name: str, value: Any, *, whole: bool) -> float:
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
+    if not usable or (whole and (value != int(value) or not 0 < value <= MAX_RANK)):
+        wanted = f"a whole number from 1 to {MAX_RANK}" if whole else "a number"
+        raise StartupError(f"{ADAPTER_CONFIG}: `{name}` is {value!r:.80}; {wanted} is expected")
+    return float(value)
+
+
+def _patterns(fields: Mapping[str, Any], name: str, *, whole: bool = False) -> Mapping[str, float]:
+    found = fields.get(name)
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or len(found) > _MAX_PATTERNS:
+        raise StartupError(f"{ADAPTER_CONFIG}: `{name}` must be an object with at most {_MAX_PATTERNS} entries")
+    for key in found:
+        if len(key) > _MAX_PATTERN_LENGTH or key.count(".*") > _MAX_REPEATS or _OPERATORS.search(key.replace(".*", "")):
+            raise StartupError(f"{ADAPTER_CONFIG}: `{name}` has the pattern {key!r:.80}, which is too complex")
+        try:
+            _compiled(key)
+        except (re.error, RecursionError, OverflowError):
+            raise StartupError(f"{ADAPTER_CONFIG}: `{name}` has the invalid pattern {key!r:.80}") from None
+    return {key: _checked(name, value, whole=whole) for key, value in found.items()}
+
+
+def _of_module(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """The value of the first pattern that matches the end of a module's name, from a dot on."""
+    return next((value for key, value in patterns.items() if _compiled(key).match(module)), default)
+
+
+@lru_cache(_MAX_PATTERNS)
+def _compiled(key: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({key})$")

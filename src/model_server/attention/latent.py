@@ -1,0 +1,317 @@
+"""Latent attention in two forms over one cache of latents, around any other backend.
+
+Absorbed: queries are brought to the width of a latent, and all heads read the cache as it is. Nothing is made of a key,
+but a pair of query and key costs 2 * rank + rotated_dim products instead of plain_dim + rotated_dim + value_dim.
+Expanded: the keys and values of all heads are made from the latents of a prompt and of its cached prefix, in a cache of
+their own, and the backend attends to them as to those of any model.
+
+Single queries are absorbed. `is_expanded` chooses for runs of several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from model_server.attention.backend import AttentionBackend, AttentionLayer, AttentionStep
+from model_server.attention.metadata import AttentionMetadata
+from model_server.memory.kv_cache import KvCache, KvShape
+
+# Most bytes of expanded keys and values at once: longer steps are expanded some sequences after others, and longer
+# sequences some heads after others. One head of one sequence is always expanded whole.
+MAX_EXPANDED_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentHeads:
+    """What turns latents into keys and values, of this rank's heads."""
+
+    up_key: Tensor  # [heads, plain_dim, rank]
+    up_value: Tensor  # [heads, rank, value_dim]
+
+    def absorb(self, plain: Tensor, absorbed: Tensor) -> None:
+        """The parts of queries that do not rotate [n, heads, plain_dim] -> `absorbed` [n, heads, rank]."""
+        _multiply(plain.transpose(0, 1), self.up_key, absorbed.transpose(0, 1))
+
+    def values(self, attended: Tensor) -> Tensor:
+        """Weighted sums of latents [n, heads * rank] -> [n, heads * value_dim]."""
+        heads, rank, _ = self.up_value.shape
+        values = torch.bmm(attended.view(-1, heads, rank).transpose(0, 1), self.up_value)
+        return values.transpose(0, 1).flatten(1)
+
+    def expand(self, latents: Tensor, heads: slice, keys: Tensor, values: Tensor) -> None:
+        """Latents [n, rank] -> the plain parts of keys [n, heads, plain_dim] and values [n, heads, value_dim]."""
+        all_heads = latents.expand(keys.shape[1], -1, -1)
+        _multiply(all_heads, self.up_key[heads].transpose(1, 2), keys.transpose(0, 1))
+        _multiply(all_heads, self.up_value[heads], values.transpose(0, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatentLayer(AttentionLayer):
+    """A layer whose queries are not absorbed, for steps with prompts.
+
+    head_dim and value_dim are those of a head; a query holds its rotated part, then its plain part. The cache has one
+    key for all heads: the latent, then the rotated part, which is what `LatentStep.attend` is given as `key`.
+    """
+
+    heads: LatentHeads
+    absorbed: AttentionLayer  # the same layer for absorbed queries
+
+    @property
+    def rank(self) -> int:
+        """Numbers of a latent."""
+        return self.absorbed.value_dim
+
+    @property
+    def rotated_dim(self) -> int:
+        """Numbers of a query or key that rotate."""
+        return self.absorbed.head_dim - self.rank
+
+
+def is_expanded(layer: LatentLayer, queries: int, keys: int) -> bool:
+    """Whether a run of `queries`, whose last sees `keys` keys, is computed in the expanded form.
+
+    Multiplications of a head: absorbed, each pair of query and key takes 2 * rank + rotated_dim, and each query
+    rank * (plain_dim + value_dim) before and after. Expanded, a pair takes plain_dim + rotated_dim + value_dim, and
+    each key, of the prefix too, rank * (plain_dim + value_dim). What the queries take and what their own keys take is
+    the same number; what is left is compared. With DeepSeek V3's sizes prompts are expanded if they have no prefix, and
+    after a long one if they have more than 170 tokens.
+    """
+    if queries == 1:
+        return False
+    prefix = keys - queries
+    pairs = queries * prefix + queries * (queries + 1) // 2
+    both = layer.head_dim - layer.rotated_dim + layer.value_dim
+    return pairs * (2 * layer.rank - both) > prefix * layer.rank * both
+
+
+class LatentBackend:
+    """`backend`, which also serves layers of the type `LatentLayer`."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    @property
+    def tgi_name(self) -> str:
+        return self._backend.tgi_name
+
+    @property
+    def block_size(self) -> int:
+        return self._backend.block_size
+
+    @property
+    def capturable(self) -> bool:
+        return self._backend.capturable
+
+    def begin(self, metadata: AttentionMetadata, cache: KvCache) -> LatentStep:
+        return LatentStep(self._backend, metadata, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Some sequences of a step, as a step of their own."""
+
+    tokens: slice | Tensor  # rows of the flattened batch
+    metadata: AttentionMetadata
+    step: AttentionStep
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Sequences that are expanded together, as many heads at a time as `expanded` has."""
+
+    run: _Run
+    blocks: Tensor  # [n] int64: those of the cache of latents whose tokens the first n of `expanded` hold
+    own: slice | Tensor  # the slots in `expanded` of the step's own tokens
+    expanded: KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How the step is computed in layers of one size."""
+
+    absorbed: _Run | None
+    pieces: tuple[_Piece, ...]
+
+
+class LatentStep:
+    """One forward, see `AttentionStep`. All layers of type `LatentLayer` are of one size and share a plan."""
+
+    def __init__(self, backend: AttentionBackend, metadata: AttentionMetadata, cache: KvCache) -> None:
+        self._backend = backend
+        self._metadata = metadata
+        self._cache = cache
+        self._device = metadata.slots.device
+        self._plan: _Plan | None = None
+
+    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """As the backend does. Of a `LatentLayer` [num_tokens, num_heads * value_dim]; key and value: as absorbed."""
+        if not isinstance(layer, LatentLayer):
+            return self._whole.attend(layer, query, key, value)
+        if self._plan is None:
+            self._plan = self._planned(layer, query.dtype)
+        output = query.new_empty(query.shape[0], layer.num_heads * layer.value_dim)
+        if self._plan.absorbed is not None:
+            tokens = self._plan.absorbed.tokens
+            output[tokens] = self._absorbed(layer, self._plan.absorbed.step, query[tokens], key[tokens])
+        for piece in self._plan.pieces:
+            self._expanded(layer, piece, query, output)
+        return output
+
+    @cached_property
+    def _whole(self) -> AttentionStep:
+        """The step as it is, for absorbed queries of all sequences."""
+        return self._backend.begin(self._metadata, self._cache)
+
+    def _absorbed(self, layer: LatentLayer, step: AttentionStep, query: Tensor, key: Tensor) -> Tensor:
+        rank, rotated = layer.rank, layer.rotated_dim
+        absorbed = query.new_empty(query.shape[0], layer.num_heads, rank + rotated)
+        layer.heads.absorb(query[..., rotated:], absorbed[..., :rank])
+        absorbed[..., rank:] = query[..., :rotated]
+        return layer.heads.values(step.attend(layer.absorbed, absorbed, key, key[..., :rank]))
+
+    def _expanded(self, layer: LatentLayer, piece: _Piece, query: Tensor, output: Tensor) -> None:
+        """Write the piece's rows of `output`."""
+        rank, rotated, size = layer.rank, layer.rotated_dim, self._cache.block_size
+        run, expanded = piece.run, piece.expanded
+        rows = self._cache.rows[layer.index].view(-1, size, rank + rotated).index_select(0, piece.blocks).flatten(0, 1)
+        keys, values = (t[0].flatten(0, 1)[: len(rows)] for t in (expanded.keys, expanded.values))
+        queries = query[run.tokens]
+        at_once = expanded.shapes[0].num_kv_heads
+        some_heads = dataclasses.replace(
+            layer.absorbed,
+            index=0,
+            num_heads=at_once,
+            num_kv_heads=at_once,
+            head_dim=layer.head_dim,
+            value_dim=layer.value_dim,
+        )
+        for first in range(0, layer.num_heads, at_once):
+            heads = slice(first, first + at_once)
+            keys[..., :rotated] = rows[:, None, rank:]
+            layer.heads.expand(rows[:, :rank], heads, keys[..., rotated:], values)
+            attended = run.step.attend(some_heads, queries[:, heads], keys[piece.own], values[piece.own])
+            output.view(len(output), layer.num_heads, -1)[run.tokens, heads] = attended.view(len(queries), at_once, -1)
+
+    def _planned(self, layer: LatentLayer, dtype: torch.dtype) -> _Plan:
+        metadata = self._metadata
+        lengths = list(zip(metadata.query_lengths_host, metadata.kv_lengths_host, strict=True))
+        expanded = [i for i, (queries, keys) in enumerate(lengths) if is_expanded(layer, queries, keys)]
+        absorbed = sorted(set(range(len(lengths))) - set(expanded))
+        run = None
+        if not expanded:
+            run = _Run(slice(0, len(metadata.slots)), metadata, self._whole)
+        elif absorbed:
+            run = self._absorbed_run(absorbed)
+        token_bytes = (layer.head_dim + layer.value_dim) * dtype.itemsize
+        caches: dict[int, KvCache] = {}
+        pieces = []
+        most = MAX_EXPANDED_BYTES // (token_bytes * self._cache.block_size)  # blocks of one head
+        groups = _groups(expanded, [self._num_blocks(i) * layer.num_heads for i in range(len(lengths))], most)
+        blocks = [sum(map(self._num_blocks, group)) for group in groups]
+        for group, num_blocks in sorted(zip(groups, blocks, strict=True), key=lambda pair: -pair[1]):
+            heads = _most_heads(layer.num_heads, most // num_blocks)
+            if heads not in caches:  # the largest piece of so many heads comes first
+                shape = KvShape(heads, layer.head_dim, layer.value_dim)
+                caches[heads] = KvCache((shape,), num_blocks, self._cache.block_size, dtype, self._device)
+            pieces.append(self._piece(group, caches[heads]))
+        return _Plan(run, tuple(pieces))
+
+    def _num_blocks(self, sequence: int) -> int:
+        return -(-self._metadata.kv_lengths_host[sequence] // self._cache.block_size)
+
+    def _absorbed_run(self, sequences: Sequence[int]) -> _Run:
+        whole = self._metadata
+        index, tokens = self._uploaded(sequences, torch.int64), self._tokens(sequences)
+        metadata = AttentionMetadata(
+            slots=whole.slots[tokens],
+            block_tables=whole.block_tables.index_select(0, index),
+            cu_seqlens_q=self._starts(sequences),
+            kv_lengths=whole.kv_lengths.index_select(0, index),
+            query_lengths_host=tuple(whole.query_lengths_host[i] for i in sequences),
+            kv_lengths_host=tuple(whole.kv_lengths_host[i] for i in sequences),
+        )
+        return _Run(tokens, metadata, self._backend.begin(metadata, self._cache))
+
+    def _piece(self, sequences: Sequence[int], expanded: KvCache) -> _Piece:
+        """The sequences' blocks come one after another in `expanded`."""
+        whole, size = self._metadata, self._cache.block_size
+        counts = [self._num_blocks(i) for i in sequences]
+        firsts = list(accumulate(counts, initial=0))
+        queries = tuple(whole.query_lengths_host[i] for i in sequences)
+        lengths = tuple(whole.kv_lengths_host[i] for i in sequences)
+        tables = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
+        slots: list[int] = []
+        for row, (first, count) in enumerate(zip(firsts, counts, strict=False)):
+            tables[row, :count] = torch.arange(first, first + count)
+            end = first * size + lengths[row]
+            slots.extend(range(end - queries[row], end))
+        metadata = AttentionMetadata(
+            slots=self._uploaded(slots, torch.int64),
+            block_tables=self._on_device(tables),
+            cu_seqlens_q=self._starts(sequences),
+            kv_lengths=self._uploaded(lengths, torch.int32),
+            query_lengths_host=queries,
+            kv_lengths_host=lengths,
+        )
+        blocks = torch.cat([whole.block_tables[i, :count] for i, count in zip(sequences, counts, strict=True)])
+        run = _Run(self._tokens(sequences), metadata, self._backend.begin(metadata, expanded))
+        own = slice(slots[0], slots[-1] + 1) if len(slots) == slots[-1] + 1 - slots[0] else metadata.slots
+        return _Piece(run, blocks.long(), own, expanded)
+
+    def _tokens(self, sequences: Sequence[int]) -> slice | Tensor:
+        """Where the queries of `sequences` are: a slice if they are adjacent."""
+        lengths = self._metadata.query_lengths_host
+        starts = list(accumulate(lengths, initial=0))
+        if sequences[-1] - sequences[0] + 1 == len(sequences):
+            return slice(starts[sequences[0]], starts[sequences[-1] + 1])
+        return self._uploaded([t for i in sequences for t in range(starts[i], starts[i + 1])], torch.int64)
+
+    def _starts(self, sequences: Sequence[int]) -> Tensor:
+        """cu_seqlens_q of these sequences alone."""
+        lengths = self._metadata.query_lengths_host
+        return self._uploaded(list(accumulate((lengths[i] for i in sequences), initial=0)), torch.int32)
+
+    def _uploaded(self, numbers: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._on_device(torch.tensor(numbers, dtype=dtype))
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        if self._device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+
+def _multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """`torch.bmm` into parts of wider rows. On a CPU torch is several times as fast by way of a tensor of its own."""
+    if out.device.type == "cpu":
+        out.copy_(torch.bmm(left, right))
+    else:
+        torch.bmm(left, right, out=out)
+
+
+def _groups(sequences: Sequence[int], sizes: Sequence[int], most: int) -> list[list[int]]:
+    """`sequences` cut into runs whose sizes add up to at most `most`, or that are one sequence."""
+    groups: list[list[int]] = []
+    total = 0
+    for sequence in sequences:
+        if not groups or total + sizes[sequence] > most:
+            groups.append([])
+            total = 0
+        groups[-1].append(sequence)
+        total += sizes[sequence]
+    return groups
+
+
+def _most_heads(num_heads: int, most: int) -> int:
+    """The largest divisor of `num_heads` that is at most `most`, at least 1."""
+    return next((n for n in range(min(num_heads, most), 1, -1) if num_heads % n == 0), 1)

@@ -1,0 +1,56 @@
+"""A product with LoRA adapters: rows of a batch that have one get its B @ A @ x added to the base model's product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from model_server.adapters.factors import Factors
+from model_server.adapters.rows import CurrentRows, RowIndex
+from model_server.layers.linear.linear import Linear
+
+
+class AdaptedLinear:
+    """A `Linear`: the base model's product, and that of adapters for the rows that have one.
+
+    Rows without an adapter are what `base` gives, bit for bit.
+    """
+
+    __slots__ = ("_current", "_factors", "base")
+
+    def __init__(self, base: Linear, factors: Mapping[int, Factors], current: CurrentRows) -> None:
+        """factors: by the number of the adapter. current: whose rows are read at each call."""
+        self.base = base
+        self._factors = factors
+        self._current = current
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._with_adapters(x, self.base(x))
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self._with_adapters(x, self.base.wide(x))
+
+    def _with_adapters(self, x: Tensor, out: Tensor) -> Tensor:
+        rows = self._current.rows
+        if rows is None:
+            return out
+        for number, index in rows.among(x.shape[0]):
+            factors = self._factors.get(number)
+            if factors is not None:
+                _add(factors, x, out, index)
+        return out
+
+
+def _add(factors: Factors, x: Tensor, out: Tensor, index: RowIndex) -> None:
+    if isinstance(index, slice):
+        factors.add(x[index], out[index])
+        return
+    part = out.index_select(0, index)
+    factors.add(x.index_select(0, index), part)
+    out.index_copy_(0, index, part)
+
+
+def base_of(linear: Linear) -> Linear:
+    """The base model's product of a layer with or without adapters."""
+    return linear.base if isinstance(linear, AdaptedLinear) else linear

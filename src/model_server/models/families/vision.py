@@ -1,0 +1,115 @@
+"""Vision models: which part of their config and of their weights is the text model, a family of its own.
+
+Images themselves are refused by the router; the tensors of towers and projectors are not read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Names
+
+TEXT_TYPES: dict[str, str] = {
+    "deepseek_vl": "llama",
+    "gemma3": "gemma3_text",
+    "idefics2": "mistral",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_next_video": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "ovis2": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "smolvlm": "llama",
+    "video_llava": "llama",
+    "vipllava": "llama",
+}
+"""Model type -> the type of its text model where the config does not say it."""
+
+# Text models that are another one's but for the positions of images.
+_SAME_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+DEFAULTS: dict[str, dict[str, int]] = {
+    "llama": {**_LLAMA, "intermediate_size": 11008},
+    "mistral": {**_LLAMA, "intermediate_size": 14336},
+    "gemma3_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262208,
+    },
+}
+"""Type of the text model -> field -> transformers' default: some public files leave sizes out of `text_config`."""
+
+BASES = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
+"""What the names of the text model's tensors have begun with, at one time or another."""
+
+_HEAD = "language_model.lm_head"
+
+
+def text_config(config: ModelConfig) -> ModelConfig:
+    """The config of the text model as a file of its own; `config` itself for any other model.
+
+    Raises StartupError for a `text_config` that is not an object.
+    """
+    default = TEXT_TYPES.get(config.model_type)
+    if default is None:
+        return config
+    block = config.get("text_config")
+    if block is None:  # the first files of Qwen 2 VL have all of it on the top level
+        return _plain_positions(config.replaced(model_type=default))
+    if not isinstance(block, Mapping):
+        raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
+    text = ModelConfig({"model_type": default, **block})
+    text_type = _SAME_TEXT.get(text.model_type, text.model_type)
+    missing = {name: value for name, value in DEFAULTS.get(text_type, {}).items() if not text.has(name)}
+    return _plain_positions(text.replaced(model_type=text_type, **missing))
+
+
+def text_names(names: Names, tensors: Iterable[str]) -> Names:
+    """`names` of a text model as `tensors`, the names in the files of a vision model, spell them.
+
+    Raises StartupError if there is no embedding.
+    """
+    stored = frozenset(tensors)
+    embedding = names.embedding.removeprefix(names.base) + ".weight"
+    base = next((base for base in BASES if base + embedding in stored), None)
+    if base is None:
+        raise StartupError(f"weight {BASES[0]}{embedding} does not exist")
+
+    def spelt(name: str) -> str:
+        return base + name.removeprefix(names.base)
+
+    has_inner_head = any(name.startswith(_HEAD + ".") for name in stored)
+    return dataclasses.replace(
+        names,
+        base=base,
+        embedding=spelt(names.embedding),
+        layers=spelt(names.layers),
+        norm=None if names.norm is None else spelt(names.norm),
+        head=_HEAD if has_inner_head else names.head,
+    )
+
+
+def _plain_positions(text: ModelConfig) -> ModelConfig:
+    """Without Qwen's sections of a rotation: the three positions of a token of text are the same."""
+    for name in ("rope_parameters", "rope_scaling"):
+        block = text.get(name)
+        if isinstance(block, Mapping) and "mrope_section" in block:
+            kept = {key: value for key, value in block.items() if not key.startswith("mrope_")}
+            for kind in ("rope_type", "type"):
+                if kept.get(kind) == "mrope":
+                    kept[kind] = "default"
+            text = text.replaced(**{name: kept})
+    return text

@@ -1,0 +1,96 @@
+"""Which layers each stage of a pipeline holds, and which models can be cut into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from model_server.errors import StartupError
+from model_server.models.decoder.spec import Spec
+from model_server.models.model import Model, whole_only
+from wire.text.counting import counted
+
+
+def layer_counts(model: Model, num_stages: int, asked: Sequence[int] = ()) -> tuple[int, ...] | None:
+    """How many layers each stage holds; None for a single stage. asked: `--stage-layers`; empty: so that the stage with
+    the most bytes of weights has as few as possible.
+
+    Raises StartupError for a model whose layers are not those of the native runner, and for counts that do not fit it.
+    """
+    if num_stages == 1:
+        if asked:
+            raise StartupError("--stage-layers needs --num-stage > 1")
+        return None
+    if model.spec is None:
+        raise whole_only(model.config.model_type, num_stages)
+    layers = model.spec.num_layers
+    if num_stages > layers:
+        raise StartupError(f"--num-stage {num_stages}: the model has only {counted(layers, 'layer')}")
+    if not asked:
+        sizes, first, last = stored_bytes(model, model.spec)
+        return split(sizes, num_stages, first=first, last=last)
+    if len(asked) != num_stages or min(asked) < 1 or sum(asked) != layers:
+        raise StartupError(
+            f"--stage-layers {','.join(map(str, asked))}: give {num_stages} numbers of at least 1, one for each "
+            f"stage, whose sum is the number of layers, {layers}"
+        )
+    return tuple(asked)
+
+
+def split(sizes: Sequence[int], num_stages: int, *, first: int = 0, last: int = 0) -> tuple[int, ...]:
+    """Cut layers of these sizes into `num_stages` runs, none of them empty, so that the largest run is as small as
+    possible; of equal cuts the one with the most layers in front. first, last: what the first and last run hold beside
+    their layers."""
+    count = len(sizes)
+    until = [0, *accumulate(sizes)]
+
+    def size(stage: int, begin: int, end: int) -> int:
+        return until[end] - until[begin] + first * (stage == 0) + last * (stage == num_stages - 1)
+
+    # best[end]: the largest run of the stages up to this one over the layers before `end`, and their ends.
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    for stage in range(num_stages):
+        following = {}
+        for end in range(stage + 1, count - (num_stages - stage - 1) + 1):
+            ways = [
+                (max(most, size(stage, begin, end)), (*ends, end))
+                for begin, (most, ends) in best.items()
+                if begin < end
+            ]
+            following[end] = min(ways, key=lambda way: (way[0], [-e for e in way[1]]))
+        best = following
+    ends = best[count][1]
+    return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
+
+
+def stored_bytes(model: Model, spec: Spec) -> tuple[list[int], int, int]:
+    """Bytes of each layer's tensors as they are stored, of what the first stage holds beside its layers, and the last.
+    A matrix that is embedding and head in one counts for both."""
+    names = spec.names
+    layers = [0] * spec.num_layers
+    first = last = 0
+    base = names.base
+    prefix = names.layers.removeprefix(base) + "."
+    inputs = {
+        name.removeprefix(base)
+        for name in (names.embedding, names.positions, names.embedding_norm, names.embedding_projection)
+        if name
+    }
+    embedding = names.embedding.removeprefix(base)
+    stored = {
+        name.removeprefix(base): tensor.end - tensor.begin
+        for header in model.checkpoint.headers.values()
+        for name, tensor in header.tensors.items()
+    }
+    has_head = any(name.startswith(names.head.removeprefix(base) + ".") for name in stored)
+    for name, size in stored.items():
+        index = name.removeprefix(prefix).partition(".")[0]
+        if name.startswith(prefix) and index.isdecimal() and int(index) < len(layers):
+            layers[int(index)] += size
+        elif any(name == start or name.startswith(start + ".") for start in inputs):
+            first += size
+            if name.startswith(embedding) and (spec.tied_head or not has_head):
+                last += size
+        else:
+            last += size
+    return layers, first, last

@@ -1,0 +1,58 @@
+"""What steps of several sizes cost, measured once the cache is there."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from model_server.attention.metadata import AttentionMetadata
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.runner import ModelInputs, Runner
+
+_KEYS = 256
+_MOST_ROWS = 128
+# A step is run again, for the shortest time, as long as all its runs take less than this.
+_LIMIT_S = 0.3
+_REPEATS = 3
+
+
+def step_costs(runner: Runner, cache: KvCache, world: ProcessGroup) -> list[tuple[int, float]]:
+    """(token rows, seconds) of decode steps of 1, 2, 4 … 128 rows at 256 keys; of the slowest rank, on every rank. What
+    the cache holds is overwritten."""
+    costs = []
+    rows = 1
+    while rows <= _MOST_ROWS:
+        inputs = _inputs(rows, runner, cache)
+        runner.forward(inputs, cache)
+        started, shortest = time.perf_counter(), float("inf")
+        for _ in range(_REPEATS):
+            begun = time.perf_counter()
+            runner.forward(inputs, cache)
+            shortest = min(shortest, time.perf_counter() - begun)
+            if not world.all_reduce_min(int(time.perf_counter() - started < _LIMIT_S)):
+                break
+        costs.append((rows, -world.all_reduce_min(-round(shortest * 1e9)) / 1e9))
+        rows *= 2
+    return costs
+
+
+def _inputs(rows: int, runner: Runner, cache: KvCache) -> ModelInputs:
+    keys = min(_KEYS, runner.max_positions or _KEYS, (cache.num_blocks - 1) * cache.block_size)
+    width = -(-keys // cache.block_size)
+    blocks = 1 + np.arange(rows * width) % (cache.num_blocks - 1)
+    tables = blocks.reshape(rows, width).astype(np.int32)
+    slots = tables[:, -1].astype(np.int64) * cache.block_size + (keys - 1) % cache.block_size
+    device = cache.rows[0].device
+    metadata = AttentionMetadata(
+        slots=torch.from_numpy(slots).to(device),
+        block_tables=torch.from_numpy(tables).to(device),
+        cu_seqlens_q=torch.arange(rows + 1, dtype=torch.int32, device=device),
+        kv_lengths=torch.full((rows,), keys, dtype=torch.int32, device=device),
+        query_lengths_host=(1,) * rows,
+        kv_lengths_host=(keys,) * rows,
+    )
+    ids = torch.zeros(rows, dtype=torch.int64, device=device)
+    return ModelInputs(ids, torch.full_like(ids, keys - 1), metadata, None)

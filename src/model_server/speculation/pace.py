@@ -1,0 +1,66 @@
+"""How many drafted tokens pay: more rows make a step longer, and what they bring depends on how many are right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+# What drafts must at least gain before a step is made longer for them.
+_LEAST_GAIN = 1.05
+# Weight of the newest outcome in a request's share of accepted tokens, and that share before anything is known.
+_NEW_WEIGHT = 0.1
+_FIRST_SHARE = 0.5
+
+
+class Acceptance:
+    """The share of one request's drafted tokens that were right, as the newest outcomes weigh most."""
+
+    __slots__ = ("share",)
+
+    def __init__(self, share: float = _FIRST_SHARE) -> None:
+        self.share = share
+
+    def note(self, *, accepted: int, refused: bool) -> None:
+        """So many drafted tokens were right, and the one behind them was not (`refused`), or was not there."""
+        for right in (1.0,) * accepted + (0.0,) * refused:
+            self.share += _NEW_WEIGHT * (right - self.share)
+
+
+class Pace:
+    """What a step costs by its number of token rows, in seconds, between which costs are interpolated."""
+
+    def __init__(self, costs: Sequence[tuple[int, float]]) -> None:
+        """costs: (token rows, seconds), by rising rows; equal on all ranks."""
+        self._rows = np.array([rows for rows, _ in costs], np.float64)
+        self._seconds = np.maximum.accumulate(np.array([seconds for _, seconds in costs], np.float64))
+
+    def cost(self, rows: int) -> float:
+        """Seconds of a step; beyond what was measured as much more for each row as at the end."""
+        if rows <= self._rows[-1] or len(self._rows) == 1:
+            return float(np.interp(rows, self._rows, self._seconds))
+        slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
+        return float(self._seconds[-1] + slope * (rows - self._rows[-1]))
+
+    def best_length(self, lengths: Sequence[int], shares: Sequence[float], most: int) -> int:
+        """The longest drafts to check, of rows that have drafts of `lengths` tokens; 0: a plain step gains more.
+
+        shares: of each row's drafted tokens, those that are right.
+        """
+        num_rows = len(lengths)
+        plain = self.cost(num_rows) / num_rows
+        best, best_gain = 0, _LEAST_GAIN
+        checked, brought = num_rows, float(num_rows)
+        chances = list(shares)
+        for length in range(1, most + 1):
+            longer = [row for row, drafted in enumerate(lengths) if drafted >= length]
+            if not longer:
+                break
+            checked += len(longer)
+            for row in longer:
+                brought += chances[row]
+                chances[row] *= shares[row]
+            gain = brought * plain / self.cost(checked)
+            if gain > best_gain:
+                best, best_gain = length, gain
+        return best

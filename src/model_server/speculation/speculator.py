@@ -1,0 +1,107 @@
+"""Drafts for a batch's next step: as many tokens as are worth the time that it takes to check them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from model_server.batch.results import Drafted
+from model_server.batch.sequence import Sequence
+from model_server.speculation.lookup import History
+from model_server.speculation.pace import Acceptance, Pace
+from model_server.speculation.window import CheckedTokens, Window
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """What is kept of one request. untried: a draft that no step checked, which its next tokens are compared with."""
+
+    acceptance: Acceptance
+    history: History = field(default_factory=History)
+    length: int = 0
+    untried: list[int] = field(default_factory=list)
+
+
+class Speculator:
+    """Drafts by lookup (`lookup`) and by grammars, which may leave no choice. Belongs to the device thread.
+
+    It follows from the tokens of the requests and from the costs alone, so all ranks draft the same.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: the longest draft. There are none before `pace` is set."""
+        self.most = most
+        self.pace: Pace | None = None
+        self._known: dict[int, _Drafting] = {}  # by request id, those of the last step
+
+    def window(self, rows: list[Sequence]) -> Window | None:
+        """What the next step of these rows checks; None: nothing that pays. The host has seen all their tokens."""
+        if self.pace is None:
+            return None
+        known = self._follow(rows)
+        drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
+        shares = [
+            1.0 if one.is_forced else drafting.acceptance.share for one, drafting in zip(drafts, known, strict=True)
+        ]
+        longest = self.pace.best_length([len(one.ids) for one in drafts], shares, self.most)
+        if not longest:
+            for one, drafting in zip(drafts, known, strict=True):
+                drafting.untried = one.ids
+            return None
+        return Window(rows, [one.ids[:longest] for one in drafts])
+
+    def note(self, window: Window, checked: CheckedTokens) -> Drafted:
+        """What became of a window."""
+        counts = checked.to_host().counts or []
+        num_tokens = num_right = longest = 0
+        for sequence, draft, count in zip(window.rows, window.drafts, counts, strict=True):
+            right = min(count - 1, len(draft))
+            drafting = self._known.get(sequence.id)
+            if drafting is not None:
+                drafting.acceptance.note(accepted=right, refused=right < len(draft))
+            if sequence.owned:
+                num_tokens, num_right, longest = num_tokens + len(draft), num_right + right, max(longest, len(draft))
+        return Drafted(num_tokens, num_right, longest)
+
+    def _follow(self, rows: list[Sequence]) -> list[_Drafting]:
+        known = [self._known.get(s.id) for s in rows]
+        shares = [one.acceptance.share for one in known if one is not None]
+        mean = sum(shares) / len(shares) if shares else None
+        found = []
+        for sequence, one in zip(rows, known, strict=True):
+            if one is None or len(sequence.ids) < one.length:
+                one = _Drafting(Acceptance() if mean is None else Acceptance(mean))
+            if one.untried and len(sequence.ids) > one.length:
+                right = sequence.ids[one.length] == one.untried[0]
+                one.acceptance.note(accepted=int(right), refused=not right)
+            one.untried = []
+            one.history.follow(sequence.ids)
+            one.length = len(sequence.ids)
+            found.append(one)
+        self._known = {s.id: one for s, one in zip(rows, found, strict=True)}
+        return found
+
+    def longest(self, sequence: Sequence) -> int:
+        """The most tokens that can be drafted: it may have them all, and has slots for them."""
+        if sequence.row.parameters.watermark:
+            return 0  # its tokens depend on the one before, which the sampler reads from the device
+        left = sequence.max_new_tokens - sequence.num_sampled - 1
+        return max(0, min(self.most, left, len(sequence.slots) - sequence.cache_length - 1))
+
+    def _draft(self, sequence: Sequence, drafting: _Drafting) -> _Draft:
+        most = self.longest(sequence)
+        if not most:
+            return _Draft([])
+        grammar = sequence.row.grammar
+        if grammar is None:
+            return _Draft(drafting.history.draft(most))
+        forced = grammar.forced()[:most]
+        looked_up = drafting.history.draft(most - len(forced), forced)
+        return _Draft(grammar.possible([*forced, *looked_up]), is_forced=bool(forced))
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """is_forced: the grammar leaves no other choice, at least at its beginning."""
+
+    ids: list[int]
+    is_forced: bool = False

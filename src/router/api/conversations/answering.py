@@ -1,0 +1,129 @@
+"""Answers a chat in the words of another API: whole or as a stream of named events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from fastapi import Request
+from starlette.responses import Response
+
+from router.api.app_state import AppState, request_id_of
+from router.api.chat import AnyStream, Chat, choice_stream
+from router.api.errors import public_error
+from router.api.http import sse
+from router.api.http.disconnect import cancel_on_disconnect
+from router.api.http.headers import stream_headers
+from router.api.json_out import JsonResponse, dumps
+from router.errors import RouterError
+from router.events import Finished, Prefilled
+from router.generation.collect import interleaved
+from router.generation.permits import HeldPermits
+from router.generation.running import Run
+from router.openai.chat.chunks import ChatHead
+from router.openai.chat.ending import Ending, stop_of
+from router.openai.chat.read_stream import ReadStream
+from router.schemas.chat import ChatBody
+
+_MANY_ITEMS = 200
+_BYTES_OF_AN_ITEM = 100  # at least, and what takes time is their number
+
+Event = tuple[str, dict[str, Any]]
+"""Its name and its data."""
+ErrorBody = Callable[[RouterError, str], dict[str, Any]]
+"""From an error and the request's id to what the API says of it."""
+
+
+class Writer(Protocol):
+    """Turns the deltas of one chat into events of its API, and keeps what they add up to."""
+
+    @property
+    def whole(self) -> dict[str, Any]: ...
+
+    def begin(self, input_tokens: int) -> list[Event]: ...
+
+    def push(self, delta: dict[str, Any]) -> list[Event]: ...
+
+    def end(self, ending: Ending) -> list[Event]: ...
+
+    def fail(self, error: dict[str, Any]) -> list[Event]: ...
+
+
+async def as_chat(state: AppState, num_items: int, make: Callable[[], ChatBody]) -> ChatBody:
+    """What `make` returns; off the event loop where it has many items to go through. Raises RouterError."""
+    try:
+        return make() if num_items <= _MANY_ITEMS else await state.bodies.run(num_items * _BYTES_OF_AN_ITEM, make)
+    except RouterError as error:
+        raise state.inference.refused(error) from None
+
+
+async def answer(request: Request, state: AppState, body: ChatBody, writer: Writer, error_body: ErrorBody) -> Response:
+    """The answer to `body`, a stream if it asks for one, whose errors `error_body` words.
+
+    Raises RouterError and ClientDisconnect.
+    """
+    state.count_request()
+    chat = Chat(state, body)
+    with state.inference.take_permits(1, request_id=request_id_of(request)) as permits:
+        if not body.stream:
+            await cancel_on_disconnect(request.receive, _read(chat, permits, writer))
+            return JsonResponse(writer.whole)
+        (running,) = await cancel_on_disconnect(request.receive, chat.start(permits))
+    return sse.EventStream(
+        _stream(chat, running, writer, error_body),
+        headers=stream_headers(running, compute_type=state.config.compute_type),
+        close=running.close,
+        stalled_s=state.config.stalled_client_seconds,
+    )
+
+
+async def _read(chat: Chat, permits: HeldPermits, writer: Writer) -> None:
+    (running,) = await chat.start(permits)
+    try:
+        async with aclosing(_events(chat, running, writer)) as events:
+            async for _ in events:
+                pass
+    finally:
+        running.close()
+
+
+async def _stream(chat: Chat, running: Run, writer: Writer, error_body: ErrorBody) -> AsyncGenerator[bytes, None]:
+    try:
+        async with aclosing(_events(chat, running, writer)) as events:
+            async for some in events:
+                yield _framed(some)
+    except Exception as error:
+        yield _framed(writer.fail(error_body(public_error(error, running.request_id), running.request_id)))
+
+
+async def _events(chat: Chat, running: Run, writer: Writer) -> AsyncGenerator[list[Event], None]:
+    """What each token brings, if anything; raises what ends the generation."""
+    yield writer.begin(running.request.input_length)
+    choice: AnyStream | None = None
+    head = ChatHead.new("chatcmpl", "")
+    async with aclosing(interleaved([running])) as arrived:
+        async for _, event in arrived:
+            if isinstance(event, Prefilled):
+                continue
+            choice = choice or choice_stream(chat, head, 0, running)
+            choices = [chunk["choices"][0] for chunk in choice.chunks(event)]
+            events = [one for each in choices for one in writer.push(each["delta"])]
+            if isinstance(event, Finished):
+                events += writer.end(_ending(event, running, choice, choices[-1]["finish_reason"]))
+            if events:
+                yield events
+
+
+def _ending(event: Finished, running: Run, choice: AnyStream, finish_reason: str) -> Ending:
+    return Ending(
+        finish_reason=finish_reason,
+        stop=stop_of(event, running.request.stopping.stop_sequences),
+        output_tokens=event.generated_tokens,
+        cached_tokens=event.cached_tokens,
+        reasoning_tokens=choice.reader.reasoning_tokens if isinstance(choice, ReadStream) else 0,
+    )
+
+
+def _framed(events: Iterable[Event]) -> bytes:
+    return b"".join(b"event: %s\n%s" % (name.encode(), sse.frame(dumps(data))) for name, data in events)

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: bodies to chats, answers to blocks and events."""

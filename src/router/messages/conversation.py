@@ -1,0 +1,119 @@
+"""From a body of the Messages API to the chat body that asks for the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.openai.chat.prompt import chat_body
+from router.schemas.chat import ChatBody
+from router.schemas.conversations.messages import (
+    CountTokensBody,
+    ImageBlock,
+    InputMessage,
+    MessagesBody,
+    MessagesTool,
+    MessagesToolChoice,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+
+_BILLING = "x-anthropic-billing-header:"
+"""How a line begins that Claude Code puts before its system prompt. It changes with each request, so that the prefix
+cache would never find the prompt again."""
+_ERROR = "Error: "
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_of(body: CountTokensBody) -> ChatBody:
+    """The chat; what only generating needs is there if the body has it. Raises ValidationError."""
+    fields: dict[str, Any] = {"model": body.model, "messages": [*_system(body), *_messages(body.messages)]}
+    if tools := [_tool(tool) for tool in body.tools or () if _is_of_client(tool)]:
+        fields["tools"] = tools
+    if body.tool_choice is not None:
+        fields |= _tool_choice(body.tool_choice)
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        thinks = body.thinking.type == "enabled"
+        fields["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+    if body.output_config is not None:
+        fields["reasoning_effort"] = body.output_config.effort
+        if (form := body.output_config.format) is not None:
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+    if isinstance(body, MessagesBody):
+        fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None, "stream": body.stream}
+        fields |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+    return chat_body(fields)
+
+
+def _system(body: CountTokensBody) -> list[dict[str, Any]]:
+    if body.system is None:
+        return []
+    texts = [body.system] if isinstance(body.system, str) else [block.text for block in body.system]
+    text = "".join(text for text in texts if not text.startswith(_BILLING))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
+    return [turn for message in messages for turn in _turns(message)]
+
+
+def _turns(message: InputMessage) -> list[dict[str, Any]]:
+    """A message as turns of a chat: each result of a tool is one, and comes before the text beside it."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    parts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    reasoning = ""
+    for block in message.content:
+        if isinstance(block, TextBlock | ImageBlock):
+            parts.append(_part(block))
+        elif isinstance(block, ToolUseBlock):
+            function = {"name": block.name, "arguments": block.input}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, ToolResultBlock):
+            results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)})
+        elif isinstance(block, ThinkingBlock):
+            reasoning += block.thinking
+    turn: dict[str, Any] = {"role": message.role}
+    if parts:
+        turn["content"] = parts
+    if calls:
+        turn["tool_calls"] = calls
+    if reasoning:
+        turn["reasoning"] = reasoning
+    if len(turn) > 1:
+        return [*results, turn]
+    return results or [{"role": message.role, "content": ""}]
+
+
+def _part(block: TextBlock | ImageBlock) -> dict[str, Any]:
+    if isinstance(block, TextBlock):
+        return {"type": "text", "text": block.text}
+    source = block.source
+    url = source.url if source.type == "url" else f"data:{source.media_type};base64,{source.data}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
+    if isinstance(block.content, str):
+        return f"{_ERROR}{block.content}" if block.is_error else block.content
+    parts = [_part(part) for part in block.content]
+    return [{"type": "text", "text": _ERROR}, *parts] if block.is_error else parts or ""
+
+
+def _is_of_client(tool: MessagesTool) -> bool:
+    """Others run on Anthropic's servers, or have a schema that only its models were trained with."""
+    return tool.type == "custom"
+
+
+def _tool(tool: MessagesTool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function | {"strict": tool.strict}}
+
+
+def _tool_choice(choice: MessagesToolChoice) -> dict[str, Any]:
+    named = {"type": "function", "function": {"name": choice.name}}
+    asked = named if choice.type == "tool" else _CHOICES[choice.type]
+    return {"tool_choice": asked, "parallel_tool_calls": not choice.disable_parallel_tool_use}

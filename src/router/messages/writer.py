@@ -1,0 +1,110 @@
+"""From the deltas of a chat to blocks and events of the Messages API; a whole answer is what its stream adds up to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from router.openai.chat.ending import Ending
+
+Event = tuple[str, dict[str, Any]]
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_EMPTY: dict[str, dict[str, Any]] = {
+    "text": {"text": ""},
+    "thinking": {"thinking": "", "signature": ""},  # the field must be there, and only Anthropic's servers can sign
+}
+
+
+class MessageWriter:
+    """Writes one message. One block is open at a time."""
+
+    def __init__(self, message_id: str, model: str) -> None:
+        self._fields = {"id": message_id, "type": "message", "role": "assistant", "model": model}
+        self._blocks: list[dict[str, Any]] = []
+        self._arguments = ""  # of the open block, if it is a call
+        self._is_open = False
+        self._usage: dict[str, int] = {}
+        self._ended: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The message as far as it has come."""
+        return {**self._fields, "content": self._blocks, **self._ended, "usage": self._usage}
+
+    def begin(self, input_tokens: int) -> list[Event]:
+        self._usage = {"input_tokens": input_tokens, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        self._usage["output_tokens"] = 0
+        started = self.whole | {"content": [], "usage": dict(self._usage)}
+        return [_event("message_start", message=started), _event("ping")]
+
+    def push(self, delta: dict[str, Any]) -> list[Event]:
+        """The events of one delta of a chat stream."""
+        events: list[Event] = []
+        if text := delta.get("reasoning"):
+            events += self._text("thinking", text)
+        if text := delta.get("content"):
+            events += self._text("text", text)
+        for call in delta.get("tool_calls", ()):
+            events += self._call(call)
+        return events
+
+    def end(self, ending: Ending) -> list[Event]:
+        events = self._close()
+        reason = "stop_sequence" if ending.stop is not None else _STOP_REASONS[ending.finish_reason]
+        self._ended = {"stop_reason": reason, "stop_sequence": ending.stop}
+        self._usage["output_tokens"] = ending.output_tokens
+        self._usage["input_tokens"] -= ending.cached_tokens
+        self._usage["cache_read_input_tokens"] = ending.cached_tokens
+        return [*events, _event("message_delta", delta=self._ended, usage=self._usage), _event("message_stop")]
+
+    def fail(self, error: dict[str, Any]) -> list[Event]:
+        """What ends a stream that has begun."""
+        return [("error", error)]
+
+    def _text(self, kind: str, text: str) -> list[Event]:
+        events = []
+        if not self._is_open or self._blocks[-1]["type"] != kind:
+            events = self._open({"type": kind, **_EMPTY[kind]})
+        self._blocks[-1][kind] += text
+        return [*events, self._delta({"type": f"{kind}_delta", kind: text})]
+
+    def _call(self, call: dict[str, Any]) -> list[Event]:
+        events = []
+        if "id" in call:
+            events = self._open({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": {}})
+        if arguments := call["function"]["arguments"]:
+            self._arguments += arguments
+            events.append(self._delta({"type": "input_json_delta", "partial_json": arguments}))
+        return events
+
+    def _open(self, block: dict[str, Any]) -> list[Event]:
+        events = self._close()
+        self._blocks.append(block)
+        self._is_open = True
+        return [*events, _event("content_block_start", index=len(self._blocks) - 1, content_block=dict(block))]
+
+    def _close(self) -> list[Event]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        if self._blocks[-1]["type"] == "tool_use":
+            self._blocks[-1]["input"], self._arguments = _input(self._arguments), ""
+        return [_event("content_block_stop", index=len(self._blocks) - 1)]
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+
+def _event(kind: str, **fields: Any) -> Event:
+    return kind, {"type": kind, **fields}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """An object, which clients require; empty where the call was cut, as `stop_reason` says."""
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

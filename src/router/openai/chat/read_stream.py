@@ -1,0 +1,43 @@
+"""One choice of a chat stream whose answer may hold reasoning and calls: from its events to chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.events import Finished, TokenGenerated
+from router.openai.chat.chunks import ChatHead, logprob
+from router.openai.chat.reading import CallIds, ChoiceReader, Deltas
+
+
+class ReadStream:
+    """A delta has reasoning, content or part of a call. The logprobs of tokens that bring no delta go with the next."""
+
+    def __init__(self, head: ChatHead, index: int, reader: ChoiceReader, ids: CallIds, *, logprobs: bool) -> None:
+        self.reader = reader
+        self._head = head.fields("chat.completion.chunk")
+        self._index = index
+        self._deltas = Deltas(ids)
+        self._logprobs: list[dict[str, Any]] | None = [] if logprobs else None
+        self._is_first = True
+
+    def chunks(self, event: TokenGenerated | Finished) -> list[dict[str, Any]]:
+        """The chunks that one token brings about: none, or several."""
+        if self._logprobs is not None:
+            self._logprobs.append(logprob(event.token, event.top_tokens))
+        if not isinstance(event, Finished):
+            return [self._chunk(delta) for delta in self._deltas.of(self.reader.push(event.token))]
+        deltas = self._deltas.of(self.reader.finish(event.token, event.text, event.finish_reason))
+        if not deltas and self._is_first:
+            deltas = [{"content": ""}]
+        reason = self.reader.finish_reason(event.finish_reason)
+        return [*(self._chunk(delta) for delta in deltas), self._chunk({}, reason)]
+
+    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        if self._is_first:
+            # Calls and reasoning come with content null, as in a whole answer.
+            self._is_first, delta = False, {"role": "assistant", "content": None} | delta
+        logprobs = None
+        if self._logprobs is not None:
+            logprobs, self._logprobs = {"content": self._logprobs}, []
+        choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "choices": [choice], "usage": None}

@@ -1,0 +1,182 @@
+"""Which format of calls and which style of reasoning a model has: what the operator says, or its template shows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from router.errors import StartupError, ValidationError
+from router.grammar.checker import AskedGrammar, read_grammar
+from router.openai.formats import reasoning, table
+from router.openai.formats.format import Format, IdKind
+from router.openai.formats.grammar import (
+    Thinking,
+    answer_behind,
+    forced_calls,
+    free_calls,
+    is_suitable,
+    limited_thinking,
+)
+from router.openai.formats.markers import Markers
+from router.openai.formats.probe import calls_in_an_answer
+from router.openai.formats.reader import AnswerReader
+from router.openai.formats.reasoning import ReasoningStyle
+from router.openai.formats.schema_types import ArgumentTypes
+from router.openai.template.template import ChatTemplate
+
+logger = logging.getLogger(__name__)
+
+AUTO, TGI, NONE = "auto", "tgi", "none"
+HARMONY = "harmony"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFormat:
+    """What is read in the answers of a model. `format` is None where calls are forced into TGI's form."""
+
+    format: Format | None = None
+    style: ReasoningStyle | None = None
+    markers: Markers = field(default_factory=lambda: Markers((), {}))
+
+    @property
+    def tool_call_parser(self) -> str:
+        return self.format.name if self.format else TGI
+
+    @property
+    def reasoning_parser(self) -> str:
+        if self.format is not None and self.format.turn is not None:
+            return self.format.name
+        return self.style.name if self.style else NONE
+
+    @property
+    def has_one_call(self) -> bool:
+        """Whether the template takes answers with one call at most."""
+        return self.format is not None and self.format.is_one
+
+    @property
+    def ids(self) -> IdKind:
+        return self.format.ids if self.format else IdKind.RANDOM
+
+    def can_force(self, names: Iterable[str]) -> bool:
+        """Whether a grammar can hold an answer to calls of these functions, in the model's own format."""
+        return self.format is not None and self.format.form is not None and is_suitable(names)
+
+    def forced(self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int | None) -> AskedGrammar:
+        """One call at least, behind the thinking."""
+        assert self.format is not None
+        text = forced_calls(self.format, self.markers, schemas, self._thinking(prompt, budget), is_one=is_one)
+        return AskedGrammar("lark", text)
+
+    def free(self, schemas: Mapping[str, Any], *, is_one: bool, is_strict: bool) -> AskedGrammar | None:
+        """Text, calls or both; None where no token opens a call. `is_strict`: schemas that cannot be compiled are
+        refused, and not only left unenforced."""
+        assert self.format is not None
+        text = free_calls(self.format, self.markers, schemas, is_one=is_one)
+        return None if text is None else AskedGrammar("lark", text, is_optional=not is_strict)
+
+    def behind_thinking(self, asked: AskedGrammar, prompt: str, budget: int | None) -> AskedGrammar:
+        """A grammar of the answer that begins where the thinking ends. Raises ValidationError."""
+        thinking, read = self._thinking(prompt, budget), read_grammar(asked)
+        if read is None or read[0] != "json" or self.style is None or thinking.is_over:
+            return asked
+        try:
+            schema = orjson.loads(read[1])
+        except orjson.JSONDecodeError:
+            return asked  # which says what is wrong with it
+        return AskedGrammar("lark", answer_behind(thinking, self.markers, schema))
+
+    def may_think(self, prompt: str) -> bool:
+        """Whether an answer to this prompt may begin with reasoning."""
+        thinking = self._thinking(prompt, None)
+        return bool(thinking.opens) and not thinking.is_over
+
+    def limited(self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int) -> AskedGrammar:
+        """An answer whose thinking has at most `budget` tokens.
+
+        Raises ValidationError where no token of its own ends the thinking.
+        """
+        thinking = self._thinking(prompt, budget)
+        if not isinstance(self.markers.pieces(thinking.closes)[0], int):
+            raise ValidationError("`thinking_token_budget` needs a model whose reasoning ends with a token of its own")
+        return AskedGrammar("lark", limited_thinking(thinking, self.format, self.markers, schemas, is_one=is_one))
+
+    def _thinking(self, prompt: str, budget: int | None) -> Thinking:
+        if self.format is not None and self.format.form is not None and self.format.turn is not None:
+            opens, closes = self.format.form.thinks
+            return Thinking(opens=opens, closes=closes, budget=budget)
+        if self.style is None:
+            return Thinking()
+        is_over = prompt.rstrip().endswith(self.style.closes)
+        is_open = self.style.is_open_in(prompt)
+        return Thinking(
+            opens=self.style.opens, closes=self.style.closes, is_open=is_open, is_over=is_over, budget=budget
+        )
+
+    def reader(self, schemas: Mapping[str, Any] | None, prompt: str) -> AnswerReader | None:
+        """Of one answer; None where there is only content. `schemas`: of the functions that it may call, by name; None
+        where it calls none."""
+        format = self.format
+        if format is not None and format.turn is None and schemas is None:
+            format = None
+        if format is None and self.style is None:
+            return None
+        is_open = self.style is not None and self.style.is_open_in(prompt)
+        return AnswerReader(format, self.style, self.markers, types=ArgumentTypes(schemas or {}), is_open=is_open)
+
+
+async def choose(
+    template: ChatTemplate, added_tokens: Mapping[str, int], *, tool_call_parser: str, reasoning_parser: str
+) -> ModelFormat:
+    """Raises StartupError for names that are not in the tables."""
+    source = "\n".join(template.sources.values())
+    format = _format(source, tool_call_parser)
+    style = _style(source, reasoning_parser)
+    marks = [*(format.marks if format else ()), *(style.marks if style else ())]
+    markers = Markers(marks, added_tokens)
+    if format is not None and source:
+        format = await _proved(template, format, style, markers, is_given=tool_call_parser != AUTO)
+    if format is not None and format.turn is not None and reasoning_parser != NONE:
+        style = None  # the format reads reasoning itself
+    chosen = ModelFormat(format=format, style=style, markers=markers)
+    if source:
+        logger.info("tool calls are read as %s, reasoning as %s", chosen.tool_call_parser, chosen.reasoning_parser)
+    return chosen
+
+
+def _format(source: str, asked: str) -> Format | None:
+    if asked == AUTO:
+        return table.format_in(source)
+    if asked == TGI:
+        return None
+    format = table.named(asked)
+    if format is None:
+        known = ", ".join((AUTO, TGI, *sorted(table.FORMATS)))
+        raise StartupError(f"`--tool-call-parser` {asked} is unknown; choose one of {known}")
+    return format
+
+
+def _style(source: str, asked: str) -> ReasoningStyle | None:
+    if asked == AUTO:
+        return reasoning.style_in(source)
+    if asked in (NONE, HARMONY, *table.FORMATS[HARMONY].aliases):
+        return None
+    style = reasoning.named(asked)
+    if style is None:
+        known = ", ".join((AUTO, NONE, HARMONY, *sorted(one.name for one in reasoning.STYLES)))
+        raise StartupError(f"`--reasoning-parser` {asked} is unknown; choose one of {known}")
+    return style
+
+
+async def _proved(
+    template: ChatTemplate, format: Format, style: ReasoningStyle | None, markers: Markers, *, is_given: bool
+) -> Format | None:
+    count = await calls_in_an_answer(template, format, style, markers)
+    if count == 0:
+        instead = "--tool-call-parser asks for it" if is_given else "calls are forced into TGI's form instead"
+        logger.warning("the chat template does not write tool calls that are read as %s; %s", format.name, instead)
+        return format if is_given else None
+    return format if format.is_one or count > 1 else replace(format, is_one=True)

@@ -1,0 +1,157 @@
+"""What a format is, and what its reader works with."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from router.openai.formats.events import Arguments, CallEnded, CallStarted, ChatEvent, Content, Reasoning
+from router.openai.formats.markers import Markers
+from router.openai.formats.schema_types import ArgumentTypes
+from router.openai.formats.source import Source, Steps
+
+
+class CallReader:
+    """The text that is read, the calls that come out, and what is known of the model and the functions."""
+
+    def __init__(self, markers: Markers, types: ArgumentTypes) -> None:
+        self.source = Source()
+        self.types = types
+        self.events: list[ChatEvent] = []
+        self.num_started = 0
+        self.num_complete = 0
+        self.is_reasoning = False  # what has come so far ends inside of reasoning
+        self._markers = markers
+
+    def mark(self, text: str) -> str:
+        """A text of the format, encoded like the source."""
+        return self._markers.encoded(text)
+
+    def visible(self, text: str) -> str:
+        return self._markers.visible(text)
+
+    def space_and(self, *marks: str) -> Steps[str]:
+        """Skips white space, then reads one of the marks if it comes next. Returns the mark as it was given.
+
+        Half of a mark at the end of the text is skipped.
+        """
+        yield from self.source.space()
+        encoded = {self.mark(mark): mark for mark in marks}
+        found = yield from self.source.literal(*encoded)
+        if not found and (rest := self.source.rest) and any(mark.startswith(rest) for mark in encoded):
+            self.source.skip(len(rest))
+        return encoded.get(found, "")
+
+    def attempt(self, call: Steps[bool]) -> Steps[bool]:
+        """Reads a call. If it breaks before its name is complete, nothing is read and False is returned."""
+        position, before = self.source.hold(), self.num_started
+        is_complete = yield from call
+        if self.num_started == before:
+            self.source.rewind(position)
+            return False
+        if not is_complete and self.source.is_complete:
+            self.source.skip(len(self.source.rest))  # half of a key or of a mark
+        self.events.append(CallEnded(is_complete))
+        self.num_complete += is_complete
+        return is_complete
+
+    def start(self, name: str, own_id: str | None = None) -> None:
+        self.source.release()
+        self.num_started += 1
+        self.events.append(CallStarted(self.visible(name), own_id))
+
+    def say(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+        if text:
+            self.events.append(kind(self.visible(text)))
+
+    def argue(self, text: str) -> None:
+        """Passes on more of the arguments' JSON text."""
+        if text:
+            self.events.append(Arguments(self.visible(text)))
+
+
+class ObjectWriter:
+    """Arguments that are written key by key, as the JSON text of an object."""
+
+    def __init__(self, reader: CallReader) -> None:
+        self._reader = reader
+        self._begin = "{"
+
+    def key(self, name: str) -> None:
+        quoted = json.dumps(self._reader.visible(name), ensure_ascii=False)
+        self._reader.argue(f"{self._begin}{quoted}: ")
+        self._begin = ", "
+
+    def value(self, json_text: str) -> None:
+        self._reader.argue(json_text)
+
+    def end(self) -> None:
+        self._reader.argue("{}" if self._begin == "{" else "}")
+
+
+class IdKind(Enum):
+    """Which ids a template accepts for its calls."""
+
+    RANDOM = "random"
+    SHORT = "short"  # nine letters and digits
+    COUNTED = "counted"  # functions.NAME:NUMBER, counted through the chat
+
+    def new(self, name: str, number: int) -> str:
+        """`number`: of calls before it in the chat."""
+        if self is IdKind.COUNTED:
+            return f"functions.{name}:{number}"
+        return uuid.uuid4().hex[:9] if self is IdKind.SHORT else f"call_{uuid.uuid4().hex[:24]}"
+
+    def accepts(self, own_id: str) -> bool:
+        """Whether an id that the model wrote can be the call's."""
+        if self is IdKind.SHORT:
+            return re.fullmatch(r"[A-Za-z0-9]{9}", own_id) is not None
+        return self is IdKind.COUNTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallForm:
+    """How calls with JSON arguments are written where a grammar forces them. INDEX stands for a number."""
+
+    before_name: str
+    behind_name: str
+    behind_arguments: str = ""
+    begin: str = ""  # before the first call
+    between: str = ""
+    end: str = ""  # behind the last one
+    thinks: tuple[str, str] = ("", "")  # the marks of thinking, in a format that reads it itself
+
+
+INDEX = "\ue000"
+
+Read = Callable[[CallReader, str], Steps[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A form of tool calls. `read` is called behind an opener or in front of a start, which is its second argument.
+
+    It reads calls by `CallReader.attempt` until something else comes.
+    """
+
+    name: str
+    read: Read
+    openers: tuple[str, ...]
+    starts: tuple[str, ...] = ()  # begin a call at the beginning of an answer only
+    closers: tuple[str, ...] = ()  # are dropped where no call is open
+    others: tuple[str, ...] = ()  # further marks that may be tokens
+    ids: IdKind = IdKind.RANDOM
+    is_one: bool = False  # one call for each answer
+    aliases: tuple[str, ...] = ()  # names of other servers' parsers
+    signs: Callable[[str], bool]  # whether a template is written for it
+    form: CallForm | None = None  # None: arguments are not JSON, and calls are not forced in this format
+    turn: Callable[[CallReader], Steps[None]] | None = None  # reads a whole answer instead, reasoning included
+
+    @property
+    def marks(self) -> Iterable[str]:
+        """All that may be tokens."""
+        return (*self.openers, *self.closers, *self.others)

@@ -1,0 +1,65 @@
+"""From tokens to text in which each marker that is a token of its own is one character.
+
+The characters are lone surrogates, which no decoded text has: a marker is known by its token's id, and the same letters
+in ordinary tokens are only text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from router.events import Token
+
+_FIRST = 0xD800
+
+
+class Markers:
+    """The markers of one model."""
+
+    def __init__(self, marks: Iterable[str], added_tokens: Mapping[str, int]) -> None:
+        """`added_tokens`: the tokenizer's, by their text. Any other mark is known by its letters."""
+        tokens = sorted({mark for mark in marks if mark in added_tokens}, key=lambda mark: (-len(mark), mark))
+        self._characters = {text: chr(_FIRST + number) for number, text in enumerate(tokens)}
+        self._texts = {ord(character): text for text, character in self._characters.items()}
+        self._ids = {text: added_tokens[text] for text in tokens}
+        self._by_id = {number: text for text, number in self._ids.items()}
+
+    def encoded(self, text: str) -> str:
+        """A text of a format, with a character for each token in it."""
+        for mark, character in self._characters.items():
+            text = text.replace(mark, character)
+        return text
+
+    def visible(self, text: str) -> str:
+        """The opposite."""
+        return text.translate(self._texts)
+
+    def is_token(self, mark: str) -> bool:
+        return mark in self._characters
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the marks that are tokens."""
+        return sorted(self._by_id)
+
+    def pieces(self, text: str) -> list[str | int]:
+        """A text of a format as ids of tokens and the texts between them."""
+        pieces: list[str | int] = []
+        for character in self.encoded(text):
+            mark = self._texts.get(ord(character))
+            if mark is not None:
+                pieces.append(self._ids[mark])
+            elif pieces and isinstance(pieces[-1], str):
+                pieces[-1] += character
+            else:
+                pieces.append(character)
+        return pieces
+
+    def text_of(self, token: Token) -> str:
+        """What a token adds. Other special tokens add nothing."""
+        mark = self._by_id.get(token.id)
+        if mark is None:
+            return "" if token.special else token.text
+        # A character that was incomplete before may come with the marker.
+        before = token.text.removesuffix(mark)
+        return self._characters[mark] if token.special else before + self._characters[mark]

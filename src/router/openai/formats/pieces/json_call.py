@@ -1,0 +1,72 @@
+"""Calls that are JSON objects: a name, and the arguments as an object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.openai.formats.format import CallReader
+from router.openai.formats.source import Steps
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def json_call(reader: CallReader, *, name_key: str = "name", only_offered: bool = False) -> Steps[bool]:
+    """Reads one object. `only_offered`: it is text, not a call, if it names a function that is not offered.
+
+    The arguments are passed on as they are written. Other keys say nothing: ids and types.
+    """
+    source, name = reader.source, ""
+    own_id: str | None = None
+    early: list[str] = []  # arguments that come before the name
+    if not (yield from source.literal("{")):
+        return False
+    has_arguments = False
+    while True:
+        yield from source.space()
+        key = yield from source.json_string()
+        if key is None or not (yield from reader.space_and(":")):
+            return False
+        yield from source.space()
+        if key == name_key and not name:
+            name = (yield from source.json_string()) or ""
+            if not name or (only_offered and name not in reader.types):
+                return False
+            reader.start(name, own_id)
+            reader.argue("".join(early))
+        elif key in _ARGUMENTS and not has_arguments:
+            has_arguments = True
+            if not (yield from source.json_value(reader.argue if name else early.append)):
+                return False
+        elif key == "id" and not name:
+            own_id = yield from source.json_string()
+            if own_id is None:
+                return False
+        elif not (yield from source.json_value(_drop)):
+            return False
+        mark = yield from reader.space_and(",", "}")
+        if mark != ",":
+            break
+    if name and not has_arguments and mark:
+        reader.argue("{}")
+    return mark == "}"
+
+
+def json_calls(
+    reader: CallReader, end: str = "", *, name_key: str = "name", separators: Sequence[str] = (",",)
+) -> Steps[None]:
+    """Reads a list of calls behind its `[`, to its `]` and `end`."""
+    while (yield from reader.attempt(_next(reader, name_key))):
+        mark = yield from reader.space_and(*separators, "]")
+        if mark not in separators:
+            break
+    if end:
+        yield from reader.space_and(end)
+
+
+def _next(reader: CallReader, name_key: str) -> Steps[bool]:
+    yield from reader.source.space()
+    return (yield from json_call(reader, name_key=name_key))
+
+
+def _drop(text: str) -> None:
+    """What is not passed on."""

@@ -1,0 +1,19 @@
+"""The name of a function in front of a mark."""
+
+from __future__ import annotations
+
+import re
+
+from router.openai.formats.format import CallReader
+from router.openai.formats.source import Steps
+
+_NAME = re.compile(r"""[^\s<>"'{}()\[\],\ud800-\udfff]+""")
+
+
+def name_before(reader: CallReader, *marks: str) -> Steps[tuple[str, str]]:
+    """The name and the mark behind it, which is read too; ("", ""): there is no name."""
+    encoded = {reader.mark(mark): mark for mark in marks}
+    found = yield from reader.source.until(*encoded)
+    if found is None or not _NAME.fullmatch(name := found[0].strip()):
+        return "", ""
+    return name, encoded[found[1]]

@@ -1,0 +1,91 @@
+"""Calls as Python writes them: `name(key=literal, ...)`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+
+from router.openai.formats.format import CallReader, ObjectWriter
+from router.openai.formats.source import Source, Steps
+
+_IDENTIFIER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def python_call(reader: CallReader, *, only_offered: bool = False) -> Steps[bool]:
+    """Reads one call; a value is passed on when it is complete."""
+    source = reader.source
+    yield from source.space()
+    found = yield from source.until("(")
+    if found is None or not _IDENTIFIER.fullmatch(name := found[0].strip()):
+        return False
+    name = name.removesuffix(".call")
+    if only_offered and name not in reader.types:
+        return False
+    reader.start(name)
+    writer = ObjectWriter(reader)
+    if (yield from reader.space_and(")")):
+        writer.end()
+        return True
+    while True:
+        yield from source.space()
+        key = yield from source.until("=")
+        if key is None or not key[0].strip().isidentifier():
+            return False
+        writer.key(key[0].strip())
+        value = yield from _literal(source)
+        writer.value(_json_of(reader.visible(value)))
+        if (mark := (yield from source.literal(",", ")"))) == ")":
+            writer.end()
+            return True
+        if not mark:
+            return False
+        if (yield from reader.space_and(")")):  # a comma behind the last argument
+            writer.end()
+            return True
+
+
+def _literal(source: Source) -> Steps[str]:
+    """The text up to the comma or bracket that ends a value."""
+    pieces: list[str] = []
+    open_ones: list[str] = []
+    while character := (yield from source.peek()):
+        if character in "'\"":
+            pieces.append((yield from _quoted(source, character)))
+            continue
+        if not open_ones and character in ",)":
+            break
+        if character in _CLOSING:
+            open_ones.append(_CLOSING[character])
+        elif open_ones and character == open_ones[-1]:
+            open_ones.pop()
+        source.skip(1)
+        pieces.append(character)
+    return "".join(pieces)
+
+
+def _quoted(source: Source, quote: str) -> Steps[str]:
+    source.skip(1)
+    text, escaped = quote, False
+    while character := (yield from source.peek()):
+        source.skip(1)
+        text += character
+        if character == quote and not escaped:
+            break
+        escaped = character == "\\" and not escaped
+    return text
+
+
+def _json_of(text: str) -> str:
+    """The JSON text of a Python literal; of what is none, of a string."""
+    text = text.strip()
+    try:
+        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        pass
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    return text

@@ -1,0 +1,29 @@
+"""Arguments between tags: raw text if the function's schema says string, else JSON."""
+
+from __future__ import annotations
+
+import json
+
+from router.openai.formats.format import CallReader, ObjectWriter
+from router.openai.formats.source import Steps
+
+STRING = frozenset({"string"})
+
+
+def tagged_value(reader: CallReader, writer: ObjectWriter, types: frozenset[str], *ends: str) -> Steps[bool]:
+    """Reads a value to one of `ends`. Strings are passed on as they come, others whole. False: it is cut off."""
+    marks = tuple(reader.mark(end) for end in ends)
+    if types == STRING:
+        writer.value('"')
+        if not (yield from reader.source.text_until(marks, lambda text: writer.value(_escaped(reader, text)))):
+            return False
+        writer.value('"')
+        return True
+    pieces: list[str] = []
+    found = yield from reader.source.text_until(marks, pieces.append)
+    writer.value(reader.types.json_of(reader.visible("".join(pieces)), types))
+    return bool(found)
+
+
+def _escaped(reader: CallReader, text: str) -> str:
+    return json.dumps(reader.visible(text), ensure_ascii=False)[1:-1]

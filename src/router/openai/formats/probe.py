@@ -1,0 +1,77 @@
+"""Whether a chat template writes calls in the format that it seems to have: it renders some, and they are read.
+
+Each answer is found by comparing the prompt that it answers with a later one that contains it.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import takewhile
+from typing import Any
+
+from router.errors import TemplateError
+from router.openai.formats.events import Arguments, CallEnded, CallStarted, ChatEvent
+from router.openai.formats.format import Format
+from router.openai.formats.markers import Markers
+from router.openai.formats.reader import AnswerReader
+from router.openai.formats.reasoning import ReasoningStyle
+from router.openai.formats.schema_types import ArgumentTypes
+from router.openai.template.messages import Turn
+from router.openai.template.template import ChatTemplate
+
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}, "n": {"type": "integer"}}, "required": ["city"]}
+_TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "description": "Looks something up", "parameters": _CITY}}
+    for name in ("get_weather", "get_time")
+]
+_CALLS = [("get_weather", {"city": 'Zürich "x"\nsüd', "n": 3}), ("get_time", {"city": "日本", "n": -1})]
+_QUESTION = Turn(role="user", parts="Which weather?")
+
+
+async def calls_in_an_answer(
+    template: ChatTemplate, format: Format, style: ReasoningStyle | None, markers: Markers
+) -> int:
+    """How many calls of one answer are read as they were rendered: 2, 1 or none."""
+    for count in (1,) if format.is_one else (2, 1):
+        expected = _CALLS[:count]
+        for content in (None, ""):  # as clients write an answer without text
+            reader = AnswerReader(format, style, markers, types=ArgumentTypes({name: _CITY for name, _ in _CALLS}))
+            try:
+                text = await _answer(template, expected, format, content)
+            except TemplateError:
+                continue
+            if _read(reader.read(markers.encoded(text)) + reader.end())[:count] == expected:
+                return count
+    return 0
+
+
+async def _answer(template: ChatTemplate, calls: list[tuple[str, Any]], format: Format, content: str | None) -> str:
+    """What follows the prompt in the chat that contains the answer. Raises TemplateError."""
+    ids = [format.ids.new(name, number) for number, (name, _) in enumerate(calls)]
+    tool_calls = [
+        {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for identifier, (name, arguments) in zip(ids, calls, strict=True)
+    ]
+    results = [
+        Turn(role="tool", parts="sunny", tool_call_id=identifier, name=name)
+        for identifier, (name, _) in zip(ids, calls, strict=True)
+    ]
+    turns = [_QUESTION, Turn(role="assistant", parts=content, tool_calls=tool_calls), *results]
+    prompt = await template.render([_QUESTION], _TOOLS)
+    later = await template.render(turns, _TOOLS)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, later, strict=False)))
+    return later[same:]
+
+
+def _read(events: list[ChatEvent]) -> list[tuple[str, Any]]:
+    """The calls that are complete, with their arguments."""
+    calls: list[tuple[str, Any]] = []
+    name = text = ""
+    for event in events:
+        if isinstance(event, CallStarted):
+            name, text = event.name, ""
+        elif isinstance(event, Arguments):
+            text += event.text
+        elif isinstance(event, CallEnded) and event.is_complete:
+            calls.append((name, json.loads(text)))
+    return calls

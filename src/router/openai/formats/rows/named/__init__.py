@@ -1,0 +1,1 @@
+"""Formats with the name in front of the JSON of the arguments."""

@@ -1,0 +1,1 @@
+"""Formats with a syntax of their own for calls and values."""

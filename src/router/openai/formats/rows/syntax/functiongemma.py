@@ -1,0 +1,23 @@
+"""`<start_function_call>call:N{k:<escape>v<escape>}<end_function_call>`: FunctionGemma."""
+
+from __future__ import annotations
+
+from router.openai.formats.format import CallReader, Format
+from router.openai.formats.pieces.bare_keys import bare_keys_call
+from router.openai.formats.source import Steps
+
+_OPEN, _CLOSE, _QUOTE = "<start_function_call>", "<end_function_call>", "<escape>"
+
+
+def _read(reader: CallReader, opener: str) -> Steps[None]:
+    yield from reader.attempt(bare_keys_call(reader, _QUOTE, _CLOSE, typed=True))
+
+
+FORMAT = Format(
+    name="functiongemma",
+    openers=(_OPEN,),
+    closers=(_CLOSE,),
+    others=(_QUOTE,),
+    signs=lambda template: _OPEN in template,
+    read=_read,
+)

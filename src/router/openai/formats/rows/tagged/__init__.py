@@ -1,0 +1,1 @@
+"""Formats with tags around each argument."""

@@ -1,0 +1,84 @@
+"""Which JSON types a function's schema allows for an argument: it decides how text without quotes is understood."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_MAX_DEPTH = 16
+
+
+class ArgumentTypes:
+    """Of the functions that an answer may call. Arguments of others, or without a schema, may have any type."""
+
+    def __init__(self, schemas: Mapping[str, Any]) -> None:
+        self._schemas = schemas
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._schemas
+
+    def of(self, name: str, key: str) -> frozenset[str]:
+        root = self._schemas.get(name)
+        properties = root.get("properties") if isinstance(root, dict) else None
+        return _types(properties.get(key), root, 0) if isinstance(properties, dict) else _ALL
+
+    def json_of(self, text: str, types: frozenset[str]) -> str:
+        """The JSON text of an argument that is written without quotes: itself if its type is right, else a string."""
+        if types != {"string"}:
+            try:
+                value = json.loads(text, parse_constant=_refuse)
+            except (ValueError, RecursionError):
+                pass
+            else:
+                if _type_of(value) & types and not (isinstance(value, str) and "string" not in types):
+                    return text.strip()
+        return json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
+    if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+        return _ALL
+    given = schema.get("type")
+    if isinstance(given, str):
+        return _widened([given])
+    if isinstance(given, list):
+        return _widened(one for one in given if isinstance(one, str))
+    if "const" in schema:
+        return _type_of(schema["const"])
+    if isinstance(schema.get("enum"), list):
+        return frozenset[str]().union(*(_type_of(value) for value in schema["enum"]))
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            return frozenset[str]().union(*(_types(one, root, depth + 1) for one in schema[keyword]))
+    if isinstance(reference := schema.get("$ref"), str):
+        return _types(_target(reference, root), root, depth + 1)
+    return _ALL
+
+
+def _widened(types: Iterable[str]) -> frozenset[str]:
+    found = frozenset(types) & _ALL
+    return found | {"integer"} if "number" in found else found or _ALL
+
+
+def _target(reference: str, root: Any) -> Any:
+    for step in reference.removeprefix("#").split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        root = root.get(key) if isinstance(root, dict) else None
+    return root
+
+
+def _type_of(value: Any) -> frozenset[str]:
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
+    if isinstance(value, int):
+        return frozenset({"integer", "number"})
+    for kind, name in ((float, "number"), (str, "string"), (list, "array"), (dict, "object")):
+        if isinstance(value, kind):
+            return frozenset({name})
+    return frozenset({"null"})
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)

@@ -1,0 +1,28 @@
+"""The formats that are known, and how a model's is found: by signs in its chat template."""
+
+from __future__ import annotations
+
+from router.openai.formats.format import Format
+from router.openai.formats.rows.json import cohere, granite3, hermes, llama_json, mistral_json, phi4_mini
+from router.openai.formats.rows.named import deepseek_v3, deepseek_v31, harmony, kimi_k2, mistral_args
+from router.openai.formats.rows.syntax import functiongemma, gemma4, pythonic
+from router.openai.formats.rows.tagged import deepseek_dsml, glm, qwen_xml
+
+FORMATS: dict[str, Format] = {
+    row.FORMAT.name: row.FORMAT
+    for row in (
+        harmony, gemma4, kimi_k2, deepseek_dsml, deepseek_v3, deepseek_v31, glm, qwen_xml, mistral_args, mistral_json,
+        cohere, functiongemma, phi4_mini, granite3, pythonic, llama_json, hermes,
+    )
+}  # fmt: skip
+"""By their names; those with the most particular signs first."""
+
+
+def named(name: str) -> Format | None:
+    """The format of that name, or that another server knows under it."""
+    return FORMATS.get(name) or next((row for row in FORMATS.values() if name in row.aliases), None)
+
+
+def format_in(template: str) -> Format | None:
+    """The format that a chat template is written for, as far as its text shows."""
+    return next((row for row in FORMATS.values() if row.signs(template)), None)

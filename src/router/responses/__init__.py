@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: bodies to chats, answers to items and events."""

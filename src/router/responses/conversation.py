@@ -1,0 +1,119 @@
+"""From a body of the Responses API to the chat body that asks for the same."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from router.openai.chat.prompt import chat_body
+from router.responses.tools import ServedTools, custom_arguments
+from router.schemas.chat import ChatBody
+from router.schemas.conversations.responses import (
+    CallItem,
+    CallOutputItem,
+    CustomCallItem,
+    InputImage,
+    InputPart,
+    Item,
+    MessageItem,
+    ReasoningItem,
+    ResponsesBody,
+)
+
+_PREFIX = "tercet1:"
+"""How reasoning begins that this server has written; the rest is its text in base64. There is no secret in it."""
+
+
+def chat_of(body: ResponsesBody, tools: ServedTools) -> ChatBody:
+    """The chat. Raises ToolError for a choice among tools that cannot be honoured, ValidationError for other faults."""
+    fields: dict[str, Any] = {"model": body.model, "messages": _turns(body), **tools.choice(body.tool_choice)}
+    if tools.functions:
+        fields |= {"tools": tools.functions, "parallel_tool_calls": body.parallel_tool_calls}
+    if (form := body.text.format).type != "text":
+        schema = {} if form.schema_ is None else {"json_schema": {"schema": form.schema_}}
+        fields["response_format"] = {"type": form.type, **schema}
+    fields |= {"reasoning_effort": body.reasoning.effort, "max_tokens": body.max_output_tokens}
+    fields |= {"temperature": body.temperature, "top_p": body.top_p, "stream": body.stream}
+    return chat_body(fields)
+
+
+def encrypted(text: str) -> str:
+    """Reasoning in the form in which clients send it back unread."""
+    return _PREFIX + base64.b64encode(text.encode()).decode()
+
+
+def _turns(body: ResponsesBody) -> list[dict[str, Any]]:
+    given = body.input
+    turns = [{"role": "user", "content": given}] if isinstance(given, str) else _of_items(given)
+    if body.instructions:
+        turns.insert(0, {"role": "system", "content": body.instructions})
+    return _one_system_turn(turns)
+
+
+def _one_system_turn(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Many templates take a system turn at the beginning only, and one: those that the chat begins with are joined."""
+    first = next((index for index, turn in enumerate(turns) if turn["role"] not in ("system", "developer")), len(turns))
+    if first < 2:
+        return turns
+    text = "\n\n".join(_text(turn["content"]) for turn in turns[:first])
+    return [{"role": "system", "content": text}, *turns[first:]]
+
+
+def _text(content: str | list[dict[str, Any]]) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def _of_items(items: list[Item]) -> list[dict[str, Any]]:
+    """Reasoning, text and calls of the assistant that follow each other are one turn."""
+    turns: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, MessageItem):
+            content = _content(item.content)
+            if item.role == "assistant":
+                _assistant(turns, without=("content", "tool_calls"))["content"] = content
+            else:
+                turns.append({"role": item.role, "content": content})
+        elif isinstance(item, CallItem | CustomCallItem):
+            _assistant(turns).setdefault("tool_calls", []).append(_call(item))
+        elif isinstance(item, ReasoningItem):
+            if text := _reasoning(item):
+                _assistant(turns, without=("content", "tool_calls", "reasoning"))["reasoning"] = text
+        elif isinstance(item, CallOutputItem):
+            turns.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+    return turns
+
+
+def _assistant(turns: list[dict[str, Any]], without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The assistant's turn that is not over: one that has none of these fields, or a new one."""
+    if not turns or turns[-1]["role"] != "assistant" or any(name in turns[-1] for name in without):
+        turns.append({"role": "assistant"})
+    return turns[-1]
+
+
+def _call(item: CallItem | CustomCallItem) -> dict[str, Any]:
+    arguments = custom_arguments(item.input) if isinstance(item, CustomCallItem) else item.arguments
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+
+
+def _content(parts: str | list[InputPart]) -> str | list[dict[str, Any]]:
+    return parts if isinstance(parts, str) else [_part(part) for part in parts]
+
+
+def _part(part: InputPart) -> dict[str, Any]:
+    if isinstance(part, InputImage):
+        return {"type": "image_url", "image_url": {"url": part.image_url}}
+    return {"type": "text", "text": part.refusal if part.type == "refusal" else part.text}
+
+
+def _reasoning(item: ReasoningItem) -> str:
+    """Its text; nothing where another server has written it in a form of its own."""
+    if item.content:
+        return "".join(part.text for part in item.content)
+    written = item.encrypted_content or ""
+    if not written.startswith(_PREFIX):
+        return ""
+    try:
+        return base64.b64decode(written.removeprefix(_PREFIX), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,107 @@
+"""The items of a response: how each kind begins, grows by deltas and ends."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Protocol
+
+from router.responses.conversation import encrypted
+from router.responses.tools import custom_input
+
+Event = tuple[str, dict[str, Any]]
+
+
+class OutputItem(Protocol):
+    """An item that is being written. `fields` is the item so far. Events get their place in the output later."""
+
+    fields: dict[str, Any]
+
+    def begin(self) -> list[Event]: ...
+
+    def push(self, text: str) -> list[Event]: ...
+
+    def end(self) -> list[Event]: ...
+
+
+class TextItem:
+    """A message, or reasoning; it has one part."""
+
+    def __init__(self, *, is_reasoning: bool, is_encrypted: bool = False) -> None:
+        self._kind = "reasoning_text" if is_reasoning else "output_text"
+        self._is_encrypted = is_encrypted
+        self._part: dict[str, Any] = {"type": self._kind, "text": ""}
+        if is_reasoning:
+            self.fields: dict[str, Any] = {"id": _new_id("rs"), "type": "reasoning", "summary": [], "content": []}
+        else:
+            self._part |= {"annotations": [], "logprobs": []}
+            self.fields = {"id": _new_id("msg"), "type": "message", "role": "assistant", "content": []}
+
+    def begin(self) -> list[Event]:
+        part = dict(self._part)
+        self.fields["content"] = [self._part]
+        return [("content_part.added", {"content_index": 0, "part": part})]
+
+    def push(self, text: str) -> list[Event]:
+        self._part["text"] += text
+        return [(f"{self._kind}.delta", {"content_index": 0, "delta": text, **self._logprobs})]
+
+    def end(self) -> list[Event]:
+        text = self._part["text"]
+        if self._is_encrypted:
+            self.fields["encrypted_content"] = encrypted(text)
+        return [
+            (f"{self._kind}.done", {"content_index": 0, "text": text, **self._logprobs}),
+            ("content_part.done", {"content_index": 0, "part": dict(self._part)}),
+        ]
+
+    @property
+    def _logprobs(self) -> dict[str, Any]:
+        """A list that openai's client requires beside text."""
+        return {"logprobs": []} if self._kind == "output_text" else {}
+
+
+class CallOutput:
+    """A call of a function."""
+
+    def __init__(self, name: str, call_id: str, namespace: str | None) -> None:
+        self.fields: dict[str, Any] = {
+            "id": _new_id("fc"), "type": "function_call", "call_id": call_id, "name": name, "arguments": "",
+        }  # fmt: skip
+        if namespace is not None:
+            self.fields["namespace"] = namespace
+
+    def begin(self) -> list[Event]:
+        return []
+
+    def push(self, text: str) -> list[Event]:
+        self.fields["arguments"] += text
+        return [("function_call_arguments.delta", {"delta": text})]
+
+    def end(self) -> list[Event]:
+        done = {"name": self.fields["name"], "arguments": self.fields["arguments"]}
+        return [("function_call_arguments.done", done)]
+
+
+class CustomCallOutput:
+    """A call of a custom tool; its input is given when it is whole, because the model writes it as JSON."""
+
+    def __init__(self, name: str, call_id: str) -> None:
+        self._arguments = ""
+        self.fields: dict[str, Any] = {
+            "id": _new_id("ctc"), "type": "custom_tool_call", "call_id": call_id, "name": name, "input": "",
+        }  # fmt: skip
+
+    def begin(self) -> list[Event]:
+        return []
+
+    def push(self, text: str) -> list[Event]:
+        self._arguments += text
+        return []
+
+    def end(self) -> list[Event]:
+        text = self.fields["input"] = custom_input(self._arguments)
+        return [("custom_tool_call_input.delta", {"delta": text}), ("custom_tool_call_input.done", {"input": text})]
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"

@@ -1,0 +1,88 @@
+"""The tools of a Responses body as functions of a chat, and the way back from a call to its item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from router.errors import ToolError
+from router.schemas.conversations.responses import ResponsesTool
+
+_INPUT = "input"
+_CUSTOM_SCHEMA = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
+
+
+@dataclass
+class ServedTools:
+    """Those that the model is shown. Tools that run on OpenAI's servers are neither shown nor echoed."""
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    echoed: list[dict[str, Any]] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
+    """Names of tools whose input is a text; in the chat they are functions with one argument."""
+    namespaces: dict[str, str] = field(default_factory=dict)
+    """From a function to the namespace that it comes from."""
+
+    @classmethod
+    def of(cls, tools: Sequence[ResponsesTool]) -> ServedTools:
+        served = cls()
+        for tool in tools:
+            served._add(tool)
+        return served
+
+    def choice(self, asked: str | dict[str, Any]) -> dict[str, Any]:
+        """The chat's fields for `tool_choice`. Raises ToolError."""
+        if isinstance(asked, str):
+            return {"tool_choice": asked} if self.functions or asked != "auto" else {}
+        if asked.get("type") == "allowed_tools" and isinstance(tools := asked.get("tools"), list):
+            named = [
+                {"type": "function", "function": {"name": tool.get("name")}} for tool in tools if isinstance(tool, dict)
+            ]
+            return {
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": asked.get("mode"), "tools": named}}
+            }
+        name = asked.get("name")
+        if asked.get("type") not in ("function", "custom") or not isinstance(name, str):
+            raise ToolError('`tool_choice` must be auto, none, required or {"type": "function", "name": ...}')
+        return {"tool_choice": {"type": "function", "function": {"name": name}}}
+
+    def _add(self, tool: ResponsesTool, namespace: str | None = None) -> None:
+        if tool.type == "namespace" and namespace is None:
+            self.echoed.append(_echo(tool))
+            for inner in tool.tools:
+                self._add(inner, tool.name)
+        elif tool.type in ("function", "custom"):
+            assert tool.name is not None
+            is_custom = tool.type == "custom"
+            schema = _CUSTOM_SCHEMA if is_custom else tool.parameters
+            function = {"name": tool.name, "description": tool.description, "parameters": schema}
+            self.functions.append({"type": "function", "function": function})
+            if is_custom:
+                self.custom.add(tool.name)
+            if namespace is None:
+                self.echoed.append(_echo(tool))
+            else:
+                self.namespaces[tool.name] = namespace
+
+
+def _echo(tool: ResponsesTool) -> dict[str, Any]:
+    fields = tool.model_dump(exclude_unset=True)
+    return {"strict": False, "parameters": None} | fields if tool.type == "function" else fields
+
+
+def custom_arguments(text: str) -> str:
+    """The input of a custom tool as arguments of its function."""
+    return orjson.dumps({_INPUT: text}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """The input of a custom tool; a call that was cut gives its JSON text as far as it came."""
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    text = parsed.get(_INPUT) if isinstance(parsed, dict) else None
+    return text if isinstance(text, str) else arguments

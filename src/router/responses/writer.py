@@ -1,0 +1,154 @@
+"""From the deltas of a chat to items and events of the Responses API; a whole answer is what its stream adds up to."""
+
+from __future__ import annotations
+
+import copy
+import time
+import uuid
+from typing import Any
+
+from router.openai.chat.ending import Ending
+from router.responses.items import CallOutput, CustomCallOutput, Event, OutputItem, TextItem
+from router.responses.tools import ServedTools
+from router.schemas.conversations.responses import ResponsesBody
+
+_ENCRYPTED = "reasoning.encrypted_content"
+
+
+class ResponseWriter:
+    """Writes one response. One item is open at a time."""
+
+    def __init__(self, body: ResponsesBody, tools: ServedTools, model: str) -> None:
+        self._tools = tools
+        self._is_encrypted = _ENCRYPTED in body.include
+        self._fields = _echoed(body, tools, model)
+        self._output: list[dict[str, Any]] = []
+        self._open: OutputItem | None = None
+        self._input_tokens = 0
+        self._num_events = 0
+
+    @property
+    def whole(self) -> dict[str, Any]:
+        """The response as far as it has come."""
+        return {**self._fields, "output": self._output}
+
+    def begin(self, input_tokens: int) -> list[Event]:
+        self._input_tokens = input_tokens
+        return [self._lifecycle("created"), self._lifecycle("in_progress")]
+
+    def push(self, delta: dict[str, Any]) -> list[Event]:
+        """The events of one delta of a chat stream."""
+        events: list[Event] = []
+        if text := delta.get("reasoning"):
+            events += self._text(text, is_reasoning=True)
+        if text := delta.get("content"):
+            events += self._text(text, is_reasoning=False)
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                events += self._begin(self._call(call["function"]["name"], call["id"]))
+            if arguments := call["function"]["arguments"]:
+                assert self._open is not None
+                events += self._placed(self._open.push(arguments))
+        return events
+
+    def end(self, ending: Ending) -> list[Event]:
+        is_cut = ending.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        events = self._close(status)
+        self._fields |= {"status": status, "usage": self._usage(ending)}
+        if is_cut:
+            self._fields["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self._fields["completed_at"] = int(time.time())
+        return [*events, self._lifecycle(status)]
+
+    def fail(self, error: dict[str, Any]) -> list[Event]:
+        """What ends a stream that has begun: the error, and the response with it."""
+        events = self._close("incomplete")
+        self._fields |= {"status": "failed", "error": {"code": "server_error", "message": error["message"]}}
+        shown = {"code": error["code"], "message": error["message"], "param": error["param"]}
+        return [*events, self._numbered("error", shown), self._lifecycle("failed")]
+
+    def _text(self, text: str, *, is_reasoning: bool) -> list[Event]:
+        kind, events = "reasoning" if is_reasoning else "message", []
+        if self._open is None or self._open.fields["type"] != kind:
+            item = TextItem(is_reasoning=is_reasoning, is_encrypted=is_reasoning and self._is_encrypted)
+            events = self._begin(item)
+        assert self._open is not None
+        return [*events, *self._placed(self._open.push(text))]
+
+    def _call(self, name: str, call_id: str) -> OutputItem:
+        if name in self._tools.custom:
+            return CustomCallOutput(name, call_id)
+        return CallOutput(name, call_id, self._tools.namespaces.get(name))
+
+    def _begin(self, item: OutputItem) -> list[Event]:
+        events = self._close("completed")
+        self._open = item
+        item.fields["status"] = "in_progress"
+        self._output.append(item.fields)
+        added = {"output_index": len(self._output) - 1, "item": copy.deepcopy(item.fields)}
+        return [*events, self._numbered("response.output_item.added", added), *self._placed(item.begin())]
+
+    def _close(self, status: str) -> list[Event]:
+        if self._open is None:
+            return []
+        item = self._open
+        events = self._placed(item.end())
+        self._open = None
+        item.fields["status"] = status
+        done = {"output_index": len(self._output) - 1, "item": copy.deepcopy(item.fields)}
+        return [*events, self._numbered("response.output_item.done", done)]
+
+    def _placed(self, events: list[Event]) -> list[Event]:
+        """The events of the open item, with its place."""
+        assert self._open is not None
+        place = {"item_id": self._open.fields["id"], "output_index": len(self._output) - 1}
+        return [self._numbered(f"response.{name}", place | data) for name, data in events]
+
+    def _lifecycle(self, name: str) -> Event:
+        return self._numbered(f"response.{name}", {"response": copy.deepcopy(self.whole)})
+
+    def _numbered(self, name: str, data: dict[str, Any]) -> Event:
+        number, self._num_events = self._num_events, self._num_events + 1
+        return name, {"type": name, "sequence_number": number, **data}
+
+    def _usage(self, ending: Ending) -> dict[str, Any]:
+        return {
+            "input_tokens": self._input_tokens,
+            "input_tokens_details": {"cached_tokens": ending.cached_tokens},
+            "output_tokens": ending.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": ending.reasoning_tokens},
+            "total_tokens": self._input_tokens + ending.output_tokens,
+        }
+
+
+def _echoed(body: ResponsesBody, tools: ServedTools, model: str) -> dict[str, Any]:
+    """The response before its first item, with all fields that openai's client requires."""
+    return {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": body.reasoning.effort, "summary": None},
+        "store": False,
+        "temperature": body.temperature,
+        "text": {
+            "format": body.text.format.model_dump(by_alias=True, exclude_unset=True) | {"type": body.text.format.type}
+        },
+        "tool_choice": body.tool_choice,
+        "tools": tools.echoed,
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+    }

@@ -1,0 +1,1 @@
+"""Bodies of other chat APIs."""

@@ -1,0 +1,254 @@
+"""Bodies of `/v1/messages` and `/v1/messages/count_tokens`, in the form of Anthropic's API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from router.schemas.base import Body, Items, TextOrItems
+from router.schemas.parameters import OpenAITemperature, PositiveInt, Stream, TopK, TopP
+
+
+class TextBlock(Body):
+    """A text."""
+
+    type: Literal["text"] = Field(description="The kind of block.", examples=["text"])
+    text: str = Field(description="Blocks of text are joined as they are.", examples=["Hello"])
+
+
+class ImageSource(Body):
+    """Where an image is."""
+
+    type: Literal["base64", "url"] = Field(description="`base64` with `data`, or `url`.", examples=["url"])
+    media_type: str = Field(default="image/png", description="Of `data`.", examples=["image/png"])
+    data: str | None = Field(default=None, description="The image in base64.", examples=["iVBORw0KGgo="])
+    url: str | None = Field(default=None, description="An address.", examples=["https://example.com/a.png"])
+
+    @model_validator(mode="after")
+    def _has_an_image(self) -> ImageSource:
+        if (self.data if self.type == "base64" else self.url) is None:
+            raise ValueError(f"a source of the type `{self.type}` needs `{'data' if self.type == 'base64' else 'url'}`")
+        return self
+
+
+class ImageBlock(Body):
+    """An image, served as far as the chat route serves images."""
+
+    type: Literal["image"] = Field(description="The kind of block.", examples=["image"])
+    source: ImageSource = Field(
+        description="The image.", examples=[{"type": "url", "url": "https://example.com/a.png"}]
+    )
+
+
+class ToolUseBlock(Body):
+    """A call that an earlier turn of the assistant has made."""
+
+    type: Literal["tool_use"] = Field(description="The kind of block.", examples=["tool_use"])
+    id: str = Field(description="What the tool's result refers to.", examples=["toolu_1"])
+    name: str = Field(description="The tool that was called.", examples=["get_weather"])
+    input: dict[str, Any] = Field(description="Its arguments.", examples=[{"city": "Paris"}])
+
+
+class ToolResultBlock(Body):
+    """What a tool has answered."""
+
+    type: Literal["tool_result"] = Field(description="The kind of block.", examples=["tool_result"])
+    tool_use_id: str = Field(description="The call that this answers.", examples=["toolu_1"])
+    content: TextOrItems[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] = Field(
+        default="", description="A text, or blocks.", examples=["18 degrees"]
+    )
+    is_error: bool = Field(default=False, description="The model reads `Error: ` before the text.", examples=[False])
+
+
+class ThinkingBlock(Body):
+    """Reasoning of an earlier turn; the chat template decides whether the model sees it again."""
+
+    type: Literal["thinking"] = Field(description="The kind of block.", examples=["thinking"])
+    thinking: str = Field(description="The text.", examples=["2 + 3 = 5"])
+
+
+class RedactedThinkingBlock(Body):
+    """Left out: only the server that wrote it could read it."""
+
+    type: Literal["redacted_thinking"] = Field(description="The kind of block.", examples=["redacted_thinking"])
+
+
+Block = Annotated[
+    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock,
+    Field(discriminator="type"),
+]
+
+
+class InputMessage(Body):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"] = Field(description="Who speaks.", examples=["user"])
+    content: TextOrItems[Block] = Field(description="A text, or blocks.", examples=["Hello"])
+
+
+class MessagesTool(Body):
+    """A tool of the client. Tools of Anthropic's servers (whose `type` names a version) are left out."""
+
+    type: str = Field(default="custom", description="`custom` or absent.", examples=["custom"])
+    name: str = Field(description="Name by which a call refers to the tool.", examples=["get_weather"])
+    description: str | None = Field(default=None, description="What the tool does.", examples=["The weather of a city"])
+    input_schema: dict[str, Any] | None = Field(
+        default=None, description="JSON schema of the arguments.", examples=[{"type": "object", "properties": {}}]
+    )
+    strict: bool = Field(default=False, description="As in the chat route.", examples=[False])
+
+
+class MessagesToolChoice(Body):
+    """Whether tools are called."""
+
+    type: Literal["auto", "any", "tool", "none"] = Field(description="`tool` needs `name`.", examples=["auto"])
+    name: str | None = Field(default=None, description="The tool to call.", examples=["get_weather"])
+    disable_parallel_tool_use: bool = Field(default=False, description="At most one call.", examples=[True])
+
+    @model_validator(mode="after")
+    def _has_its_name(self) -> MessagesToolChoice:
+        if self.type == "tool" and self.name is None:
+            raise ValueError("`tool_choice` of the type `tool` needs `name`")
+        return self
+
+
+class Thinking(Body):
+    """Whether the model thinks before it answers, for chat templates that let it be chosen."""
+
+    type: Literal["enabled", "adaptive", "disabled"] = Field(
+        description="`adaptive` leaves it to the model.", examples=["enabled"]
+    )
+
+
+class OutputFormat(Body):
+    """A form that the answer must have."""
+
+    type: Literal["json_schema"] = Field(description="The only form.", examples=["json_schema"])
+    schema_: dict[str, Any] = Field(alias="schema", description="A JSON schema.", examples=[{"type": "object"}])
+
+
+class OutputConfig(Body):
+    """Effort and form of the answer."""
+
+    effort: str | None = Field(default=None, description="The template's `reasoning_effort`.", examples=["low"])
+    format: OutputFormat | None = Field(
+        default=None,
+        description="Constrains the answer, not together with `tools`.",
+        examples=[{"type": "json_schema", "schema": {"type": "object"}}],
+    )
+
+
+class CountTokensBody(Body):
+    """A conversation whose prompt is counted."""
+
+    model: str = Field(description="Any name, or that of a LoRA adapter.", examples=["tgi"])
+    messages: Items[InputMessage] = Field(
+        max_length=10_000,
+        description="The turns so far.",
+        examples=[[{"role": "user", "content": "Hello! What is 2 plus 3?"}]],
+        json_schema_extra={"minItems": 1},
+    )
+    system: TextOrItems[TextBlock] | None = Field(
+        default=None, description="A text, or blocks, before the first turn.", examples=["You are brief."]
+    )
+    tools: Items[MessagesTool] | None = Field(
+        default=None,
+        description="Tools that the model may call.",
+        examples=[[{"name": "get_weather", "input_schema": {"type": "object", "properties": {}}}]],
+    )
+    tool_choice: MessagesToolChoice | None = Field(
+        default=None, description="Absent: `auto`.", examples=[{"type": "auto"}]
+    )
+    thinking: Thinking | None = Field(
+        default=None, description="Absent: as the chat template does by itself.", examples=[{"type": "disabled"}]
+    )
+    output_config: OutputConfig | None = Field(
+        default=None, description="Effort and form of the answer.", examples=[{"effort": "low"}]
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_unserved(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for name in ("container", "mcp_servers"):
+                if data.get(name):
+                    raise ValueError(f"`{name}` is not served here: run the tools in the client")
+        return data
+
+    @model_validator(mode="after")
+    def _has_messages(self) -> CountTokensBody:
+        if not self.messages:
+            raise ValueError("`messages` must hold at least one message")
+        return self
+
+
+class MessagesBody(CountTokensBody):
+    """A request of Anthropic's Messages API. `metadata`, `service_tier`, `cache_control` are ignored."""
+
+    max_tokens: PositiveInt = Field(description="Most tokens to generate, reasoning included.", examples=[20])
+    stop_sequences: Items[str] = Field(
+        default_factory=list, description="Texts at which the answer ends; they are left out.", examples=[["\n\n"]]
+    )
+    stream: Stream = False
+    temperature: OpenAITemperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+
+
+class MessagesUsage(BaseModel):
+    """Numbers of tokens."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnsweredBlock(BaseModel):
+    """`text` has `text`; `thinking` has `thinking` and an empty `signature`; `tool_use` has `id`, `name`, `input`."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class AnsweredMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnsweredBlock]
+    stop_reason: Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"] | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class MessageEvent(BaseModel):
+    """One event of a stream: `event:` repeats its `type`. `message_stop` is the last one."""
+
+    type: Literal[
+        "message_start", "ping", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
+        "message_stop", "error",
+    ]  # fmt: skip
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+class MessagesErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class MessagesError(BaseModel):
+    """A refusal in the form of Anthropic's API."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str

@@ -1,0 +1,287 @@
+"""Bodies of `/v1/responses`, in the form of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from router.schemas.base import Body, Items, TextOrItems
+from router.schemas.parameters import Model, OpenAITemperature, PositiveInt, Stream, TopP
+
+
+class InputText(Body):
+    """A text of the conversation."""
+
+    type: Literal["input_text", "output_text", "text", "refusal"] = Field(
+        description="The kind of part.", examples=["input_text"]
+    )
+    text: str = Field(default="", description="Parts are joined as they are.", examples=["Hello"])
+    refusal: str = Field(default="", description="The text of a `refusal`.", examples=["No."])
+
+
+class InputImage(Body):
+    """An image, served as far as the chat route serves images."""
+
+    type: Literal["input_image"] = Field(description="The kind of part.", examples=["input_image"])
+    image_url: str = Field(description="An address or a data URL.", examples=["https://example.com/a.png"])
+
+
+InputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
+Parts = TextOrItems[InputPart]
+
+
+class MessageItem(Body):
+    """One turn."""
+
+    type: Literal["message"] = Field(default="message", description="The kind of item.", examples=["message"])
+    role: Literal["user", "assistant", "system", "developer"] = Field(description="Who speaks.", examples=["user"])
+    content: Parts = Field(description="A text, or parts.", examples=["Hello"])
+
+
+class CallItem(Body):
+    """A call of a function that an earlier turn has made."""
+
+    type: Literal["function_call"] = Field(description="The kind of item.", examples=["function_call"])
+    call_id: str = Field(description="What the output refers to.", examples=["call_1"])
+    name: str = Field(description="The function.", examples=["get_weather"])
+    arguments: str = Field(description="JSON text.", examples=['{"city": "Paris"}'])
+
+
+class CustomCallItem(Body):
+    """A call of a custom tool that an earlier turn has made."""
+
+    type: Literal["custom_tool_call"] = Field(description="The kind of item.", examples=["custom_tool_call"])
+    call_id: str = Field(description="What the output refers to.", examples=["call_1"])
+    name: str = Field(description="The tool.", examples=["apply_patch"])
+    input: str = Field(description="A text.", examples=["*** Begin Patch"])
+
+
+class CallOutputItem(Body):
+    """What a tool has answered."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"] = Field(
+        description="The kind of item.", examples=["function_call_output"]
+    )
+    call_id: str = Field(description="The call that this answers.", examples=["call_1"])
+    output: Parts = Field(description="A text, or parts.", examples=["18 degrees"])
+
+
+class ReasoningText(Body):
+    """A piece of reasoning."""
+
+    type: str = Field(default="reasoning_text", description="The kind of part.", examples=["reasoning_text"])
+    text: str = Field(description="The text.", examples=["2 + 3 = 5"])
+
+
+class ReasoningItem(Body):
+    """Reasoning of an earlier turn; the chat template decides whether the model sees it again."""
+
+    type: Literal["reasoning"] = Field(description="The kind of item.", examples=["reasoning"])
+    content: Items[ReasoningText] = Field(
+        default_factory=list, description="Its text.", examples=[[{"type": "reasoning_text", "text": "2 + 3 = 5"}]]
+    )
+    encrypted_content: str | None = Field(
+        default=None, description="As this server has written it; read where `content` is empty.", examples=["…"]
+    )
+
+
+class ItemReference(Body):
+    """Refused: nothing is stored here."""
+
+    type: Literal["item_reference"] = Field(description="The kind of item.", examples=["item_reference"])
+
+
+def _kind(value: Any) -> Any:
+    """A message may leave its type out."""
+    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
+    return "function_call_output" if kind == "custom_tool_call_output" else kind
+
+
+_Message = Annotated[MessageItem, Tag("message")]
+_Call = Annotated[CallItem, Tag("function_call")]
+_CustomCall = Annotated[CustomCallItem, Tag("custom_tool_call")]
+_Output = Annotated[CallOutputItem, Tag("function_call_output")]
+_Reasoning = Annotated[ReasoningItem, Tag("reasoning")]
+_Reference = Annotated[ItemReference, Tag("item_reference")]
+Item = Annotated[
+    _Message | _Call | _CustomCall | _Output | _Reasoning | _Reference,
+    Discriminator(_kind),
+]
+
+
+class ResponsesTool(Body):
+    """A `function`, a `custom` tool, or a `namespace` of functions. Tools of OpenAI's servers are left out."""
+
+    type: str = Field(description="The kind of tool.", examples=["function"])
+    name: str | None = Field(default=None, description="Name by which a call refers to it.", examples=["get_weather"])
+    description: str | None = Field(default=None, description="What it does.", examples=["The weather of a city"])
+    parameters: dict[str, Any] | None = Field(
+        default=None,
+        description="JSON schema of a function's arguments.",
+        examples=[{"type": "object", "properties": {}}],
+    )
+    strict: bool = Field(default=False, description="As in the chat route.", examples=[False])
+    format: dict[str, Any] | None = Field(
+        default=None, description="Of a `custom` tool's input. Only `text` is enforced.", examples=[{"type": "text"}]
+    )
+    tools: Items[ResponsesTool] = Field(default_factory=list, description="Of a `namespace`.", examples=[[]])
+
+    @model_validator(mode="after")
+    def _has_its_name(self) -> ResponsesTool:
+        if self.type in ("function", "custom", "namespace") and not self.name:
+            raise ValueError(f"a tool of the type `{self.type}` needs `name`")
+        return self
+
+
+class TextFormat(Body):
+    """A form that the answer must have."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        default="text", description="`json_schema` needs `schema`.", examples=["text"]
+    )
+    name: str | None = Field(default=None, description="Has no effect.", examples=["person"])
+    description: str | None = Field(default=None, description="Has no effect.", examples=["A person"])
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="A JSON schema.", examples=[{"type": "object"}]
+    )
+    strict: bool = Field(default=True, description="Has no effect: the form is always enforced.", examples=[True])
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> TextFormat:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError("`schema` belongs to the type `json_schema`, which needs it")
+        return self
+
+
+class TextConfig(Body):
+    """Form of the answer."""
+
+    format: TextFormat = Field(
+        default=TextFormat(),
+        description="Constrains the answer, not together with `tools`.",
+        examples=[{"type": "json_schema", "name": "any", "schema": {"type": "object"}}],
+    )
+    verbosity: str | None = Field(default=None, description="Has no effect.", examples=["low"])
+
+
+class ReasoningConfig(Body):
+    """How much the model thinks before it answers."""
+
+    effort: str | None = Field(default=None, description="The template's `reasoning_effort`.", examples=["low"])
+    summary: str | None = Field(default=None, description="Has no effect: reasoning is given whole.", examples=["auto"])
+
+
+_WHOLE = "nothing is stored here: send the whole conversation in `input`"
+_UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
+    "previous_response_id": ((), f"is refused: {_WHOLE}"),
+    "conversation": ((), f"is refused: {_WHOLE}"),
+    "background": ((False,), "is not served here: leave it out"),
+    "prompt": ((), "is not served here: send the text in `instructions` and `input`"),
+    "truncation": (("disabled",), "is not served here: shorten `input`"),
+    "max_tool_calls": ((), "is not served here: tools run in the client"),
+    "top_logprobs": ((0,), "is not served here: use /v1/chat/completions"),
+}
+"""Fields that would change the answer: the values that ask for nothing, and what to do."""
+
+
+class ResponsesBody(Body):
+    """A request of OpenAI's Responses API. `store`, `user`, `prompt_cache_key` and the like are ignored."""
+
+    input: TextOrItems[Item] = Field(description="A text, or the conversation.", examples=["What is 2 plus 3?"])
+    model: Model = None
+    instructions: str | None = Field(default=None, description="The first system turn.", examples=["You are brief."])
+    tools: Items[ResponsesTool] = Field(
+        default_factory=list,
+        description="Tools that the model may call.",
+        examples=[[{"type": "function", "name": "get_weather", "parameters": {"type": "object", "properties": {}}}]],
+    )
+    tool_choice: str | dict[str, Any] = Field(
+        default="auto",
+        description='`auto`, `none`, `required`, or `{"type": "function", "name": ...}`.',
+        examples=["auto"],
+    )
+    parallel_tool_calls: bool = Field(default=True, description="`false`: at most one call.", examples=[False])
+    text: TextConfig = Field(default=TextConfig(), description="What the answer must look like.", examples=[{}])
+    reasoning: ReasoningConfig = Field(
+        default=ReasoningConfig(), description="Effort of reasoning.", examples=[{"effort": "low"}]
+    )
+    include: Items[str] = Field(
+        default_factory=list,
+        description="`reasoning.encrypted_content` gives reasoning in the form that may be sent back; others are "
+        "ignored.",
+        examples=[["reasoning.encrypted_content"]],
+    )
+    max_output_tokens: PositiveInt | None = Field(
+        default=None, description="Most tokens to generate, reasoning included. Absent: as many as fit.", examples=[20]
+    )
+    temperature: OpenAITemperature = None
+    top_p: TopP = None
+    stream: Stream = False
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Comes back in the answer.", examples=[{}])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_unserved(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for name in data.keys() & _UNSERVED.keys():
+                neutral, remedy = _UNSERVED[name]
+                if data[name] is not None and data[name] not in neutral:
+                    raise ValueError(f"`{name}` {remedy}")
+        return data
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> ResponsesBody:
+        if isinstance(self.input, list):
+            if not self.input:
+                raise ValueError("`input` must hold at least one item")
+            if any(isinstance(item, ItemReference) for item in self.input):
+                raise ValueError(f"`item_reference` is refused: {_WHOLE}")
+        return self
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseObject(BaseModel):
+    """`output` holds items of the types `reasoning`, `message`, `function_call` and `custom_tool_call`."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    instructions: str | None
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    usage: ResponseUsage | None
+    store: Literal[False]
+
+
+class ResponseEvent(BaseModel):
+    """One event of a stream: `event:` repeats its `type`. There is no `[DONE]`."""
+
+    type: str
+    sequence_number: int
+
+
+class ResponsesErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ResponsesError(BaseModel):
+    """A refusal in the form of OpenAI's API."""
+
+    error: ResponsesErrorDetail

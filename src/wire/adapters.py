@@ -1,0 +1,65 @@
+"""`--lora-adapters`: which LoRA adapters are served, under which names, and where each of them is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9._:-][A-Za-z0-9._:/-]{0,199}")
+_BASE = "tgi"
+"""What OpenAI's clients of TGI call the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSource:
+    """name: by which requests ask for it. place: a folder, or a hub id, of which `revision` says the commit."""
+
+    name: str
+    place: str
+    revision: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        return _is_folder(self.place)
+
+
+def adapter_sources(value: str | None, error: type[Exception], *, taken: Collection[str] = ()) -> list[AdapterSource]:
+    """`id`, `id@revision`, `name=path`, `name=id@revision` or `path`, separated by commas; blank entries are skipped.
+
+    taken: names of the base model. Raises `error` for what cannot be read so, and for a name that is invalid or taken.
+    """
+    found: dict[str, AdapterSource] = {}
+    for entry in filter(None, (part.strip() for part in (value or "").split(","))):
+        source = _source(entry, error)
+        name = source.name
+        if not _NAME.fullmatch(name) or ".." in name.split("/"):
+            raise error(
+                f"LoRA adapter name `{name[:200]}`: 1 to 200 letters, digits and `._:-/` are allowed, no leading `/` "
+                "and no part `..`; give another name, as in `name=path`"
+            )
+        if name == _BASE or name in taken:
+            raise error(f"LoRA adapter name `{name}` is a name of the base model; give another one, as in `name=path`")
+        if name in found:
+            raise error(f"LoRA adapter name `{name}` is given twice; give another one, as in `name=path`")
+        found[name] = source
+    return list(found.values())
+
+
+def _source(entry: str, error: type[Exception]) -> AdapterSource:
+    named, _, place = entry.rpartition("=")
+    place, at, revision = place.partition("@")
+    if (
+        entry.count("=") > 1
+        or entry.count("@") > 1
+        or not place
+        or ("=" in entry and not named)
+        or (at and not revision)
+    ):
+        raise error(f"Invalid LoRA adapter format: {entry[:200]}")  # TGI's words
+    return AdapterSource(named or (Path(place).name if _is_folder(place) else place), place, revision or None)
+
+
+def _is_folder(place: str) -> bool:
+    return place.startswith(("/", "./", "../", "~")) or Path(place).is_dir()

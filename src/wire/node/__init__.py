@@ -1,0 +1,1 @@
+"""Messages between the launchers of a group of nodes."""

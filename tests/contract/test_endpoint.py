@@ -1,0 +1,151 @@
+"""The endpoint of a node between the real router's pool and shards behind sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from support.factories import make_request
+from support.fake_shard import FakeShard, ShardFailure
+from support.fake_shard_server import serve
+from support.node_certificates import certificates
+
+from model_server.errors import StartupError
+from model_server.rpc.endpoint import Endpoint, EndpointPlan
+from router.shards.client import ShardClient
+from router.shards.interface import DecodeCall, NewBatch, NewRequest, PrefillCall, ShardError
+from router.shards.pool import ShardPool
+from router.shards.warm_up import WarmUpPlan
+from wire.rpc import remote_grpc
+from wire.rpc.mutual_tls import MutualTls
+
+TOKEN = "secret of the group"
+PLAN = WarmUpPlan(max_input_tokens=None, max_prefill_tokens=64, max_total_tokens=None, max_batch_size=None)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def batch_of(*names: str) -> NewBatch:
+    blocks = [list(range(1 + 10 * i, 5 + 10 * i)) for i in range(len(names))]
+    requests = [NewRequest(i, make_request(name, 1, 4), blocks[i], blocks[i]) for i, name in enumerate(names)]
+    return NewBatch(0, requests, max_tokens=len(names), max_blocks=4)
+
+
+@asynccontextmanager
+async def two_nodes(
+    shards: list[FakeShard], prefix: str, token: str | None = TOKEN, tls: MutualTls | None = None
+) -> AsyncIterator[str]:
+    """Ranks 0 and 1 behind a unix endpoint, ranks 2 and 3 behind a TCP endpoint; yields the socket of rank 0."""
+    sockets = [Path(f"{prefix}-{rank}") for rank in range(4)]
+    plans = [
+        EndpointPlan(url=f"unix://{prefix}-node", sockets=tuple(sockets[:2]), token=token),
+        EndpointPlan(url=f"tcp://127.0.0.1:{free_port()}", sockets=tuple(sockets[2:]), token=token, tls=tls),
+    ]
+    async with serve(*shards, prefix=prefix) as path:
+        shards[0].urls = tuple(plan.url for plan in plans)
+        endpoints = [Endpoint(plan) for plan in plans]
+        for endpoint in endpoints:
+            await endpoint.start()
+        try:
+            yield path
+        finally:
+            for endpoint in endpoints:
+                await endpoint.stop(0)
+
+
+async def connected(path: str, token: str | None = TOKEN, tls: MutualTls | None = None) -> ShardPool:
+    return await ShardPool.discover(path, lambda url: ShardClient(url, token, tls=tls))
+
+
+@pytest.fixture
+def shards() -> list[FakeShard]:
+    return [FakeShard(rank=rank, world_size=4) for rank in range(4)]
+
+
+async def test_every_rank_gets_every_call_and_all_answers_come_back(tmp_path, shards):
+    async with two_nodes(shards, str(tmp_path / "shard")) as path:
+        pool = await connected(path)
+        await pool.clear_all()
+        await pool.info()
+        await pool.warm_up(
+            WarmUpPlan(max_input_tokens=None, max_prefill_tokens=64, max_total_tokens=None, max_batch_size=None)
+        )
+        await pool.health()
+        calls = [pool.prefill(PrefillCall(batch_of("a", "b", "c", "d"))), *(pool.decode(DecodeCall([0])) for _ in "12")]
+        prefilled, decoded, _ = [await call for call in calls]
+        assert [i for columns in prefilled.columns for i in columns.request_ids] == [0, 1, 2, 3]
+        assert len(decoded.columns) == 4
+        assert list((await pool.filter_batch(0, [1, 2])).request_ids) == [1, 2]
+        await pool.clear_cache(0)
+        await pool.close()
+    for shard in shards:
+        assert shard.trace[1:] == ["H", "P(a,b,c,d)", "D(a,b,c,d)", "D(a,b,c,d)", "F(b,c)", "C(0)"]
+        assert shard.violations == []
+
+
+async def test_the_failure_of_any_rank_of_a_node_reaches_the_router(tmp_path, shards):
+    async with two_nodes(shards, str(tmp_path / "shard")) as path:
+        pool = await connected(path)
+        shards[3].failure = lambda rpc, request: ShardFailure("no such batch")
+        with pytest.raises(ShardError, match="no such batch") as caught:
+            await pool.clear_all()
+        assert not caught.value.fatal
+        shards[3].failure = lambda rpc, request: ShardFailure("/tmp/socket", code=grpc.StatusCode.UNAVAILABLE)
+        with pytest.raises(ShardError, match=r"^the model server cannot be reached$") as caught:
+            await pool.health()
+        assert caught.value.fatal
+        await pool.close()
+
+
+@pytest.mark.parametrize("token", [None, "another"])
+async def test_a_call_without_the_token_is_refused_before_its_message_is_read(tmp_path, shards, token):
+    async with two_nodes(shards, str(tmp_path / "shard")) as path:
+        pool = await connected(path, token)
+        with pytest.raises(ShardError, match=r"the model server failed .UNAUTHENTICATED.") as caught:
+            await pool.health()
+        assert "token of the group" in caught.value.detail
+        await pool.close()
+        target = remote_grpc.grpc_target(shards[0].urls[1])
+        async with grpc.aio.insecure_channel(target) as channel:
+            # A call whose message never comes gets its answer all the same.
+            call = channel.stream_unary("/generate.v3.TextGenerationService/Health")()
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await asyncio.wait_for(call, 30)
+        assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert [rpc for shard in shards for rpc, _ in shard.received] == ["ServiceDiscovery"]
+
+
+async def test_a_group_without_a_token_asks_for_none(tmp_path, shards):
+    async with two_nodes(shards, str(tmp_path / "shard"), token=None) as path:
+        pool = await connected(path, None)
+        await pool.health()
+        await pool.close()
+
+
+async def test_with_certificates_only_their_holders_are_answered(tmp_path, shards):
+    tls = certificates(tmp_path / "group")
+    async with two_nodes(shards, str(tmp_path / "shard"), tls=tls) as path:
+        pool = await connected(path, tls=tls)
+        await pool.health()
+        await pool.close()
+        for stranger in (None, certificates(tmp_path / "other")):
+            pool = await connected(path, tls=stranger)
+            with pytest.raises(ShardError, match="the model server cannot be reached"):
+                await pool.health()
+            await pool.close()
+
+
+async def test_a_port_that_is_taken_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(StartupError, match=f"cannot listen on {url} for the router; choose another --shard-port"):
+            await Endpoint(EndpointPlan(url=url, sockets=(tmp_path / "socket",))).start()

@@ -1,0 +1,105 @@
+"""Requests for different LoRA adapters and for the base model at once, each with the tokens that PEFT gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from support.peft_adapters import peft_adapter, peft_logits
+from support.running_server import running_server
+from support.tiny_models import tiny_checkpoint
+
+pytestmark = pytest.mark.e2e
+
+NEW_TOKENS = 12
+PROMPT = "The quick brown fox jumps over the lazy dog, and the cache kept its keys"
+# Tokens that score nearly alike may change places; relative to the largest logit.
+NEAR_TIE = 1e-4
+
+Folders = dict[str | None, Path | None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("adapted"))
+
+
+@pytest.fixture(scope="module")
+def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    pytest.importorskip("peft")
+    made = tmp_path_factory.mktemp("adapters")
+    return {
+        None: None,
+        "poems": peft_adapter(model, made / "poems", 1),
+        "org/prose": peft_adapter(
+            model, made / "prose", 2, r=16, use_rslora=True, target_modules=["q_proj", "up_proj"]
+        ),
+    }
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.long)])
+def client(request: pytest.FixtureRequest, model: Path, folders: Folders) -> Iterator[httpx.Client]:
+    options = ("--dtype", "float32", "--num-shard", str(request.param), "--max-batch-prefill-tokens", "64")
+    adapters = f"{folders['poems']},org/prose={folders['org/prose']}"
+    with (
+        running_server(model, *options, "--lora-adapters", adapters) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        yield client
+
+
+def generated(client: httpx.Client, adapter: str | None, prompt: str) -> list[int]:
+    parameters = {"max_new_tokens": NEW_TOKENS, "details": True, "ignore_eos": True, "adapter_id": adapter}
+    answer = client.post("/generate", json={"inputs": prompt, "parameters": parameters})
+    assert answer.status_code == 200, answer.text
+    return [token["id"] for token in answer.json()["details"]["tokens"]]
+
+
+def test_tokens_are_those_of_peft(client: httpx.Client, model: Path, folders: Folders) -> None:
+    """One prompt for all, twice: KV of one adapter in the prefix cache is no other's."""
+    prompt = [token["id"] for token in client.post("/tokenize", json={"inputs": PROMPT}).json()]
+    asked = [*folders, *folders, *reversed(list(folders))]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(lambda name: generated(client, name, PROMPT), asked))
+    for name, tokens in zip(asked, answers, strict=True):
+        logits = peft_logits(model, folders[name], [torch.tensor(prompt + tokens)])[0]
+        for at, token in enumerate(tokens):
+            scores = logits[len(prompt) + at - 1]
+            assert float(scores.max() - scores[token]) <= NEAR_TIE * float(scores.abs().max()), f"{name}, token {at}"
+    assert len({tuple(tokens) for tokens in answers}) == len(folders)
+
+
+def test_openai_clients_name_an_adapter_as_the_model(client: httpx.Client, folders: Folders) -> None:
+    def answer(model: str) -> dict[str, Any]:
+        body = {"model": model, "prompt": PROMPT, "max_tokens": NEW_TOKENS, "temperature": 0}
+        found = client.post("/v1/completions", json=body)
+        assert found.status_code == 200, found.text
+        whole: dict[str, Any] = found.json()
+        return whole
+
+    cards = client.get("/v1/models").json()["data"]
+    base = cards[0]["id"]
+    assert [card["id"] for card in cards] == [base, "poems", "org/prose"]
+    assert (cards[1]["parent"], cards[1]["root"]) == (base, "poems") and "parent" not in cards[0]
+    assert client.get("/v1/models/org/prose").json() == cards[2]
+    assert client.get("/v1/models/unknown").status_code == 404
+    texts = {name: answer(name) for name in ("tgi", "poems", "org/prose")}
+    assert [whole["model"] for whole in texts.values()] == [base, "poems", "org/prose"]
+    assert len({whole["choices"][0]["text"] for whole in texts.values()}) == 3
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": NEW_TOKENS, "temperature": 0}
+    chats = {
+        name: client.post("/v1/chat/completions", json={**chat, "model": name}).json() for name in ("tgi", "poems")
+    }
+    assert chats["poems"]["model"] == "poems"
+    assert len({whole["choices"][0]["message"]["content"] for whole in chats.values()}) == 2
+
+
+def test_a_name_that_is_not_known(client: httpx.Client) -> None:
+    answer = client.post("/generate", json={"inputs": "Hi", "parameters": {"adapter_id": "prose"}})
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "Input validation error: `adapter_id` prose is not known to this server"

@@ -1,0 +1,82 @@
+"""`--speculate` through the whole server: the same answers in fewer steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.metrics_text import metrics_of
+from support.running_server import RunningServer, running_server
+
+pytestmark = pytest.mark.e2e
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"occupation": {"enum": ["programmer", "librarian"]}, "departments": {"enum": ["all of them"]}},
+    "required": ["occupation", "departments"],
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "repeated": {"ignore_eos": True, "max_new_tokens": 90},
+    "drawn": {"seed": 4, "temperature": 0.8, "ignore_eos": True, "max_new_tokens": 40},
+    "penalised": {"repetition_penalty": 1.3, "ignore_eos": True, "max_new_tokens": 40},
+    "JSON": {"grammar": {"type": "json", "value": SCHEMA}},
+    "top tokens": {"top_n_tokens": 3},
+    "stopped": {"stop": ["9"], "max_new_tokens": 90},
+}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[RunningServer]]:
+    """The demo model without drafts, and on two ranks with drafts."""
+    path = "demo"
+    with (
+        running_server(path, "--dtype", "float32") as plain,
+        running_server(path, "--dtype", "float32", "--speculate", "7", "--num-shard", "2") as speculating,
+    ):
+        yield [plain, speculating]
+
+
+def answer(server: RunningServer, parameters: dict[str, Any]) -> dict[str, Any]:
+    inputs = "one, two, three, four, one, two, three, four, one, two, three"
+    body = {"inputs": inputs, "parameters": {"max_new_tokens": 60, "details": True} | parameters}
+    found = httpx.post(f"{server.url}/generate", json=body, timeout=60)
+    assert found.status_code == 200, found.text
+    return found.json()  # type: ignore[no-any-return]
+
+
+def said(body: dict[str, Any]) -> Any:
+    details = body["details"]
+    tokens = [(one["id"], one["text"]) for one in details["tokens"]]
+    top = [[one["id"] for one in place] for place in details.get("top_tokens") or []]
+    return body["generated_text"], tokens, top, details["finish_reason"], details["generated_tokens"]
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_the_same_answers(servers: list[RunningServer], kind: str) -> None:
+    plain, speculating = (said(answer(server, ASKED[kind])) for server in servers)
+    assert speculating == plain
+
+
+def test_json_under_a_schema_takes_fewer_steps_than_tokens(servers: list[RunningServer]) -> None:
+    _, speculating = servers
+    before = metrics_of(httpx.get(f"{speculating.url}/metrics").text)
+    tokens = answer(speculating, ASKED["JSON"])["details"]["generated_tokens"]
+    after = metrics_of(httpx.get(f"{speculating.url}/metrics").text)
+    rows = "tgi_request_skipped_tokens_count"
+    assert after[rows] - before[rows] < 0.7 * tokens
+    drafted, right = "tgi_speculation_drafted_tokens", "tgi_speculation_accepted_tokens"
+    assert 0 < after[right] - before[right] <= after[drafted] - before[drafted]
+
+
+def test_every_token_has_its_event(servers: list[RunningServer]) -> None:
+    body = {"inputs": "one, two, one, two, one", "parameters": {"max_new_tokens": 30, "ignore_eos": True}}
+    streams = []
+    for server in servers:
+        with httpx.stream("POST", f"{server.url}/generate_stream", json=body, timeout=60) as found:
+            events = [json.loads(line[5:]) for line in found.iter_lines() if line.startswith("data:")]
+        streams.append([(event["index"], event["token"]["id"]) for event in events])
+    assert streams[0] == streams[1] and len(streams[0]) == 30

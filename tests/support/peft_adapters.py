@@ -1,0 +1,46 @@
+"""Adapters that PEFT makes, and the logits that it computes with them: the reference for those that are served."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def peft_adapter(model_path: Path, directory: Path, seed: int, **config: Any) -> Path:
+    """Write a random adapter of the checkpoint, with `config` for `LoraConfig`; default: all linear layers, rank 4."""
+    from peft import LoraConfig, get_peft_model
+
+    chosen = {"target_modules": "all-linear", "r": 4, "lora_alpha": 8, "task_type": "CAUSAL_LM"} | config
+    with warnings.catch_warnings(action="ignore"):  # PEFT reads what transformers has deprecated
+        model = get_peft_model(_base(model_path), LoraConfig(**chosen))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    with warnings.catch_warnings(action="ignore"):
+        model.save_pretrained(str(directory))
+    return directory
+
+
+def peft_logits(model_path: Path, adapter: Path | None, sequences: Sequence[Tensor]) -> list[Tensor]:
+    """Logits [length, vocab] of each sequence, each in a forward of its own; None: of the base model."""
+    from peft import PeftModel
+
+    model = _base(model_path)
+    if adapter is not None:
+        with warnings.catch_warnings(action="ignore"):
+            model = PeftModel.from_pretrained(model, str(adapter))
+    with torch.inference_mode():
+        return [model(input_ids=ids[None]).logits[0].float() for ids in sequences]
+
+
+def _base(path: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

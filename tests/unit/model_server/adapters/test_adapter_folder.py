@@ -1,0 +1,168 @@
+"""Adapter folders: what is read of them, and the texts with which the rest is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.adapters import write_adapter
+
+from model_server.adapters.folder import Adapter, read_adapter
+from model_server.errors import StartupError
+
+Q, HEAD = "model.layers.0.self_attn.q_proj", "lm_head"
+TARGETS = {Q: (16, 32), "model.layers.1.self_attn.q_proj": (16, 32), HEAD: (16, 100)}
+
+
+def read(directory: Path) -> Adapter:
+    return read_adapter("mine", directory, TARGETS, HEAD, ("model.",))
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(StartupError) as caught:
+        read(directory)
+    text = str(caught.value)
+    assert text.startswith("LoRA adapter `mine`: ") and "\n" not in text
+    return text.removeprefix("LoRA adapter `mine`: ")
+
+
+def test_pairs_ranks_and_scales(tmp_path: Path) -> None:
+    adapter = read(write_adapter(tmp_path, {Q: (16, 32), HEAD: (16, 100)}, lora_alpha=16, base_model_name_or_path="b"))
+    assert set(adapter.pairs) == {Q, HEAD}
+    assert (adapter.rank, adapter.base, adapter.pairs[Q].scale) == (4, "b", 4.0)
+    with adapter.open() as reader:
+        assert reader.rows(adapter.pairs[HEAD].b, [(10, 12)]).shape == (2, 4)
+
+
+def test_rank_stabilized_scale(tmp_path: Path) -> None:
+    adapter = read(write_adapter(tmp_path, {Q: (16, 32)}, lora_alpha=16, use_rslora=True))
+    assert adapter.pairs[Q].scale == 16 / math.sqrt(4)
+
+
+def test_patterns_match_the_end_of_a_module_from_a_dot_on(tmp_path: Path) -> None:
+    second = "base_model.model.model.layers.1.self_attn.q_proj"
+    wider = {f"{second}.lora_A.weight": torch.ones(2, 16), f"{second}.lora_B.weight": torch.ones(32, 2)}
+    patterns = {"proj": 7, r"layers\.1\..*q_proj": 2}
+    adapter = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors=wider, rank_pattern=patterns, alpha_pattern={Q: 1}))
+    assert adapter.pairs[Q].rank == 4 and adapter.pairs[Q].scale == 0.25
+    assert adapter.pairs["model.layers.1.self_attn.q_proj"].rank == 2
+
+
+def test_modules_without_the_base_prefix(tmp_path: Path) -> None:
+    assert set(read(write_adapter(tmp_path, {"layers.0.self_attn.q_proj": (16, 32)})).pairs) == {Q}
+
+
+@pytest.mark.parametrize("base", ["language_model.model.", "model.language_model.", "model."])
+def test_modules_under_other_names_of_a_vision_model(base: str, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path, {base + "layers.0.self_attn.q_proj": (16, 32)})
+    bases = ("model.", "model.language_model.", "language_model.model.", "model.")
+    assert set(read_adapter("mine", folder, TARGETS, HEAD, bases).pairs) == {Q}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"peft_type": "IA3"}, "`peft_type` is 'IA3'; only LORA is served"),
+        ({"task_type": "SEQ_CLS"}, "`task_type` is 'SEQ_CLS'; only CAUSAL_LM is served"),
+        ({"init_lora_weights": "pissa_niter_4"}, "`init_lora_weights` 'pissa_niter_4' changes the base model; convert"),
+        ({"use_dora": True}, "`use_dora` is not served; merge the adapter into the model"),
+        ({"layer_replication": [[0, 1]]}, "`layer_replication` is not served; merge the adapter into the model"),
+        ({"from_the_future": 1}, "`from_the_future` is not served; merge the adapter into the model"),
+        ({"r": 8}, f"tensor base_model.model.{Q}.lora_A.weight has shape [4, 16]; [8, 16] is expected"),
+        ({"r": 0}, "adapter_config.json: `r` is 0; a whole number from 1 to 256 is expected"),
+        ({"r": 10**400}, "adapter_config.json: `r` is 1000"),
+        ({"lora_alpha": "16"}, "adapter_config.json: `lora_alpha` is '16'; a number is expected"),
+        ({"rank_pattern": {"(a+)+b": 4}}, "adapter_config.json: `rank_pattern` has the pattern '(a+)+b', which is too"),
+        ({"rank_pattern": {".*.*.*x": 4}}, "adapter_config.json: `rank_pattern` has the pattern '.*.*.*x', which is"),
+        ({"alpha_pattern": {"(": 4}}, "adapter_config.json: `alpha_pattern` has the invalid pattern '('"),
+        ({"alpha_pattern": []}, "adapter_config.json: `alpha_pattern` must be an object with at most 4096 entries"),
+    ],
+)
+def test_what_the_config_may_not_say(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    assert refusal(write_adapter(tmp_path, {Q: (16, 32)}, **fields)).startswith(text)
+
+
+@pytest.mark.parametrize("start", ["gaussian", True, None, "eva"])
+def test_initial_values_that_keep_the_base_model(tmp_path: Path, start: object) -> None:
+    read(write_adapter(tmp_path, {Q: (16, 32)}, init_lora_weights=start))
+
+
+def test_every_tensor_belongs_to_a_layer(tmp_path: Path) -> None:
+    for key in (f"base_model.model.{Q}.lora_magnitude_vector", "base_model.model.model.norm.weight", f"{Q}.weight"):
+        write_adapter(tmp_path, {Q: (16, 32)}, tensors={key: torch.ones(32)})
+        assert refusal(tmp_path) == f"tensor {key} belongs to no layer that takes adapters"
+    write_adapter(tmp_path, {"model.layers.7.self_attn.q_proj": (16, 32)})
+    assert refusal(tmp_path).endswith("layers.7.self_attn.q_proj.lora_A.weight belongs to no layer that takes adapters")
+
+
+def test_a_matrix_without_the_other(tmp_path: Path) -> None:
+    write_adapter(tmp_path, {}, tensors={f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 16)})
+    assert refusal(tmp_path).startswith(f"tensor base_model.model.{Q}.lora_B.weight is missing beside ")
+
+
+def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+    ints = {f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 16, dtype=torch.int64)}
+    assert "is stored as I64" in refusal(write_adapter(tmp_path, {Q: (16, 32)}, tensors=ints))
+
+
+def test_folders_that_are_no_adapters(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"no adapter_config.json in {tmp_path} (found: nothing)"
+    write_adapter(tmp_path, {Q: (16, 32)})
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    assert refusal(tmp_path).startswith("adapter_model.bin is pickled; convert it with ")
+    (tmp_path / "adapter_model.bin").unlink()
+    assert refusal(tmp_path) == f"no *.safetensors in {tmp_path} (found: adapter_config.json)"
+    write_adapter(tmp_path, {})
+    assert refusal(tmp_path) == "there are no tensors in it"
+
+
+def test_a_damaged_file_and_a_tensor_in_two(tmp_path: Path) -> None:
+    file = write_adapter(tmp_path, {Q: (16, 32)}) / "adapter_model.safetensors"
+    shutil.copy(file, tmp_path / "other.safetensors")
+    assert "is in more than one file, also in other.safetensors" in refusal(tmp_path)
+    (tmp_path / "other.safetensors").unlink()
+    file.write_bytes(file.read_bytes()[:-1])
+    assert "is damaged or incomplete: the file is cut short" in refusal(tmp_path)
+    file.write_bytes((2**62).to_bytes(8, "little") + b"{}")
+    assert "the header claims" in refusal(tmp_path)
+
+
+def test_links_out_of_the_folder(tmp_path: Path) -> None:
+    outside = write_adapter(tmp_path / "outside", {Q: (16, 32)})
+    inside = write_adapter(tmp_path / "inside", {Q: (16, 32)})
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (inside / name).unlink()
+        (inside / name).symlink_to(outside / name)
+        assert refusal(inside) == f"{inside / name} is a link to {outside / name}, which is outside the folder"
+        (inside / name).unlink()
+        shutil.copy(outside / name, inside / name)
+    read(inside)
+
+
+def test_snapshots_of_the_hub_cache_are_links_to_its_blobs(tmp_path: Path) -> None:
+    snapshot, blobs = write_adapter(tmp_path / "snapshots" / "abc", {Q: (16, 32)}), tmp_path / "blobs"
+    blobs.mkdir()
+    for file in list(snapshot.iterdir()):
+        file.rename(blobs / file.name)
+        file.symlink_to(blobs / file.name)
+    read(snapshot)
+
+
+def test_a_config_that_is_too_large(tmp_path: Path) -> None:
+    write_adapter(tmp_path, {Q: (16, 32)}, revision="x" * 2**20)
+    assert refusal(tmp_path) == f"{tmp_path / 'adapter_config.json'} is larger than 1 MiB"
+    (tmp_path / "adapter_config.json").write_text(json.dumps([]))
+    assert refusal(tmp_path).endswith("does not hold a JSON object")
+
+
+def test_a_copy_of_a_matrix_that_the_adapter_does_not_change(tmp_path: Path) -> None:
+    write_adapter(tmp_path, {Q: (16, 32)}, tensors={"base_model.model.lm_head.base_layer.weight": torch.ones(100, 16)})
+    assert "lm_head.lora_A.weight is missing beside base_model.model.lm_head.base_layer.weight" in refusal(tmp_path)
+    copy = f"base_model.model.{Q}.base_layer.weight"
+    write_adapter(tmp_path, {Q: (16, 32)}, tensors={copy: torch.ones(32, 16)})
+    assert refusal(tmp_path) == f"tensor {copy} belongs to no layer that takes adapters"

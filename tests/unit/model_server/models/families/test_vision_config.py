@@ -1,0 +1,71 @@
+"""What of a config and of tensor names belongs to the text model; tests/parity compares logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from model_server.errors import StartupError
+from model_server.models.config import ModelConfig
+from model_server.models.decoder.spec import Names
+from model_server.models.families import UnknownFamilyError, spec_of
+from model_server.models.families.vision import text_config, text_names
+
+TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
+
+
+def config(model_type: str, **fields: Any) -> ModelConfig:
+    return ModelConfig({"model_type": model_type, **fields})
+
+
+def test_other_types_are_as_they_are() -> None:
+    plain = config("llama", text_config={"hidden_size": 3})
+    assert text_config(plain) is plain
+
+
+def test_sizes_that_public_files_leave_out() -> None:
+    """LLaVA 1.5 names only the vocabulary, Gemma 3 4B neither heads nor vocabulary."""
+    llava = spec_of(config("llava", text_config={"model_type": "llama", "vocab_size": 32064}))
+    assert (llava.hidden_size, llava.num_layers, llava.num_kv_heads, llava.vocab_size) == (4096, 32, 32, 32064)
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    gemma = spec_of(config("gemma3", text_config={"model_type": "gemma3_text", **sizes}))
+    assert (gemma.hidden_size, gemma.num_heads, gemma.num_kv_heads, gemma.head_dim) == (2560, 8, 4, 256)
+    assert gemma.vocab_size == 262208
+
+
+@pytest.mark.parametrize("kind", [{"type": "mrope"}, {"rope_type": "mrope"}, {"rope_type": "default"}])
+def test_positions_in_sections_are_plain_for_text(kind: dict[str, str]) -> None:
+    block = {**kind, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    spec = spec_of(config("qwen3_vl", text_config={"model_type": "qwen3_vl_text", **TEXT, "rope_scaling": block}))
+    assert {rope.kind for rope in spec.ropes if rope is not None} == {"default"}
+
+
+def test_text_model_that_is_not_native() -> None:
+    with pytest.raises(UnknownFamilyError, match="Unsupported model type llava"):
+        spec_of(config("llava", text_config={"model_type": "mamba"}))
+
+
+def test_text_config_that_is_no_object() -> None:
+    with pytest.raises(StartupError, match=r"`text_config` must be an object, got \[1\]"):
+        spec_of(config("llava", text_config=[1]))
+
+
+@pytest.mark.parametrize(
+    ("base", "head"),
+    [
+        ("model.language_model.", "lm_head"),
+        ("language_model.model.", "language_model.lm_head"),
+        ("model.text_model.", "lm_head"),
+        ("model.", "lm_head"),
+    ],
+)
+def test_names_follow_the_files(base: str, head: str) -> None:
+    names = text_names(Names(), ["vision_tower.embed_tokens.weight", base + "embed_tokens.weight", head + ".weight"])
+    assert (names.base, names.embedding, names.layers) == (base, base + "embed_tokens", base + "layers")
+    assert (names.norm, names.head) == (base + "norm", head)
+
+
+def test_files_without_an_embedding() -> None:
+    with pytest.raises(StartupError, match=r"weight model\.language_model\.embed_tokens\.weight does not exist"):
+        text_names(Names(), ["vision_tower.embed_tokens.weight"])

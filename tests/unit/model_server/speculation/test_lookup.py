@@ -1,0 +1,62 @@
+"""Drafts from a request's own tokens: known traces, and any tokens against a plain search."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from model_server.speculation.lookup import History
+
+
+def drafted(ids: list[int], most: int, forced: list[int] | None = None) -> list[int]:
+    history = History()
+    for length in range(1, len(ids) + 1):
+        history.follow(ids[:length])
+    return history.draft(most, forced or [])
+
+
+@pytest.mark.parametrize(
+    ("ids", "most", "expected"),
+    [
+        ([5, 6, 7, 8, 5, 6, 7], 4, [8, 5, 6, 7]),
+        ([1, 2, 3, 1, 2, 3, 1], 5, [2, 3, 1, 2, 3]),
+        ([9, 4, 4], 3, [4]),
+        ([3, 8, 5], 4, []),
+        ([1, 2, 9, 1, 2, 8, 1, 2], 3, [8, 1]),
+        ([4, 1, 2, 3, 6, 1, 2, 3, 7, 5, 1, 2, 3], 4, [7, 5, 1, 2]),
+        ([4], 4, []),
+        ([1, 1, 1, 1], 0, []),
+    ],
+)
+def test_known_traces(ids: list[int], most: int, expected: list[int]) -> None:
+    assert drafted(ids, most) == expected
+
+
+def plain(ids: list[int], most: int) -> list[int]:
+    """The longest match of at most 8 tokens with the end, of equal ones the latest, and what follows it."""
+    best, best_end = 0, -1
+    for end in range(len(ids) - 1):
+        length = 0
+        while length < min(8, end + 1) and ids[end - length] == ids[len(ids) - 1 - length]:
+            length += 1
+        if length and length >= best:
+            best, best_end = length, end
+    if not best:
+        return []
+    text = list(ids)
+    for place in range(min(most, {1: 1, 2: 2, 3: 4}.get(best, most))):
+        text.append(text[best_end + 1 + place])
+    return text[len(ids) :]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 15), st.integers(0, 5))
+def test_as_a_plain_search(ids: list[int], most: int, num_forced: int) -> None:
+    assert drafted(ids, most) == plain(ids, most)
+    known, forced = ids[: len(ids) - num_forced] or ids, ids[len(ids) - num_forced :] if num_forced < len(ids) else []
+    assert drafted(known, most, forced) == plain(known + forced, most)
+
+
+def test_a_history_of_any_length_is_kept() -> None:
+    ids = [i % 701 for i in range(3000)]
+    assert drafted(ids, 5) == [(3000 + i) % 701 for i in range(5)]

@@ -1,0 +1,47 @@
+"""How many drafted tokens are worth their time."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_server.speculation.pace import Acceptance, Pace
+
+
+def pace(ratio: float, rows: int, longer: int) -> Pace:
+    """Steps of `longer` rows take `ratio` times as long as those of `rows`."""
+    return Pace([(rows, 1.0), (longer, ratio)])
+
+
+@pytest.mark.parametrize(
+    ("costs", "rows", "share", "most", "expected"),
+    [
+        (pace(1.2, 1, 6), 1, 0.8, 5, 5),
+        (pace(5.0, 8, 48), 8, 0.5, 5, 0),
+        (pace(1.5, 8, 16), 8, 0.5, 1, 0),
+        (pace(1.4, 8, 16), 8, 0.5, 1, 1),
+        (pace(1.0, 1, 16), 1, 0.0, 5, 0),
+        (Pace([(1, 1.0)]), 1, 0.9, 3, 3),
+    ],
+)
+def test_the_length_that_gains_most(costs: Pace, rows: int, share: float, most: int, expected: int) -> None:
+    assert costs.best_length([most] * rows, [share] * rows, most) == expected
+
+
+def test_rows_draft_what_they_have() -> None:
+    costs = Pace([(1, 1.0), (2, 1.1), (4, 1.3), (8, 1.7)])
+    assert costs.best_length([0, 4, 0], [0.5, 1.0, 0.5], 8) == 4
+    assert costs.best_length([0, 0], [1.0, 1.0], 8) == 0
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    costs = Pace([(1, 1.0), (2, 0.9), (4, 2.0)])
+    assert [costs.cost(rows) for rows in (1, 2, 3, 4, 6)] == pytest.approx([1.0, 1.0, 1.5, 2.0, 3.0])
+
+
+def test_the_newest_outcomes_weigh_most() -> None:
+    acceptance = Acceptance()
+    acceptance.note(accepted=2, refused=True)
+    assert acceptance.share == pytest.approx(((0.5 * 0.9 + 0.1) * 0.9 + 0.1) * 0.9)
+    for _ in range(60):
+        acceptance.note(accepted=1, refused=False)
+    assert acceptance.share > 0.99

@@ -1,0 +1,136 @@
+"""Windows on the real engine: positions and slots, drafts that do not pay, and every kind of request beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.engine_shard import BLOCK, EngineShard, generations_of, mixed_requests, tokens_of
+from support.fake_model import FakeRunner
+
+from model_server.distributed.group import ProcessGroup
+from model_server.engine.engine import Engine
+from model_server.sampling.parameters import Grammar, SamplingParameters
+from model_server.speculation.costs import step_costs
+from model_server.speculation.pace import Pace
+from model_server.speculation.speculator import Speculator
+from model_server.text.tokenizer import Tokenizer
+
+FREE = Pace([(1, 1.0)])
+DEAR = Pace([(1, 1.0), (2, 2.0)])
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def speculating(tokenizer: Tokenizer, most: int, pace: Pace = FREE, **options: object) -> EngineShard:
+    shard = EngineShard(tokenizer, budget=1000, **options)  # type: ignore[arg-type]
+    speculator = Speculator(most)
+    speculator.pace = pace
+    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    return shard
+
+
+def drafting(shard: EngineShard, guesses: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft these tokens at these lengths of a history."""
+    speculator = shard.engine.speculator
+    assert speculator is not None
+
+    def window(rows):  # type: ignore[no-untyped-def]
+        from model_server.speculation.window import Window
+
+        drafts = [guesses.get(len(s.ids), [])[: speculator.longest(s)] for s in rows]
+        return Window(rows, drafts) if any(drafts) else None
+
+    monkeypatch.setattr(speculator, "window", window)
+
+
+def test_places_of_a_window(tiny_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = speculating(tiny_tokenizer, 2)
+    request = shard.request([10, 11, 12], 6)
+    ids = shard.expected(request)
+    drafting(shard, {4: [ids[1], 99], 6: [ids[3], ids[4]]}, monkeypatch)
+    results = [shard.prefill(0, request), shard.decode(0)]
+    runner = shard.runner
+    assert isinstance(runner, FakeRunner) and runner.last_inputs is not None
+    inputs = runner.last_inputs
+    assert inputs.input_ids.tolist() == [ids[0], ids[1], 99]
+    assert inputs.positions.tolist() == [3, 4, 5]
+    assert inputs.attention.slots.tolist() == request.slots[3:6].tolist()
+    assert inputs.attention.kv_lengths.tolist() == [4, 5, 6] and inputs.attention.is_decode
+    assert inputs.attention.block_tables.tolist() == [inputs.attention.block_tables[0].tolist()] * 3
+    results.append(shard.decode(0))
+    assert runner.last_inputs.input_ids.tolist() == ids[2:5]
+    assert [len(tokens_of(one)[request.id]) for one in results] == [1, 2, 3]
+    assert results[-1].batch is None
+    assert tokens_of(*results)[request.id] == ids
+
+
+def test_drafts_are_cut_to_the_slots_and_tokens_that_are_left(tiny_tokenizer: Tokenizer) -> None:
+    shard = speculating(tiny_tokenizer, 15)
+    request = shard.request([7], 5)
+    shard.prefill(0, request)
+    (sequence,) = shard.engine._store.get(0).batch.sequences
+    speculator = shard.engine.speculator
+    assert speculator is not None and speculator.longest(sequence) == 3
+    sequence.slots = sequence.slots[:2]
+    assert speculator.longest(sequence) == 0
+
+
+def test_drafts_that_do_not_pay_are_not_checked(tiny_tokenizer: Tokenizer) -> None:
+    shard = speculating(tiny_tokenizer, 5, DEAR)
+    request = shard.request([1, 2, 3] * 5, 12)
+    results = shard.run_out(shard.prefill(0, request), 0)
+    assert tokens_of(*results)[request.id] == shard.expected(request)
+    assert len(results) == 12
+    assert {one.drafted.num_tokens for one in results[1:] if one.drafted is not None} == {0}
+
+
+def test_each_kind_of_request_says_what_it_says_without_drafts(tiny_tokenizer: Tokenizer) -> None:
+    plain = EngineShard(tiny_tokenizer, budget=1000)
+    requests = mixed_requests(plain, tiny_tokenizer)
+    wanted = generations_of(*plain.run_out(plain.prefill(0, *requests), 0))
+    shard = speculating(tiny_tokenizer, 5)
+    results = shard.run_out(shard.prefill(0, *mixed_requests(shard, tiny_tokenizer)), 0)
+    found = generations_of(*results)
+    for request in requests:
+        for one in (wanted, found):
+            ids = [i for g in one[request.id] if g.tokens is not None for i in g.tokens.ids]
+            one[request.id] = [ids, one[request.id][-1].generated_text]  # type: ignore[assignment]
+    assert found == wanted
+    assert sum(one.drafted.num_tokens for one in results if one.drafted is not None) > 0
+
+
+def test_text_that_a_grammar_forces_takes_fewer_steps_than_tokens(tiny_tokenizer: Tokenizer) -> None:
+    grammar = Grammar("regex", "the only text that fits here( and| or) nothing else at all")
+    counts = []
+    for most in (0, 8):
+        shard = speculating(tiny_tokenizer, most)
+        request = shard.request([1, 2], 90, sampling=SamplingParameters(grammar=grammar))
+        results = shard.run_out(shard.prefill(0, request), 0)
+        counts.append((len(results), tokens_of(*results)[request.id]))
+    assert counts[0][1] == counts[1][1]
+    assert counts[1][0] < 0.5 * counts[0][0]
+
+
+def test_two_ranks_draft_the_same(tiny_tokenizer: Tokenizer) -> None:
+    ranks = [speculating(tiny_tokenizer, 5, rank=rank, world_size=2) for rank in range(2)]
+    results = [s.prefill(0, s.request([1, 2] * 4, 20), s.request([3, 4, 5] * 3, 20)) for s in ranks]
+    while results[0].batch is not None:
+        results = [s.decode(0) for s in ranks]
+        seen = [s.runner.last_inputs.input_ids.tolist() for s in ranks if s.runner.last_inputs is not None]
+        assert seen[0] == seen[1] and results[0].batch == results[1].batch
+
+
+def test_costs_rise_with_the_rows(tiny_tokenizer: Tokenizer) -> None:
+    engine: Engine = EngineShard(tiny_tokenizer).engine
+    for rows in engine.cache.rows:
+        rows.zero_()
+    costs = step_costs(engine.runner, engine.cache, ProcessGroup())
+    assert [rows for rows, _ in costs] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert all(seconds > 0 for _, seconds in costs)
+    assert BLOCK * engine.cache.num_blocks < 256 * 128, "and the rows share blocks where there are few"

@@ -1,0 +1,237 @@
+"""What models write in each format, and the message that it is: content, reasoning, calls with their arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "n": {"type": "integer"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "deep": {"type": "object"},
+    },
+}
+SCHEMAS: dict[str, Any] = {"get_weather": PARAMETERS, "get_time": {"type": "object", "properties": {}}}
+
+
+@dataclass(frozen=True)
+class Output:
+    """`calls`: names and arguments."""
+
+    text: str
+    content: str = ""
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    reasoning: str = ""
+
+
+WEATHER = ("get_weather", {"city": 'Zürich "x"\n</b> 🙂', "n": 3})
+CITY = 'Zürich "x"\n</b> 🙂'
+WEATHER = ("get_weather", {"city": CITY, "n": 3})
+ALL = ("get_weather", {"city": "Oslo", "n": -1, "tags": ["a", "b"], "deep": {"k": {"l": None}}})
+TIME = ("get_time", {})
+JSON_WEATHER = '{"city": "Zürich \\"x\\"\\n</b> 🙂", "n": 3}'
+JSON_ALL = '{"city": "Oslo", "n": -1, "tags": ["a", "b"], "deep": {"k": {"l": null}}}'
+BEGIN, CALL, SEP, CALL_END, END = (
+    f"<｜{name}｜>" for name in ("tool▁calls▁begin", "tool▁call▁begin", "tool▁sep", "tool▁call▁end", "tool▁calls▁end")
+)
+DSML = "｜DSML｜"
+
+
+def forms(
+    weather: str, everything: str, time: str, *, begin: str = "", between: str = "", end: str = ""
+) -> list[Output]:
+    """One call, two, text before, none of the arguments. The calls are given as the format writes them."""
+    return [
+        Output(begin + weather + end, calls=[WEATHER]),
+        Output(begin + everything + end, calls=[ALL]),
+        Output(begin + time + end, calls=[TIME]),
+        Output(begin + weather + between + everything + end, calls=[WEATHER, ALL]),
+        Output(f"Let me see. \n{begin}{time}{between}{weather}{end}\n", content="Let me see.", calls=[TIME, WEATHER]),
+    ]
+
+
+def _json(name: str, arguments: str, key: str = "arguments", name_key: str = "name") -> str:
+    return f'{{"{name_key}": "{name}", "{key}": {arguments}}}'
+
+
+def _listed(begin: str, end: str, **keys: str) -> list[Output]:
+    calls = [
+        _json("get_weather", JSON_WEATHER, **keys),
+        _json("get_weather", JSON_ALL, **keys),
+        _json("get_time", "{}", **keys),
+    ]
+    return forms(*calls, begin=begin, between=", ", end=end)
+
+
+def _hermes(call: str) -> str:
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _qwen(name: str, **values: str) -> str:
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+def _glm(name: str, line_end: str, **values: str) -> str:
+    pairs = "".join(f"<arg_key>{k}</arg_key>{line_end}<arg_value>{v}</arg_value>{line_end}" for k, v in values.items())
+    return f"<tool_call>{name}{line_end}{pairs}</tool_call>"
+
+
+def _dsml(name: str, **values: tuple[str, str]) -> str:
+    inner = "".join(
+        f'<{DSML}parameter name="{key}" string="{kind}">{value}</{DSML}parameter>\n'
+        for key, (kind, value) in values.items()
+    )
+    return f'<{DSML}invoke name="{name}">\n{inner}</{DSML}invoke>\n'
+
+
+def _v31(name: str, arguments: str) -> str:
+    return f"{CALL}{name}{SEP}{arguments}{CALL_END}"
+
+
+def _v3(name: str, arguments: str) -> str:
+    return f"{CALL}function{SEP}{name}\n```json\n{arguments}\n```{CALL_END}"
+
+
+def _kimi(name: str, arguments: str, number: int) -> str:
+    return f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>{arguments}<|tool_call_end|>"
+
+
+TYPED_WEATHER = {"city": CITY, "n": "3"}
+TYPED_ALL = {"city": "Oslo", "n": "-1", "tags": '["a", "b"]', "deep": '{"k": {"l": null}}'}
+DSML_WEATHER: dict[str, tuple[str, str]] = {"city": ("true", CITY), "n": ("false", "3")}
+DSML_ALL = {key: ("true" if key == "city" else "false", value) for key, value in TYPED_ALL.items()}
+PYTHON_WEATHER = 'get_weather(city="Zürich \\"x\\"\\n</b> 🙂", n=3)'
+PYTHON_ALL = "get_weather(city='Oslo', n=-1, tags=['a', \"b\"], deep={'k': {'l': None}})"
+Q, E = '<|"|>', "<escape>"
+HARMONY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
+
+OUTPUTS: dict[str, list[Output]] = {
+    "hermes": [
+        *forms(
+            _hermes(_json("get_weather", JSON_WEATHER)),
+            _hermes(_json("get_weather", JSON_ALL)),
+            _hermes(_json("get_time", "{}")),
+            between="\n",
+        ),
+        Output('<tool_call>{"arguments": {"n": 1}, "name": "f"}</tool_call>', calls=[("f", {"n": 1})]),
+        Output('<tool_call>{"name": "f"}</tool_call> and  more ', content="and  more ", calls=[("f", {})]),
+        Output("a <tool_call>\nnothing </tool_call> b", content="a <tool_call>\nnothing  b"),
+        Output('a <tool_call>{"nam', content='a <tool_call>{"nam'),
+        Output('<tool_call>{"name": "f", "arguments": {"a": "x', calls=[("f", '{"a": "x')]),
+        Output('{"name": "f", "arguments": {}}', content='{"name": "f", "arguments": {}}'),
+    ],
+    "qwen_xml": [
+        *forms(
+            _qwen("get_weather", **TYPED_WEATHER), _qwen("get_weather", **TYPED_ALL), _qwen("get_time"), between="\n"
+        ),
+        Output(
+            "<function=get_weather>\n<parameter=city>\n\n5\n\n</parameter>\n</function>",
+            calls=[("get_weather", {"city": "\n5\n"})],
+        ),
+        Output("<tool_call><function=f><parameter=a>5</parameter></function>", calls=[("f", {"a": 5})]),
+        Output("<tool_call>\n<function=", content="<tool_call>\n<function="),
+    ],
+    "llama_json": [
+        Output(_json("get_weather", JSON_WEATHER, "parameters"), calls=[WEATHER]),
+        Output("<|python_tag|>" + _json("get_weather", JSON_ALL, "parameters"), calls=[ALL]),
+        Output(
+            _json("get_time", "{}", "parameters") + "; " + _json("get_weather", JSON_ALL, "parameters"),
+            calls=[TIME, ALL],
+        ),
+        Output("<|python_tag|>" + PYTHON_WEATHER.replace("(", ".call("), calls=[WEATHER]),
+        Output('{"name": "Anna", "age": 3}', content='{"name": "Anna", "age": 3}'),
+        Output(' {"answer": 3}', content=' {"answer": 3}'),
+    ],
+    "pythonic": [
+        Output(f"[{PYTHON_WEATHER}, {PYTHON_ALL}]", calls=[WEATHER, ALL]),
+        Output(f"<|python_start|>[get_time(), {PYTHON_ALL}]<|python_end|>", calls=[TIME, ALL]),
+        Output("[1, 2] is a list", content="[1, 2] is a list"),
+    ],
+    "mistral_json": _listed("[TOOL_CALLS] [", "]"),
+    "mistral_args": [
+        *forms(
+            "[TOOL_CALLS]get_weather[ARGS]" + JSON_WEATHER,
+            "[TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]" + JSON_ALL,
+            "[TOOL_CALLS]get_time[ARGS]{}",
+        ),
+    ],
+    "harmony": [
+        Output(HARMONY.format("get_weather", JSON_WEATHER), calls=[WEATHER]),
+        Output(
+            "<|channel|>analysis<|message|>Hm. <|end|><|start|>assistant" + HARMONY.format("get_weather", JSON_ALL),
+            reasoning="Hm. ",
+            calls=[ALL],
+        ),
+        Output(" to=functions.get_time<|channel|>commentary json<|message|>{}<|call|>", calls=[TIME]),
+        Output(
+            "<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant" + HARMONY.format("get_time", "{}"),
+            content="I ask.",
+            calls=[TIME],
+        ),
+        Output(
+            "<|channel|>analysis<|message|>2+2<|end|>"
+            "<|start|>assistant<|channel|>final<|message|> It is 4.\n<|return|>",
+            reasoning="2+2",
+            content=" It is 4.\n",
+        ),
+        Output("Just text", content="Just text"),
+        Output("<|channel|>ana"),
+    ],
+    "deepseek_v3": forms(
+        _v3("get_weather", JSON_WEATHER),
+        _v3("get_weather", JSON_ALL),
+        _v3("get_time", "{}"),
+        begin=BEGIN,
+        between="\n",
+        end=END,
+    ),
+    "deepseek_v31": forms(
+        _v31("get_weather", JSON_WEATHER), _v31("get_weather", JSON_ALL), _v31("get_time", "{}"), begin=BEGIN, end=END
+    ),
+    "deepseek_dsml": [
+        *forms(
+            _dsml("get_weather", **DSML_WEATHER),
+            _dsml("get_weather", **DSML_ALL),
+            _dsml("get_time"),
+            begin=f"<{DSML}function_calls>\n",
+            end=f"</{DSML}function_calls>",
+        ),
+        Output(
+            f'<{DSML}tool_calls><{DSML}invoke name="get_weather">{JSON_ALL}</{DSML}invoke></{DSML}tool_calls>',
+            calls=[ALL],
+        ),
+    ],
+    "glm": [
+        *forms(
+            _glm("get_weather", "\n", **TYPED_WEATHER),
+            _glm("get_weather", "", **TYPED_ALL),
+            _glm("get_time", "\n"),
+            between="\n",
+        ),
+    ],
+    "kimi_k2": forms(
+        _kimi("get_weather", JSON_WEATHER, 0),
+        _kimi("get_weather", JSON_ALL, 1),
+        _kimi("get_time", "{}", 0),
+        begin="<|tool_calls_section_begin|>",
+        end="<|tool_calls_section_end|>",
+    ),
+    "gemma4": forms(
+        f"<|tool_call>call:get_weather{{city:{Q}{CITY}{Q},n:3}}<tool_call|>",
+        f"<|tool_call>call:get_weather{{city:{Q}Oslo{Q},n:-1,tags:[{Q}a{Q},{Q}b{Q}],deep:{{k:{{l:null}}}}}}<tool_call|>",
+        "<|tool_call>call:get_time{}<tool_call|>",
+    ),
+    "functiongemma": forms(
+        f"<start_function_call>call:get_weather{{city:{E}{CITY}{E},n:{E}3{E}}}<end_function_call>",
+        f"<start_function_call>call:get_weather{{city:{E}Oslo{E},n:-1,tags:[{E}a{E},{E}b{E}],deep:{{k:{{l:null}}}}}}"
+        "<end_function_call>",
+        "<start_function_call>call:get_time{}<end_function_call>",
+    ),
+    "granite3": _listed("<|tool_call|>[", "]"),
+    "phi4_mini": _listed("functools[", "]"),
+    "cohere": _listed("<|START_ACTION|>[\n", "\n]<|END_ACTION|>", key="parameters", name_key="tool_name"),
+}

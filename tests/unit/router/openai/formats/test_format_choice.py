@@ -1,0 +1,74 @@
+"""Which format is found in a chat template, and that its calls are read back before it is believed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from format_outputs import OUTPUTS
+
+from router.errors import StartupError
+from router.openai.formats.choice import ModelFormat, choose
+from router.openai.formats.reasoning import STYLES
+from router.openai.formats.table import FORMATS
+from router.openai.template.renderer import Renderer
+from router.openai.template.template import ChatTemplate
+
+FOLDER = Path(__file__).parents[1] / "template/templates"
+HERMES = (FOLDER / "qwen2_5_tools.jinja").read_text()
+
+
+async def chosen(
+    renderer: Renderer, source: str, tool_call_parser: str = "auto", reasoning_parser: str = "auto"
+) -> ModelFormat:
+    template = ChatTemplate(
+        {"default": source} if source else {}, {"bos_token": "<s>", "eos_token": "</s>"}, renderer=renderer
+    )
+    return await choose(template, {}, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser)
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "reasoning"),
+    [
+        ("qwen2_5_tools", "hermes", "none"),
+        ("qwen3_thinking", "hermes", "think"),
+        ("hermes_tools", "hermes", "none"),
+        ("harmony", "harmony", "harmony"),
+        ("llama3_1_tools", "llama_json", "none"),
+        ("mistral_nemo_tools", "mistral_json", "none"),
+        ("deepseek_v3", "deepseek_v3", "think"),
+        ("chatml", "tgi", "none"),
+        ("gemma3", "tgi", "none"),
+    ],
+)
+async def test_a_template_shows_its_format(renderer: Renderer, template: str, calls: str, reasoning: str) -> None:
+    found = await chosen(renderer, (FOLDER / f"{template}.jinja").read_text())
+    assert (found.tool_call_parser, found.reasoning_parser) == (calls, reasoning)
+    if found.format is not None:
+        assert found.format.is_one == (calls in ("harmony", "llama_json", "deepseek_v3"))
+
+
+async def test_one_changed_mark_gives_tgis_form(renderer: Renderer, caplog: pytest.LogCaptureFixture) -> None:
+    other = HERMES.replace('"name": "', '"tool": "')
+    assert other != HERMES
+    with caplog.at_level(logging.WARNING):
+        assert (await chosen(renderer, other)).tool_call_parser == "tgi"
+    assert "does not write tool calls that are read as hermes" in caplog.text
+    assert (await chosen(renderer, other, "hermes")).tool_call_parser == "hermes"
+
+
+async def test_the_operator_chooses(renderer: Renderer) -> None:
+    assert (await chosen(renderer, HERMES, "tgi")).tool_call_parser == "tgi"
+    assert (await chosen(renderer, HERMES, "qwen3_coder", "deepseek_r1")).reasoning_parser == "think"
+    assert (await chosen(renderer, "", "auto")).tool_call_parser == "tgi"
+    for names in (("hermess", "auto"), ("auto", "thinks")):
+        with pytest.raises(StartupError, match="is unknown; choose one of auto"):
+            await chosen(renderer, HERMES, *names)
+
+
+def test_the_document_has_every_name() -> None:
+    text = (Path(__file__).parents[5] / "docs/tools-and-reasoning.md").read_text()
+    names = [*FORMATS, *(style.name for style in STYLES)]
+    assert [name for name in names if f"`{name}`" not in text] == []
+    assert set(OUTPUTS) == set(FORMATS)
