@@ -53,6 +53,9 @@ def _fill(out: Tensor, reader: WeightReader, part: Part, wanted: MatrixSlice) ->
             out.copy_(part.order.apply(out))
     elif part.order is None:
         reader.fill(out, name, part.rows, wanted.columns, index=wanted.expert)
+    elif any((stop - start) % part.order.head_dim for start, stop in part.rows):  # a head is several ranges
+        reader.fill(out, name, part.rows, wanted.columns, index=wanted.expert)
+        out.copy_(part.order.apply(out))
     else:
         place, unit = part.order.place, part.order.head_dim
         reader.fill(out, name, part.rows, wanted.columns, index=wanted.expert, place=place, unit=unit)

@@ -37,6 +37,14 @@ def test_a_matrix_stored_the_other_way_round(order: HeadOrder | None) -> None:
     assert torch.equal(read(Part("t", ((4, 8),), 8, order), columns=(1, 3), transposed=True), wanted[:, 1:3])
 
 
+def test_heads_that_are_several_ranges_each() -> None:
+    """Of each head of four rows the last two come first, and these rotate."""
+    part = Part("m", ((2, 4), (0, 2), (6, 8), (4, 6)), 8, HeadOrder(4, 2))
+    assert torch.equal(read(part), MATRIX[[2, 3, 0, 1, 6, 7, 4, 5]])
+    part = Part("m", ((1, 4), (0, 1)), 8, HeadOrder(4, 4))
+    assert torch.equal(read(part), MATRIX[[1, 3, 2, 0]])
+
+
 def test_one_matrix_of_a_stack() -> None:
     assert torch.equal(read(Part("stack", ((0, 1), (2, 3)), None), columns=(1, 4), expert=1), STACK[1, [0, 2], 1:4])
     part = Part("stack", ((0, 2), (3, 4)), None)
