@@ -34,12 +34,18 @@ class Worlds:
         self._cases = cases
         self._keys = keys
         self._root = root
-        self._results: dict[int, list[dict[str, Any]]] = {}
+        self._results: dict[int, list[dict[str, Any]] | Exception] = {}
 
     def __getitem__(self, world_size: int) -> list[dict[str, Any]]:
         if world_size not in self._results:
-            self._results[world_size] = self._run(world_size)
-        return self._results[world_size]
+            try:
+                self._results[world_size] = self._run(world_size)
+            except (AssertionError, subprocess.TimeoutExpired) as error:  # of every test, but they run once
+                self._results[world_size] = error
+        results = self._results[world_size]
+        if isinstance(results, Exception):
+            raise results
+        return results
 
     def _run(self, world_size: int) -> list[dict[str, Any]]:
         jobs_file = self._root / f"jobs{world_size}.pt"
@@ -55,7 +61,11 @@ class Worlds:
             )
             for rank in range(world_size)
         ]  # fmt: skip
-        outputs = [process.communicate(timeout=280)[0] for process in processes]
+        try:
+            outputs = [process.communicate(timeout=280)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
         for process, output in zip(processes, outputs, strict=True):
             assert process.returncode == 0, output
         return [torch.load(jobs_file.with_name(f"rank{r}of{world_size}.pt")) for r in range(world_size)]

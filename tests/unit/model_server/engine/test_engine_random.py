@@ -273,7 +273,7 @@ def test_ranks_compute_the_same_rows_whenever_a_call_comes_to_each(
 ) -> None:
     """Rows, positions and slots of every forward are those of the other ranks, and so are the shapes of collectives."""
     monkeypatch.setattr(Engine, "_runs_ahead", True)
-    for seed in range(examples(2, 200)):
+    for seed in range(examples(2, 40)):
         dice = random.Random(1000 * world_size + seed)
         budget = dice.choice([1, 3, 8, 40, 1000])
         ranks = [as_on_a_gpu(tiny_tokenizer, budget, rank, world_size) for rank in range(world_size)]
@@ -291,7 +291,7 @@ def test_ranks_meet_in_the_same_collectives_whatever_is_late(
 ) -> None:
     """Device threads and gloo: a sum of other rows, or of fewer, is an error."""
     monkeypatch.setattr(Engine, "_runs_ahead", True)
-    for seed in range(examples(2, 60)):
+    for seed in range(examples(2, 20)):
         dice = random.Random(2000 * world_size + seed)
         ranks = [as_on_a_gpu(tiny_tokenizer, 8, rank, world_size) for rank in range(world_size)]
         join_by_gloo(ranks)
