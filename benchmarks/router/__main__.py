@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.router import arrivals, plan
+from benchmarks.router import arrivals, plan, stages
 from benchmarks.router.bench import MOST_STEP_TOKENS, Bench
 from benchmarks.router.report import markdown
 
@@ -65,7 +65,10 @@ def measure(folder: Path, effort: plan.Effort) -> dict[str, Any]:
             "churn": bench.closed_loop(plan.ROWS, effort.num_requests, 16, is_stream=True),
         },
     )
-    return report | {"arrivals": measure_arrivals(on, effort)}
+    return report | {
+        "arrivals": measure_arrivals(on, effort),
+        "stages": stages.measure(folder, effort.window_s),
+    }
 
 
 def measure_arrivals(on: Callable[..., dict[str, Any]], effort: plan.Effort) -> dict[str, Any]:

@@ -56,17 +56,20 @@ class Bench:
         max_concurrent: int,
         step_tokens: int | None = None,
         num_ranks: int = 1,
+        num_stages: int = 1,
     ) -> None:
         """step_tokens: a step that computes prompts computes the next tokens of the running requests too, as on a GPU,
-        and as many tokens in all; None: it computes prompts alone. num_ranks: of the shard, each with a connection."""
+        and as many tokens in all; None: it computes prompts alone. num_ranks: of the shard, each with a connection.
+        num_stages: of the pipeline that a step passes through."""
         _raise_file_limit()
         self.port = free_port()
-        path = f"{folder}/shard-{num_blocks}-{num_ranks}"
-        shard_options = [*(["chunks"] if step_tokens is not None else []), f"ranks={num_ranks}"]
+        name = f"{num_blocks}-{num_ranks}-{num_stages}"
+        path = f"{folder}/shard-{name}"
+        shard_options = [*(["chunks"] if step_tokens is not None else []), f"ranks={num_ranks}", f"stages={num_stages}"]
         self.shard = Child(
             "benchmarks.router.null_shard", path, str(num_blocks), *shard_options, log=folder / "shard.log"
         )
-        self.router_log = folder / f"router-{num_blocks}-{num_ranks}.log"
+        self.router_log = folder / f"router-{name}.log"
         options = {
             "tokenizer-name": "demo", "master-shard-uds-path": path, "port": self.port, "hostname": "127.0.0.1",
             "max-concurrent-requests": max_concurrent, "max-connections": max_concurrent + 64,

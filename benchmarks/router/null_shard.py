@@ -4,7 +4,8 @@ Steps are executed one after another in the router's order. A step that takes ti
 device would work: a call that has arrived before the step ahead of it ends leaves no gap, whatever the sleep overshot.
 Speaks to our own router only (numbered calls, columns). With the argument `chunks` a Prefill computes the next tokens
 of the running batch too. With `ranks=4` it is four ranks, each on a socket of its own: a step begins when its call has
-come to all of them, and each answers for its share of the requests.
+come to all of them, and each answers for its share of the requests. With `stages=2` a step passes through two stages,
+each of which may work on another step meanwhile.
 """
 
 from __future__ import annotations
@@ -200,14 +201,15 @@ class Job:
 class Device:
     """Executes jobs in the order in which it gets them; on the loop while steps cost nothing, else on a thread."""
 
-    def __init__(self) -> None:
-        self.step_s = 0.0
+    def __init__(self, num_stages: int = 1) -> None:
+        self.step_s = 0.0  # of each stage
+        self.hop_s = self.back_s = 0.0  # from one stage to the next; from the last one to the first
         self.gate = threading.Event()
         self.gate.set()
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._num_on_thread = 0
         self._loop = asyncio.get_running_loop()
-        self._free_at = 0.0
+        self._free_at = [0.0] * num_stages
         self._trace: list[float] = []
         self.reset()
         threading.Thread(target=self._work, daemon=True).start()
@@ -235,12 +237,19 @@ class Device:
             job = self._jobs.get()
             self.gate.wait()
             if job.is_step and self.step_s:
-                started_at = max(self._free_at, job.arrived_at)
-                if self._num_steps:
-                    self._idle_s += started_at - self._free_at
-                self._free_at = started_at + self.step_s
-                time.sleep(max(self._free_at - time.monotonic(), 0.0))
+                time.sleep(max(self._end_of(job) - time.monotonic(), 0.0))
             self._loop.call_soon_threadsafe(self._finish, job)
+
+    def _end_of(self, job: Job) -> float:
+        """When the step has been through all stages."""
+        come_at = job.arrived_at
+        for stage, free_at in enumerate(self._free_at):
+            started_at = max(free_at, come_at)
+            if stage == 0 and self._num_steps:
+                self._idle_s += started_at - free_at
+            self._free_at[stage] = started_at + self.step_s
+            come_at = self._free_at[stage] + self.hop_s
+        return come_at - self.hop_s + self.back_s
 
     def _finish(self, job: Job) -> None:
         self._num_on_thread -= 1
@@ -264,8 +273,9 @@ def _resolve(job: Job) -> None:
 class NullShard:
     """The service of every rank: puts numbered calls into their order."""
 
-    def __init__(self, path: str, num_blocks: int, *, chunks: bool, num_ranks: int) -> None:
-        self.device = Device()
+    def __init__(self, path: str, num_blocks: int, *, chunks: bool, num_ranks: int, num_stages: int) -> None:
+        self.device = Device(num_stages)
+        self._num_stages = num_stages
         self._paths = [path, *(f"{path}-{rank}" for rank in range(1, num_ranks))]
         self._chunks = chunks
         self._num_blocks = num_blocks
@@ -314,6 +324,7 @@ class NullShard:
         return pb.InfoResponse(
             dtype="torch.float32", device_type="cuda", attention_impl="paged", block_size=BLOCK_SIZE,
             pipeline_depth=2, support_chunking=self._chunks,
+            micro_batches=1 if self._num_stages == 1 else self._num_stages + 1,
             use_prefix_caching=True, extensions=Extension,
         )  # fmt: skip
 
@@ -335,16 +346,26 @@ def _plain(request_type: Any, run: Callable[[Any], Any]) -> Any:
 
 async def setup() -> Mapping[str, Handler]:
     path, num_blocks, *options = sys.argv[1:]
-    num_ranks = next((int(text.removeprefix("ranks=")) for text in options if text.startswith("ranks=")), 1)
-    shard = NullShard(path, int(num_blocks), chunks="chunks" in options, num_ranks=num_ranks)
+    numbers = {name: int(number) for name, found, number in (text.partition("=") for text in options) if found}
+    shard = NullShard(
+        path,
+        int(num_blocks),
+        chunks="chunks" in options,
+        num_ranks=numbers.get("ranks", 1),
+        num_stages=numbers.get("stages", 1),
+    )
     await shard.serve()
     device = shard.device
 
     def pace(step_s: float) -> None:
         device.step_s = step_s
 
+    def hops(hop_s: float, back_s: float) -> None:
+        device.hop_s, device.back_s = hop_s, back_s
+
     return {
         "pace": pace,
+        "hops": hops,
         "hold": device.gate.clear,
         "release": device.gate.set,
         "reset": device.reset,

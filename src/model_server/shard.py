@@ -203,6 +203,8 @@ def announce(
         quantize=quantize,
         adapters=traits.adapters,
         speculate=0 if traits.keeps_state else config.speculate or 0,
+        # With one more than stages, each has its next step before it has finished one.
+        micro_batches=1 if layout.stage.size == 1 else layout.stage.size + 1,
         urls=tuple(config.endpoints)
         or tuple(f"unix://{socket_path(config.uds_path, r)}" for r in range(layout.world.size)),
     )

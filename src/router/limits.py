@@ -40,6 +40,7 @@ class ShardInfo:
     attention_impl: str
     block_size: int
     pipeline_depth: int  # Decodes of one batch that may be in flight
+    micro_batches: int = 1  # batches that run side by side, on the stages of a pipeline
     kv_cache_dtype: str
     quantize: str | None  # method of the weights; None: they are plain
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that requests may ask for

@@ -46,9 +46,10 @@ def said(server: RunningServer, parameters: dict[str, Any]) -> Any:
 def test_the_same_answers_alone_and_together(servers: list[RunningServer]) -> None:
     alone, staged = servers
     expected = {kind: said(alone, parameters) for kind, parameters in ASKED.items()}
-    with ThreadPoolExecutor(len(ASKED)) as pool:
-        together = dict(zip(ASKED, pool.map(lambda one: said(staged, one), ASKED.values()), strict=True))
-    assert together == expected
+    twice = [*ASKED, *ASKED]
+    with ThreadPoolExecutor(len(twice)) as pool:
+        together = list(pool.map(lambda kind: said(staged, ASKED[kind]), twice))
+    assert together == [expected[kind] for kind in twice]
 
 
 def test_a_request_that_is_refused_leaves_the_others(servers: list[RunningServer]) -> None:

@@ -82,6 +82,7 @@ class FakeShard:
     speculate: int = 0
     drafts: int = 0  # tokens that a step may give a row beyond one, by a rule of its own
     pipeline_depth: int = 2
+    micro_batches: int = 1
     device_type: str = "cpu"
     chunking: bool = False
     prefix_caching: bool = False
@@ -226,6 +227,7 @@ class FakeShard:
             attention_impl="paged",
             block_size=self.block_size,
             pipeline_depth=self.pipeline_depth if self.ours else None,
+            micro_batches=self.micro_batches if self.ours else None,
             extensions=(*EXTENSIONS, *(CHUNKING_EXTENSIONS if self.chunking else ())) if self.ours else (),
         )
 

@@ -48,6 +48,7 @@ class ShardFacts:
     quantize: str | None
     adapters: tuple[str, ...] = ()
     speculate: int = 0
+    micro_batches: int = 1
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -78,6 +79,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             attention_impl=self._facts.attention_impl,
             block_size=self._facts.block_size,
             pipeline_depth=_PIPELINE_DEPTH,
+            micro_batches=self._facts.micro_batches,
             kv_cache_dtype=self._facts.kv_cache_dtype,
             quantize=self._facts.quantize,
             adapters=self._facts.adapters,

@@ -98,7 +98,8 @@ class Answers:
             row.error is not None and row.request_id in reply.batch.request_ids for row, _ in rows
         ):
             batch.mark_dirty()  # only one of several ranks knew of the failure: all keep the row until a FilterBatch
-        readers = dict(entries) if batch.growing else entries  # some may be preempted before they get their tokens
+        # Some may be preempted before they get their tokens, for a request of any batch.
+        readers = dict(entries) if self._batches.any_growing else entries
         return Delivery(call, reply, rows, readers)
 
     def _settle_first_tokens(self, reply: StepReply, batch: RunningBatch, step: int) -> None:

@@ -1,4 +1,7 @@
-"""Which requests are in a batch on the shards, how the batches follow each other, and how requests leave them."""
+"""Which requests are in a batch on the shards, how the batches follow each other, and how requests leave them.
+
+The stages of a pipeline work on several micro-batches side by side, each on another one; without stages there is one.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,41 @@ from router.scheduling.pipeline import CallKind, Pipeline
 from router.scheduling.queue.request_queue import RequestQueue
 from router.scheduling.step_metrics import DrainRate, StepMetrics
 
+# With fewer requests in each, one micro-batch more than there are stages costs more than it brings: a step of half as
+# many rows takes hardly less time. With more, it hides the time between the stages and that of the router.
+FULL_ROWS = 64
+
+
+class MicroBatch:
+    """The batch that runs, and the one that joins it next: prefilled, or being prefilled, and not merged yet. Written
+    by `Batches` only."""
+
+    __slots__ = ("joining", "running")
+
+    def __init__(self) -> None:
+        self.running: RunningBatch | None = None
+        self.joining: RunningBatch | None = None
+
+    @property
+    def batches(self) -> list[RunningBatch]:
+        return [one for one in (self.running, self.joining) if one is not None]
+
+    @property
+    def num_requests(self) -> int:
+        return sum(len(batch.entries) for batch in self.batches)
+
 
 class Batches:
-    """The batch that runs, and the one that joins it next.
+    """The micro-batches: which requests are in each.
 
     All fields are written here only: `sender.Sender` and `answers.Answers` say what happened.
     """
 
-    def __init__(self, queue: RequestQueue, pipeline: Pipeline, metrics: StepMetrics) -> None:
-        self.running: RunningBatch | None = None
-        self.joining: RunningBatch | None = None  # prefilled, or being prefilled, and not merged yet
+    def __init__(
+        self, queue: RequestQueue, pipeline: Pipeline, metrics: StepMetrics, num_micro_batches: int = 1
+    ) -> None:
+        """num_micro_batches: one more than there are stages, or 1."""
+        self.micro_batches = [MicroBatch() for _ in range(num_micro_batches)]
         self.waiting_tokens = 0  # see `budget.while_running`
         self.last_end_at = -math.inf  # when a request ended last, `time.monotonic`
         self.num_failures = 0  # generations that failed so far
@@ -40,11 +68,50 @@ class Batches:
         """Requests in a batch."""
         return sum(len(batch.entries) for batch in self._current())
 
+    @property
+    def any_growing(self) -> bool:
+        """Whether a request may come to need more blocks than it holds."""
+        return any(one.running.growing for one in self.micro_batches if one.running is not None)
+
+    # Micro-batches.
+
+    @property
+    def in_use(self) -> list[MicroBatch]:
+        """Those with requests."""
+        return [one for one in self.micro_batches if one.num_requests]
+
+    @property
+    def smallest_first(self) -> list[MicroBatch]:
+        if len(self.micro_batches) == 1:
+            return self.micro_batches
+        return sorted(self.micro_batches, key=lambda one: one.num_requests)
+
+    def room(self, micro_batch: MicroBatch, num_waiting: int) -> int | None:
+        """How many of those who wait may join it, so that all have about as many requests; None: any number.
+
+        Whenever requests wait, there is room in the smallest one that may be used.
+        """
+        count = len(self.micro_batches)
+        if count == 1:
+            return None
+        total = self.num_running + num_waiting
+        if total < (count - 1) * FULL_ROWS:
+            count -= 1
+        if not micro_batch.num_requests and len(self.in_use) >= count:
+            return 0
+        return max(-(-total // count) - micro_batch.num_requests, 0)
+
+    def youngest(self) -> tuple[RunningBatch, Entry]:
+        """The request that was taken into a running batch last, and the batch."""
+        running = [one.running for one in self.micro_batches if one.running is not None and one.running.entries]
+        batch = max(running, key=lambda one: next(reversed(one.entries)))
+        return batch, next(reversed(batch.entries.values()))
+
     # Batches.
 
-    def join(self, batch: RunningBatch) -> None:
+    def join(self, micro_batch: MicroBatch, batch: RunningBatch) -> None:
         """A new batch, whose Prefill is about to be sent."""
-        self.joining = batch
+        micro_batch.joining = batch
 
     def answered(self, kind: CallKind) -> None:
         """A Prefill or Decode was answered, or a Prefill has failed."""
@@ -55,33 +122,37 @@ class Batches:
         running = batch.joined()
         if running is None:
             return batch
-        assert running is self.running, "a batch lasts as long as a Prefill joins it"
-        self.joining = None
+        micro_batch = self._micro_batch_of(running)
+        assert micro_batch is not None, "a batch lasts as long as a Prefill joins it"
+        micro_batch.joining = None
         running.absorb(batch)
         return running
 
-    def merge(self) -> tuple[int, ...]:
+    def merge(self, micro_batch: MicroBatch) -> tuple[int, ...]:
         """The joining batch becomes the running one or a part of it. Returns the ids that the next Decode names."""
-        joining, self.joining = self.joining, None
+        joining, micro_batch.joining = micro_batch.joining, None
         assert joining is not None
-        if self.running is None:
-            self.running = joining
+        if micro_batch.running is None:
+            micro_batch.running = joining
             return (joining.batch_id,)
-        ids = (self.running.batch_id, joining.batch_id)
-        self.running.absorb(joining)
+        ids = (micro_batch.running.batch_id, joining.batch_id)
+        micro_batch.running.absorb(joining)
         return ids
 
     def emptied(self, batch: RunningBatch) -> None:
         """The shards keep nothing of this batch, except for the requests of a Prefill that joins it."""
-        if self.joining is None or self.joining.into is not batch:
+        micro_batch = self._micro_batch_of(batch)
+        if micro_batch is None or micro_batch.joining is None or micro_batch.joining.into is not batch:
             self.end(batch)
 
     def end(self, batch: RunningBatch, *, failed: bool = False) -> list[Entry]:
         """Nothing more is sent for this batch. Returns the requests that were in it."""
-        if self.running is batch:
-            self.running = None
-        if self.joining is batch:
-            self.joining = None
+        micro_batch = self._micro_batch_of(batch)
+        if micro_batch is not None:
+            if micro_batch.running is batch:
+                micro_batch.running = None
+            if micro_batch.joining is batch:
+                micro_batch.joining = None
         return batch.end(failed=failed)
 
     def put_back(self, batch: RunningBatch) -> None:
@@ -173,7 +244,10 @@ class Batches:
         self._metrics.request_failed("dropped")
 
     def _current(self) -> list[RunningBatch]:
-        return [batch for batch in (self.running, self.joining) if batch is not None]
+        return [batch for one in self.micro_batches for batch in one.batches]
+
+    def _micro_batch_of(self, batch: RunningBatch) -> MicroBatch | None:
+        return next((one for one in self.micro_batches if batch is one.running or batch is one.joining), None)
 
     def _batch_of(self, entry: Entry) -> RunningBatch | None:
         return next((batch for batch in self._current() if entry.request_id in batch.entries), None)

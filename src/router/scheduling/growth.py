@@ -36,8 +36,8 @@ class Grower:
             while not self._extend(batch, entry):
                 if self._pipeline:
                     return False  # what ends there may free blocks; and no request is preempted with calls in flight
-                youngest = next(reversed(batch.entries.values()))
-                self._batches.preempt(batch, youngest)
+                its_batch, youngest = self._batches.youngest()
+                self._batches.preempt(its_batch, youngest)
                 if youngest is entry:
                     break
         # Drafts are cut to the positions there are; only steps in flight may have used up a request's last ones.

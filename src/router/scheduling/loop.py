@@ -76,7 +76,7 @@ class Scheduler:
             on_dropped=lambda entry: self._metrics.request_failed("dropped"),
         )
         self._pipeline = Pipeline(self.allocator)
-        self._batches = Batches(self._queue, self._pipeline, self._metrics)
+        self._batches = Batches(self._queue, self._pipeline, self._metrics, info.micro_batches)
         self._probe = Probe()
         grower = None
         if info.can_grow and self.allocator is not None:

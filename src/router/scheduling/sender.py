@@ -7,6 +7,8 @@ follows from the numbers. Only a step that others could join beside the last tok
 in flight. With an upstream TGI shard one call is in flight at a time, and finished requests are filtered away as TGI's
 router does.
 
+The stages of a pipeline work on several micro-batches: for each the same rules hold, with one Decode in flight.
+
 Newcomers join the running batch in one of two ways. Chunking: their Prefill names the running batch and computes its
 next tokens too. Otherwise they are prefilled alone, and the next Decode names both batches.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 from router.limits import ShardInfo
 from router.scheduling.batch import RunningBatch
-from router.scheduling.batches import Batches
+from router.scheduling.batches import Batches, MicroBatch
 from router.scheduling.delivery import server_error
 from router.scheduling.entry import Entry
 from router.scheduling.growth import Grower
@@ -58,6 +60,7 @@ class Sender:
         self._probe = probe
         self._metrics = metrics
         self._look_into_queue = True  # not twice for the same step
+        self._out_of_blocks: MicroBatch | None = None  # nothing is sent for the others until it has got some
 
     def send_calls(self) -> None:
         """Send whatever the rules allow at this boundary: after an answer, or when something arrived while idle."""
@@ -77,42 +80,59 @@ class Sender:
         if self._probe.take():
             self._pipeline.append(Call("probe", self._shards.probe(), None, (PROBE_ID,)))
             return True
-        if batches.joining is not None:
-            return self._follow(batches.joining) or self._send_merged(batches.joining)
-        if batches.running is None:
-            return self._admit(None)
-        return self._send_step(batches.running)
+        return any(self._send_of(one) for one in self._in_turn())
 
-    def _send_step(self, running: RunningBatch) -> bool:
+    def _in_turn(self) -> list[MicroBatch]:
+        starved = self._out_of_blocks
+        if starved is not None and starved.running is not None:
+            return [starved]
+        self._out_of_blocks = None
+        return self._batches.smallest_first
+
+    def _send_of(self, micro_batch: MicroBatch) -> bool:
+        """Send the next call of this micro-batch."""
+        if micro_batch.joining is not None:
+            return self._follow(micro_batch) or self._send_merged(micro_batch)
+        if micro_batch.running is None:
+            return self._admit(micro_batch)
+        return self._send_step(micro_batch, micro_batch.running)
+
+    def _send_step(self, micro_batch: MicroBatch, running: RunningBatch) -> bool:
         """The next step of the running batch, with newcomers or without."""
         in_flight = running.num_decodes
-        if in_flight >= self._pipeline_depth or (in_flight and not running.may_run_ahead):
+        if in_flight >= self._most_decodes() or (in_flight and not running.may_run_ahead):
             return False
         if self._grower is not None and running.growing:
             has_room = self._grower.make_room(running)
-            if running.dirty:
-                self._send_filter(running)
-                return True
+            self._out_of_blocks = None if has_room else micro_batch
+            if self._send_filters():
+                return True  # who was preempted, here or in another micro-batch, is gone before its blocks are used
             if not has_room:
                 return False
-        if not (in_flight and running.is_cut) and self._admit(running):
+        if not (in_flight and running.is_cut) and self._admit(micro_batch):
             return True
         if in_flight and running.is_exhausted:
             return False  # the Decode in flight ends them all
         self._send_decode(running, (running.batch_id,))
         return True
 
-    def _follow(self, joining: RunningBatch) -> bool:
+    def _most_decodes(self) -> int:
+        """Of one batch in flight: while other micro-batches run, one. More would be in their way."""
+        return self._pipeline_depth if len(self._batches.in_use) < 2 else 1
+
+    def _follow(self, micro_batch: MicroBatch) -> bool:
         """Send the Decode after a Prefill in flight, where the numbers say who is in the batch then.
 
         Requests in the queue go first where the device gains nothing from a call that comes early: one Prefill follows
         the other as soon as it is answered. A GPU would be idle until then, and with requests that keep arriving some
         wait at nearly every step: they join after the Decode.
         """
+        joining = micro_batch.joining
+        assert joining is not None
         batch = joining.into or joining
-        if not (self._run_ahead and self._pipeline_depth > 1 and joining.num_unanswered) or batch.num_decodes:
+        if not (self._run_ahead and self._most_decodes() > 1 and joining.num_unanswered) or batch.num_decodes:
             return False
-        if self._batches.running not in (None, joining.into):
+        if micro_batch.running not in (None, joining.into):
             return False  # the Prefill made a batch of its own, which the running one joins after the answer
         if self._admission.has_waiting and not (batch.is_cut or self._overlaps_joining):
             return False
@@ -121,18 +141,24 @@ class Sender:
         self._send_decode(batch, (batch.batch_id,))
         return True
 
-    def _admit(self, running: RunningBatch | None) -> bool:
+    def _admit(self, micro_batch: MicroBatch) -> bool:
         """Prefill the heads of the queue that fit."""
-        if not self._look_into_queue:
+        batches, running = self._batches, micro_batch.running
+        room = batches.room(micro_batch, self._admission.num_waiting)
+        if not self._look_into_queue or room == 0:
             return False
         self._look_into_queue = False
-        found = self._admission.next_batch(running, self._batches.waiting_tokens, self._batches.last_end_at)
+        elsewhere = [batch for one in batches.micro_batches if one is not micro_batch for batch in one.batches]
+        found = self._admission.next_batch(
+            running, batches.waiting_tokens, batches.last_end_at, elsewhere=elsewhere, most=room
+        )
         if found is None:
             return False
+        self._look_into_queue = room is not None  # for the next micro-batch
         batch = RunningBatch(
             found.batch_id, found.entries, into=running if self._chunking else None, draft_tokens=self._draft_tokens
         )
-        self._batches.join(batch)
+        self._batches.join(micro_batch, batch)
         try:
             self._send_prefill(batch, _new_batch(found))
         except UnsendableError as error:
@@ -144,7 +170,7 @@ class Sender:
 
     def _send_prefill(self, batch: RunningBatch, new: NewBatch) -> None:
         running, unanswered = batch.into, len(self._pipeline)
-        chunk_tokens = self._chunk_tokens()
+        chunk_tokens = self._chunk_tokens(len(batch.entries) + (0 if running is None else len(running.entries)))
         if running is None:
             reply = self._shards.prefill(PrefillCall(new, chunk_tokens=chunk_tokens, unanswered=unanswered))
             ids: tuple[int, ...] = (batch.batch_id,)
@@ -157,46 +183,48 @@ class Sender:
         self._metrics.sent("prefill")
         self._pipeline.append(Call("prefill", reply, batch, ids, of_steps.num_steps))
 
-    def _send_merged(self, joining: RunningBatch) -> bool:
+    def _send_merged(self, micro_batch: MicroBatch) -> bool:
         """The new batch joins the running one, once everything about both is settled.
 
         A FilterBatch of the running batch that is still under way will answer with its old members alone: merged
         before that answer, the newcomers would look lost.
         """
-        running = self._batches.running
+        joining, running = micro_batch.joining, micro_batch.running
+        assert joining is not None
         if joining.num_unanswered or (running is not None and running.num_unanswered):
             return False
-        ids = self._batches.merge()
+        ids = self._batches.merge(micro_batch)
         if running is None:
             return self._send_one()
         self._send_decode(running, ids)
         return True
 
     def _send_decode(self, batch: RunningBatch, ids: tuple[int, ...]) -> None:
-        self._metrics.current_batch(batch.size, batch.max_tokens)
+        running = {batch, *(one.running for one in self._batches.micro_batches if one.running is not None)}
+        self._metrics.current_batch(sum(one.size for one in running), sum(one.max_tokens for one in running))
         self._metrics.sent("decode")
         chunk_tokens = None
         if batch.computes_prompts:
-            chunk_tokens = self._chunk_tokens()
+            chunk_tokens = self._chunk_tokens(len(batch.entries))
             self._look_into_queue = True  # there may be more room in the step after this one
         reply = self._shards.decode(DecodeCall(ids, batch.growth, chunk_tokens, len(self._pipeline)))
         batch.step_sent(chunk_tokens)
         self._pipeline.append(Call("decode", reply, batch, ids, batch.num_steps))
 
-    def _chunk_tokens(self) -> int | None:
+    def _chunk_tokens(self, num_rows: int) -> int | None:
         """What the step after the next one may compute of prompts."""
-        return self._admission.chunk_tokens(self._batches.num_running, self._batches.last_end_at)
+        return self._admission.chunk_tokens(num_rows, self._batches.last_end_at)
 
     def _send_filters(self) -> bool:
         """Send the shards the batch without the rows that are no longer wanted. A batch whose newcomers are just being
         prefilled waits: its members are not settled."""
-        running, joining = self._batches.running, self._batches.joining
-        if joining is not None and joining.into is not None:
-            return False
-        for batch in (running, joining):
-            if batch is not None and batch.dirty and (batch is running or not batch.num_unanswered):
-                self._send_filter(batch)
-                return True
+        for one in self._batches.micro_batches:
+            if one.joining is not None and one.joining.into is not None:
+                continue
+            for batch in one.batches:
+                if batch.dirty and (batch is one.running or not batch.num_unanswered):
+                    self._send_filter(batch)
+                    return True
         return False
 
     def _send_filter(self, batch: RunningBatch) -> None:

@@ -201,6 +201,7 @@ def info_from(messages: Sequence[pb.InfoResponse]) -> ShardInfo:
         attention_impl=first.attention_impl,
         block_size=max(first.block_size, 1),
         pipeline_depth=max(min(m.pipeline_depth for m in messages), 1),
+        micro_batches=max(min(m.micro_batches for m in messages), 1),
         kv_cache_dtype=first.kv_cache_dtype or first.dtype,
         quantize=first.quantize or None,
         adapters=tuple(first.adapters),

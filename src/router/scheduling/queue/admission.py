@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from router.limits import ServingLimits, ShardInfo
 from router.scheduling.batch import RunningBatch
 from router.scheduling.queue import budget
@@ -27,12 +30,33 @@ class Admission:
         """Requests are in the queue."""
         return bool(self._queue)
 
-    def next_batch(self, running: RunningBatch | None, waiting_tokens: int, last_end_at: float) -> NextBatch | None:
-        """The heads of the queue that fit beside the running batch; None if none does."""
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    def next_batch(
+        self,
+        running: RunningBatch | None,
+        waiting_tokens: int,
+        last_end_at: float,
+        *,
+        elsewhere: Sequence[RunningBatch] = (),
+        most: int | None = None,
+    ) -> NextBatch | None:
+        """The heads of the queue that fit beside the running batch; None if none does.
+
+        elsewhere: batches of other micro-batches, which share the cache. most: of the heads; None: any number.
+        """
         if not self._queue:
             return None
         allowed = self._budget(running, waiting_tokens, last_end_at)
-        found = self._queue.next_batch(allowed, spare_blocks=len(running.growing) if running is not None else 0)
+        if allowed.max_size is not None:
+            most_at_all = max(allowed.max_size - sum(len(batch.entries) for batch in elsewhere), 0)
+            most = most_at_all if most is None else min(most, most_at_all)
+        if most is not None:
+            allowed = replace(allowed, max_size=most)
+        growing = [*elsewhere] if running is None else [running, *elsewhere]
+        found = self._queue.next_batch(allowed, spare_blocks=sum(len(batch.growing) for batch in growing))
         self._metrics.queue_size(len(self._queue))
         if found is not None:
             self._metrics.admitted(len(found.entries), allowed.reason)
