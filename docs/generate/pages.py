@@ -18,7 +18,7 @@ from launcher.config import LauncherConfig
 from launcher.doctor.config import DoctorConfig
 from launcher.estimate.config import EstimateConfig
 from launcher.models.config import ModelsConfig, PullConfig, RemoveConfig
-from model_server.config import DownloadConfig, ServeConfig
+from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig
 from router.config import RouterConfig
 from wire.cli import sizes
 from wire.cli.options import Option
@@ -210,5 +210,6 @@ def _model_server() -> str:
         "`model-server download-weights MODEL_ID [OPTIONS]`: fills the local hub cache.",
         option_tables(DownloadConfig, _mark(tgi.DOWNLOAD, frozenset())),
         "## quantize",
-        "`model-server quantize MODEL_ID OUTPUT_DIR [OPTIONS]`: has the options of TGI, is not served yet and says so.",
+        "`model-server quantize MODEL_ID OUTPUT_DIR [OPTIONS]`: rounds the matrices of a checkpoint by GPTQ.",
+        option_tables(QuantizeConfig, _mark(tgi.QUANTIZE, frozenset())),
     )

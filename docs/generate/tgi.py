@@ -98,6 +98,10 @@ DOWNLOAD = frozenset({
     "MODEL_ID", "--revision", "--extension", "--auto-convert", "--logger-level", "--json-output",
     "--trust-remote-code", "--merge-lora",
 })  # fmt: skip
+QUANTIZE = frozenset({
+    "MODEL_ID", "OUTPUT_DIR", "--revision", "--logger-level", "--json-output", "--trust-remote-code",
+    "--upload-to-model-id", "--percdamp", "--act-order", "--groupsize",
+})  # fmt: skip
 SERVER_COMMANDS = ("serve", "download-weights", "quantize")
 
 VARIABLES = frozenset({

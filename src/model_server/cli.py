@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from model_server.config import NOT_SERVED, DownloadConfig, QuantizeConfig, ServeConfig, check, draws_progress_bars
+from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, check, draws_progress_bars
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from wire import phases
 from wire.cli.commands import installed_version, run_group
@@ -126,10 +126,18 @@ def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
 
 
 def quantize(config: QuantizeConfig) -> int:
-    """Not served yet: exits with a message that says what to do instead."""
+    """Write a checkpoint whose matrices are rounded to 4 or 8 bits."""
     log_setup.configure(config.json_output, config.logger_level)
-    logger.error("quantize is %s: serve the unquantized checkpoint of %s", NOT_SERVED, config.model_id)
-    return 1
+    # Imported here: torch takes seconds.
+    from model_server.quantize import command
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        command.run(config)
+    except StartupError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

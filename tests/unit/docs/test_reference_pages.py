@@ -25,7 +25,7 @@ from launcher.planning import commands
 from launcher.planning.hardware import Hardware
 from launcher.planning.memory import Estimate
 from launcher.planning.plan import Endpoints, LaunchPlan
-from model_server.config import DownloadConfig, ServeConfig
+from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig
 from router.api.errors import status_of
 from router.api.openapi.answers import ERRORS
 from router.config import RouterConfig
@@ -43,7 +43,7 @@ CONFIGS = {
     "estimate.md": [EstimateConfig],
     "doctor.md": [DoctorConfig],
     "router.md": [RouterConfig],
-    "model-server.md": [ServeConfig, DownloadConfig],
+    "model-server.md": [ServeConfig, DownloadConfig, QuantizeConfig],
 }
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|TERM")
 NOT_VARIABLES = {"SC_CLK_TCK", "SC_PAGE_SIZE", "SC_PHYS_PAGES"}

@@ -152,7 +152,6 @@ def test_refusals_of_the_process(tmp_path: Path) -> None:
     """Exit status 1 and one line, long before torch could be imported."""
     (tmp_path / "adapter_config.json").write_text("{}")
     for argv, words in (
-        (["quantize", "m", str(tmp_path)], "quantize is not served yet: serve the unquantized checkpoint of m"),
         (["serve", "demo", "--sharded"], "--sharded needs the variables"),
         (["download-weights", str(tmp_path), "--merge-lora"], "holds an adapter (adapter_config.json) and no model"),
     ):

@@ -12,6 +12,7 @@ from model_server.attention.latent import LatentBackend
 from model_server.distributed.placement import Placement
 from model_server.layers.fused.choice import fused_for
 from model_server.layers.fused.fused import Fused
+from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.norm import AddNorm
 from model_server.layers.rotary import Rotary
 from model_server.models.decoder.attention.multi_head import load_attention
@@ -37,11 +38,12 @@ def build(
     fused: Fused | None = None,
     scheme: Scheme | None = None,
     adapters: AdapterReader | None = None,
+    linears: LinearFactory | None = None,
 ) -> Decoder:
     """Read this rank's part of every tensor of its stage's layers. `progress(done, total)` is called after each layer.
 
     fused: the element-wise operators; None: the device's own. scheme: how the weights are quantized; None: not.
-    adapters: that are loaded with the model; None: none.
+    adapters: that are loaded with the model; None: none. linears: makes the products; None: the fastest.
 
     Raises StartupError if the model cannot be divided among the ranks or a tensor is missing or of the wrong size.
     """
@@ -61,6 +63,7 @@ def build(
         scheme=scheme or Scheme(),
         batch_invariant=placement.batch_invariant,
         adapters=adapters,
+        chosen_linears=linears,
     )
     embedding, output = load_vocabulary(
         loader, spec, has_input=layout.stage.rank == 0, has_output=layout.has_last_stage

@@ -51,11 +51,12 @@ class Loader:
     adapters: AdapterReader | None = None  # None: the model is loaded without adapters
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
+    chosen_linears: LinearFactory | None = None  # None: the fastest
     linears: LinearFactory = field(init=False)
     _alibis: dict[tuple[tuple[float, ...], float | None], Alibi] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.linears = LinearFactory(
+        self.linears = self.chosen_linears or LinearFactory(
             self.device, self.reader.dtype, num_ranks=self.tensor_group.size, batch_invariant=self.batch_invariant
         )
 

@@ -1,0 +1,248 @@
+"""`model-server quantize MODEL_ID OUTPUT_DIR`: layer after layer, with one of them in memory at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import shutil
+import time
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from model_server.config import QuantizeConfig
+from model_server.device import resolve_device, resolve_dtype, tune
+from model_server.errors import StartupError
+from model_server.models.model import Model, describe
+from model_server.quantize import output
+from model_server.quantize.layers import Layer, LayerByLayer, Watch
+from model_server.quantize.progress import FOLDER, Progress
+from model_server.quantize.samples import Samples, from_file, kept, written
+from model_server.quantize.solver import Rounded, Rounding, rounded
+from model_server.quantize.streams import Streams
+from model_server.text.tokenizer import Tokenizer
+from model_server.weights.checkpoint import Checkpoint, examine
+from model_server.weights.locate import resolve
+from model_server.weights.reader import SafetensorsReader
+from wire.text.counting import counted
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: QuantizeConfig) -> None:
+    """Raises StartupError, one line, for what cannot be quantized or read."""
+    how = Rounding(bits=config.bits, group=config.groupsize, damping=config.percdamp, by_activation=config.act_order)
+    checkpoint = examine(resolve(config.model_id, config.revision))
+    model = describe(checkpoint, name=config.model_id)
+    _check(config, model)
+    device = resolve_device(0, 1)
+    assert model.spec is not None
+    if model.spec.mlps:  # on a CPU the experts are products of their own
+        device = torch.device("cpu")
+    tune(device, 1, checkpoint.file_bytes)
+    dtype = resolve_dtype(None, device, checkpoint.stored_in, needs_bfloat16=checkpoint.needs_bfloat16)
+    with torch.inference_mode():
+        samples = _samples(config, checkpoint)
+        progress = Progress(config.output_dir, _asked(how, checkpoint, samples, dtype))
+        reading = SafetensorsReader(checkpoint.headers, dtype=dtype, device=device, base_prefix=model.spec.names.base)
+        with reading as reader:
+            Quantizer(LayerByLayer(model.spec, reader), samples, how, progress, _names(checkpoint, model)).run()
+    before, after = (math.exp(loss / samples.held_out[:, 1:].numel()) for loss in progress.losses)
+    held_out = counted(len(samples.held_out), "sample")
+    logger.info("Perplexity on %s that took no part: %.3f before, %.3f after", held_out, before, after)
+    output.write(checkpoint, config.output_dir, progress, how)
+    progress.end()
+    if config.upload_to_model_id is not None:
+        output.upload(config.output_dir, config.upload_to_model_id)
+    logger.info("Done: serve it with --model-id %s", config.output_dir)
+
+
+class Quantizer:
+    """The run over all layers.
+
+    stored_names: what the files call a module's matrix, by the name that the layers ask for.
+    """
+
+    def __init__(
+        self,
+        layers: LayerByLayer,
+        samples: Samples,
+        how: Rounding,
+        progress: Progress,
+        stored_names: dict[str, str],
+    ) -> None:
+        self._layers, self._samples, self._how, self._progress = layers, samples, how, progress
+        self._stored_names = stored_names
+        self._num_layers = layers.spec.num_layers
+        count, self._num_held_out = len(samples.calibration), len(samples.held_out)
+        self._counts = (count, self._num_held_out, self._num_held_out)
+        self._began_at = time.monotonic()
+
+    def run(self) -> None:
+        first = self._progress.num_done
+        if first:
+            logger.info("%s of %d are done already", counted(first, "layer"), self._num_layers)
+        for index in range(first, self._num_layers):
+            began_at = time.monotonic()
+            results = self._layer(index)
+            done = time.monotonic()
+            left = (done - self._began_at) / (index + 1 - first) * (self._num_layers - index - 1)
+            worst = max((one.error for one in results.values()), default=0.0)
+            logger.info(
+                "Layer %d of %d: %s, relative error of the outputs at most %.2g, %.0f s; about %.0f min left",
+                index + 1, self._num_layers, f"{len(results)} matrices", worst, done - began_at,
+                left / 60,
+            )  # fmt: skip
+
+    def _layer(self, index: int) -> dict[str, Rounded]:
+        entering = None if index == 0 else self._streams(index)
+        is_last = index == self._num_layers - 1
+        leaving = None if is_last else self._streams(index + 1)
+        watch = self._watched(index, entering, leaving)
+        results, replaced = self._solve(watch)
+        layer = self._layers.build(index, replaced=replaced, with_head=is_last)
+        losses = None
+        if leaving is not None:
+            for group, number in self._all("calibration", "held_out"):
+                leaving.put(group, number, layer(self._given(entering, group, number)))
+        else:
+            plain = self._layers.build(index, with_head=True)
+            losses = (self._loss(plain, entering, "plain"), self._loss(layer, entering, "held_out"))
+        tensors: dict[str, Tensor] = {}
+        for name, one in results.items():
+            tensors |= output.tensors_of(self._stored_names[name].removesuffix(".weight"), one, self._how.bits)
+        self._progress.done(index, tensors, losses)
+        return results
+
+    def _watched(self, index: int, entering: Streams | None, leaving: Streams | None) -> Watch:
+        """Runs the layer as it is over the calibration, and on to the next layer over the held-out samples."""
+        watch = Watch(self._layers.device)
+        layer = self._layers.build(index, watch=watch)
+        watch.is_on = True
+        for group, number in self._all("calibration"):
+            layer(self._given(entering, group, number))
+        watch.is_on = False
+        if leaving is not None:
+            for group, number in self._all("plain"):
+                leaving.put(group, number, layer(self._given(entering, group, number)))
+        if watch.stacked:
+            some = ", ".join(sorted(watch.stacked)[:3])
+            logger.warning("%s stay as they are: gptq has no form for tensors that hold all experts", some)
+        return watch
+
+    def _solve(self, watch: Watch) -> tuple[dict[str, Rounded], dict[str, Tensor]]:
+        """What the matrices of the layer become; the same as plain matrices, by the names of their tensors."""
+        results, replaced = {}, {}
+        alone = [name for name, hessian in watch.hessians.items() if not hessian.num_samples]
+        if alone:
+            logger.warning("no sample reached %s: rounded without calibration", ", ".join(alone[:3]))
+        for name, hessian in watch.hessians.items():
+            weight = self._layers.stored(self._stored_names[name])
+            if name in watch.transposed:
+                weight = weight.t()
+            if reason := unsuitable(weight, self._how):
+                logger.warning("%s stays as it is: %s", name, reason)
+                continue
+            found = rounded(name, weight, hessian.matrix, self._how)
+            results[name] = found
+            value = found.dequantize()
+            replaced[self._stored_names[name]] = replaced[f"{name}.weight"] = (
+                value.t() if name in watch.transposed else value
+            )
+        return results, replaced
+
+    def _streams(self, index: int) -> Streams:
+        length = self._samples.calibration.shape[1]
+        path = self._progress.stream(index)
+        return Streams(path, self._counts, length, self._layers.spec.hidden_size, self._layers.dtype)
+
+    def _given(self, entering: Streams | None, group: str, number: int) -> Tensor:
+        if entering is not None:
+            return entering.get(group, number)
+        return (self._samples.calibration if group == "calibration" else self._samples.held_out)[number]
+
+    def _all(self, *groups: str) -> list[tuple[str, int]]:
+        counts = dict(zip(("calibration", "held_out", "plain"), self._counts, strict=True))
+        return [(group, number) for group in groups for number in range(counts[group])]
+
+    def _loss(self, layer: Layer, entering: Streams | None, group: str) -> float:
+        """Of the held-out tokens, summed."""
+        total = 0.0
+        for number in range(self._num_held_out):
+            logits = layer(self._given(entering, group, number))[:-1].float()
+            wanted = self._samples.held_out[number, 1:].to(logits.device)
+            total += float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
+        return total
+
+
+def unsuitable(weight: Tensor, how: Rounding) -> str | None:
+    """Why a matrix [out, in] cannot be stored in gptq's words; None: it can."""
+    per_word = 32 // how.bits
+    if any(size % per_word for size in weight.shape):
+        return f"its sizes {list(weight.shape)} are no multiples of {per_word}"
+    return None
+
+
+def _check(config: QuantizeConfig, model: Model) -> None:
+    if config.bits not in (4, 8):
+        raise StartupError(f"--bits {config.bits}: choose 4 or 8")
+    if config.groupsize != -1 and (config.groupsize < 16 or config.groupsize % 8):
+        raise StartupError(f"--groupsize {config.groupsize}: give a multiple of 8 from 16 on, or -1 for whole rows")
+    if not config.percdamp > 0:
+        raise StartupError(f"--percdamp {config.percdamp:g}: give a number above 0")
+    if config.num_samples < 1 or config.sequence_length < 2:
+        raise StartupError("--num-samples must be at least 1, and --sequence-length at least 2")
+    if model.scheme.method is not None:
+        raise StartupError(f"{config.model_id} is quantized already ({model.scheme.method}): give the plain checkpoint")
+    if model.spec is None:
+        raise StartupError(
+            f"{model.config.model_type} is served by the transformers runner, whose layers cannot be quantized one by "
+            "one: serve it as it is, or quantize it on load with --quantize"
+        )
+
+
+def _samples(config: QuantizeConfig, checkpoint: Checkpoint) -> Samples:
+    """What the model has written is kept for a run that continues, since it takes long."""
+    tokenizer = Tokenizer.load(checkpoint.directory)
+    folder = config.output_dir / FOLDER
+    if not config.resume and folder.is_dir():
+        shutil.rmtree(folder)
+    if config.calibration is not None:
+        return from_file(
+            config.calibration, tokenizer, count=config.num_samples, length=config.sequence_length, seed=config.seed
+        )
+    path = folder / f"samples-{config.num_samples}-{config.seed}.safetensors"
+    return kept(path, lambda: written(checkpoint.directory, tokenizer, count=config.num_samples, seed=config.seed))
+
+
+def _asked(how: Rounding, checkpoint: Checkpoint, samples: Samples, dtype: torch.dtype) -> dict[str, object]:
+    """All on which the result depends."""
+    ids = torch.cat([samples.calibration, samples.held_out]).numpy().tobytes()
+    headers = {
+        path.name: [path.stat().st_size, sorted((name, str(one)) for name, one in header.tensors.items())]
+        for path, header in checkpoint.headers.items()
+    }
+    return {
+        "how": asdict(how),
+        "weights": headers,
+        "config": checkpoint.fields,
+        "samples": hashlib.sha256(ids).hexdigest(),
+        "dtype": str(dtype),
+    }
+
+
+def _names(checkpoint: Checkpoint, model: Model) -> dict[str, str]:
+    """Modules' matrices as the files spell them, with the base prefix or without, by both spellings of the module."""
+    assert model.spec is not None
+    base = model.spec.names.base
+    found = {}
+    for header in checkpoint.headers.values():
+        for name in header.tensors:
+            if name.endswith(".weight"):
+                module = name.removesuffix(".weight")
+                other = module.removeprefix(base) if module.startswith(base) else base + module
+                found[module] = name
+                found.setdefault(other, name)
+    return found

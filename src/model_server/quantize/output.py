@@ -1,0 +1,125 @@
+"""The quantized checkpoint: gptq's first format, which TGI, vLLM, transformers and this server read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantization.words import WORD
+from model_server.quantize.progress import Progress
+from model_server.quantize.solver import Rounded, Rounding
+from model_server.weights.checkpoint import Checkpoint
+from wire.text.counting import counted
+
+logger = logging.getLogger(__name__)
+
+# Held in memory while it is written.
+MOST_FILE_BYTES = 2 * 2**30
+# Of the checkpoint's folder, beside the weights: tokenizer, templates, settings of generation.
+_COPIED = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.md", "LICENSE*")
+_NOT_COPIED = ("config.json", "model.safetensors.index.json", "quantize_config.json", "quant_config.json")
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """Codes [n, count] below 2**bits -> words [n, count * bits / 32] int32, the first code in the lowest bits."""
+    per_word = WORD // bits
+    shifts = torch.arange(per_word, device=codes.device) * bits
+    words = (codes.view(len(codes), -1, per_word).long() << shifts).sum(dim=2)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+def tensors_of(module: str, rounded: Rounded, bits: int) -> dict[str, Tensor]:
+    """A module's tensors by their names. The format stores zero points less one."""
+    num_groups, num_rows = rounded.scales.shape
+    zeros = torch.full((num_groups, num_rows), rounded.middle - 1, dtype=torch.uint8)
+    found = {
+        "qweight": packed(rounded.codes.cpu(), bits).t(),
+        "qzeros": packed(zeros, bits),
+        "scales": rounded.scales.cpu(),
+        "g_idx": rounded.groups.cpu(),
+    }
+    return {f"{module}.{name}": tensor for name, tensor in found.items()}
+
+
+def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Rounding) -> None:
+    """Everything that a folder with a model holds. What is there of it is overwritten."""
+    quantized: dict[str, Path | Tensor] = {}
+    removed = set()
+    for layer in range(progress.num_done):
+        for name, tensor in progress.tensors(layer).items():
+            quantized[name] = tensor
+            removed.add(name.rsplit(".", 1)[0] + ".weight")
+    names = {name: path for path, header in checkpoint.headers.items() for name in header.tensors}
+    kept: dict[str, Path | Tensor] = {name: path for name, path in names.items() if name not in removed}
+    _write_tensors(kept | quantized, output)
+    _write_config(checkpoint, output, how)
+    for pattern in _COPIED:
+        for path in sorted(checkpoint.directory.glob(pattern)):
+            if path.name not in _NOT_COPIED:
+                shutil.copyfile(path, output / path.name)
+
+
+def upload(folder: Path, model_id: str) -> None:
+    """To a repository of the hub, which is made if it is not there. Raises StartupError."""
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        api.create_repo(model_id, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=model_id, commit_message="Quantized weights")
+    except (OSError, ValueError) as error:  # the hub's errors are among them
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StartupError(f"--upload-to-model-id {model_id}: {reason}; {folder} is whole") from error
+
+
+def _write_tensors(sources: Mapping[str, Path | Tensor], output: Path) -> None:
+    files: list[dict[str, Tensor]] = [{}]
+    size = 0
+    handles: dict[Path, Any] = {}
+    for name in sorted(sources):
+        source = sources[name]
+        if isinstance(source, Path):
+            if source not in handles:
+                handles[source] = safe_open(source, framework="pt", device="cpu")
+            source = handles[source].get_tensor(name)
+        if files[-1] and size + source.nbytes > MOST_FILE_BYTES:
+            files.append({})
+            size = 0
+        files[-1][name] = source
+        size += source.nbytes
+    metadata = {"format": "pt"}  # the library writes several in any order, and the same run is to give the same bytes
+    weight_map: dict[str, str] = {}
+    for number, tensors in enumerate(files, 1):
+        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        save_file(tensors, output / file, metadata)
+        weight_map |= dict.fromkeys(tensors, file)
+        logger.info("Wrote %s: %s", file, counted(len(tensors), "tensor"))
+    if len(files) > 1:
+        total = sum(tensor.nbytes for tensors in files for tensor in tensors.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (output / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _write_config(checkpoint: Checkpoint, output: Path, how: Rounding) -> None:
+    said = {
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq",
+        "bits": how.bits,
+        "group_size": how.group,
+        "desc_act": how.by_activation,
+        "damp_percent": how.damping,
+        "static_groups": False,
+        "sym": True,
+    }
+    fields = {**checkpoint.fields, "quantization_config": said}
+    (output / "config.json").write_text(json.dumps(fields, indent=2) + "\n")

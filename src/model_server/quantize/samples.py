@@ -1,0 +1,121 @@
+"""The token ids on which a model is calibrated, and others on which its perplexity is measured."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.text.tokenizer import Tokenizer
+from wire.text.counting import counted
+
+logger = logging.getLogger(__name__)
+
+WRITTEN_LENGTH = 512  # tokens of a sample that the model writes itself
+_WRITTEN_AT_ONCE = 16
+_MOST_HELD_OUT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """calibration: [count, length] int64. held_out: [some, length] int64, not in the calibration where that is long
+    enough."""
+
+    calibration: Tensor
+    held_out: Tensor
+
+
+def from_file(path: Path, tokenizer: Tokenizer, *, count: int, length: int, seed: int) -> Samples:
+    """Windows of `length` tokens at random starts. path: text, or JSON lines with a field `text`.
+
+    Raises StartupError for a file that cannot be read, and for one with fewer tokens than one window.
+    """
+    texts = (tokenizer.encode(text, truncate=0, add_special_tokens=True) for text in _texts(path))
+    ids = torch.tensor([number for text in texts for number in text])
+    if len(ids) < length:
+        raise StartupError(
+            f"--calibration {path} has {counted(len(ids), 'token')}, fewer than a sample of --sequence-length {length}"
+        )
+    kept_back = max(len(ids) // 10, length)
+    first, last = (ids, ids) if len(ids) < 2 * length else (ids[:-kept_back], ids[-kept_back:])
+    generator = torch.Generator().manual_seed(seed)
+
+    def windows(source: Tensor, number: int) -> Tensor:
+        starts = torch.randint(0, len(source) - length + 1, (number,), generator=generator).tolist()
+        return torch.stack([source[start : start + length] for start in starts])
+
+    return Samples(windows(first, count), windows(last, _num_held_out(count)))
+
+
+def kept(path: Path, make: Callable[[], Samples]) -> Samples:
+    """Those in the file `path`; what `make` makes, if there is no such file."""
+    if not path.exists():
+        samples = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".draft")
+        save_file({"calibration": samples.calibration, "held_out": samples.held_out}, draft)
+        os.replace(draft, path)
+    return Samples(**load_file(path))
+
+
+def written(directory: Path, tokenizer: Tokenizer, *, count: int, seed: int) -> Samples:
+    """What the model itself writes, `WRITTEN_LENGTH` tokens a sample, all of its weights in memory."""
+    logger.info("No --calibration: the model writes %s of %d tokens", counted(count, "sample"), WRITTEN_LENGTH)
+    # Imported here: it takes seconds, and a file needs none of it.
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype="auto", local_files_only=True)
+    begin = model.config.get_text_config().bos_token_id
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    total = count + _num_held_out(count)
+    parts = []
+    for first in range(0, total, _WRITTEN_AT_ONCE):
+        number = min(_WRITTEN_AT_ONCE, total - first)
+        starts = torch.randint(0, tokenizer.vocab_size, (number, 1), generator=generator)
+        if isinstance(begin, int):
+            starts.fill_(begin)
+        with torch.inference_mode():
+            parts.append(
+                model.generate(
+                    starts, attention_mask=torch.ones_like(starts), do_sample=True, top_k=0, top_p=1.0,
+                    temperature=1.0, repetition_penalty=1.0, max_length=WRITTEN_LENGTH, min_length=WRITTEN_LENGTH,
+                    pad_token_id=0,
+                )
+            )  # fmt: skip
+    ids = torch.cat(parts).clone()
+    return Samples(ids[:count], ids[count:])
+
+
+def _num_held_out(count: int) -> int:
+    return max(1, min(_MOST_HELD_OUT, count // 8))
+
+
+def _texts(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise StartupError(f"--calibration {path} cannot be read: {error}") from error
+    if path.suffix not in (".jsonl", ".json"):
+        return [text]
+    texts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)["text"]
+        except (ValueError, KeyError, TypeError):
+            found = None
+        if not isinstance(found, str):
+            raise StartupError(f"--calibration {path}, line {number}: an object with a string `text` is expected")
+        texts.append(found)
+    return texts

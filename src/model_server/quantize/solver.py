@@ -1,0 +1,139 @@
+"""GPTQ for one matrix: columns are rounded one after the other, and those that follow make up for the error.
+
+Source: Frantar et al., "GPTQ: Accurate Post-Training Quantization" (arXiv 2210.17323), Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+
+BLOCK = 128  # columns whose errors are added to the rest at a time
+_MORE_DAMPING, _ATTEMPTS = 10.0, 4
+_SMALLEST_SCALE = 2.0**-24  # of float16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """bits: 4 or 8. group: columns that share a scale; -1: all. damping: of the Hessian's mean diagonal, added to it.
+    by_activation: columns go by falling activations, not as they are stored."""
+
+    bits: int = 4
+    group: int = 128
+    damping: float = 0.01
+    by_activation: bool = False
+
+    @property
+    def middle(self) -> int:
+        """The code of zero."""
+        return 1 << (self.bits - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded:
+    """codes: [out, in] uint8. scales: [groups, out] float16. groups: [in] int32, the group of each column. error: of
+    the layer's output over the samples, relative to the output."""
+
+    codes: Tensor
+    scales: Tensor
+    groups: Tensor
+    middle: int
+    error: float
+
+    def dequantize(self) -> Tensor:
+        """[out, in] float32."""
+        return (self.codes.float() - self.middle) * self.scales.float().t()[:, self.groups.long()]
+
+
+def rounded(name: str, weight: Tensor, hessian: Tensor, how: Rounding) -> Rounded:
+    """weight: [out, in]. hessian: [in, in] float32; zeros: no sample reached it, and every number is rounded alone.
+
+    name: for messages. Raises StartupError if the Hessian cannot be inverted.
+    """
+    weight, hessian = weight.float().clone(), hessian.clone()
+    if not bool(hessian.any()):
+        hessian.fill_diagonal_(1)
+    diagonal = hessian.diagonal()
+    unused = diagonal == 0
+    diagonal[unused] = 1
+    weight[:, unused] = 0
+    order = diagonal.argsort(descending=True, stable=True) if how.by_activation else torch.arange(len(hessian))
+    order = order.to(weight.device)
+    hessian = hessian[order][:, order]
+    codes, scales, result = _columns(weight[:, order], _factor(name, hessian, how.damping), how)
+    error = _energy(weight[:, order] - result, hessian) / max(_energy(weight[:, order], hessian), 1e-30)
+    groups = torch.empty(len(order), dtype=torch.int32, device=weight.device)
+    groups[order] = torch.arange(len(order), dtype=torch.int32, device=weight.device) // _group(how, len(order))
+    back = torch.empty_like(codes)
+    back[:, order] = codes
+    return Rounded(codes=back, scales=scales, groups=groups, middle=how.middle, error=error)
+
+
+def _group(how: Rounding, num_columns: int) -> int:
+    return num_columns if how.group == -1 else how.group
+
+
+def _factor(name: str, hessian: Tensor, damping: float) -> Tensor:
+    """The upper Cholesky factor of the inverse of the damped Hessian."""
+    mean = float(hessian.diagonal().mean())
+    for attempt in range(_ATTEMPTS):
+        damped = hessian.clone()
+        damped.diagonal().add_(damping * _MORE_DAMPING**attempt * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not failed.item():
+            factor: Tensor
+            factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not failed.item() and bool(torch.isfinite(factor).all()):
+                return factor
+    raise StartupError(
+        f"the inputs of {name} are too much alike, even with --percdamp "
+        f"{damping * _MORE_DAMPING ** (_ATTEMPTS - 1):g}: give more or longer samples"
+    )
+
+
+def _columns(weight: Tensor, factor: Tensor, how: Rounding) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [out, in], scales [groups, out], and what they stand for, with columns in the order of `weight`, which is
+    overwritten."""
+    num_rows, num_columns = weight.shape
+    group = _group(how, num_columns)
+    codes = torch.empty(num_rows, num_columns, dtype=torch.uint8, device=weight.device)
+    result = torch.empty_like(weight)
+    scales: list[Tensor] = []
+    weight = weight.clone()
+    for start in range(0, num_columns, BLOCK):
+        stop = min(start + BLOCK, num_columns)
+        block, inner = weight[:, start:stop], factor[start:stop, start:stop]
+        errors = torch.empty_like(block)
+        for k in range(stop - start):
+            if (start + k) % group == 0:
+                end = min(start + k + group, num_columns)
+                beyond = weight[:, stop:end] - errors[:, :k] @ factor[start : start + k, stop:end]
+                scales.append(_scales(torch.cat([block[:, k : end - start], beyond], dim=1), how.bits))
+            scale = scales[-1].float()
+            column = block[:, k]
+            code = (column / scale).round_().add_(how.middle).clamp_(0, 2**how.bits - 1)
+            value = (code - how.middle) * scale
+            error = (column - value) / inner[k, k]
+            block[:, k + 1 :] -= error.unsqueeze(1) * inner[k, k + 1 :]
+            errors[:, k] = error
+            codes[:, start + k] = code.to(torch.uint8)
+            result[:, start + k] = value
+        weight[:, stop:] -= errors @ factor[start:stop, stop:]
+    return codes, torch.stack(scales), result
+
+
+def _scales(columns: Tensor, bits: int) -> Tensor:
+    """[out] float16, so that the largest number of each row has the outermost code."""
+    most = columns.abs().amax(dim=1)
+    most = torch.where(most == 0, 1.0, most)
+    scales: Tensor = (2 * most / (2**bits - 1)).clamp_min(_SMALLEST_SCALE).half()
+    return scales
+
+
+def _energy(matrix: Tensor, hessian: Tensor) -> float:
+    """tr(matrix @ hessian @ matrixᵀ): of the outputs, over the samples."""
+    return float(((matrix @ hessian) * matrix).sum())

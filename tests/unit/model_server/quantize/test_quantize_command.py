@@ -1,0 +1,161 @@
+"""`model-server quantize` on tiny models: what it writes serves, and an interrupted run writes the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.loading import load
+from support.tiny_models import tiny_checkpoint
+
+from model_server.config import QuantizeConfig
+from model_server.errors import StartupError
+from model_server.quantize import command
+from model_server.quantize.progress import Progress
+
+TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 60
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def model(models: Path, model_type: str) -> Path:
+    path = models / model_type
+    return path if path.exists() else tiny_checkpoint(model_type, path)
+
+
+def asked(source: Path, output: Path, tmp_path: Path, **changes: object) -> QuantizeConfig:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    config = QuantizeConfig(
+        model_id=str(source), output_dir=output, calibration=text, num_samples=3, sequence_length=48, groupsize=32
+    )
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "num_matrices"),
+    [
+        ("llama", {}, 7),
+        ("llama", {"act_order": True, "bits": 8, "groupsize": -1}, 7),
+        pytest.param("gpt2", {}, 4, marks=pytest.mark.long),  # stored the other way round, one matrix for q, k and v
+        pytest.param("phi3", {}, 4, marks=pytest.mark.long),  # several layers in one stored matrix
+        pytest.param("mixtral", {}, 4 + 3 * 4, marks=pytest.mark.long),  # experts
+        pytest.param("gemma2", {}, 7, marks=pytest.mark.long),
+    ],
+)
+def test_what_it_writes_is_loaded_and_near_the_model(
+    model_type: str, changes: dict[str, object], num_matrices: int, models: Path, tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    source, output = model(models, model_type), tmp_path / "out"
+    with caplog.at_level(logging.INFO):
+        command.run(asked(source, output, tmp_path, **changes))
+    said = json.loads((output / "config.json").read_text())["quantization_config"]
+    assert (said["quant_method"], said["bits"], said["sym"]) == ("gptq", changes.get("bits", 4), True)
+    assert sorted(path.name for path in output.iterdir()) == sorted(
+        {path.name for path in source.iterdir() if path.name != "model.safetensors.index.json"} | {"model.safetensors"}
+    )
+    stored = load_file(output / "model.safetensors")
+    codes = [name for name in stored if name.endswith(".qweight")]
+    num_layers = sum("Layer" in record.message for record in caplog.records)
+    assert len(codes) == num_matrices * num_layers
+    assert not any(name.removesuffix("qweight") + "weight" in stored for name in codes)
+    before, after = perplexities(caplog)
+    assert after < before * (1.02 if changes.get("bits") == 8 else 1.5)
+    runner = load(output)
+    assert runner.traits.weight_bytes is not None
+    assert runner.traits.weight_bytes < (load(source).traits.weight_bytes or 0)
+
+
+def perplexities(caplog: pytest.LogCaptureFixture) -> tuple[float, float]:
+    words = next(record.message for record in caplog.records if record.message.startswith("Perplexity")).split()
+    return float(words[-4]), float(words[-2])
+
+
+def test_the_perplexity_after_is_that_of_what_is_served(
+    models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model that is loaded from the files, over the same held-out ids."""
+    from parity.protocol import PagedBatch
+
+    from model_server.quantize.samples import from_file
+    from model_server.text.tokenizer import Tokenizer
+
+    source, output = model(models, "llama"), tmp_path / "out"
+    config = asked(source, output, tmp_path)
+    with caplog.at_level(logging.INFO):
+        command.run(config)
+    assert config.calibration is not None
+    samples = from_file(config.calibration, Tokenizer.load(source), count=3, length=48, seed=0)
+    for path, wanted in zip((source, output), perplexities(caplog), strict=True):
+        ids = samples.held_out[0]
+        logits = PagedBatch(load(path), [ids], 16).step((48,))[0]
+        loss = torch.nn.functional.cross_entropy(logits[:-1].float(), ids[1:])
+        assert float(loss.exp()) == pytest.approx(wanted, rel=1e-2)
+
+
+def test_an_interrupted_run_continues_and_writes_the_same(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = model(models, "llama")
+    command.run(asked(source, tmp_path / "whole", tmp_path))
+    done = Progress.done
+
+    def cut(self: Progress, layer: int, *rest: object) -> None:
+        if layer == 2:
+            raise KeyboardInterrupt
+        done(self, layer, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Progress, "done", cut)
+        command.run(asked(source, tmp_path / "cut", tmp_path))
+    with pytest.raises(StartupError, match="holds an unfinished run with another model, other samples or options"):
+        command.run(asked(source, tmp_path / "cut", tmp_path, bits=8))
+    with caplog.at_level(logging.INFO):
+        command.run(asked(source, tmp_path / "cut", tmp_path))
+    assert any("2 layers of 4 are done already" in record.message for record in caplog.records)
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes(), path.name
+    assert not (tmp_path / "cut" / ".quantize").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"bits": 3}, r"^--bits 3: choose 4 or 8$"),
+        ({"groupsize": 20}, r"^--groupsize 20: give a multiple of 8 from 16 on, or -1 for whole rows$"),
+        ({"percdamp": 0.0}, r"^--percdamp 0: give a number above 0$"),
+        ({"num_samples": 0}, r"^--num-samples must be at least 1"),
+        ({"sequence_length": 100_000}, r"has \d+ tokens, fewer than a sample of --sequence-length 100000$"),
+        ({"calibration": Path("/nowhere.txt")}, r"^--calibration /nowhere\.txt cannot be read"),
+    ],
+)
+def test_what_cannot_be(changes: dict[str, object], message: str, models: Path, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=message):
+        command.run(asked(model(models, "llama"), tmp_path / "out", tmp_path, **changes))
+
+
+def test_other_folders_and_quantized_models_are_left_alone(models: Path, tmp_path: Path) -> None:
+    source, output = model(models, "llama"), tmp_path / "out"
+    command.run(asked(source, output, tmp_path))
+    with pytest.raises(StartupError, match=r"out is not empty: name another folder$"):
+        command.run(asked(source, output, tmp_path))
+    with pytest.raises(StartupError, match=r"is quantized already \(gptq\): give the plain checkpoint$"):
+        command.run(asked(output, tmp_path / "again", tmp_path))
+
+
+def test_json_lines(models: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": TEXT}) for _ in range(2)) + "\n\n")
+    command.run(asked(model(models, "llama"), tmp_path / "out", tmp_path, calibration=lines))
+    lines.write_text('{"text": "a"}\n{"content": "b"}\n')
+    with pytest.raises(StartupError, match=r"line 2: an object with a string `text` is expected$"):
+        command.run(asked(model(models, "llama"), tmp_path / "other", tmp_path, calibration=lines))

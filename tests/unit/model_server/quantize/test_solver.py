@@ -1,0 +1,111 @@
+"""One matrix: as a plain reading of the algorithm in float64, and better than rounding each number alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantize.hessian import Hessian
+from model_server.quantize.solver import Rounding, rounded
+
+ROWS, COLUMNS = 24, 320
+
+
+def inputs(seed: int, columns: int = COLUMNS) -> Tensor:
+    """Columns that are alike in part, with unequal sizes, so that errors can be made up for."""
+    generator = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(400, 40, generator=generator) @ torch.randn(40, columns, generator=generator)
+    return (mixed + torch.randn(400, columns, generator=generator)) * torch.rand(columns, generator=generator)
+
+
+def hessian_of(x: Tensor) -> Tensor:
+    found = Hessian(x.shape[1], x.device)
+    for sample in x.split(50):
+        found.add(sample)
+    return found.matrix
+
+
+def by_the_book(weight: Tensor, hessian: Tensor, how: Rounding) -> tuple[Tensor, Tensor]:
+    """One column after the other, without blocks: codes, and what they stand for."""
+    weight, hessian = weight.double(), hessian.double()
+    order = (
+        hessian.diagonal().argsort(descending=True, stable=True) if how.by_activation else torch.arange(len(hessian))
+    )
+    weight, hessian = weight[:, order].clone(), hessian[order][:, order]
+    hessian = hessian + how.damping * hessian.diagonal().mean() * torch.eye(len(hessian))
+    factor = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
+    group = len(hessian) if how.group == -1 else how.group
+    codes, result = torch.empty_like(weight), torch.empty_like(weight)
+    for k in range(len(hessian)):
+        if k % group == 0:
+            scale = (2 * weight[:, k : k + group].abs().amax(1) / (2**how.bits - 1)).half().double()
+        codes[:, k] = (weight[:, k] / scale).round().add(how.middle).clamp(0, 2**how.bits - 1)
+        result[:, k] = (codes[:, k] - how.middle) * scale
+        error = (weight[:, k] - result[:, k]) / factor[k, k]
+        weight[:, k + 1 :] -= error[:, None] * factor[k, k + 1 :]
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order))
+    return codes[:, back], result[:, back]
+
+
+def error(weight: Tensor, other: Tensor, x: Tensor) -> float:
+    return float((x @ (weight - other).t()).square().sum() / (x @ weight.t()).square().sum())
+
+
+@pytest.mark.parametrize("by_activation", [False, True])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 128), (4, -1), (8, 64), (4, 48)])
+def test_as_by_the_book(bits: int, group: int, by_activation: bool) -> None:
+    x, weight = inputs(1), torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(2))
+    how = Rounding(bits=bits, group=group, by_activation=by_activation)
+    found = rounded("m", weight, hessian_of(x), how)
+    codes, result = by_the_book(weight, hessian_of(x), how)
+    # A number that float32 puts on the other side of a half changes all that follow in its row, by a step at most.
+    assert float((found.codes == codes).float().mean()) > 0.97
+    value = found.dequantize()
+    assert value.shape == weight.shape
+    wanted = error(weight, result.float(), x)
+    assert error(weight, value, x) == pytest.approx(wanted, rel=0.05)
+    assert found.error == pytest.approx(error(weight, value, x), rel=0.05)
+
+
+def test_better_than_each_number_alone() -> None:
+    x, weight = inputs(3), torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(4))
+    found = rounded("m", weight, hessian_of(x), Rounding())
+    alone = rounded("m", weight, torch.zeros(COLUMNS, COLUMNS), Rounding())
+    assert error(weight, found.dequantize(), x) < 0.6 * error(weight, alone.dequantize(), x)
+    scale = alone.scales.float().t()[:, alone.groups.long()]
+    assert bool(((alone.dequantize() - weight).abs() <= scale * 0.51).all()), "the nearest code"
+
+
+def test_columns_that_no_input_reaches_become_zero() -> None:
+    x = inputs(5)
+    x[:, 7] = 0
+    found = rounded("m", torch.randn(ROWS, COLUMNS), hessian_of(x), Rounding())
+    assert bool((found.dequantize()[:, 7] == 0).all())
+
+
+def test_rows_of_zeros_and_of_tiny_numbers() -> None:
+    weight = torch.randn(ROWS, COLUMNS)
+    weight[0], weight[1] = 0, weight[1] * 1e-12
+    value = rounded("m", weight, hessian_of(inputs(6)), Rounding()).dequantize()
+    assert bool((value[0] == 0).all()) and bool(torch.isfinite(value).all())
+
+
+def test_a_sample_counts_once_however_long_it_is() -> None:
+    found = Hessian(2, torch.device("cpu"))
+    found.add(torch.tensor([[1.0, 0.0]]))
+    found.add(torch.zeros(0, 2))  # an expert that got no token
+    found.add(torch.tensor([[0.0, 1.0], [0.0, 1.0]], dtype=torch.bfloat16))
+    assert found.num_samples == 2
+    assert found.matrix.tolist() == [[1.0, 0.0], [0.0, 2.0]]
+
+
+def test_inputs_that_are_all_alike_need_more_damping_and_a_broken_matrix_is_named() -> None:
+    alike = Hessian(COLUMNS, torch.device("cpu"))
+    alike.add(torch.ones(5, COLUMNS))
+    assert rounded("m", torch.randn(ROWS, COLUMNS), alike.matrix, Rounding(damping=1e-6)).error < 1
+    broken = -torch.eye(COLUMNS)
+    with pytest.raises(StartupError, match=r"^the inputs of layers\.0\.m are too much alike"):
+        rounded("layers.0.m", torch.randn(ROWS, COLUMNS), broken, Rounding())
