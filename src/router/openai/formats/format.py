@@ -115,7 +115,8 @@ class IdKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """How calls with JSON arguments are written where a grammar forces them. INDEX stands for a number."""
+    """How calls with JSON arguments are written where a grammar forces them. INDEX stands for a number, SPACE for
+    white space that may be there."""
 
     before_name: str
     behind_name: str
@@ -127,6 +128,7 @@ class CallForm:
 
 
 INDEX = "\ue000"
+SPACE = "\ue001"
 
 Read = Callable[[CallReader, str], Steps[None]]
 

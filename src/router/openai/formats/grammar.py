@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from router.openai.formats.format import INDEX, CallForm, Format
+from router.openai.formats.format import INDEX, SPACE, CallForm, Format
 from router.openai.formats.markers import Markers
 
 _END = "$END"
 """The model's end tokens, which the shard knows (`wire.grammar`)."""
 _NAME = re.compile(r"[\w.:/-]+")
 """What a function may be called in all of the formats."""
+_PLACES = {INDEX: "/[0-9]{1,6}/", SPACE: "/[ \\n\\t]{0,20}/"}
 _MOST_THOUGHTS = 1_000_000  # llguidance's numbers are bounded; no context is longer
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -90,7 +91,7 @@ def limited_thinking(
 def answer_behind(thinking: Thinking, markers: Markers, schema: Any) -> str:
     """An answer that fits a schema, behind the thinking."""
     first, rules = thinking.rules(markers)
-    return _listed(f"start: {first}/[ \\n\\t]{{0,20}}/ @tool_0\n{rules}", {"": schema})
+    return _listed(f"start: {first}{_PLACES[SPACE]} @tool_0\n{rules}", {"": schema})
 
 
 def _calls(form: CallForm, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str:
@@ -110,8 +111,9 @@ def _symbols(text: str, markers: Markers) -> str:
         if isinstance(piece, int):
             symbols.append(f"<[{piece}]>")
             continue
-        for index, literal in enumerate(piece.split(INDEX)):
-            symbols += ["/[0-9]{1,6}/"] * (index > 0) + [json.dumps(literal, ensure_ascii=False)] * bool(literal)
+        for literal in re.split(f"([{INDEX}{SPACE}])", piece):
+            if literal:
+                symbols.append(_PLACES.get(literal) or json.dumps(literal, ensure_ascii=False))
     return " ".join(symbols)
 
 

@@ -32,6 +32,7 @@ class AnswerReader:
         self._markers = markers
         self._calls.is_reasoning = is_open and style is not None
         self._is_fresh = True  # only white space has come out
+        self._is_unclosed = False  # a call has ended the reasoning, and its closing mark may follow
         self._trims = self._calls.is_reasoning  # white space that comes next belongs to a mark
         self._openers = tuple(map(markers.encoded, format.openers)) if format else ()
         self._closers = tuple(map(markers.encoded, format.closers)) if format else ()
@@ -84,7 +85,7 @@ class AnswerReader:
                 return
             if mark == self._answers:
                 self._calls.is_reasoning, self._is_fresh, self._trims = False, True, True
-                self._thinks = ""
+                self._thinks, self._is_unclosed = "", False
             elif mark == self._thinks:
                 self._calls.is_reasoning, self._trims = True, True
             elif mark in self._openers and self._format is not None:
@@ -98,7 +99,7 @@ class AnswerReader:
         marks = self._openers + self._closers
         if self._thinks and self._is_fresh:
             marks += (self._thinks,)
-        if self._style and self._markers.is_token(self._style.closes):
+        if self._is_unclosed or (self._style and self._markers.is_token(self._style.closes)):
             marks += (self._answers,)
         return marks
 
@@ -133,6 +134,7 @@ class AnswerReader:
             say(space + mark)
 
     def _called(self) -> None:
+        self._is_unclosed |= self._calls.is_reasoning
         self._calls.is_reasoning, self._is_fresh, self._trims = False, False, True
 
     def _text(self, say: Say) -> Steps[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import INDEX, CallForm, CallReader, Format
+from router.openai.formats.format import INDEX, SPACE, CallForm, CallReader, Format
 from router.openai.formats.pieces.json_call import json_calls
 from router.openai.formats.source import Steps
 
@@ -24,9 +24,9 @@ FORMAT = Format(
         before_name='{"tool_call_id": "' + INDEX + '", "tool_name": "',
         behind_name='", "parameters": ',
         behind_arguments="}",
-        begin="<|START_ACTION|>[",
-        between=", ",
-        end="]<|END_ACTION|>",
+        begin="<|START_ACTION|>[" + SPACE,
+        between="," + SPACE,
+        end=SPACE + "]<|END_ACTION|>",
     ),
     read=_read,
 )

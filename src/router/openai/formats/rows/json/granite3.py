@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallForm, CallReader, Format
+from router.openai.formats.format import SPACE, CallForm, CallReader, Format
 from router.openai.formats.pieces.json_call import json_calls
 from router.openai.formats.source import Steps
 
@@ -27,7 +27,7 @@ FORMAT = Format(
         behind_name='", "arguments": ',
         behind_arguments="}",
         begin="<|tool_call|>[",
-        between=", ",
+        between="," + SPACE,
         end="]",
     ),
     read=_read,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallForm, CallReader, Format, IdKind
+from router.openai.formats.format import SPACE, CallForm, CallReader, Format, IdKind
 from router.openai.formats.pieces.json_call import json_calls
 from router.openai.formats.source import Steps
 
@@ -24,8 +24,8 @@ FORMAT = Format(
         before_name='{"name": "',
         behind_name='", "arguments": ',
         behind_arguments="}",
-        begin="[TOOL_CALLS][",
-        between=", ",
+        begin="[TOOL_CALLS]" + SPACE + "[",
+        between="," + SPACE,
         end="]",
     ),
     read=_read,
