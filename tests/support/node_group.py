@@ -72,10 +72,15 @@ class Node:
         self._process.send_signal(signal.SIGCONT)  # nsenter stops with its child
 
     def close(self) -> None:
+        """Nothing of it runs afterwards, what starts a launcher left out or not."""
+        started: list[psutil.Process] = []
         if self._process.poll() is None:
-            with contextlib.suppress(psutil.Error, ValueError):
-                self.launcher().kill()
-            self._process.send_signal(signal.SIGCONT)
+            with contextlib.suppress(psutil.Error):
+                started = psutil.Process(self._process.pid).children(recursive=True)
+        for process in started:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.send_signal(signal.SIGCONT)  # nsenter stops with its child
         self._process.wait(30)
 
 
