@@ -61,6 +61,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
+    if model.scheme.method == "exl2" and layout.tensor.size > 1:
+        raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
     model = with_adapters(model, adapter_folders(config.lora_adapters))
     layout = replace(layout, layer_counts=layer_counts(model, config.num_stage, config.stage_layers))
     if rank == 0 and model.scheme.warning is not None:

@@ -18,6 +18,8 @@ SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers
 WORDS, SCALES = ".qweight", ".scales"
 """How the names of gptq's and awq's tensors end."""
 
+_OWN_NAMES = {".q_weight": "exl2"}
+"""Ends of names that only one method has."""
 _BLOCKS = ("quantization_config", "compression_config")
 _ONLY_AWQ = ("version", "zero_point", "w_bit")
 _RENAMED = {"w_bit": "bits", "q_group_size": "group_size"}
@@ -41,7 +43,8 @@ def by_tensors(shapes: Mapping[str, Sequence[int]]) -> Mapping[str, Any] | None:
     words, gptq inputs."""
     words = next((name for name in shapes if name.endswith(WORDS)), None)
     if words is None:
-        return None
+        named = (method for end, method in _OWN_NAMES.items() if any(name.endswith(end) for name in shapes))
+        return next(({"quant_method": method} for method in named), None)
     scales = shapes.get(words.removesuffix(WORDS) + SCALES)
     is_awq = scales is not None and shapes[words][-1:] != scales[-1:]
     return {"quant_method": "awq" if is_awq else "gptq"}

@@ -12,7 +12,8 @@ Quantize = Literal[
 ]  # fmt: skip
 """Words of `--quantize`: TGI's."""
 STORED = (
-    "gptq", "awq", "auto-round", "intel/auto-round", "compressed-tensors", "fbgemm_fp8", "fp8", "modelopt FP8",
+    "gptq", "awq", "auto-round", "intel/auto-round", "marlin", "exl2", "compressed-tensors", "fbgemm_fp8", "fp8",
+    "modelopt FP8",
 )  # fmt: skip
 """Methods, as `method_of` names them, of checkpoints that are served. auto-round packs as gptq or awq do."""
 ON_LOAD = ("fp8", "eetq", "bitsandbytes")
@@ -22,7 +23,8 @@ NAMES_STORED = ("gptq", "awq", "exl2", "marlin", "compressed-tensors")
 
 _SAME = {
     "fp8": ("fp8", "fbgemm_fp8", "modelopt FP8"),
-    "marlin": ("gptq",),
+    "marlin": ("gptq", "marlin"),
+    "exl2": ("exl2",),
     "gptq": ("gptq", "awq", "auto-round", "intel/auto-round"),
     "awq": ("awq", "auto-round", "intel/auto-round"),
     "compressed-tensors": ("compressed-tensors",),
@@ -31,7 +33,7 @@ _SAME = {
 _COMPRESSED = ("dense", "float-quantized", "int-quantized", "mixed-precision", "naive-quantized", "pack-quantized")
 _FINISHED = (None, "compressed", "frozen")
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_GPTQ_BITS, _GPTQ_FORMATS = (2, 3, 4, 8), (None, "", "gptq", "gptq_v2")
+_GPTQ_BITS, _GPTQ_FORMATS = (2, 3, 4, 8), (None, "", "gptq", "gptq_v2", "marlin")
 _AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
 
 
@@ -116,8 +118,6 @@ def _compressed(said: Mapping[str, Any]) -> str | None:
 
 
 def _gptq(said: Mapping[str, Any]) -> str | None:
-    if said.get("is_marlin_format") is True:
-        return "in marlin format"
     named = said.get("checkpoint_format")
     return f"in {named} format" if named not in _GPTQ_FORMATS else _other_bits(said, _GPTQ_BITS)
 

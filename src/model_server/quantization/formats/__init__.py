@@ -12,8 +12,10 @@ from typing import Any, Protocol
 from model_server.errors import StartupError
 from model_server.quantization.formats.awq import AwqFormat
 from model_server.quantization.formats.compressed import CompressedFormat
+from model_server.quantization.formats.exl2 import Exl2Format
 from model_server.quantization.formats.fp8 import Fp8Format
 from model_server.quantization.formats.gptq import GptqFormat
+from model_server.quantization.formats.marlin import MarlinFormat
 from model_server.quantization.forms import Form, stacked
 from model_server.quantization.plain import PlainFormat, tensor_name
 from model_server.weights.matrix import MatrixSlice
@@ -35,6 +37,8 @@ FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (
     lambda config: PlainFormat(),
     AwqFormat,
     GptqFormat,
+    MarlinFormat,
+    Exl2Format,
     CompressedFormat,
     Fp8Format,
 )

@@ -9,7 +9,7 @@ import pytest
 from wire.quantization.methods import NAMES_STORED, ON_LOAD, STORED, Choice, Quantize, choose, method_of
 
 CT = "compressed-tensors"
-SERVED = "gptq, awq, auto-round, intel/auto-round, compressed-tensors, fbgemm_fp8, fp8, modelopt FP8"
+SERVED = "gptq, awq, auto-round, intel/auto-round, marlin, exl2, compressed-tensors, fbgemm_fp8, fp8, modelopt FP8"
 
 
 class Refused(Exception):
@@ -43,8 +43,9 @@ def refusal(flag: str | None, said: dict[str, Any] | None) -> str:
         ({"quant_method": CT, "transform_config": {}}, CT),
         ({"quant_method": "gptq", "bits": 3, "checkpoint_format": "gptq_v2"}, "gptq"),
         ({"quant_method": "gptq", "bits": 5}, "gptq of 5 bits"),
-        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq in marlin format"),
-        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "gptq in marlin format"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "gptq"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "gptq"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "bitblas"}, "gptq in bitblas format"),
         ({"quant_method": "awq", "bits": 4, "version": "GEMM"}, "awq"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq of version gemv"),
         ({"quant_method": "awq", "bits": 8}, "awq of 8 bits"),
@@ -68,7 +69,7 @@ def test_no_flag_serves_what_is_stored(method: str) -> None:
     ("flag", "method"),
     [
         ("gptq", "gptq"), ("marlin", "gptq"), ("gptq", "awq"), ("awq", "awq"), ("gptq", "auto-round"),
-        ("awq", "auto-round"), (CT, CT), ("fp8", "fp8"), ("fp8", "fbgemm_fp8"),
+        ("awq", "auto-round"), ("marlin", "marlin"), ("exl2", "exl2"), (CT, CT), ("fp8", "fp8"), ("fp8", "fbgemm_fp8"),
     ],
 )  # fmt: skip
 def test_a_flag_that_names_what_is_stored(flag: str, method: str) -> None:
@@ -107,7 +108,7 @@ def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        *(({"quant_method": name}, name) for name in ("bitsandbytes", "mxfp4", "torchao", "exl2", "marlin", "gguf")),
+        *(({"quant_method": name}, name) for name in ("bitsandbytes", "mxfp4", "torchao", "gguf")),
         *(({"quant_method": name}, name) for name in ("hqq", "quanto", "aqlm", "vptq", "spqr", "higgs", "quark")),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
         ({"quant_method": CT, "format": "mxfp4-pack-quantized"}, f"{CT} mxfp4-pack-quantized"),
