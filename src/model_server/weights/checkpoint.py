@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
+from model_server.weights.gguf.names import SUFFIX, read_named
 from model_server.weights.header import Header, read_headers
 from model_server.weights.locate import INDEX, weight_files, weight_map
 from wire.model_files import read_object
@@ -74,7 +75,8 @@ class Checkpoint:
 def examine(directory: Path) -> Checkpoint:
     """Read everything in `directory` that serving needs, but the tokenizer. Raises StartupError, one line."""
     fields = read_object(directory / "config.json", StartupError)
-    headers = read_headers(weight_files(directory))
+    files = weight_files(directory)
+    headers = {file: read_named(file) for file in files} if files[0].suffix == SUFFIX else read_headers(files)
     _check_sizes(fields, sum(len(header.tensors) for header in headers.values()))
     if (directory / INDEX).exists():
         _check_index(directory / INDEX, {file.name: header for file, header in headers.items()})

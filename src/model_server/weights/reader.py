@@ -20,6 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_server.errors import StartupError
+from model_server.weights.gguf.names import SUFFIX
+from model_server.weights.gguf.tensors import GgufTensors
 from model_server.weights.header import Header, Stored
 
 Range = tuple[int, int]
@@ -77,7 +79,7 @@ def _copy(destination: Tensor, source: Tensor) -> None:
 
 
 class SafetensorsReader:
-    """Reads a set of safetensors files. A context manager: the files stay open inside.
+    """Reads a set of safetensors or GGUF files. A context manager: the files stay open inside.
 
     Raises StartupError, one line, for a file that is damaged or cut short, a tensor that is missing, in two files, not
     floating point, or smaller than what is asked of it.
@@ -86,7 +88,7 @@ class SafetensorsReader:
     def __init__(
         self, headers: Mapping[Path, Header], *, dtype: torch.dtype, device: torch.device, base_prefix: str = "model."
     ) -> None:
-        """headers: of the files to read, as `read_headers` gives them."""
+        """headers: of the files to read, as `read_headers` or `read_named` gives them."""
         self._dtype = dtype
         self._device = device
         self._base_prefix = base_prefix
@@ -94,7 +96,8 @@ class SafetensorsReader:
         self._file_of: dict[str, tuple[Any, Path, Stored]] = {}
         for path, header in headers.items():
             try:
-                handle: Any = safe_open(path, framework="pt", device="cpu")
+                is_gguf = path.suffix == SUFFIX
+                handle: Any = GgufTensors(path, header) if is_gguf else safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
                 raise StartupError(f"{path} is damaged or incomplete: {_first_line(error)}") from error
             self._handles.append(handle)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_server.layers.linear.linear import Linear
 from model_server.quantization.forms import Form
+from model_server.quantization.offset_codes import OffsetCodes
 
 # What is decoded at a time, in the float32 numbers of the decoding: it stays in a core's cache.
 PIECE_BYTES = 2 * 2**20
@@ -40,6 +41,34 @@ class DequantizingLinear:
 
     def wide(self, x: Tensor) -> Tensor:
         return self(x).float()
+
+
+class OffsetLinear:
+    """A product with codes that have offsets: without these first; then they meet the sums of each group's inputs.
+
+    codes: the product with `form.codes`, bias included. offsets: that with `offsets_of(form)`, of float32 numbers.
+    """
+
+    __slots__ = ("_codes", "_group", "_num_padding", "_offsets")
+
+    def __init__(self, codes: Linear, offsets: Linear, form: OffsetCodes) -> None:
+        self._codes = codes
+        self._offsets = offsets
+        self._group = form.codes.group
+        self._num_padding = offsets_of(form).shape[1] * self._group - form.codes.num_columns
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.wide(x).to(x.dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
+        inputs = F.pad(x, (0, self._num_padding)) if self._num_padding else x
+        sums = inputs.reshape(*x.shape[:-1], -1, self._group).sum(-1, dtype=torch.float32)
+        return self._codes.wide(x).sub_(self._offsets(sums))
+
+
+def offsets_of(form: OffsetCodes) -> Tensor:
+    """[out, groups] float32; of an even number of groups, which the panels of products ask for: the last may be 0."""
+    return F.pad(form.offsets, (0, 1)) if form.offsets.shape[1] % 2 else form.offsets
 
 
 class SplitLinear:

@@ -19,12 +19,13 @@ from model_server.distributed.group import ProcessGroup
 from model_server.kernels.availability import usable
 from model_server.layers.linear.code_panels import CodeLinear, can_pack
 from model_server.layers.linear.decode_gemm import BUCKETS, DecodeGemm, DecodeGemmLinear, Product, measure
-from model_server.layers.linear.dequantizing import DequantizingLinear, SplitLinear
+from model_server.layers.linear.dequantizing import DequantizingLinear, OffsetLinear, SplitLinear, offsets_of
 from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.linear.onednn import SMALLEST_PACKED, OneDnnLinear, weight_packer
 from model_server.layers.linear.packed import PackedLinear
 from model_server.layers.linear.panel_choice import PanelChoice
 from model_server.quantization.forms import Form, Plain, Stacked
+from model_server.quantization.offset_codes import OffsetCodes
 
 # Matrices below this size take no time worth the measurement.
 SMALLEST_MEASURED = 1 << 20
@@ -69,6 +70,11 @@ class LinearFactory:
         return TorchLinear(weight, bias)
 
     def _quantized(self, form: Form, bias: Tensor | None) -> Linear:
+        if isinstance(form, OffsetCodes):
+            offsets = offsets_of(form)
+            in_panels = cpp.usable(self.device, torch.float32)
+            product = PackedLinear(offsets, None) if in_panels else TorchLinear(offsets, None)
+            return OffsetLinear(self._quantized(form.codes, bias), product, form)
         if can_pack(form) and cpp.usable(self.device, self.dtype):
             return CodeLinear(form, bias, self.dtype)
         linear = None if self._decoding is None else self._decoding(form, bias)

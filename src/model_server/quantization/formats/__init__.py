@@ -14,6 +14,7 @@ from model_server.quantization.formats.awq import AwqFormat
 from model_server.quantization.formats.compressed import CompressedFormat
 from model_server.quantization.formats.exl2 import Exl2Format
 from model_server.quantization.formats.fp8 import Fp8Format
+from model_server.quantization.formats.gguf import GgufFormat
 from model_server.quantization.formats.gptq import GptqFormat
 from model_server.quantization.formats.marlin import MarlinFormat
 from model_server.quantization.forms import Form, stacked
@@ -41,6 +42,7 @@ FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (
     Exl2Format,
     CompressedFormat,
     Fp8Format,
+    GgufFormat,
 )
 
 

@@ -1,0 +1,102 @@
+"""Matrices of GGUF files whose rows are blocks: `{module}.weight`, of a type that the file names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantization import codes, offset_codes
+from model_server.quantization.codes import Codes
+from model_server.quantization.formats.grouped import PIECE_CODES, SMALLEST_CUT, too_small
+from model_server.quantization.formats.storage import expect_size, refuse_stacks
+from model_server.quantization.forms import Form, stacked
+from model_server.quantization.gguf_blocks import DECODERS, Decoded, decode
+from model_server.quantization.offset_codes import OffsetCodes
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import Range, WeightReader
+
+
+class GgufFormat:
+    """Q8_0, Q4_0 and Q6_K become `Codes`; Q4_1, Q4_K and Q5_K, whose groups have a least value, `OffsetCodes`."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """config: says nothing here that the file does not."""
+
+    def claims(self, reader: WeightReader, module: str) -> bool:
+        name = module + ".weight"
+        return reader.has(name) and reader.stored(name) in DECODERS
+
+    def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
+        refuse_stacks(wanted)
+        return stacked(_merged([_read(reader, part, wanted) for part in wanted.parts]))
+
+
+def _merged(forms: list[Codes | OffsetCodes]) -> list[Form]:
+    """Matrices of one kind, one after another, become one form."""
+    found: list[Form] = []
+    run: list[Codes | OffsetCodes] = []
+    for form in forms:
+        if run and run[0].kind != form.kind:
+            found.append(_cat(run))
+            run = []
+        run.append(form)
+    return [*found, _cat(run)]
+
+
+def _cat(forms: list[Codes | OffsetCodes]) -> Form:
+    plain = [form for form in forms if isinstance(form, Codes)]
+    return codes.cat(plain) if plain else offset_codes.cat([form for form in forms if isinstance(form, OffsetCodes)])
+
+
+def _read(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes | OffsetCodes:
+    name = part.name + ".weight"
+    num_rows, num_columns = expect_size(reader, name, part.num_rows, wanted.num_columns)
+    if wanted.columns[1] > num_columns or any(stop > num_rows for _, stop in part.rows):
+        asked = max(stop for _, stop in part.rows), wanted.columns[1]
+        raise StartupError(
+            f"weight {name} has shape {[num_rows, num_columns]}; the config asks for {list(asked)} at least"
+        )
+    step = max(PIECE_CODES // num_columns, 1)
+    pieces = [
+        _piece(reader, name, (first, min(first + step, stop)), wanted.columns)
+        for start, stop in part.rows
+        for first in range(start, stop, step)
+    ]
+    form = _joined(pieces)
+    if part.order is None:
+        return form
+    return form.permuted(part.order.apply(torch.arange(form.shape[0], device=reader.device)))
+
+
+def _piece(reader: WeightReader, name: str, rows: Range, columns: Range) -> Codes | OffsetCodes:
+    kind = reader.stored(name)
+    decoded = decode(reader.raw(name, rows), kind)
+    group, groups = _groups(name, decoded, columns)
+    scales = decoded.scales[:, groups].contiguous()
+    zeros = torch.full_like(scales, decoded.zero, dtype=torch.uint8)
+    kept = decoded.codes[:, slice(*columns)].contiguous()
+    form = Codes.of(kept, scales, zeros, group, decoded.bits)
+    return form if decoded.offsets is None else OffsetCodes(form, decoded.offsets[:, groups].contiguous())
+
+
+def _groups(name: str, decoded: Decoded, columns: Range) -> tuple[int, Tensor]:
+    """The size of the groups of some columns, and the stored group of each."""
+    start, stop = columns
+    group, num_columns = decoded.group, decoded.codes.shape[1]
+    if start % group or (stop % group and stop != num_columns):
+        group = math.gcd(group, start, stop - start)
+        if group < SMALLEST_CUT:
+            raise too_small(name, decoded.group, group, num_columns, stop - start)
+    return group, torch.arange(start, stop, group, device=decoded.codes.device) // decoded.group
+
+
+def _joined(pieces: list[Codes | OffsetCodes]) -> Codes | OffsetCodes:
+    """Rows of one matrix."""
+    joined = _cat(pieces)
+    assert isinstance(joined, Codes | OffsetCodes)
+    return joined

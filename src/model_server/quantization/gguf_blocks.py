@@ -1,0 +1,94 @@
+"""Blocks of GGUF files, as codes with a scale, and for some types an offset, for each group of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.weights.gguf.header import BLOCKS
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Rows of a matrix: element (i, k) is `(codes[i, k] - zero) * scales[i, g] - offsets[i, g]`, where g = k // group.
+
+    codes: [n, columns] uint8 of `bits` bits. scales: [n, groups] float16 or float32. offsets: [n, groups] float32.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zero: int
+    group: int
+    bits: int
+    offsets: Tensor | None = None
+
+
+def decode(raw: Tensor, kind: str) -> Decoded:
+    """raw: [n, bytes of a row] uint8, rows of blocks of the type `kind`, which is in DECODERS."""
+    blocks = raw.view(raw.shape[0], -1, BLOCKS[kind][1])
+    return DECODERS[kind](blocks)
+
+
+def _q8_0(blocks: Tensor) -> Decoded:
+    return Decoded((blocks[..., 2:] ^ 128).flatten(1), _halves(blocks[..., :2]), 128, 32, 8)
+
+
+def _q4_0(blocks: Tensor) -> Decoded:
+    return Decoded(_nibbles(blocks[..., 2:]).flatten(1), _halves(blocks[..., :2]), 8, 32, 4)
+
+
+def _q4_1(blocks: Tensor) -> Decoded:
+    scales, least = _halves(blocks[..., :2]), _halves(blocks[..., 2:4])
+    return Decoded(_nibbles(blocks[..., 4:]).flatten(1), scales, 0, 32, 4, -least.float())
+
+
+def _q4_k(blocks: Tensor) -> Decoded:
+    scales, offsets = _scales_and_offsets(blocks)
+    return Decoded(_nibbles_of_64(blocks[..., 16:]).flatten(1), scales, 0, 32, 4, offsets)
+
+
+def _q5_k(blocks: Tensor) -> Decoded:
+    scales, offsets = _scales_and_offsets(blocks)
+    fifth = torch.stack([blocks[..., 16:48] >> bit & 1 for bit in range(8)], -2).flatten(-2)
+    return Decoded((_nibbles_of_64(blocks[..., 48:]) | fifth << 4).flatten(1), scales, 0, 32, 8, offsets)
+
+
+def _q6_k(blocks: Tensor) -> Decoded:
+    lower = _nibbles(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64))
+    upper = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 32)
+    upper = torch.stack([upper >> shift & 3 for shift in (0, 2, 4, 6)], -2).flatten(-2)
+    fine = blocks[..., 192:208].contiguous().view(torch.int8).float()
+    scales = (_halves(blocks[..., 208:]).float().unsqueeze(-1) * fine).flatten(1)
+    return Decoded((lower | upper << 4).flatten(1), scales, 32, 16, 8)
+
+
+DECODERS: dict[str, Callable[[Tensor], Decoded]] = {
+    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+}  # fmt: skip
+
+
+def _halves(pairs: Tensor) -> Tensor:
+    """[n, blocks, 2] bytes -> [n, blocks] float16."""
+    return pairs.contiguous().view(torch.float16).squeeze(-1)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """The lower four bits of all bytes of the last dimension, then the upper ones."""
+    return torch.cat((packed & 15, packed >> 4), -1)
+
+
+def _nibbles_of_64(packed: Tensor) -> Tensor:
+    """`_nibbles` of each 32 bytes."""
+    return _nibbles(packed.reshape(*packed.shape[:-1], -1, 32)).flatten(-2)
+
+
+def _scales_and_offsets(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of Q4_K and Q5_K: 6 bits each for 8 groups, in the 12 bytes behind two factors. [n, groups] float32 each."""
+    first, second, third = blocks[..., 4:16].reshape(*blocks.shape[:2], 3, 4).unbind(-2)
+    scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
+    offsets = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
+    factor, least = (_halves(blocks[..., at : at + 2]).float().unsqueeze(-1) for at in (0, 2))
+    return (factor * scales.float()).flatten(1), (least * offsets.float()).flatten(1)

@@ -1,0 +1,61 @@
+"""Matrices of whole numbers with a scale for each group of columns, from which a number of each group is subtracted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_server.quantization import codes as plain_codes
+from model_server.quantization.codes import Codes
+from model_server.quantization.forms import Form, stacked
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCodes:
+    """Element (i, k) is that of `codes`, less `offsets[i, k // group]`.
+
+    codes: without an order of its own. offsets: [out, groups] float32.
+    """
+
+    codes: Codes
+    offsets: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.offsets.nbytes
+
+    @property
+    def kind(self) -> str:
+        return f"{self.codes.kind} with offsets"
+
+    def rows(self, start: int, stop: int) -> OffsetCodes:
+        """The rows [start, stop), which share the form's memory."""
+        return OffsetCodes(self.codes.rows(start, stop), self.offsets[start:stop])
+
+    def permuted(self, rows: Tensor) -> OffsetCodes:
+        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        return OffsetCodes(self.codes.permuted(rows), self.offsets.index_select(0, rows))
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The matrix [out, in] in `dtype`: products and differences in float32, rounded once."""
+        values = self.codes.dequantize(torch.float32)
+        spread = self.offsets.repeat_interleave(self.codes.group, 1)[:, : self.codes.num_columns]
+        return values.sub_(spread).to(dtype)
+
+
+def cat(forms: Sequence[OffsetCodes]) -> Form:
+    """Matrices of the same inputs, one after another; those of other groups or widths stay by themselves."""
+    first = forms[0].codes
+    if any(form.codes.group != first.group or form.codes.is_packed != first.is_packed for form in forms):
+        return stacked(forms)
+    merged = plain_codes.cat([form.codes for form in forms])
+    if not isinstance(merged, Codes) or merged.group != first.group:
+        return stacked(forms)
+    return OffsetCodes(merged, torch.cat([form.offsets for form in forms]))
