@@ -81,9 +81,9 @@ class LauncherConfig(HttpConfig, GroupConfig):
     )  # fmt: skip
     reasoning_parser: str | None = option(
         None, panel=_MODEL,
-        help="Form of the model's reasoning: `auto`, `none` (it stays in the text), or a name from "
-        "docs/tools-and-reasoning.md. Default: auto.",
+        help="Form of the model's reasoning: `auto`, `none` or a name from docs/tools-and-reasoning.md. Default: auto.",
     )  # fmt: skip
+    default_chat_template_kwargs: str | None = option(None, panel=_MODEL, help="JSON: variables of all chat templates.")
     rope_scaling: Literal["linear", "dynamic"] | None = option(
         None, panel=_MODEL, help="RoPE scaling to use instead of the model's; only `linear` is served."
     )
@@ -261,7 +261,7 @@ ROUTER_FLAGS = (
     "max_batch_total_tokens", "max_step_prefill_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers",
     "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
-    "tool_call_parser", "reasoning_parser", "usage_stats",
+    "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "usage_stats",
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""

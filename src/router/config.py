@@ -212,6 +212,10 @@ class RouterConfig:
         help="Form of the model's reasoning: `auto`, `none` (it stays in the text), or a name from "
         "docs/tools-and-reasoning.md.",
     )  # fmt: skip
+    default_chat_template_kwargs: str | None = option(
+        None, panel=_MODEL,
+        help="Variables of every chat's template, a JSON object; a request's `chat_template_kwargs` win.",
+    )  # fmt: skip
     revision: str | None = option(None, panel=_MODEL, help="Hub revision: a branch, tag or commit.")
     trust_remote_code: bool = option(False, panel=_UNSERVED, help="The router never runs a model's code.")
     validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenize prompts.")

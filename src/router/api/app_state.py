@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 
@@ -30,6 +32,8 @@ class AppState:
     chat_template: ChatTemplate
     model_format: ModelFormat = field(default_factory=ModelFormat)
     """What is read in the model's answers besides text."""
+    template_defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of every chat's template, where the request does not set them."""
     model_id: str
     model_sha: str | None = None
     git_sha: str | None = None

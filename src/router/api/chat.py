@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -26,15 +26,17 @@ from router.generation.collect import GenerationResult, collect_all, interleaved
 from router.generation.permits import HeldPermits
 from router.generation.running import Run, Running
 from router.grammar.checker import AskedGrammar
+from router.openai.answers import usage
 from router.openai.chat.answer import completion, prompt_tokens_of, reasoning_tokens_of
 from router.openai.chat.calls import CallStream, is_call
 from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
-from router.openai.chat.prompt import model_name, request_of, turns_of, variables_of
+from router.openai.chat.prompt import ending_of, model_name, request_of, turns_of, variables_of
 from router.openai.chat.read_stream import ReadStream
 from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.tools import OfferedTools, offered_tools
 from router.openai.chat.two_passes import TwoPasses, permits_of_one_pass
 from router.openai.parameters import choices_of
+from router.openai.stops import stops_left_out
 from router.openai.template.messages import Turn
 from router.request import ValidRequest
 from router.schemas.chat import ChatBody, ChatChunk, ChatCompletion
@@ -72,7 +74,14 @@ async def answer(request: Request, state: AppState, body: ChatBody) -> Response:
             running = await cancel_on_disconnect(request.receive, chat.start(permits))
             return _stream(chat, head, running)
         generations = await cancel_on_disconnect(request.receive, chat.generate(permits))
-    whole = completion(head, generations, chat.reading_of, logprobs=body.logprobs, tools=chat.tools)
+    whole = completion(
+        head,
+        generations,
+        chat.reading_of,
+        logprobs=body.logprobs,
+        tools=chat.tools,
+        keeps_stop=body.include_stop_str_in_output,
+    )
     return JsonResponse(whole, headers=json_headers(generations[0], state.config.compute_type))
 
 
@@ -135,8 +144,9 @@ class Chat:
             return None
         max_calls = 1 if self._has_one_call else None
         num_earlier = sum(len(message.tool_calls or ()) for message in self.body.messages)
-        stops = request.stopping.stop_sequences
-        return ChoiceReader(reader, stops, max_calls=max_calls), CallIds(format.ids, num_earlier)
+        stops = stops_left_out(request, keeps_stop=self.body.include_stop_str_in_output)
+        choice = ChoiceReader(reader, stops, max_calls=max_calls, hides_reasoning=self.body.hides_reasoning)
+        return choice, CallIds(format.ids, num_earlier)
 
     @property
     def _has_one_call(self) -> bool:
@@ -151,7 +161,7 @@ class Chat:
 
     def _own_grammar(self, tools: OfferedTools | None, asked: AskedGrammar | None) -> AskedGrammar | None:
         """The grammar in the model's own format instead of the one that was asked for, if there is one."""
-        format, budget = self.state.model_format, self.body.thinking_token_budget
+        format, budget = self.state.model_format, self.body.thinking_budget
         if not self._has_frames:
             if budget is not None and asked is None and format.may_think(self._prompt):
                 raise ValidationError("`thinking_token_budget` is not supported by the model server in use")
@@ -177,7 +187,12 @@ class Chat:
             else:
                 turns, listed, grammar = _prepared(body, tools, is_native=self._is_native)
             prompt = self._prompt = await self._template.render(
-                turns, listed, tool_prompt=body.tool_prompt, variables=variables_of(body)
+                turns,
+                listed,
+                tool_prompt=body.tool_prompt,
+                variables={**self.state.template_defaults, **variables_of(body)},
+                ending=ending_of(body),
+                documents=body.documents,
             )
             grammar = self._own_grammar(tools, grammar)
         except RouterError as error:
@@ -224,6 +239,9 @@ def _stream(chat: Chat, head: ChatHead, running: Sequence[Run]) -> Response:
 async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGenerator[bytes, None]:
     choices: dict[int, AnyStream] = {}
     num_unfinished, num_tokens = len(running), 0
+    cached: list[int] = []
+    options = chat.body.stream_options
+    num_read = prompt_tokens_of([one.request for one in running])
     try:
         async with aclosing(interleaved(running)) as events:
             async for index, event in events:
@@ -232,15 +250,19 @@ async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGe
                 choice = choices.get(index) or choices.setdefault(
                     index, choice_stream(chat, head, index, running[index])
                 )
-                piece = b"".join([sse.event(chunk) for chunk in choice.chunks(event)])
+                chunks = choice.chunks(event)
+                num_tokens += 1
+                if options.continuous_usage_stats:
+                    used = usage(num_read, num_tokens, _reasoning_tokens(choices), cached_tokens=None)
+                    chunks = [chunk | {"usage": used} for chunk in chunks]
+                piece = b"".join([sse.event(chunk) for chunk in chunks])
                 if isinstance(event, Finished):
                     num_unfinished -= 1
-                    num_tokens += event.generated_tokens
+                    cached.append(event.cached_tokens)
                     if not num_unfinished:
-                        if chat.body.stream_options.include_usage:
-                            num_read = prompt_tokens_of([one.request for one in running])
-                            readers = [one.reader for one in choices.values() if isinstance(one, ReadStream)]
-                            piece += sse.event(usage_chunk(head, num_read, num_tokens, reasoning_tokens_of(readers)))
+                        if options.include_usage:
+                            reasoning = _reasoning_tokens(choices)
+                            piece += sse.event(usage_chunk(head, num_read, num_tokens, reasoning, min(cached)))
                         piece += sse.DONE
                 if piece:
                     yield piece
@@ -248,9 +270,14 @@ async def _events(chat: Chat, head: ChatHead, running: Sequence[Run]) -> AsyncGe
         yield sse.frame(openai_event_body(public_error(error, running[0].request_id))) + sse.DONE
 
 
+def _reasoning_tokens(choices: Mapping[int, AnyStream]) -> int | None:
+    return reasoning_tokens_of([one.reader for one in choices.values() if isinstance(one, ReadStream)])
+
+
 def choice_stream(chat: Chat, head: ChatHead, index: int, running: Run) -> AnyStream:
     """What its first event turns out to belong to: text or a call."""
-    stops, logprobs = running.request.stopping.stop_sequences, chat.body.logprobs
+    stops = stops_left_out(running.request, keeps_stop=chat.body.include_stop_str_in_output)
+    logprobs = chat.body.logprobs
     if chat.tools is not None and is_call(running.request):
         return CallStream(head, index, stops, logprobs=logprobs, only_name=chat.tools.only_name)
     if (reading := chat.reading_of(running.request)) is not None:

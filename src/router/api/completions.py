@@ -124,7 +124,10 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """The tokens of all choices as they come. A choice that fails says so; the others continue."""
     choices = [ChoiceStream(head, index, one.request, body) for index, one in enumerate(running)]
-    num_unfinished, num_tokens = len(running), 0
+    num_unfinished, generated = len(running), [0] * len(running)
+    cached = [0] * len(running)
+    options = body.stream_options
+    num_prompt_tokens = sum(one.request.input_length for one in running[:: counts.n])
     try:
         async with aclosing(arrivals(running)) as items:
             async for index, item in items:
@@ -132,16 +135,22 @@ async def _events(
                     continue
                 if isinstance(item, Exception):
                     num_unfinished -= 1
+                    generated[index] = 0
                     piece = sse.frame(openai_event_body(public_error(item, running[index].request_id)))
                 else:
-                    piece = sse.event(choices[index].chunk(item))
+                    generated[index] += 1
+                    chunk = choices[index].chunk(item)
+                    if options.continuous_usage_stats:
+                        chunk |= {"usage": usage(num_prompt_tokens, sum(generated), cached_tokens=None)}
+                    piece = sse.event(chunk)
                     if isinstance(item, Finished):
                         num_unfinished -= 1
-                        num_tokens += item.generated_tokens
+                        cached[index] = item.cached_tokens
                 if not num_unfinished:
-                    if body.stream_options.include_usage:
-                        num_prompt_tokens = sum(one.request.input_length for one in running[:: counts.n])
-                        piece += sse.event(head.answer([], usage(num_prompt_tokens, num_tokens)))
+                    if options.include_usage:
+                        num_cached = sum(min(cached[i : i + counts.n]) for i in range(0, len(cached), counts.n))
+                        used = usage(num_prompt_tokens, sum(generated), cached_tokens=num_cached)
+                        piece += sse.event(head.answer([], used))
                     piece += sse.DONE
                 yield piece
     except Exception as error:  # of ours, not of a generation

@@ -28,6 +28,7 @@ class GenerationResult:
     generated_tokens: int
     seed: int | None
     timings: Timings
+    cached_tokens: int = 0  # of the prompt, from the prefix cache
     best_of_sequences: list[GenerationResult] = field(default_factory=list)
 
 
@@ -75,6 +76,7 @@ async def collect(running: Run) -> GenerationResult:
         generated_tokens=event.generated_tokens,
         seed=event.seed,
         timings=running.timings,
+        cached_tokens=event.cached_tokens,
     )
 
 

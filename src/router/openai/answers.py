@@ -30,13 +30,22 @@ class AnswerHead:
         )
 
 
-def usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None = None) -> dict[str, Any]:
-    """`reasoning_tokens`: None where no reasoning is read."""
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    reasoning_tokens: int | None = None,
+    *,
+    cached_tokens: int | None,
+) -> dict[str, Any]:
+    """`reasoning_tokens`: None where no reasoning is read. `cached_tokens`: of the prompt, from the prefix cache; None
+    while that is not known."""
     used: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if cached_tokens is not None:
+        used["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
     if reasoning_tokens is not None:
         used["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
     return used

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.events import FinishReason
+from router.request import ValidRequest
 
 FINISH_REASONS: dict[FinishReason, str] = {"eos_token": "stop", "stop_sequence": "stop", "length": "length"}
 """TGI's reasons in OpenAI's terms, which have none for a stop text."""
+
+
+def stops_left_out(request: ValidRequest, *, keeps_stop: bool) -> tuple[str, ...]:
+    """The stop texts that answers to a request do not show; none where the client wants to see them."""
+    return () if keeps_stop else request.stopping.stop_sequences
 
 
 class StopHoldBack:

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from router.grammar.checker import AskedGrammar
-from router.schemas.base import Body, Items, UInt32
+from router.schemas.base import Body, Items
 from router.schemas.grammar import Grammar
 from router.schemas.guided import StructuredOutputs, guided
-from router.schemas.openai import OpenAIBody
+from router.schemas.openai import TemplateBody
 from router.schemas.parameters import MaxTokens, PositiveInt, TopN
 
 
@@ -129,7 +129,7 @@ _TOOLS = [
 ]
 
 
-class ChatBody(OpenAIBody):
+class ChatBody(TemplateBody):
     """An OpenAI chat request, with TGI's and common servers' additions. `user`, `store` and the like are ignored."""
 
     messages: Items[Message] = Field(
@@ -165,19 +165,6 @@ class ChatBody(OpenAIBody):
         default=None,
         description="Text after the tools if the chat template does not place the tools itself.",
         examples=["Call one of these functions."],
-    )
-    chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="More variables for the chat template.", examples=[{"enable_thinking": False}]
-    )
-    reasoning_effort: str | None = Field(
-        default=None,
-        description="A variable of some chat templates. `none` also sets `enable_thinking` and `thinking` to false.",
-        examples=["low"],
-    )
-    thinking_token_budget: UInt32 | None = Field(
-        default=None,
-        description="Most tokens of reasoning before the answer begins; for models whose reasoning ends with a token.",
-        examples=[200],
     )
     response_format: Grammar | None = Field(
         default=None,
@@ -269,6 +256,12 @@ class AssistantMessage(BaseModel):
     tool_calls: list[AnsweredCall] | None = None
 
 
+class PromptTokensDetails(BaseModel):
+    """`cached_tokens` came from the prefix cache."""
+
+    cached_tokens: int
+
+
 class CompletionTokensDetails(BaseModel):
     """`reasoning_tokens` are part of the completion tokens."""
 
@@ -276,11 +269,13 @@ class CompletionTokensDetails(BaseModel):
 
 
 class Usage(BaseModel):
-    """`completion_tokens_details` is there where the router reads the model's reasoning."""
+    """`prompt_tokens_details` is there at the end of an answer, `completion_tokens_details` where the router reads the
+    model's reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, model_validator
 
-from router.schemas.base import Body
+from router.schemas.base import Body, Items, UInt32
 from router.schemas.parameters import (
     UNSERVED,
     Choices,
@@ -20,10 +20,15 @@ from router.schemas.parameters import (
     Stream,
 )
 
+T = TypeVar("T")
+
 
 class StreamOptions(Body):
     include_usage: bool = Field(
         default=False, description="End the stream with the numbers of tokens.", examples=[True]
+    )
+    continuous_usage_stats: bool = Field(
+        default=False, description="Each chunk has the numbers of tokens so far.", examples=[True]
     )
 
 
@@ -36,6 +41,9 @@ class OpenAIBody(CommonParameters):
     presence_penalty: PresencePenalty = None
     logit_bias: LogitBias = None
     stop: OpenAIStop = None
+    include_stop_str_in_output: bool = Field(
+        default=False, description="Keep the stop text that ended the answer at its end.", examples=[True]
+    )
     n: Choices = None
     stream: Stream = False
     stream_options: StreamOptions = Field(
@@ -58,6 +66,100 @@ class OpenAIBody(CommonParameters):
                 if data[name] is not None and not any(_is_same(data[name], value) for value in neutral):
                     raise ValueError(f"`{name}` is not served here: {remedy}")
         return data
+
+
+class ReasoningOptions(Body):
+    """OpenRouter's options of reasoning."""
+
+    effort: str | None = Field(default=None, description="As `reasoning_effort`.", examples=["low"])
+    enabled: bool | None = Field(
+        default=None, description="Sets the template's `enable_thinking` and `thinking`.", examples=[False]
+    )
+    max_tokens: UInt32 | None = Field(default=None, description="As `thinking_token_budget`.", examples=[200])
+    exclude: bool = Field(default=False, description="Leave the reasoning out of the answer.", examples=[True])
+
+
+_NO_OPTIONS = ReasoningOptions()
+
+
+class TemplateBody(OpenAIBody):
+    """A body whose prompt a chat template makes, and whose answer may begin with reasoning."""
+
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="More variables for the chat template.", examples=[{"enable_thinking": False}]
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None,
+        description="As in transformers. Absent: the answer begins after the messages, or continues the assistant's "
+        "last one.",
+        examples=[True],
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="As in transformers: the answer continues the last message.", examples=[False]
+    )
+    documents: Items[dict[str, Any]] | None = Field(
+        default=None,
+        description="Objects with `title` and `text`, for chat templates that read `documents`; others refuse them.",
+        examples=[[]],
+    )
+    reasoning_effort: str | None = Field(
+        default=None,
+        description="A variable of some chat templates. `none` also sets `enable_thinking` and `thinking` to false.",
+        examples=["low"],
+    )
+    thinking_token_budget: UInt32 | None = Field(
+        default=None,
+        description="Most tokens of reasoning before the answer begins; for models whose reasoning ends with a token.",
+        examples=[200],
+    )
+    thinking_budget_tokens: UInt32 | None = Field(
+        default=None, description="As `thinking_token_budget`.", examples=[200]
+    )
+    reasoning: ReasoningOptions | None = Field(
+        default=None, description="OpenRouter's name for these options.", examples=[{"effort": "low"}]
+    )
+    include_reasoning: bool = Field(
+        default=True, description="`false`: leave the reasoning out of the answer.", examples=[False]
+    )
+
+    @property
+    def hides_reasoning(self) -> bool:
+        return not self.include_reasoning or self._options.exclude
+
+    @property
+    def _options(self) -> ReasoningOptions:
+        return self.reasoning or _NO_OPTIONS
+
+    @property
+    def effort(self) -> str | None:
+        """The effort of reasoning, in whichever field it is said."""
+        return _one_of("reasoning_effort", self.reasoning_effort, self._options.effort)
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The most tokens of reasoning, in whichever field they are said."""
+        asked = (self.thinking_token_budget, self.thinking_budget_tokens, self._options.max_tokens)
+        return _one_of("thinking_token_budget", *asked)
+
+    @model_validator(mode="after")
+    def _has_one_ending(self) -> TemplateBody:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("`add_generation_prompt` and `continue_final_message` exclude each other")
+        return self
+
+    @model_validator(mode="after")
+    def _says_things_once(self) -> TemplateBody:
+        """Reads what may be said in several fields, which refuses two values."""
+        _ = self.effort, self.thinking_budget
+        return self
+
+
+def _one_of(name: str, *asked: T | None) -> T | None:
+    """The value that several fields give. Raises ValueError for two."""
+    given = [value for value in asked if value is not None]
+    if any(value != given[0] for value in given):
+        raise ValueError(f"`{name}` is given twice, with two values")
+    return given[0] if given else None
 
 
 def _is_same(value: object, neutral: object) -> bool:

@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,6 +23,7 @@ from router.generation.inference import Inference
 from router.generation.validation import Validator
 from router.grammar.checker import GrammarChecker
 from router.metrics import CONTENT_TYPE, Metrics
+from router.openai.chat.prompt import default_variables
 from router.openai.formats.choice import ModelFormat, choose
 from router.openai.template.template import ChatTemplate
 from router.server.app import create_app
@@ -65,6 +67,7 @@ async def serve(config: RouterConfig) -> int:
 async def _serve(config: RouterConfig, stop: Stop) -> int:
     with contextlib.ExitStack() as resources:
         tracing = None
+        template_defaults = default_variables(config.default_chat_template_kwargs)
         if config.otlp_endpoint is not None:
             tracing = _tracing(config.otlp_endpoint, config.otlp_service_name)
             resources.callback(tracing.close)
@@ -109,6 +112,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         )
         try:
             state = _app_state(config, files, tokenizer, chat_template, model_format, grammars, metrics, started)
+            state = replace(state, template_defaults=template_defaults)
             return await _answer(config, state, started, stop, listener, metrics_listener, tracing)
         finally:
             await started.scheduler.close()

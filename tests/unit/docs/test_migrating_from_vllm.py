@@ -127,8 +127,8 @@ def test_what_answers_lack() -> None:
     has = set(Usage.model_fields)
     for model in (ChatCompletion, Completion):
         has |= set(model.model_fields) | set(model.model_fields["choices"].annotation.__args__[0].model_fields)  # type: ignore[union-attr]
-    assert len(lacking) == 4 and not lacking & has
-    assert set(StreamOptions.model_fields) == {"include_usage"}
+    assert len(lacking) == 3 and not lacking & has
+    assert set(StreamOptions.model_fields) == {"include_usage", "continuous_usage_stats"}
 
 
 def test_our_metric_is_there() -> None:

@@ -180,6 +180,7 @@ class Router:
         tracing: Tracing | None = None,
         renderer: Renderer | None = None,
         model_format: ModelFormat | None = None,
+        template_defaults: dict[str, Any] | None = None,
     ) -> None:
         config = config or RouterConfig(tokenizer_name="some/model")
         self.scheduler = FakeScheduler(script)
@@ -201,6 +202,7 @@ class Router:
             inference=self.inference,
             chat_template=self.chat_template,
             model_format=model_format or ModelFormat(),
+            template_defaults=template_defaults or {},
             model_id=config.tokenizer_name,
             created=1_700_000_000,
         )

@@ -12,7 +12,7 @@ from router.openai.chat.chunks import ChatHead, logprob
 from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.reading import message as read_message
 from router.openai.chat.tools import OfferedTools
-from router.openai.stops import FINISH_REASONS, without_stop
+from router.openai.stops import FINISH_REASONS, stops_left_out, without_stop
 from router.request import ValidRequest
 
 ReadingOf = Callable[[ValidRequest], tuple[ChoiceReader, CallIds] | None]
@@ -26,16 +26,21 @@ def completion(
     *,
     logprobs: bool,
     tools: OfferedTools | None = None,
+    keeps_stop: bool = False,
 ) -> dict[str, Any]:
-    """The JSON answer; the prompt counts once however many choices there are. Raises ToolError."""
+    """The JSON answer; the prompt counts once however many choices there are. `keeps_stop`: with the stop text that
+    ended an answer. Raises ToolError."""
     prompt_tokens = prompt_tokens_of([generation.request for generation in generations])
     completion_tokens = sum(generation.generated_tokens for generation in generations)
     readings = [reading_of(generation.request) for generation in generations]
     choices = [
-        _choice(index, generation, reading, logprobs, tools)
+        _choice(index, generation, reading, logprobs, tools, keeps_stop)
         for index, (generation, reading) in enumerate(zip(generations, readings, strict=True))
     ]
-    used = usage(prompt_tokens, completion_tokens, reasoning_tokens_of([each[0] for each in readings if each]))
+    reasoning_tokens = reasoning_tokens_of([each[0] for each in readings if each])
+    # Of a prompt that counts once: what no choice has computed.
+    cached_tokens = min(generation.cached_tokens for generation in generations)
+    used = usage(prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens=cached_tokens)
     return head.fields("chat.completion") | {"choices": choices, "usage": used}
 
 
@@ -55,11 +60,14 @@ def _choice(
     reading: tuple[ChoiceReader, CallIds] | None,
     logprobs: bool,
     tools: OfferedTools | None,
+    keeps_stop: bool,
 ) -> dict[str, Any]:
     if reading is not None:
         message, finish_reason = _read(generation, *reading)
     else:
-        text = without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)
+        text = without_stop(
+            generation.text, stops_left_out(generation.request, keeps_stop=keeps_stop), generation.finish_reason
+        )
         message, finish_reason = {"role": "assistant", "content": text}, FINISH_REASONS[generation.finish_reason]
         if tools is not None and is_call(generation.request):
             message, finish_reason = call_message(text, generation.finish_reason, tools.only_name)

@@ -59,11 +59,11 @@ class ChoiceStream:
 
 
 def usage_chunk(
-    head: ChatHead, prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None
+    head: ChatHead, prompt_tokens: int, completion_tokens: int, reasoning_tokens: int | None, cached_tokens: int
 ) -> dict[str, Any]:
     """The chunk that `include_usage` adds before the end."""
-    fields = head.fields("chat.completion.chunk")
-    return fields | {"choices": [], "usage": usage(prompt_tokens, completion_tokens, reasoning_tokens)}
+    used = usage(prompt_tokens, completion_tokens, reasoning_tokens, cached_tokens=cached_tokens)
+    return head.fields("chat.completion.chunk") | {"choices": [], "usage": used}
 
 
 def logprob(token: Token, top_tokens: Sequence[Token]) -> dict[str, Any]:

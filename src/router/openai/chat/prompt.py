@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 import pydantic
 
-from router.errors import ValidationError
+from router.errors import StartupError, ValidationError
 from router.generation.asked import GenerateRequest
 from router.grammar.checker import AskedGrammar
 from router.openai import parameters
-from router.openai.template.messages import Turn
+from router.openai.template.messages import PromptEnding, Turn
 from router.schemas.chat import ChatBody, Message, ToolCall
 
 BASE_MODEL = "tgi"
@@ -23,6 +23,9 @@ TAKEN_NAMES = frozenset(
      "namespace", "dict", "range", "lipsum", "cycler", "joiner"}
 )  # fmt: skip
 """Variables and functions of every template."""
+
+
+_DEFAULTS = "`--default-chat-template-kwargs`"
 
 
 def turns_of(body: ChatBody) -> list[Turn]:
@@ -47,13 +50,44 @@ def variables_of(body: ChatBody) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs)
     if taken := variables.keys() & TAKEN_NAMES:
         raise ValidationError(f"`chat_template_kwargs` cannot set `{min(taken)}`")
-    effort = body.reasoning_effort
+    effort = body.effort
     if effort is not None and variables.setdefault("reasoning_effort", effort) != effort:
         raise ValidationError("`reasoning_effort` is given twice, with two values")
-    if variables.get("reasoning_effort") == "none":
-        for switch in ("enable_thinking", "thinking"):  # as templates call it
-            variables.setdefault(switch, False)
+    enabled = None if body.reasoning is None else body.reasoning.enabled
+    return _with_switches(variables, enabled=enabled)
+
+
+def default_variables(text: str | None) -> dict[str, Any]:
+    """What `--default-chat-template-kwargs` gives the template of every chat. Raises StartupError."""
+    if text is None:
+        return {}
+    try:
+        variables = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise StartupError(f"{_DEFAULTS} is no JSON: {error}") from None
+    if not isinstance(variables, dict):
+        raise StartupError(f"{_DEFAULTS} must be a JSON object")
+    if taken := variables.keys() & TAKEN_NAMES:
+        raise StartupError(f"{_DEFAULTS} cannot set `{min(taken)}`")
+    return _with_switches(variables, enabled=None)
+
+
+def _with_switches(variables: dict[str, Any], *, enabled: bool | None) -> dict[str, Any]:
+    """With what templates call the switch of thinking, where an effort or `enabled` says whether it thinks."""
+    is_on = False if variables.get("reasoning_effort") == "none" else enabled
+    if is_on is not None:
+        for switch in ("enable_thinking", "thinking"):
+            variables.setdefault(switch, is_on)
     return variables
+
+
+def ending_of(body: ChatBody) -> PromptEnding:
+    """How the prompt ends."""
+    if body.continue_final_message:
+        return "continued"
+    if body.add_generation_prompt is None and body.continue_final_message is None:
+        return "usual"
+    return "closed" if body.add_generation_prompt is False else "prompted"
 
 
 def model_name(asked: str | None, served: str) -> str:

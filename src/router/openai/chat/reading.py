@@ -15,14 +15,22 @@ from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop
 class ChoiceReader:
     """Reads the tokens of one choice; counts those of its reasoning."""
 
-    def __init__(self, reader: AnswerReader, stops: Sequence[str], *, max_calls: int | None = None) -> None:
-        """`max_calls`: what comes behind that many calls is left out."""
+    def __init__(
+        self,
+        reader: AnswerReader,
+        stops: Sequence[str],
+        *,
+        max_calls: int | None = None,
+        hides_reasoning: bool = False,
+    ) -> None:
+        """`max_calls`: what comes behind that many calls is left out. `hides_reasoning`: it is counted, not told."""
         self.reasoning_tokens = 0
         self._reader = reader
         self._stops = stops
         self._hold_back = StopHoldBack(stops)
         self._max_calls = max_calls
         self._num_calls = 0
+        self._hides_reasoning = hides_reasoning
 
     def push(self, token: Token) -> list[ChatEvent]:
         """What a token brings that is not the last."""
@@ -47,6 +55,8 @@ class ChoiceReader:
         return FINISH_REASONS[reason]
 
     def _allowed(self, events: list[ChatEvent]) -> list[ChatEvent]:
+        if self._hides_reasoning:
+            events = [event for event in events if not isinstance(event, Reasoning)]
         if self._max_calls is None:
             return events
         allowed = []

@@ -13,7 +13,7 @@ from router.events import Finished, Token, TokenGenerated
 from router.generation.collect import GenerationResult
 from router.generation.inference import mean_logprob
 from router.openai.answers import AnswerHead, usage
-from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop, without_stop
+from router.openai.stops import FINISH_REASONS, StopHoldBack, ended_by_stop, stops_left_out, without_stop
 from router.request import ValidRequest
 from router.schemas.completion import CompletionBody
 
@@ -21,7 +21,7 @@ from router.schemas.completion import CompletionBody
 class CompletionHead(AnswerHead):
     """Of a completion, in TGI's key orders."""
 
-    def answer(self, choices: list[dict[str, Any]], used: dict[str, int] | None) -> dict[str, Any]:
+    def answer(self, choices: list[dict[str, Any]], used: dict[str, Any] | None) -> dict[str, Any]:
         """The order of keys of an answer, of the last chunk of a prompt and of the usage chunk."""
         return {
             **self._start(),
@@ -94,7 +94,8 @@ def completion(
         choices += [_choice(len(choices) + i, one, body, places) for i, one in enumerate(_best(group, number))]
     prompt_tokens = sum(group[0].request.input_length for group in groups)
     completion_tokens = sum(generation.generated_tokens for group in groups for generation in group)
-    return head.answer(choices, usage(prompt_tokens, completion_tokens))
+    cached_tokens = sum(min(generation.cached_tokens for generation in group) for group in groups)
+    return head.answer(choices, usage(prompt_tokens, completion_tokens, cached_tokens=cached_tokens))
 
 
 def _best(group: Sequence[GenerationResult], number: int) -> Sequence[GenerationResult]:
@@ -103,7 +104,8 @@ def _best(group: Sequence[GenerationResult], number: int) -> Sequence[Generation
 
 
 def _choice(index: int, generation: GenerationResult, body: CompletionBody, places: Sequence[int]) -> dict[str, Any]:
-    text = without_stop(generation.text, generation.request.stopping.stop_sequences, generation.finish_reason)
+    stops = stops_left_out(generation.request, keeps_stop=body.include_stop_str_in_output)
+    text = without_stop(generation.text, stops, generation.finish_reason)
     if body.echo:
         text = generation.request.inputs + text
     return {
@@ -139,7 +141,8 @@ class ChoiceStream:
         self._head = head
         self._index = index
         self._request = request
-        self._hold_back = StopHoldBack(request.stopping.stop_sequences)
+        self._stops = stops_left_out(request, keeps_stop=body.include_stop_str_in_output)
+        self._hold_back = StopHoldBack(self._stops)
         self._logprobs = body.logprobs
         self._include_usage = body.stream_options.include_usage
         # As TGI, whose clients find a prompt's usage in its last chunk, where OpenAI's option is not used.
@@ -154,8 +157,7 @@ class ChoiceStream:
         reason: str | None = None
         if isinstance(event, Finished):
             reason = FINISH_REASONS[event.finish_reason]
-            stops = self._request.stopping.stop_sequences
-            text = self._hold_back.finish(piece, stopped=ended_by_stop(event.text, stops, event.finish_reason))
+            text = self._hold_back.finish(piece, stopped=ended_by_stop(event.text, self._stops, event.finish_reason))
         else:
             text = self._hold_back.push(piece)
         text, self._echo = self._echo + text, ""
@@ -167,7 +169,8 @@ class ChoiceStream:
         }
         self._position += len(piece)
         if isinstance(event, Finished) and self._ends_with_usage:
-            return self._head.answer([choice], usage(self._request.input_length, event.generated_tokens))
+            used = usage(self._request.input_length, event.generated_tokens, cached_tokens=event.cached_tokens)
+            return self._head.answer([choice], used)
         chunk = self._head.chunk(choice)
         return chunk | {"usage": None} if self._include_usage else chunk
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2.environment import Template
+from jinja2.exceptions import TemplateError
 
-from router.openai.template.messages import Traits, Turn, message, with_tools
+from router.openai.template.messages import PromptEnding, Traits, Turn, message, with_tools
 from router.openai.template.sandbox import ChatEnvironment
 
 _END_MARK = "End-Of-The-Last-Turn"
@@ -26,13 +27,22 @@ class CompiledTemplate:
         tools: list[dict[str, Any]] | None,
         tool_prompt: str | None,
         variables: Mapping[str, Any],
+        ending: PromptEnding = "usual",
+        documents: list[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt. `tools` in OpenAI's form; whatever is raised is the template's or its variables' fault."""
+        if documents and not self._traits.reads_documents:
+            raise TemplateError("it does not read `documents`: put them into the messages")
+        if documents:
+            variables = {**variables, "documents": documents}
+        if ending == "continued" and not turns[-1].is_open:
+            raise TemplateError("`continue_final_message` needs a last message of the assistant with text")
         if tools:
             turns = with_tools(turns, tools, tool_prompt, self._traits)
-        if turns[-1].is_open and (text := self._continued(turns, tools, variables)) is not None:
+        is_continued = ending == "continued" or (ending == "usual" and turns[-1].is_open)
+        if is_continued and (text := self._continued(turns, tools, variables)) is not None:
             return text
-        return self._render(turns, tools, variables)
+        return self._render(turns, tools, {**variables, "add_generation_prompt": ending != "closed"})
 
     def _render(self, turns: Sequence[Turn], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]) -> str:
         messages = [message(turn, self._traits) for turn in turns]

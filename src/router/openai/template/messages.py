@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from jinja2 import Environment, meta, nodes
@@ -20,6 +20,10 @@ TOOL_PROMPT = (
     "the request best and gives its arguments as literal values.\n"
 )
 """What follows the tools in the last message of a chat whose template cannot show tools."""
+
+PromptEnding = Literal["usual", "prompted", "continued", "closed"]
+"""`prompted`: with the beginning of an answer. `continued`: in the middle of the last turn. `closed`: behind it.
+`usual`: continued if the last turn is an answer with text, else prompted."""
 
 _CHECKS_ID_LENGTH = re.compile(r"length\s*!=\s*9\b")
 _ID_LENGTH = 9
@@ -68,16 +72,19 @@ class Traits:
     knows_tool_calls: bool
     knows_developer: bool
     reads_tools: bool
+    reads_documents: bool
     wants_short_ids: bool  # Mistral's: nine letters and digits, anything else is refused
 
     @classmethod
     def of(cls, environment: Environment, source: str) -> Traits:
         tree = environment.parse(source)
+        variables = meta.find_undeclared_variables(tree)
         return cls(
             iterates_content=_iterates_content(tree),
             knows_tool_calls="tool_calls" in source,
             knows_developer="developer" in source,
-            reads_tools="tools" in meta.find_undeclared_variables(tree),
+            reads_tools="tools" in variables,
+            reads_documents="documents" in variables,
             wants_short_ids=_CHECKS_ID_LENGTH.search(source) is not None,
         )
 

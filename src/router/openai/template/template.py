@@ -8,7 +8,7 @@ from typing import Any
 from jinja2.exceptions import TemplateSyntaxError
 
 from router.errors import StartupError, TemplateError
-from router.openai.template.messages import Turn
+from router.openai.template.messages import PromptEnding, Turn
 from router.openai.template.renderer import Renderer
 from router.openai.template.sandbox import ChatEnvironment
 
@@ -43,6 +43,8 @@ class ChatTemplate:
         *,
         tool_prompt: str | None = None,
         variables: Mapping[str, Any] | None = None,
+        ending: PromptEnding = "usual",
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt. `tools` in OpenAI's form; `variables` besides the model's own. Raises TemplateError."""
         source = self.sources.get("tool_use") if tools else None
@@ -55,6 +57,8 @@ class ChatTemplate:
             "tools": tools,
             "tool_prompt": tool_prompt,
             "variables": {**self._variables, **(variables or {})},
+            "ending": ending,
+            "documents": documents,
         }
         return await self._renderer.render(job)
 

@@ -92,7 +92,7 @@ class Worker:
 
 def _render(template: CompiledTemplate, job: dict[str, Any]) -> str:
     turns = [Turn(**fields) for fields in job["turns"]]
-    return template.render(turns, job["tools"], job["tool_prompt"], job["variables"])
+    return template.render(turns, job["tools"], job["tool_prompt"], job["variables"], job["ending"], job["documents"])
 
 
 def main() -> None:

@@ -44,7 +44,12 @@ async def test_a_json_answer(router: Router) -> None:
                 "finish_reason": "length",
             }
         ],
-        "usage": {"prompt_tokens": length, "completion_tokens": 2, "total_tokens": length + 2},
+        "usage": {
+            "prompt_tokens": length,
+            "completion_tokens": 2,
+            "total_tokens": length + 2,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
     assert router.scheduler.last.inputs == "<|user|>Hello\n<|assistant|>"
     assert not router.scheduler.last.add_special_tokens
@@ -69,7 +74,12 @@ async def test_the_bytes_of_a_stream(make_router: MakeRouter) -> None:
         [],
     ]
     length = router.scheduler.last.input_length
-    usage = {"prompt_tokens": length, "completion_tokens": 3, "total_tokens": length + 3}
+    usage = {
+        "prompt_tokens": length,
+        "completion_tokens": 3,
+        "total_tokens": length + 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert [event["usage"] for event in events[:-1]] == [None, None, None, usage]
     assert events[-1] == "[DONE]"
     assert "ß".encode() in answer.content

@@ -35,7 +35,12 @@ async def test_a_json_answer(router: Router) -> None:
         "model": "some/model",
         "system_fingerprint": "3.3.7-native",
         "choices": [{"index": 0, "text": " one two", "logprobs": None, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": length, "completion_tokens": 2, "total_tokens": length + 2},
+        "usage": {
+            "prompt_tokens": length,
+            "completion_tokens": 2,
+            "total_tokens": length + 2,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
     }
     request = router.scheduler.last
     assert request.inputs == "Hello" and request.add_special_tokens
@@ -52,7 +57,12 @@ async def test_several_prompts_are_sorted_and_summed(make_router: MakeRouter) ->
     assert [(choice["index"], choice["text"]) for choice in got["choices"]] == [(0, "!!!"), (1, "!"), (2, "!!")]
     assert {choice["finish_reason"] for choice in got["choices"]} == {"stop"}
     lengths = sum(request.input_length for request in router.scheduler.submitted)
-    assert got["usage"] == {"prompt_tokens": lengths, "completion_tokens": 6, "total_tokens": lengths + 6}
+    assert got["usage"] == {
+        "prompt_tokens": lengths,
+        "completion_tokens": 6,
+        "total_tokens": lengths + 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert answer.headers["x-compute-characters"] == "6" and answer.headers["x-generated-tokens"] == "6"
     assert answer.headers["x-prompt-tokens"] == str(lengths)
     router.assert_idle()
@@ -77,18 +87,28 @@ async def test_the_bytes_of_a_stream(make_router: MakeRouter) -> None:
         [{"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}],
     ]
     length = router.scheduler.last.input_length
-    assert events[-1]["usage"] == {"prompt_tokens": length, "completion_tokens": 3, "total_tokens": length + 3}
+    assert events[-1]["usage"] == {
+        "prompt_tokens": length,
+        "completion_tokens": 3,
+        "total_tokens": length + 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     router.assert_idle()
 
 
 async def test_include_usage_gives_one_chunk_without_choices(router: Router) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
+    options = {"include_usage": True}
     events = data_of((await router.post(PATH, body(["a", "bb"], stream=True, stream_options=options))).content)
     assert events.pop() == "[DONE]"
     length = sum(request.input_length for request in router.scheduler.submitted)
     last = events.pop()
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": length, "completion_tokens": 4, "total_tokens": length + 4}
+    assert last["usage"] == {
+        "prompt_tokens": length,
+        "completion_tokens": 4,
+        "total_tokens": length + 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert [event["usage"] for event in events] == [None] * 4
 
 

@@ -41,7 +41,12 @@ async def test_a_call(make_router: MakeRouter, choice: Any) -> None:
     assert ('"no_tool"' in request.sampling.grammar) is (choice in (None, "auto"))
     assert ("get_time" in request.sampling.grammar) is (choice in (None, "auto", "required"))
     length = request.input_length
-    assert answer.json()["usage"] == {"prompt_tokens": length, "completion_tokens": 11, "total_tokens": length + 11}
+    assert answer.json()["usage"] == {
+        "prompt_tokens": length,
+        "completion_tokens": 11,
+        "total_tokens": length + 11,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     router.assert_idle()
 
 
@@ -62,7 +67,12 @@ async def test_a_streamed_call(make_router: MakeRouter, choice: str) -> None:
     reasons = [event["choices"][0]["finish_reason"] for event in events[:-2]]
     assert reasons == [None] * (len(reasons) - 1) + ["tool_calls"]
     length = router.scheduler.last.input_length
-    usage = {"prompt_tokens": length, "completion_tokens": 11, "total_tokens": length + 11}
+    usage = {
+        "prompt_tokens": length,
+        "completion_tokens": 11,
+        "total_tokens": length + 11,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert events[-2]["choices"] == [] and events[-2]["usage"] == usage and events[-1] == "[DONE]"
     router.assert_idle()
 

@@ -26,7 +26,7 @@ from router.api.conversations import messages, responses
 from router.api.platforms import cloud as platforms
 from router.config import RouterConfig
 from router.schemas.base import Body
-from router.schemas.openai import OpenAIBody
+from router.schemas.openai import OpenAIBody, TemplateBody
 from router.schemas.parameters import CommonParameters
 from router.server.app import create_app
 
@@ -49,13 +49,15 @@ TESTED = [
     "/v1/chat/completions",
     "/v1/completions",
 ]
-SHARED_BY_BODIES = (CommonParameters, OpenAIBody)
+SHARED_BY_BODIES = (CommonParameters, OpenAIBody, TemplateBody)
 """No bodies themselves: the document has their fields in those that inherit them."""
 # What else a body needs before a value means what the document says of it.
 NAMES_ANOTHER = {
     "guided_json",
     "structured_outputs.json",
     "tool_choice",
+    "documents",
+    "continue_final_message",
     "min_tokens",
     "parameters.min_tokens",
     "parameters.adapter_id",

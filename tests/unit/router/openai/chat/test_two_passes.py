@@ -29,7 +29,12 @@ async def test_words_instead_of_a_call(make_router: MakeRouter) -> None:
     assert first.sampling.grammar_kind == "json" and second.sampling.grammar_kind == "none"
     assert first.sampling.seed == second.sampling.seed == 4
     length = second.input_length
-    assert answer.json()["usage"] == {"prompt_tokens": length, "completion_tokens": 3, "total_tokens": length + 3}
+    assert answer.json()["usage"] == {
+        "prompt_tokens": length,
+        "completion_tokens": 3,
+        "total_tokens": length + 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert answer.headers["x-prompt-tokens"] == str(length)
     assert router.metrics.render().count(b"\ntgi_request_count 1\n") == 1
     router.assert_idle()
