@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,22 @@ def test_nodes_answer_as_the_shards_of_one_machine(alone: list[Any], tmp_path: P
         group.start("--num-shard", "4", "--dtype", "float32")
         group.wait_ready()
         assert [group.generate(**parameters) for parameters in CASES] == alone
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "num_shard"), [(2, "1"), (4, "2")])
+def test_nodes_are_the_stages_of_a_pipeline(alone: list[Any], tmp_path: Path, size: int, num_shard: str) -> None:
+    """Four nodes are two stages of two shards; sums over other numbers of shards differ in the last digits."""
+
+    def said(answer: Any) -> Any:
+        return answer["generated_text"], [token["id"] for token in answer["details"]["tokens"]]
+
+    with network(size) as net, node_group(net, tmp_path) as group:
+        group.start("--num-stage", "2", "--num-shard", num_shard, "--dtype", "float32")
+        group.wait_ready()
+        with ThreadPoolExecutor(len(CASES)) as pool:
+            answers = list(pool.map(lambda parameters: group.generate(**parameters), CASES))
+    assert [said(answer) for answer in answers] == [said(answer) for answer in alone]
 
 
 @pytest.mark.long
