@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from router.openai.formats.grammar import (
     answer_behind,
     forced_calls,
     free_calls,
-    is_suitable,
+    has_rules,
     limited_thinking,
 )
 from router.openai.formats.markers import Markers
@@ -61,9 +61,9 @@ class ModelFormat:
     def ids(self) -> IdKind:
         return self.format.ids if self.format else IdKind.RANDOM
 
-    def can_force(self, names: Iterable[str]) -> bool:
+    def can_force(self, schemas: Mapping[str, Any]) -> bool:
         """Whether a grammar can hold an answer to calls of these functions, in the model's own format."""
-        return self.format is not None and self.format.form is not None and is_suitable(names)
+        return self.format is not None and has_rules(self.format, self.markers, schemas)
 
     def forced(self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int | None) -> AskedGrammar:
         """One call at least, behind the thinking."""

@@ -113,9 +113,32 @@ class IdKind(Enum):
         return self is IdKind.COUNTED
 
 
+class Values(Enum):
+    """How the values of arguments are written that are not members of one JSON object."""
+
+    TAGGED = "tagged"  # a text as it is, others as JSON
+    PYTHON = "python"  # JSON, and Python's words for true and false
+    BARE = "bare"  # Gemma's: texts between quotes of their own, objects with bare keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentsForm:
+    """How arguments are written one by one."""
+
+    values: Values
+    before_key: str = ""
+    behind_key: str
+    behind_value: str = ""
+    between: str = ""
+    ends_text: str = ""  # what no text holds, where it is not a token
+    quote: str = ""
+    is_typed: bool = False  # text between quotes may be JSON
+    names: str = r"[\w.:/-]+"  # of functions
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """How calls with JSON arguments are written where a grammar forces them. INDEX stands for a number, SPACE for
+    """How calls are written where a grammar forces them. INDEX stands for a number, SPACE for
     white space that may be there."""
 
     before_name: str
@@ -124,6 +147,7 @@ class CallForm:
     begin: str = ""  # before the first call
     between: str = ""
     end: str = ""  # behind the last one
+    arguments: ArgumentsForm | None = None  # None: a JSON object
     thinks: tuple[str, str] = ("", "")  # the marks of thinking, in a format that reads it itself
 
 
@@ -150,7 +174,7 @@ class Format:
     is_one: bool = False  # one call for each answer
     aliases: tuple[str, ...] = ()  # names of other servers' parsers
     signs: Callable[[str], bool]  # whether a template is written for it
-    form: CallForm | None = None  # None: arguments are not JSON, and calls are not forced in this format
+    form: CallForm | None = None  # None: calls are not forced in this format
     turn: Callable[[CallReader], Steps[None]] | None = None  # reads a whole answer instead, reasoning included
 
     @property

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.openai.formats.format import INDEX, SPACE, CallForm, Format
+from router.openai.formats.format import SPACE, CallForm, Format
 from router.openai.formats.markers import Markers
+from router.openai.formats.pieces.argument_rules import PLACES, ArgumentRules, UnsuitableError, symbols
 
 _END = "$END"
 """The model's end tokens, which the shard knows (`wire.grammar`)."""
 _NAME = re.compile(r"[\w.:/-]+")
 """What a function may be called in all of the formats."""
-_PLACES = {INDEX: "/[0-9]{1,6}/", SPACE: "/[ \\n\\t]{0,20}/"}
 _MOST_THOUGHTS = 1_000_000  # llguidance's numbers are bounded; no context is longer
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -38,7 +38,7 @@ class Thinking:
         """The symbol at the beginning of the frame, and its rules; both empty where nothing comes first."""
         if not self.opens or self.is_over:
             return "", ""
-        first, closes = markers.pieces(self.closes)[0], _symbols(self.closes, markers)
+        first, closes = markers.pieces(self.closes)[0], symbols(self.closes, markers)
         if isinstance(first, int):
             marks = ",".join(map(str, markers.ids))
             count = "*" if self.budget is None else f"{{0,{min(self.budget, _MOST_THOUGHTS)}}}"
@@ -48,12 +48,31 @@ class Thinking:
             rules = f"inside: INSIDE\nINSIDE[lazy]: /(.|\\n)*/ {closes}\n"
         if self.is_open:
             return "inside ", rules
-        return "thinking? ", f"thinking: {_symbols(self.opens, markers)} inside\n{rules}"
+        return "thinking? ", f"thinking: {symbols(self.opens, markers)} inside\n{rules}"
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Rules of calls, and the schemas that they refer to by their places."""
+
+    rules: str
+    schemas: Sequence[Any]
 
 
 def is_suitable(names: Iterable[str]) -> bool:
     """Whether functions of these names can be called under a grammar."""
     return all(_NAME.fullmatch(name) for name in names)
+
+
+def has_rules(format: Format, markers: Markers, schemas: Mapping[str, Any]) -> bool:
+    """Whether a grammar can hold calls of these functions to their schemas, in this format."""
+    if format.form is None or not is_suitable(schemas):
+        return False
+    try:
+        _calls(format.form, markers, schemas, is_one=True)
+    except UnsuitableError:
+        return False
+    return True
 
 
 def forced_calls(
@@ -62,7 +81,8 @@ def forced_calls(
     """One call at least, and nothing else behind the thinking. `schemas`: of parameters, by the functions' names."""
     assert format.form is not None
     first, rules = thinking.rules(markers)
-    return _listed(f"start: {first}calls\n{rules}{_calls(format.form, markers, schemas, is_one)}", schemas)
+    calls = _calls(format.form, markers, schemas, is_one)
+    return _listed(f"start: {first}calls\n{rules}{calls.rules}", calls.schemas)
 
 
 def free_calls(format: Format, markers: Markers, schemas: Mapping[str, Any], *, is_one: bool) -> str | None:
@@ -71,8 +91,8 @@ def free_calls(format: Format, markers: Markers, schemas: Mapping[str, Any], *, 
     mark = markers.pieces(opener)[0] if opener else ""
     if format.form is None or not isinstance(mark, int) or format.turn is not None:
         return None
-    rules = f"any: <[^{mark}]>\n"
-    return _listed(f"start: any* calls?\n{rules}{_calls(format.form, markers, schemas, is_one)}", schemas, trigger=mark)
+    calls = _calls(format.form, markers, schemas, is_one)
+    return _listed(f"start: any* calls?\nany: <[^{mark}]>\n{calls.rules}", calls.schemas, trigger=mark)
 
 
 def limited_thinking(
@@ -85,42 +105,35 @@ def limited_thinking(
         grammars = json.loads(free)["grammars"]
         frame = grammars[0]["lark_grammar"].replace("start: ", f"start: {first}", 1) + rules
         return json.dumps({"grammars": [{"name": "frame", "lark_grammar": frame}, *grammars[1:]]}, ensure_ascii=False)
-    return _listed(f"start: {first}any*\nany: <[^{_END}]>\n{rules}", {})
+    return _listed(f"start: {first}any*\nany: <[^{_END}]>\n{rules}", [])
 
 
 def answer_behind(thinking: Thinking, markers: Markers, schema: Any) -> str:
     """An answer that fits a schema, behind the thinking."""
     first, rules = thinking.rules(markers)
-    return _listed(f"start: {first}{_PLACES[SPACE]} @tool_0\n{rules}", {"": schema})
+    return _listed(f"start: {first}{PLACES[SPACE]} @tool_0\n{rules}", [schema])
 
 
-def _calls(form: CallForm, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str:
-    def symbols(text: str) -> str:
-        return _symbols(text, markers)
+def _calls(form: CallForm, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> _Frame:
+    def of(text: str) -> str:
+        return symbols(text, markers)
 
-    more = "" if is_one else f" ({symbols(form.between)} call)*"
-    named = " | ".join(f"{symbols(name + form.behind_name)} @tool_{number}" for number, name in enumerate(schemas))
-    call = f"{symbols(form.before_name)} ({named}) {symbols(form.behind_arguments)}"
-    return f"calls: {symbols(form.begin)} call{more} {symbols(form.end)}\ncall: {call}\n"
-
-
-def _symbols(text: str, markers: Markers) -> str:
-    """A text of a format as symbols: tokens by their ids, numbers, and literals."""
-    symbols = []
-    for piece in markers.pieces(text):
-        if isinstance(piece, int):
-            symbols.append(f"<[{piece}]>")
-            continue
-        for literal in re.split(f"([{INDEX}{SPACE}])", piece):
-            if literal:
-                symbols.append(_PLACES.get(literal) or json.dumps(literal, ensure_ascii=False))
-    return " ".join(symbols)
+    rules = None if form.arguments is None else ArgumentRules(form.arguments, markers)
+    named = [
+        f"{of(name + form.behind_name)} {f'@tool_{number}' if rules is None else rules.of(name, schema)}"
+        for number, (name, schema) in enumerate(schemas.items())
+    ]
+    more = "" if is_one else f" ({of(form.between)} call)*"
+    call = f"{of(form.before_name)} ({' | '.join(named)}) {of(form.behind_arguments)}"
+    text = f"calls: {of(form.begin)} call{more} {of(form.end)}\ncall: {call}\n"
+    if rules is None:
+        return _Frame(text, [_NO_ARGUMENTS if schema is None else schema for schema in schemas.values()])
+    return _Frame(text + "".join(f"{rule}\n" for rule in rules.rules), rules.schemas)
 
 
-def _listed(frame: str, schemas: Mapping[str, Any], trigger: int | None = None) -> str:
+def _listed(frame: str, schemas: Sequence[Any], trigger: int | None = None) -> str:
     """`trigger`: the token before which anything may come; the text begins with it (`wire.grammar`)."""
     grammars: list[dict[str, Any]] = [{"name": "frame", "lark_grammar": frame}]
-    for number, schema in enumerate(schemas.values()):
-        grammars.append({"name": f"tool_{number}", "json_schema": _NO_ARGUMENTS if schema is None else schema})
+    grammars += [{"name": f"tool_{number}", "json_schema": schema} for number, schema in enumerate(schemas)]
     first = {} if trigger is None else {"trigger": trigger}
     return json.dumps({**first, "grammars": grammars}, ensure_ascii=False)

@@ -57,6 +57,15 @@ def _types(schema: Any, root: Any, depth: int) -> frozenset[str]:
     return _ALL
 
 
+def resolved(schema: Any, root: Any) -> Any:
+    """What a schema that is only a reference refers to; others as they are."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(schema, dict) or not isinstance(reference := schema.get("$ref"), str) or len(schema) > 1:
+            return schema
+        schema = _target(reference, root)
+    return None
+
+
 def _widened(types: Iterable[str]) -> frozenset[str]:
     found = frozenset(types) & _ALL
     return found | {"integer"} if "number" in found else found or _ALL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from typing import Any
 
 from router.openai.formats.format import CallReader, ObjectWriter
 from router.openai.formats.source import Source, Steps
@@ -80,12 +81,18 @@ def _quoted(source: Source, quote: str) -> Steps[str]:
 def _json_of(text: str) -> str:
     """The JSON text of a Python literal; of what is none, of a string."""
     text = text.strip()
+    # JSON first: it knows escapes that mean something else in Python.
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return text
     try:
         return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        pass
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-    return text
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)

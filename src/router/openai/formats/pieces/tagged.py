@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from router.openai.formats.format import CallReader, ObjectWriter
-from router.openai.formats.source import Steps
+from router.openai.formats.source import Say, Steps
 
 STRING = frozenset({"string"})
 
@@ -20,9 +20,30 @@ def tagged_value(reader: CallReader, writer: ObjectWriter, types: frozenset[str]
         writer.value('"')
         return True
     pieces: list[str] = []
+    if (yield from _json_value(reader, marks, pieces.append)):
+        writer.value(reader.types.json_of(reader.visible("".join(pieces)), types))
+        return True
+    pieces.clear()
     found = yield from reader.source.text_until(marks, pieces.append)
     writer.value(reader.types.json_of(reader.visible("".join(pieces)), types))
     return bool(found)
+
+
+def _json_value(reader: CallReader, marks: tuple[str, ...], say: Say) -> Steps[bool]:
+    """A list, an object or a quoted text, which may hold the mark that ends it; nothing is read if that is not all."""
+    source = reader.source
+    position = source.hold()
+    yield from source.space()
+    if (yield from source.peek()) in ('"', "[", "{") and (yield from source.json_value(say)):
+        end = yield from source.literal(*marks)
+        if not end:
+            yield from source.space()
+            end = yield from source.literal(*marks)
+        if end:
+            source.release()
+            return True
+    source.rewind(position)
+    return False
 
 
 def _escaped(reader: CallReader, text: str) -> str:

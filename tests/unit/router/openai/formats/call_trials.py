@@ -32,12 +32,21 @@ SCHEMAS: dict[str, Any] = {
         "properties": {
             "city": {"type": "string", "maxLength": 6},
             "n": {"type": "integer", "minimum": -3, "maximum": 99},
+            "unit": {"enum": ["C", "F°"]},
+            "wet": {"type": "boolean"},
+            "share": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+            "at": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 3}, "height": {"type": "integer", "maximum": 9}},
+                "required": ["height"],
+                "additionalProperties": False,
+            },
             "days": {"type": "array", "items": {"enum": ["Mon", "<x>", "日"]}, "maxItems": 2},
         },
         "required": ["city", "days"],
         "additionalProperties": False,
     },
-    "files.read-2": {"type": "object", "properties": {"all": {"type": "boolean"}}, "additionalProperties": False},
+    "files.read_2": {"type": "object", "properties": {"all": {"type": "boolean"}}, "additionalProperties": False},
     "now": None,
 }
 THINKS = ("<think>", "</think>")

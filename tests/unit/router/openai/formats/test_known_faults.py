@@ -153,6 +153,7 @@ WRITTEN = {
     "cohere": '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "get_time", "parameters": {}}\n]<|END_ACTION|>',
     "deepseek_dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_time">\n{}\n</｜DSML｜invoke>\n'
     "</｜DSML｜function_calls>",
+    "pythonic": "[get_time()]",
     "llama_json": '{"name": "get_time", "parameters": {}}',
 }
 """A call as templates write it, of the formats whose outputs have no such one alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallReader, Format
+from router.openai.formats.format import ArgumentsForm, CallForm, CallReader, Format, Values
 from router.openai.formats.pieces.bare_keys import bare_keys_call
 from router.openai.formats.source import Steps
 
@@ -19,5 +19,13 @@ FORMAT = Format(
     closers=(_CLOSE,),
     others=(_QUOTE,),
     signs=lambda template: _OPEN in template,
+    form=CallForm(
+        before_name=_OPEN + "call:",
+        behind_name="{",
+        behind_arguments="}" + _CLOSE,
+        arguments=ArgumentsForm(
+            values=Values.BARE, behind_key=":", between=",", quote=_QUOTE, ends_text=_QUOTE, is_typed=True
+        ),
+    ),
     read=_read,
 )

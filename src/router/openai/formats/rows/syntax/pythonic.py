@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallReader, Format
+from router.openai.formats.format import ArgumentsForm, CallForm, CallReader, Format, Values
 from router.openai.formats.pieces.python_call import python_call
 from router.openai.formats.source import Steps
 
@@ -25,5 +25,16 @@ FORMAT = Format(
     starts=("[",),
     closers=(_CLOSE,),
     signs=lambda template: _OPEN in template or "func_name1(params_name1" in template,
+    form=CallForm(
+        before_name="",
+        behind_name="(",
+        behind_arguments=")",
+        begin="[",
+        between=", ",
+        end="]",
+        arguments=ArgumentsForm(
+            values=Values.PYTHON, behind_key="=", between=", ", names=r"(?!.*\.call$)[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+        ),
+    ),
     read=_read,
 )

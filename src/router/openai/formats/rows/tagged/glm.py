@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallReader, Format, ObjectWriter
+from router.openai.formats.format import SPACE, ArgumentsForm, CallForm, CallReader, Format, ObjectWriter, Values
 from router.openai.formats.pieces.names import name_before
 from router.openai.formats.pieces.tagged import tagged_value
 from router.openai.formats.source import Steps
@@ -46,5 +46,18 @@ FORMAT = Format(
     closers=(_CLOSE, _END_OF_VALUE),
     others=(_KEY, _END_OF_KEY, _VALUE),
     signs=lambda template: _KEY in template,
+    form=CallForm(
+        before_name=_OPEN,
+        behind_name=SPACE,
+        behind_arguments=_CLOSE,
+        between=SPACE,
+        arguments=ArgumentsForm(
+            values=Values.TAGGED,
+            before_key=_KEY,
+            behind_key=_END_OF_KEY + SPACE + _VALUE,
+            behind_value=_END_OF_VALUE + SPACE,
+            ends_text=_END_OF_VALUE,
+        ),
+    ),
     read=_read,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import CallReader, Format, ObjectWriter
+from router.openai.formats.format import ArgumentsForm, CallForm, CallReader, Format, ObjectWriter, Values
 from router.openai.formats.pieces.names import name_before
 from router.openai.formats.pieces.tagged import tagged_value
 from router.openai.formats.source import Steps
@@ -46,5 +46,18 @@ FORMAT = Format(
     openers=(_OPEN, _FUNCTION),
     closers=(_CLOSE, _END),
     signs=lambda template: _FUNCTION in template and _PARAMETER in template,
+    form=CallForm(
+        before_name=_OPEN + "\n" + _FUNCTION,
+        behind_name=">\n",
+        behind_arguments=_END + "\n" + _CLOSE,
+        between="\n",
+        arguments=ArgumentsForm(
+            values=Values.TAGGED,
+            before_key=_PARAMETER,
+            behind_key=">\n",
+            behind_value="\n" + _END_OF_VALUE + "\n",
+            ends_text=_END_OF_VALUE,
+        ),
+    ),
     read=_read,
 )

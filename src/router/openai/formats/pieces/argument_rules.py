@@ -1,0 +1,223 @@
+"""Rules of a grammar for arguments that are not written as one JSON object, made from a function's JSON schema.
+
+Each property is a rule, in the order of the schema. Values whose reading depends on more than these rules can say make
+the whole schema unsuitable: such calls are forced into TGI's form instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from router.openai.formats.format import INDEX, SPACE, ArgumentsForm, Values
+from router.openai.formats.markers import Markers
+from router.openai.formats.schema_types import ArgumentTypes, resolved
+
+PLACES = {INDEX: "/[0-9]{1,6}/", SPACE: "/[ \\n\\t]{0,20}/"}
+_NOTES = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
+_OF_TEXT = _NOTES | {"enum", "const", "minLength", "maxLength"}
+_OF_ARRAYS = _NOTES | {"items", "minItems", "maxItems"}
+_OF_OBJECTS = _NOTES | {"properties", "required", "additionalProperties"}
+_OF_FUNCTIONS = _OF_OBJECTS | {"$defs", "definitions", "$schema", "strict"}
+_SCALARS = frozenset({"string", "null", "boolean", "number", "integer"})
+_KEY = re.compile(r"[\w.-]+")
+_FAR_REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
+_MAX_DEPTH = 8
+
+
+class UnsuitableError(Exception):
+    """A schema has what the rules cannot say."""
+
+
+def symbols(text: str, markers: Markers) -> str:
+    """A text of a format as symbols: tokens by their ids, numbers, and literals."""
+    found = []
+    for piece in markers.pieces(text):
+        if isinstance(piece, int):
+            found.append(f"<[{piece}]>")
+            continue
+        for literal in re.split(f"([{INDEX}{SPACE}])", piece):
+            if literal:
+                found.append(PLACES.get(literal) or json.dumps(literal, ensure_ascii=False))
+    return " ".join(found)
+
+
+class ArgumentRules:
+    """The rules of all functions of one grammar, and the schemas of the values that are JSON."""
+
+    def __init__(self, form: ArgumentsForm, markers: Markers) -> None:
+        self.rules: list[str] = []
+        self.schemas: list[Any] = []
+        self._form = form
+        self._markers = markers
+        self._types = ArgumentTypes({})
+        self._function = ""
+        self._root: dict[str, Any] = {}
+
+    def of(self, name: str, schema: Any) -> str:
+        """The symbols of one function's arguments. Raises UnsuitableError."""
+        if not re.fullmatch(self._form.names, name):
+            raise UnsuitableError(name)
+        root = {"properties": {}} if schema is None else schema
+        if not isinstance(root, dict) or root.keys() - _OF_FUNCTIONS or root.get("type", "object") != "object":
+            raise UnsuitableError(name)
+        self._types, self._function, self._root = ArgumentTypes({name: root}), name, root
+        return self._members(root, self._argument, 0)
+
+    def _argument(self, key: str, schema: Any) -> str:
+        form = self._form
+        value = self._value(key, schema)
+        return f"{self._symbols(form.before_key + key + form.behind_key)} {value}"
+
+    def _value(self, key: str, schema: Any) -> str:
+        types = self._types.of(self._function, key)
+        if self._form.values is Values.BARE:
+            if self._form.is_typed and types != {"string"} and "string" in types and not self._is_plain(schema):
+                raise UnsuitableError(key)
+            return self._bare(schema, 0)
+        end = self._form.behind_value
+        if self._form.values is Values.PYTHON:
+            if types == {"boolean"} and self._is_plain(schema):
+                return '("True" | "False")'
+            return f"{self._json(schema)} {self._symbols(end)}"
+        if types == {"string"}:
+            return self._text(schema, end)
+        if "string" in types and self._is_plain(schema):
+            return self._text({}, end)
+        return f"{self._json(schema)} {self._symbols(end)}"
+
+    def _members(self, schema: dict[str, Any], member: Callable[[str, Any], str], depth: int) -> str:
+        """The properties, each once at most and in their order, with what is between two."""
+        if "properties" not in schema and schema.get("additionalProperties") is not False:
+            raise UnsuitableError("any keys")
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list) or set(required) - properties.keys():
+            raise UnsuitableError("required")
+        if not all(_KEY.fullmatch(key) for key in properties) or depth > _MAX_DEPTH:
+            raise UnsuitableError("keys")
+        if self._form.values is Values.PYTHON and not all(key.isidentifier() for key in properties):
+            raise UnsuitableError("keys")
+        between = self._symbols(self._form.between)
+        first, after = '""', ""  # what is left where nothing has come yet, and where something has
+        for key, value in reversed(properties.items()):
+            rule = self._rule(member(key, value))
+            is_needed = key in required
+            head = f"{rule} {after}"
+            first = head if is_needed else f"({head} | {first})" if first else f"({head})?"
+            after = f"{between} {head}" if is_needed else f"({between} {rule})? {after}"
+            first, after = self._rule(first), self._rule(after)
+        return first
+
+    def _text(self, schema: Any, end: str) -> str:
+        """A text as it is, and what ends it."""
+        schema = self._local(schema)
+        if schema.keys() - _OF_TEXT:
+            raise UnsuitableError("text")
+        if (choices := _choices(schema)) is not None:
+            if not all(isinstance(one, str) and one and (not end or end not in one) for one in choices):
+                raise UnsuitableError("choices")
+            return f"({' | '.join(map(_literal, choices))}) {self._symbols(end)}"
+        bounds = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+        body = f"/(.|\\n){bounds}/"
+        pieces = self._markers.pieces(end)
+        mark = self._form.ends_text
+        if mark and isinstance(self._markers.pieces(mark)[0], str):
+            body = f"({body} & ~/(.|\\n)*{_escaped(mark)}(.|\\n)*/)"
+        rest = end
+        if isinstance(pieces[0], str):
+            body, rest = f"{body} {_literal(pieces[0])}", end[len(pieces[0]) :]
+        return f"{self._rule(body, is_terminal=True)} {self._symbols(rest)}"
+
+    def _bare(self, schema: Any, depth: int) -> str:
+        """A value of Gemma's form: texts between quotes of their own, keys without."""
+        schema = self._local(schema)
+        if depth > _MAX_DEPTH:
+            raise UnsuitableError("depth")
+        for keyword in ("anyOf", "oneOf"):
+            if isinstance(schema.get(keyword), list) and not schema.keys() - _NOTES - {keyword}:
+                return self._rule(" | ".join(self._bare(one, depth + 1) for one in schema[keyword]))
+        if (choices := _choices(schema)) is not None and not schema.keys() - _OF_TEXT:
+            return self._rule(" | ".join(map(self._choice, choices)))
+        given = schema.get("type")
+        if isinstance(given, list):
+            return self._rule(" | ".join(self._bare({**schema, "type": one}, depth + 1) for one in given))
+        if given == "string":
+            return f"{self._symbols(self._form.quote)} {self._text(schema, self._form.quote)}"
+        if given == "array" and not schema.keys() - _OF_ARRAYS and isinstance(schema.get("items"), dict):
+            return self._array(schema, depth)
+        if given == "object" and not schema.keys() - _OF_OBJECTS:
+            inside = self._members(schema, lambda key, one: f'"{key}:" {self._bare(one, depth + 1)}', depth)
+            return self._rule(f'"{{" {inside} "}}"')
+        if given in _SCALARS:
+            return self._json(schema)
+        raise UnsuitableError("value")
+
+    def _choice(self, value: Any) -> str:
+        if isinstance(value, str) and value and self._form.quote not in value:
+            quote = self._symbols(self._form.quote)
+            return f"{quote} {_literal(value)} {quote}"
+        if isinstance(value, str | list | dict):
+            raise UnsuitableError("choice")
+        return _literal(json.dumps(value))
+
+    def _array(self, schema: dict[str, Any], depth: int) -> str:
+        item = self._rule(self._bare(schema["items"], depth + 1))
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return '"[]"'
+        more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        return self._rule(f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"')
+
+    def _json(self, schema: Any) -> str:
+        schema = schema if isinstance(schema, dict) else {}
+        shared = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
+        whole = {**schema, **shared}
+        if schema.keys() & shared.keys() or _FAR_REFERENCE.search(json.dumps(whole)):
+            raise UnsuitableError("reference")
+        self.schemas.append(whole)
+        return f"@tool_{len(self.schemas) - 1}"
+
+    def _is_plain(self, schema: Any) -> bool:
+        """Whether every value of its types fits it, and they are scalars."""
+        schema = self._local(schema)
+        kinds = schema.get("anyOf")
+        if isinstance(kinds, list) and not schema.keys() - _NOTES - {"anyOf"}:
+            return all(self._is_plain(one) for one in kinds)
+        given = schema.get("type")
+        types = [given] if isinstance(given, str) else given
+        return not schema.keys() - _NOTES and isinstance(types, list) and set(types) <= _SCALARS
+
+    def _local(self, schema: Any) -> dict[str, Any]:
+        found = resolved(schema, self._root)
+        if not isinstance(found, dict):
+            raise UnsuitableError("schema")
+        return found
+
+    def _symbols(self, text: str) -> str:
+        return symbols(text, self._markers)
+
+    def _rule(self, body: str, *, is_terminal: bool = False) -> str:
+        name = f"{'X' if is_terminal else 'x'}{len(self.rules)}"
+        self.rules.append(f"{name}: {body.strip() or _EMPTY}")
+        return name
+
+
+_EMPTY = '""'
+
+
+def _choices(schema: dict[str, Any]) -> Sequence[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    choices = schema.get("enum")
+    return choices if isinstance(choices, list) else None
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression between slashes."""
+    return re.sub(r"[^\w<>]", lambda found: "\\" + found[0], text)
