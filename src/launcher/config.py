@@ -49,6 +49,7 @@ class LauncherConfig(HttpConfig, GroupConfig):
         None, env="TERCET_CONFIG", panel=_MODEL, is_config_file=True,
         help="YAML file with options by name (`max_batch_size: 8`); the command line and variables win.",
     )  # fmt: skip
+    gguf_file: str | None = option(None, panel=_MODEL, help="GGUF file of --model-id's folder or repository to serve.")
     revision: str | None = option(None, panel=_MODEL, help="Branch, tag or commit of a hub model.")
     dtype: Dtype | None = option(
         None, panel=_MODEL,
@@ -390,9 +391,7 @@ def _limits_images(config: LauncherConfig) -> bool:
 def _is_the_model(config: LauncherConfig) -> bool:
     """Whether the flat directory of weights changes nothing, because it is not given or is the model's own folder."""
     override = config.weights_cache_override
-    if override is None:
-        return True
-    return config.model_id is not None and override.resolve() == Path(config.model_id).resolve()
+    return override is None or (config.model_id is not None and override.resolve() == Path(config.model_id).resolve())
 
 
 def input_limit(config: LauncherConfig) -> int | None:

@@ -106,7 +106,7 @@ class _Launch:
             logger.info("Runtime environment:\n%s", env_report.report(machine, self._environ))
             if config.model_id is None:
                 return 0
-        self._config = config = with_supervisor(config, self._environ)
+        self._config = config = preflight.with_gguf_file(with_supervisor(config, self._environ))
         logger.info("%s", redacted(config))
         check(config)
         preflight.check_router_variables(self._environ)

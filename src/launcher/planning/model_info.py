@@ -18,6 +18,7 @@ from typing import Any
 from launcher.errors import ArgumentValidation
 from wire.cli.spelling import closest
 from wire.model_files import MAX_BYTES, open_regular, read_object, read_text
+from wire.quantization import gguf
 from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of, wants_float8_cache
 from wire.quantization.methods import method_of, refuse_gguf
 
@@ -86,6 +87,8 @@ def shown_bytes(count: int) -> str:
 
 def is_local(model_id: str) -> bool:
     """Whether the id can only mean a directory: the demo model, a path by its spelling, or an existing directory."""
+    if gguf.names_file(model_id):
+        return gguf.in_repository(model_id) is None
     return model_id == DEMO or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).is_dir()
 
 
@@ -95,6 +98,8 @@ def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -
         from wire import demo_model
 
         return demo_model.path()
+    if gguf.names_file(model_id):
+        return gguf.found_folder(model_id, revision, hub_cache(environ))
     if is_local(model_id):
         return Path(os.path.expanduser(model_id))  # Path's own raises where there is no such user
     repository = hub_cache(environ) / f"models--{model_id.replace('/', '--')}"
@@ -163,6 +168,8 @@ def with_hub_cache(environ: Mapping[str, str], asked: Path | None) -> Mapping[st
 
 def check_directory(model_id: str, path: Path) -> None:
     """Refuses a local directory that cannot be served. Raises ArgumentValidation."""
+    if (path / gguf.WEIGHTS).is_file() and (path / "config.json").is_file():
+        return
     if not path.is_dir():
         similar = similar_directory(model_id)
         hint = f"; did you mean {similar}?" if similar else ""
@@ -232,6 +239,8 @@ def _tensors_of_codes(path: Path) -> dict[str, Sequence[int]]:
 
 def _weight_bytes(path: Path) -> int | None:
     try:
+        if (path / gguf.WEIGHTS).is_file():
+            return (path / gguf.WEIGHTS).stat().st_size
         return weights_among({file.name: file.stat().st_size for file in path.glob("*.safetensors")})
     except OSError:
         return None

@@ -30,6 +30,7 @@ from wire import tokenizer_file
 from wire.cli.spelling import variable_of
 from wire.processes import unix_socket
 from wire.processes.python_child import child_environment, module_command
+from wire.quantization import gguf
 from wire.quantization.methods import ON_LOAD
 from wire.text import tokenizer_trial
 from wire.text.counting import counted
@@ -40,6 +41,18 @@ _RANK_DIGITS = 5
 _LONGEST_LOCK = 32
 """Bytes: a lock holds its owner's pid."""
 LOOPBACK = "127.0.0.1"
+
+
+def with_gguf_file(config: LauncherConfig) -> LauncherConfig:
+    """`config` with a `--model-id` that names the file of `--gguf-file` too. Raises ArgumentValidation."""
+    name = config.gguf_file
+    if name is None:
+        return config
+    if not config.model_id or gguf.names_file(config.model_id):
+        raise ArgumentValidation("`--gguf-file` needs the folder or repository of the file as `--model-id`")
+    if not gguf.names_file(name) or name.startswith(("/", "~")) or ".." in Path(name).parts:
+        raise ArgumentValidation(f"`--gguf-file` {name} is no name of a GGUF file in the folder of `--model-id`")
+    return dataclasses.replace(config, model_id=f"{config.model_id.rstrip('/')}/{name}", gguf_file=None)
 
 
 def check_memory(

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.weights.gguf.names import SUFFIX, read_named
+from model_server.weights.gguf.header import BLOCKS
+from model_server.weights.gguf.names import read_named
 from model_server.weights.header import Header, read_headers
 from model_server.weights.locate import INDEX, weight_files, weight_map
 from wire.model_files import read_object
+from wire.quantization.gguf import SUFFIX
 
 # Names of sizes in configs of all families. Fields that are not numbers are not checked here.
 _LAYERS = frozenset(
@@ -43,6 +45,8 @@ _NEED_BFLOAT16 = (
 
 # Types of weights that are cast to the model's; integers and the like are parts of other formats.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+# Blocks of GGUF files: what they stand for was most likely of 16 bits.
+_WITH_FLOAT16_SCALES = frozenset(BLOCKS) - frozenset(_FLOATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,9 @@ class Checkpoint:
         sizes = dict.fromkeys(_FLOATS, 0)
         for header in self.headers.values():
             for tensor in header.tensors.values():
-                if tensor.dtype in sizes:
-                    sizes[tensor.dtype] += tensor.end - tensor.begin
+                dtype = "F16" if tensor.dtype in _WITH_FLOAT16_SCALES else tensor.dtype
+                if dtype in sizes:
+                    sizes[dtype] += tensor.end - tensor.begin
         most = max(sizes, key=sizes.__getitem__)
         return most if sizes[most] else None
 

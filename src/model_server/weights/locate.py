@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from model_server.errors import StartupError
-from model_server.weights.hub_cache import snapshot
+from model_server.weights.hub_cache import cache, snapshot
 from wire.model_files import read_object
+from wire.quantization import gguf
 
 EMBEDDED = "demo"
 INDEX = "model.safetensors.index.json"
@@ -31,6 +32,8 @@ def resolve(model_id: str, revision: str | None) -> Path:
         from wire import demo_model
 
         return Path(demo_model.path())
+    if gguf.names_file(model_id):
+        return _gguf_folder(model_id, revision)
     if is_local(model_id):
         return _model_directory(Path(model_id).expanduser())
     found = snapshot(model_id, revision)
@@ -42,13 +45,22 @@ def resolve(model_id: str, revision: str | None) -> Path:
     return found
 
 
+def _gguf_folder(model_id: str, revision: str | None) -> Path:
+    found = gguf.found_folder(model_id, revision, cache())
+    if found is None:
+        is_there = gguf.file_of(model_id, revision, cache()) is not None
+        what = "its config and tokenizer have not been made" if is_there else "no such file"
+        raise StartupError(f"--model-id {model_id}: {what}; run `model-server download-weights {model_id}`")
+    return found
+
+
 def is_local(model_id: str) -> bool:
     """Whether `model_id` needs no hub: `demo`, or a directory, existing or clearly meant."""
     return model_id == EMBEDDED or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).is_dir()
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of the model in `directory`, sorted by name.
+    """The safetensors files of the model in `directory`, sorted by name; or the GGUF file for which it was made.
 
     With `model.safetensors.index.json` those it lists, else all at depth 1 except the by-products that TGI skips and
     second copies of the same weights. Raises StartupError if there are none, if one that is listed, or that belongs to
@@ -57,6 +69,8 @@ def weight_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     if index.exists():
         return indexed_files(directory, index, (".safetensors",))
+    if (directory / gguf.WEIGHTS).is_file():
+        return [directory / gguf.WEIGHTS]
     if names := _safetensors_names(directory):
         return [_checked(directory, name) for name in _without_copies(directory, names)]
     found = sorted(f.name for f in directory.iterdir())

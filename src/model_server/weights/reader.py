@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.weights.gguf.names import SUFFIX
 from model_server.weights.gguf.tensors import GgufTensors
 from model_server.weights.header import Header, Stored
+from wire.quantization.gguf import SUFFIX
 
 Range = tuple[int, int]
 Place = Callable[[Tensor, Tensor], object]

@@ -14,6 +14,7 @@ from typing import Any
 from router.errors import StartupError
 from wire import tokenizer_file
 from wire.model_files import NAMED_TOKENS, POSITIONS, length_limit, read_optional_object, read_text, token_text
+from wire.quantization import gguf
 
 DEMO = "demo"
 _PATTERNS = ["*.json", "*.jinja", "additional_chat_templates/*"]
@@ -70,6 +71,8 @@ def locate(model_id: str, revision: str | None) -> Path:
         from wire import demo_model
 
         return Path(demo_model.path())
+    if gguf.names_file(model_id):
+        return _gguf_folder(model_id, revision)
     folder = Path(os.path.expanduser(model_id))  # Path's own raises where there is no such user
     if folder.is_dir():
         return folder.resolve()
@@ -86,6 +89,18 @@ def locate(model_id: str, revision: str | None) -> Path:
         ) from None
     except HFValidationError:
         raise StartupError(f"{model_id!r} is neither a directory nor a hub id") from None
+
+
+def _gguf_folder(model_id: str, revision: str | None) -> Path:
+    from huggingface_hub import constants
+
+    folder = gguf.found_folder(model_id, revision, Path(constants.HF_HUB_CACHE))
+    if folder is None:
+        raise StartupError(
+            f"the config and tokenizer of {model_id} are not in the local hub cache: make them first "
+            f"(`model-server download-weights {model_id}`)"
+        )
+    return folder
 
 
 def _templates(folder: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:

@@ -13,7 +13,7 @@ Quantize = Literal[
 """Words of `--quantize`: TGI's."""
 STORED = (
     "gptq", "awq", "auto-round", "intel/auto-round", "marlin", "exl2", "compressed-tensors", "fbgemm_fp8", "fp8",
-    "modelopt FP8",
+    "modelopt FP8", "gguf",
 )  # fmt: skip
 """Methods, as `method_of` names them, of checkpoints that are served. auto-round packs as gptq or awq do."""
 ON_LOAD = ("fp8", "eetq", "bitsandbytes")
@@ -86,7 +86,11 @@ def _of_plain(flag: str | None, model: str, error: type[Exception]) -> Choice:
 def refuse_gguf(names: Collection[str], model: str, error: type[Exception]) -> None:
     """Refuses a folder or repository whose only weights are GGUF files. names: of its files. Raises `error`."""
     if any(name.endswith(".gguf") for name in names) and not any(name.endswith(_OTHER_WEIGHTS) for name in names):
-        choose(None, {"quant_method": "gguf"}, model, error)
+        found = sorted(name for name in names if name.endswith(".gguf"))
+        raise error(
+            f"{model} holds GGUF files and no other weights: choose one, as `--gguf-file {found[0]}` (found: "
+            f"{', '.join(found[:8])})"
+        )
 
 
 def refuse_unserved(flag: str | None, error: type[Exception]) -> None:

@@ -23,12 +23,14 @@ from model_server.weights.download.hub import Hub, HuggingFaceHub, Repository
 from model_server.weights.download.parallel import in_parallel
 from model_server.weights.download.progress import DownloadProgress, interval, size
 from model_server.weights.download.selection import is_adapter, side_files, weights
+from model_server.weights.gguf.prepare import prepare
 from model_server.weights.header import read_header
 from model_server.weights.hub_cache import cache, discard, is_complete, record_commit, snapshot_of
 from model_server.weights.hub_errors import NotAnId, Refused, Unreachable
 from model_server.weights.locate import ADAPTER_CONFIG, INDEX, has_safetensors, is_local, resolve, weight_files
 from wire import tokenizer_file
 from wire.model_files import read_object
+from wire.quantization import gguf
 from wire.quantization.config import FILES
 from wire.quantization.methods import refuse_gguf
 
@@ -65,6 +67,8 @@ def download(
     Raises StartupError, one line: unknown or gated repository, no network and nothing cached, no room or right to
     write, an adapter, pickled weights only, or weights or a tokenizer that cannot be converted.
     """
+    if gguf.names_file(model_id) and gguf.in_repository(model_id) is None:
+        return _prepared(model_id, revision)
     if is_local(model_id):
         directory = resolve(model_id, revision)
         if auto_convert and not has_safetensors(directory) and has_pickled_weights(directory):
@@ -79,11 +83,18 @@ def download(
     stop = threading.Event()
     every_s = interval(with_bars)
     hub = hub or HuggingFaceHub(stop)
-    wanted = _Download(model_id, revision, trust_remote_code, auto_convert, hub, stop, wait_s, every_s, check)
+    asked = gguf.in_repository(model_id)
+    wanted = (
+        _Download(model_id, revision, trust_remote_code, auto_convert, hub, stop, wait_s, every_s, check)
+        if asked is None
+        else _GgufDownload(asked, revision, hub, stop, wait_s, every_s)
+    )
     try:
         directory = wanted.run()
     except OSError as error:
         raise disk.explained(error, cache()) from error
+    if asked is not None:
+        return _prepared(model_id, revision)
     ensure_tokenizer(directory)
     return directory
 
@@ -246,6 +257,42 @@ class _Download:
                 self._stop.wait(pause_s)
                 wait_s = min(2 * wait_s, MAX_WAIT_S)
         return call()
+
+
+class _GgufDownload(_Download):
+    """One GGUF file of a repository, once."""
+
+    def __init__(
+        self, asked: tuple[str, str], revision: str | None, hub: Hub, stop: threading.Event, wait_s: float,
+        every_s: float,
+    ) -> None:  # fmt: skip
+        super().__init__(asked[0], revision, False, False, hub, stop, wait_s, every_s, None)
+        self._file = asked[1]
+
+    def _cached(self) -> Path | None:
+        """The snapshot, if the file is in it."""
+        file = gguf.file_of(f"{self._model_id}/{self._file}", self._revision, cache())
+        return None if file is None else file.parents[self._file.count("/")]
+
+    def _from_hub(self, *, is_cached: bool) -> Path:
+        ask = partial(self._hub.repository, self._model_id, self._revision)
+        found = ask() if is_cached else self._patiently("The hub", ask)
+        if self._file not in found.sizes:
+            others = ", ".join(sorted(name for name in found.sizes if name.endswith(gguf.SUFFIX))[:8]) or "none"
+            raise StartupError(f"{self._where}: the repository has no file {self._file} (GGUF files: {others})")
+        directory = snapshot_of(self._model_id, found.commit)
+        if not _is_there(directory / self._file, found.sizes[self._file]):
+            self._fetch_all(found, [self._file])
+        record_commit(self._model_id, self._revision, found.commit)
+        return directory
+
+
+def _prepared(model_id: str, revision: str | None) -> Path:
+    """The folder with the config and tokenizer of a GGUF file on this machine. Raises StartupError."""
+    file = gguf.file_of(model_id, revision, cache())
+    if file is None:
+        raise StartupError(f"--model-id {model_id}: no such file")
+    return prepare(file, cache())
 
 
 class _Nobody:

@@ -12,7 +12,6 @@ from model_server.errors import StartupError
 from model_server.weights.gguf.header import GgufHeader, read_gguf
 from model_server.weights.header import Header, Stored
 
-SUFFIX = ".gguf"
 FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that belong to the config."""
 

@@ -157,10 +157,10 @@ def test_directories_that_cannot_be_served(tmp_path: Path) -> None:
     check_directory("m", tmp_path)
 
 
-def test_gguf_files_are_refused_by_name(tmp_path: Path) -> None:
+def test_one_of_several_gguf_files_must_be_chosen(tmp_path: Path) -> None:
     (tmp_path / "m-Q4_K_M.gguf").touch()
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ArgumentValidation, match=r"^m is quantized with gguf, which is not served; served are gptq, "):
+    with pytest.raises(ArgumentValidation, match=r"^m holds GGUF files .*: choose one, as `--gguf-file m-Q4_K_M.gguf`"):
         check_directory("m", tmp_path)
     (tmp_path / "model.safetensors").touch()
     check_directory("m", tmp_path)

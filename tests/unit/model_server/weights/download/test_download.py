@@ -212,8 +212,11 @@ def test_a_local_adapter_is_no_model(tmp_path: Path) -> None:
 
 def test_a_repository_of_gguf_files() -> None:
     hub = FakeHub(["README.md", "name-Q4_K_M.gguf"])
-    with pytest.raises(StartupError, match="org/name is quantized with gguf, which is not served; served are gptq, "):
+    with pytest.raises(StartupError, match="holds GGUF files and no other weights: choose one, as `--gguf-file name-"):
         download("org/name", None, hub=hub)
+    assert hub.fetched == []
+    with pytest.raises(StartupError, match=r"the repository has no file other.gguf \(GGUF files: name-Q4_K_M.gguf\)"):
+        download("org/name/other.gguf", None, hub=hub)
     assert hub.fetched == []
 
 

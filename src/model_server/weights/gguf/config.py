@@ -1,0 +1,171 @@
+"""config.json of a GGUF file, from its metadata: the fields that the families read, under transformers' names."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_server.errors import StartupError
+from model_server.weights.gguf.header import GgufHeader
+from model_server.weights.gguf.names import architecture_of
+from wire.model_files import open_regular
+
+_FIELDS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "max_position_embeddings": "context_length",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_REQUIRED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "rms_norm_eps")
+_GEMMA_ACTIVATION = "gelu_pytorch_tanh"
+# The layers of the models whose scores are divided by the root of the width of a head as the embedding has it.
+_SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
+# Llama 3's own parameters; files hold only the factors that they lead to.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3_ORIGINALS = (8192, 4096, 2048, 16384, 32768)
+
+
+def config_of(header: GgufHeader, path: Path) -> dict[str, Any]:
+    """Raises StartupError, one line: for metadata that is missing, and for scaling of rotations that is not served."""
+    architecture = architecture_of(header.metadata, path)
+    name = header.metadata["general.architecture"]
+    given = {key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}
+    fields: dict[str, Any] = {ours: given[theirs] for ours, theirs in _FIELDS.items() if theirs in given}
+    for ours in _REQUIRED:
+        if ours not in fields:
+            raise StartupError(f"{path} lacks the metadata `{name}.{_FIELDS[ours]}`")
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise StartupError(f"{path} lacks the tensor token_embd.weight")
+    fields |= {
+        "model_type": architecture.model_type,
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "rope_theta": fields.get("rope_theta", 10000.0),
+    }
+    fields.setdefault("head_dim", fields["hidden_size"] // max(fields["num_attention_heads"], 1))
+    if architecture.model_type.startswith("gemma"):
+        fields |= _gemma(name, fields, given)
+    if name in ("qwen2", "qwen3"):
+        fields.pop("sliding_window", None)
+    if name == "phi3":
+        fields.setdefault("sliding_window", None)
+    fields |= _rotation(name, given, fields, header, path)
+    fields |= _special(header.metadata)
+    if any(stored.dtype.startswith("Q") for stored in header.tensors.values()):
+        fields["quantization_config"] = {"quant_method": "gguf"}
+    return fields
+
+
+def generation_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """generation_config.json: the ids that end a text, among them those that end a turn."""
+    ids = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    # llama.cpp ends at these, whatever else a file names.
+    turns = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    if isinstance(tokens, list) and isinstance(kinds, list):
+        known = dict(zip(tokens, range(min(len(tokens), len(kinds))), strict=False))
+        ids += [known[turn] for turn in turns if turn in known and kinds[known[turn]] == 3]
+    ends = list(dict.fromkeys(one for one in ids if isinstance(one, int)))
+    found: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
+    bos = metadata.get("tokenizer.ggml.bos_token_id")
+    return found if bos is None else {"bos_token_id": bos, **found}
+
+
+def _special(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    given = {ours: metadata.get(f"tokenizer.ggml.{theirs}_token_id") for ours, theirs in names.items()}
+    return {ours: value for ours, value in given.items() if value is not None}
+
+
+def _gemma(name: str, fields: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"hidden_act": _GEMMA_ACTIVATION, "hidden_activation": _GEMMA_ACTIVATION}
+    if name != "gemma":
+        by_width = fields["num_hidden_layers"] == _SCALED_BY_WIDTH[name]
+        width = fields["hidden_size"] // fields["num_attention_heads"]
+        found["query_pre_attn_scalar"] = width if by_width else fields["head_dim"]
+    if name == "gemma3":
+        pattern = given.get("attention.sliding_window_pattern")
+        found["rope_local_base_freq"] = given.get("rope.freq_base_swa", 10000.0)
+        found["sliding_window_pattern"] = pattern if isinstance(pattern, int) else 6
+    return found
+
+
+def _rotation(
+    name: str, given: Mapping[str, Any], fields: Mapping[str, Any], header: GgufHeader, path: Path
+) -> dict[str, Any]:
+    """What scales the rotations. Raises StartupError for what transformers' parameters cannot say."""
+    found: dict[str, Any] = {}
+    rotated = given.get("rope.dimension_count", fields["head_dim"])
+    if rotated != fields["head_dim"]:
+        found["partial_rotary_factor"] = rotated / fields["head_dim"]
+    kind = given.get("rope.scaling.type", "none")
+    factor = given.get("rope.scaling.factor", given.get("rope.scale_linear", 1.0))
+    original = given.get("rope.scaling.original_context_length")
+    if "rope_freqs.weight" in header.tensors:
+        found["rope_scaling"] = _llama3(_floats(header, "rope_freqs.weight", path), fields, path)
+    elif "rope_factors_long.weight" in header.tensors:
+        short, long = (_floats(header, f"rope_factors_{length}.weight", path) for length in ("short", "long"))
+        found["rope_scaling"] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+        found["original_max_position_embeddings"] = original
+    elif kind == "linear" and factor != 1.0:
+        found["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    elif kind == "yarn":
+        found["rope_scaling"] = {"rope_type": "yarn", "factor": factor}
+        if original is not None:
+            found["rope_scaling"]["original_max_position_embeddings"] = original
+    elif kind not in ("none", "linear"):
+        raise StartupError(f"{path} scales its rotations by {kind!r:.80}, which is not served from GGUF files")
+    return found
+
+
+def _llama3(factors: Sequence[float], fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The parameters that lead to these factors of the rotations' periods; StartupError if there are none."""
+    factor = round(max(factors))
+    for original in _LLAMA3_ORIGINALS:
+        parameters = {"rope_type": "llama3", "factor": float(factor), **_LLAMA3}
+        parameters["original_max_position_embeddings"] = original
+        expected = _llama3_factors(factor, original, fields["rope_theta"], 2 * len(factors))
+        if all(math.isclose(one, other, rel_tol=1e-4) for one, other in zip(factors, expected, strict=True)):
+            return parameters
+    raise StartupError(f"{path} scales its rotations by factors that are not Llama 3's, which is not served")
+
+
+def _llama3_factors(factor: float, original: int, theta: float, dim: int) -> list[float]:
+    """As llama.cpp's converter has them."""
+    low, high = _LLAMA3["low_freq_factor"], _LLAMA3["high_freq_factor"]
+    found = []
+    for k in range(0, dim, 2):
+        period = 2 * math.pi * theta ** (k / dim)
+        if period < original / high:
+            found.append(1.0)
+        elif period > original / low:
+            found.append(float(factor))
+        else:
+            smooth = (original / period - low) / (high - low)
+            found.append(1 / ((1 - smooth) / factor + smooth))
+    return found
+
+
+def _floats(header: GgufHeader, name: str, path: Path) -> list[float]:
+    stored = header.tensors.get(name)
+    if stored is None or stored.dtype != "F32" or len(stored.shape) != 1:
+        raise StartupError(f"{path}: {name} is not a vector of F32")
+    with open_regular(path, StartupError) as file:
+        file.seek(stored.begin)
+        found = file.read(stored.end - stored.begin)
+    if len(found) < stored.end - stored.begin:
+        raise StartupError(f"{path} has become shorter while it was read")
+    return list(struct.unpack(f"<{stored.shape[0]}f", found))

@@ -1,0 +1,50 @@
+"""The launcher serves GGUF files, by their path or by a folder and their name, with transformers' tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from support.gguf_files import write_gguf
+from support.running_server import running_server
+from support.tiny_models import tiny_checkpoint
+
+pytestmark = pytest.mark.e2e
+
+PROMPT, NEW = "The bytes come one by one", 12
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("mixture", "kinds"),
+    [
+        ("Q4_K_M", ("8 bits, groups of 16", "4 bits, groups of 32 with offsets")),
+        pytest.param("Q8_0", ("8 bits, groups of 32",), marks=pytest.mark.long),
+    ],
+)
+def test_a_file_serves(mixture: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = tiny_checkpoint("llama", tmp_path / "source", **SIZES)
+    (tmp_path / "files").mkdir()
+    file = write_gguf(source, tmp_path / "files" / f"tiny-{mixture}.gguf", mixture, tmp_path / "decoded")
+    named = mixture == "Q4_K_M"
+    options = ("--gguf-file", file.name) if named else ()
+    cache = ("--huggingface-hub-cache", str(tmp_path / "cache"), "--dtype", "float32")
+    with running_server(file.parent if named else file, *options, *cache) as server:
+        address = f"http://127.0.0.1:{server.port}"
+        parameters = {"max_new_tokens": NEW, "details": True}
+        answer = httpx.post(f"{address}/generate", json={"inputs": PROMPT, "parameters": parameters}, timeout=60).json()
+        chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+        assert httpx.post(f"{address}/v1/chat/completions", json=chat, timeout=60).status_code == 200
+        log = server.log()
+    found = [token["id"] for token in answer["details"]["tokens"]]
+    assert "Weights: gguf, " in log
+    assert all(kind in log for kind in kinds)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "decoded", dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(tmp_path / "decoded")(PROMPT, return_tensors="pt").input_ids
+    wanted = model.generate(ids, max_new_tokens=NEW, min_new_tokens=len(found), do_sample=False)[0, ids.shape[1] :]
+    assert len(found) > 3
+    assert found == wanted.tolist()[: len(found)]

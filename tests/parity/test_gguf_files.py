@@ -1,0 +1,50 @@
+"""Models of GGUF files against transformers' models of the numbers that the gguf library reads from the same files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.protocol import CHUNKS, assert_equal_logits, prompts, run_protocol
+from support.gguf_files import ARCHITECTURES, write_gguf
+from support.loading import load
+from support.tiny_models import tiny_checkpoint
+from tokenizers import Tokenizer
+
+from model_server.weights.gguf.prepare import prepare
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64}
+SIX_AND_ONE = [*["sliding_attention"] * 5, "full_attention", "sliding_attention"]
+DIFFERENT: dict[str, dict[str, Any]] = {
+    "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 64},
+    "gemma3_text": {
+        "sliding_window": 8, "query_pre_attn_scalar": 64, "num_hidden_layers": 7, "layer_types": SIX_AND_ONE
+    },
+    "phi3": {"sliding_window": None},
+}  # fmt: skip
+ALWAYS = (("llama", "Q4_K_M"), ("llama", "Q8_0"), ("gemma3_text", "Q8_0"))
+CASES = [("llama", kind) for kind in ("Q8_0", "Q4_0", "Q4_K_M", "F16")]
+CASES += [(one, kind) for one in ARCHITECTURES if one != "llama" for kind in ("Q8_0", "Q4_K_M")]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "mixture"),
+    [pytest.param(*case, marks=() if case in ALWAYS else pytest.mark.parity) for case in CASES],
+)
+def test_logits_are_those_of_the_decoded_numbers(model_type: str, mixture: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source = tiny_checkpoint(model_type, tmp_path / "source", **{**SIZES, **DIFFERENT.get(model_type, {})})
+    file = write_gguf(source, tmp_path / "model.gguf", mixture, tmp_path / "decoded")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "decoded", dtype=torch.float32, attn_implementation="eager")
+    sequences = prompts(model.config.vocab_size)
+    with torch.inference_mode():
+        logits = [model(input_ids=one.unsqueeze(0), use_cache=False).logits[0] for one in sequences]
+    folder = prepare(file, tmp_path / "cache")
+    assert_equal_logits(run_protocol(load(folder), sequences, 4, steps=CHUNKS), logits)
+    made, original = (Tokenizer.from_file(str(path / "tokenizer.json")) for path in (folder, source))
+    for text in ("Hello world, naïve café 日本語 🙂", "<s>def main() -> None:</s>\n\n  12 345"):
+        assert made.encode(text).ids == original.encode(text).ids
+        assert made.decode(made.encode(text).ids) == original.decode(original.encode(text).ids)

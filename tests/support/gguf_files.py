@@ -1,0 +1,166 @@
+"""GGUF files of tiny models, written with the gguf library as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+ARCHITECTURES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma": "gemma", "gemma2": "gemma2",
+    "gemma3_text": "gemma3", "phi3": "phi3",
+}  # fmt: skip
+# What a file's quantization is called -> the types of its matrices; the last one is that of v, down and the head.
+MIXTURES = {"Q8_0": ("Q8_0", "Q8_0"), "Q4_0": ("Q4_0", "Q4_0"), "Q4_K_M": ("Q4_K", "Q6_K"), "F16": ("F16", "F16")}
+_BETTER = ("attn_v", "ffn_down", "output", "token_embd")
+
+
+def write_gguf(source: Path, file: Path, mixture: str, decoded: Path | None = None) -> Path:
+    """The checkpoint in `source` as a GGUF file. decoded: a copy of it with the numbers that the library reads."""
+    config = json.loads((source / "config.json").read_text())
+    name = ARCHITECTURES[config["model_type"]]
+    architecture = {text: number for number, text in gguf.MODEL_ARCH_NAMES.items()}[name]
+    writer = GGUFWriter(file, name)
+    _add_config(writer, config)
+    _add_tokenizer(writer, source)
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    tensors, read = load_file(source / "model.safetensors"), {}
+    for ours, tensor in tensors.items():
+        theirs = names.get_name(ours, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, ours
+        stored, kind = _stored(_as_theirs(tensor.float(), theirs, name, config), theirs, mixture)
+        writer.add_tensor(theirs, stored, raw_dtype=kind)
+        values = torch.from_numpy(gguf.quants.dequantize(stored, kind).copy()).reshape(tensor.shape)
+        read[ours] = _as_ours(values, theirs, name, config).contiguous()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if decoded is not None:
+        shutil.copytree(source, decoded)
+        save_file(read, decoded / "model.safetensors", metadata={"format": "pt"})
+    return file
+
+
+def quantized(rows: numpy.ndarray, kind: str) -> numpy.ndarray:
+    """[n, k] float32 -> [n, bytes] uint8; of the types with groups that the library cannot write, the nearest below."""
+    if kind not in ("Q4_K", "Q6_K"):
+        return numpy.asarray(gguf.quants.quantize(rows, GGMLQuantizationType[kind]))
+    blocks = rows.reshape(-1, 256)
+    packed = _q4_k(blocks) if kind == "Q4_K" else _q6_k(blocks)
+    return packed.reshape(len(rows), -1)
+
+
+def _q4_k(blocks: numpy.ndarray) -> numpy.ndarray:
+    groups = blocks.reshape(-1, 8, 32)
+    least = numpy.maximum(-groups.min(-1), 0)
+    scales = (groups.max(-1) + least) / 15
+    d, dmin = (numpy.maximum(v.max(-1, keepdims=True) / 63, 1e-6).astype(numpy.float16) for v in (scales, least))
+    sc, mn = (numpy.round(v / f.astype(numpy.float32)).astype(numpy.uint8) for v, f in ((scales, d), (least, dmin)))
+    steps = numpy.maximum(d.astype(numpy.float32) * sc, 1e-9)[..., None]
+    codes = numpy.clip(numpy.round((groups + (dmin.astype(numpy.float32) * mn)[..., None]) / steps), 0, 15)
+    pairs = codes.astype(numpy.uint8).reshape(-1, 4, 2, 32)
+    first, last = sc[:, :4], sc[:, 4:]
+    low, high = mn[:, :4], mn[:, 4:]
+    bits = [first | last >> 4 << 6, low | high >> 4 << 6, last & 15 | (high & 15) << 4]
+    nibbles = (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(-1, 128)
+    return numpy.concatenate([d.view(numpy.uint8), dmin.view(numpy.uint8), *bits, nibbles], -1)
+
+
+def _q6_k(blocks: numpy.ndarray) -> numpy.ndarray:
+    groups = blocks.reshape(-1, 16, 16)
+    scales = numpy.abs(groups).max(-1) / 31
+    d = numpy.maximum(scales.max(-1, keepdims=True) / 127, 1e-6).astype(numpy.float16)
+    sc = numpy.round(scales / d.astype(numpy.float32)).astype(numpy.int8)
+    steps = numpy.maximum(d.astype(numpy.float32) * sc, 1e-9)[..., None]
+    codes = (numpy.clip(numpy.round(groups / steps), -32, 31) + 32).astype(numpy.uint8).reshape(-1, 2, 4, 32)
+    lower = [codes[:, :, i] & 15 | (codes[:, :, i + 2] & 15) << 4 for i in (0, 1)]
+    upper = [codes[:, :, i] >> 4 << 2 * i for i in range(4)]
+    ql = numpy.stack(lower, 2).reshape(-1, 128)
+    qh = (upper[0] | upper[1] | upper[2] | upper[3]).reshape(-1, 64)
+    return numpy.concatenate([ql, qh, sc.view(numpy.uint8), d.view(numpy.uint8)], -1)
+
+
+def _stored(values: Tensor, name: str, mixture: str) -> tuple[numpy.ndarray, GGMLQuantizationType]:
+    kind = "F32" if values.dim() < 2 else MIXTURES[mixture][any(f"{one}." in name for one in _BETTER)]
+    if kind == "F32":
+        return values.numpy(), GGMLQuantizationType.F32
+    if kind == "F16":
+        return values.half().numpy(), GGMLQuantizationType.F16
+    if values.shape[1] % gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]:
+        kind = "Q8_0"  # as llama.cpp does
+    return quantized(values.numpy(), kind), GGMLQuantizationType[kind]
+
+
+def _as_theirs(tensor: Tensor, name: str, architecture: str, config: Mapping[str, Any]) -> Tensor:
+    if architecture == "llama" and (heads := _heads(name, config)):
+        rows = tensor.view(heads, 2, len(tensor) // heads // 2, *tensor.shape[1:])
+        return rows.swapaxes(1, 2).reshape(tensor.shape)
+    return tensor + 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else tensor
+
+
+def _as_ours(tensor: Tensor, name: str, architecture: str, config: Mapping[str, Any]) -> Tensor:
+    if architecture == "llama" and (heads := _heads(name, config)):
+        rows = tensor.view(heads, len(tensor) // heads // 2, 2, *tensor.shape[1:])
+        return rows.swapaxes(1, 2).reshape(tensor.shape)
+    return tensor - 1 if architecture.startswith("gemma") and name.endswith("norm.weight") else tensor
+
+
+def _heads(name: str, config: Mapping[str, Any]) -> int | None:
+    if "attn_q." in name:
+        return int(config["num_attention_heads"])
+    return int(config["num_key_value_heads"]) if "attn_k." in name else None
+
+
+def _add_config(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
+    rope = config.get("rope_parameters") or {}
+    theta = rope.get("full_attention", rope).get("rope_theta", 10000.0)
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(theta)
+    scaling = rope.get("full_attention", rope)
+    if scaling.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scaling["factor"])
+    if "sliding_attention" in rope:
+        writer.add_float32(f"{writer.arch}.rope.freq_base_swa", rope["sliding_attention"]["rope_theta"])
+    if config.get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _add_tokenizer(writer: GGUFWriter, source: Path) -> None:
+    """A byte-level tokenizer.json, whose special tokens come first."""
+    file, settings = (json.loads((source / f"{name}.json").read_text()) for name in ("tokenizer", "tokenizer_config"))
+    vocabulary = file["model"]["vocab"]
+    special = {token["content"] for token in file["added_tokens"] if token["special"]}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in file["model"]["merges"]])
+    writer.add_bos_token_id(vocabulary[settings["bos_token"]])
+    writer.add_eos_token_id(vocabulary[settings["eos_token"]])
+    writer.add_add_bos_token(True)
+    writer.add_chat_template(settings["chat_template"])

@@ -1,0 +1,106 @@
+"""Configs of GGUF files: fields under transformers' names, rotations with the parameters that files only imply."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from model_server.errors import StartupError
+from model_server.weights.gguf.config import config_of, generation_of
+from model_server.weights.gguf.header import GgufHeader
+from model_server.weights.header import Stored
+
+LLAMA = {
+    "embedding_length": 128, "block_count": 2, "feed_forward_length": 256, "attention.head_count": 4,
+    "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0,
+    "context_length": 4096,
+}  # fmt: skip
+EMBEDDING = {"token_embd.weight": Stored("F16", (1000, 128), 0, 0)}
+
+
+def header(name: str = "llama", tensors: dict[str, Stored] | None = None, **fields: Any) -> GgufHeader:
+    values = {key.replace("__", "."): value for key, value in {**LLAMA, **fields}.items() if value is not None}
+    given = {"general.architecture": name, **{f"{name}.{key}": value for key, value in values.items()}}
+    return GgufHeader(given, {**EMBEDDING, **(tensors or {})})
+
+
+def test_fields() -> None:
+    found = config_of(header(), Path("a.gguf"))
+    assert found == {
+        "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 256,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+        "max_position_embeddings": 4096, "head_dim": 32, "vocab_size": 1000, "tie_word_embeddings": True,
+    }  # fmt: skip
+    quantized = {"output.weight": Stored("Q6_K", (1000, 256), 0, 0)}
+    found = config_of(header(tensors=quantized), Path("a.gguf"))
+    assert found["tie_word_embeddings"] is False
+    assert found["quantization_config"] == {"quant_method": "gguf"}
+
+
+@pytest.mark.parametrize(("factor", "original"), [(8.0, 8192), (32.0, 8192), (4.0, 2048)])
+def test_llama3_s_parameters_are_found_in_the_factors(tmp_path: Path, factor: float, original: int) -> None:
+    parameters = {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": original,
+    }  # fmt: skip
+    config = LlamaConfig(hidden_size=128, num_attention_heads=1, rope_parameters={"rope_theta": 500000.0, **parameters})
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 500000.0 ** -(torch.arange(0, 128, 2) / 128)
+    path = tmp_path / "a.gguf"
+    path.write_bytes(struct.pack("<64f", *(plain / scaled).tolist()))
+    tensors = {"rope_freqs.weight": Stored("F32", (64,), 0, 256)}
+    assert config_of(header(tensors=tensors), path)["rope_scaling"] == parameters
+    path.write_bytes(struct.pack("<64f", *[factor, *[3.0] * 63]))
+    with pytest.raises(StartupError, match="by factors that are not Llama 3's"):
+        config_of(header(tensors=tensors), path)
+
+
+def test_other_rotations(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(struct.pack("<4f", 1.0, 2.0, 3.0, 4.0))
+    linear = header(rope__scaling__type="linear", rope__scaling__factor=4.0)
+    assert config_of(linear, path)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    yarn = header(rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=512)
+    expected = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert config_of(yarn, path)["rope_scaling"] == expected
+    factors = {
+        "rope_factors_short.weight": Stored("F32", (2,), 0, 8), "rope_factors_long.weight": Stored("F32", (2,), 8, 16)
+    }  # fmt: skip
+    phi3 = config_of(header("phi3", factors, rope__scaling__original_context_length=512), path)
+    assert phi3["rope_scaling"] == {"rope_type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
+    assert phi3["original_max_position_embeddings"] == 512
+    assert phi3["sliding_window"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (header("mamba"), "is of the architecture 'mamba', which is not served from GGUF files; served are llama, "),
+        (header(expert_count=8), "holds a mixture of experts, which is not served from GGUF files"),
+        (header(block_count=None), "lacks the metadata `llama.block_count`"),
+        (header(rope__scaling__type="other"), "scales its rotations by 'other'"),
+        (
+            GgufHeader({"general.architecture": "llama"}, {}),
+            "lacks the metadata `llama.embedding_length`",
+        ),
+    ],
+)
+def test_what_is_refused(given: GgufHeader, message: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        config_of(given, Path("a.gguf"))
+    assert message in str(caught.value)
+
+
+def test_ids_that_end_a_text() -> None:
+    texts = ["a", "<|eot_id|>", "<|im_end|>", "b"]
+    tokens = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": [1, 3, 1, 1]}
+    assert generation_of({"tokenizer.ggml.eos_token_id": 3, **tokens}) == {"eos_token_id": [3, 1]}
+    assert generation_of({"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.bos_token_id": 0, **tokens}) == {
+        "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
