@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.peers.checkpoints import SHAPES
 from benchmarks.peers.quantized import arithmetic, quantize_flag, stored
+from model_server.adapters.rows import adapter_rows
 from model_server.attention.choice import AttentionChoice
 from model_server.attention.metadata import AttentionMetadata
 from model_server.config import threads_are_set
@@ -21,7 +23,7 @@ from model_server.distributed.layout import Ranks
 from model_server.distributed.placement import Placement
 from model_server.memory.kv_cache import KvCache
 from model_server.models.load import load_runner
-from model_server.models.model import describe
+from model_server.models.model import describe, with_adapters
 from model_server.runner.runner import ModelInputs, Runner
 from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
@@ -49,12 +51,17 @@ def cells(rows: Sequence[int], *, prefill: bool) -> list[Cell]:
 
 
 class Step:
-    """A cell on a loaded model, with a cache and rows of a sampler of its own."""
+    """A cell on a loaded model, with a cache and rows of a sampler of its own.
 
-    def __init__(self, cell: Cell, runner: Runner, dtype: torch.dtype) -> None:
+    adapters: of each row of a decode step the number of its adapter, or `adapters.rows.BASE`; none: all are the base's.
+    """
+
+    def __init__(self, cell: Cell, runner: Runner, dtype: torch.dtype, adapters: Sequence[int] = ()) -> None:
         self._runner = runner
         self._sampler = Sampler(runner.vocab_size, CPU)
         self._inputs, blocks = _inputs(cell, runner.vocab_size)
+        if adapters:
+            self._inputs = replace(self._inputs, adapters=adapter_rows(np.array(adapters), None, CPU))
         self._cache = KvCache(runner.kv_shapes, blocks, BLOCK, dtype, CPU)
         self._rows = [self._sampler.new_row(SamplingParameters(), [1], 10**6) for _ in cell.query]
 
@@ -95,9 +102,16 @@ def _inputs(cell: Cell, vocab_size: int) -> tuple[ModelInputs, int]:
 
 
 @contextlib.contextmanager
-def loaded(model: str, precision: str, *, attention: str | None = None, one_thread: bool = False) -> Iterator[Runner]:
+def loaded(
+    model: str,
+    precision: str,
+    *,
+    attention: str | None = None,
+    one_thread: bool = False,
+    adapters: Mapping[str, Path] | None = None,
+) -> Iterator[Runner]:
     """The model on this process's CPUs, in inference mode; `model`: one of SHAPES, or a folder, whose weights are
-    quantized only on load."""
+    quantized only on load. adapters: folders of LoRA adapters by their names."""
     folder = stored(model, precision) if model in SHAPES else Path(model)
     dtype = dtype_of(precision)
     tune(CPU, 1, 2**30, keep_threads=threads_are_set())
@@ -108,6 +122,8 @@ def loaded(model: str, precision: str, *, attention: str | None = None, one_thre
         with torch.inference_mode():
             placement = Placement(CPU, dtype, Ranks.of(joined))
             described = describe(examine(folder), quantize=quantize_flag(precision))
+            if adapters:
+                described = with_adapters(described, adapters)
             runner = load_runner(described, placement, AttentionChoice(attention, CPU, dtype))
             settle(CPU)
             yield runner

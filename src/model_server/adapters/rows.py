@@ -21,16 +21,22 @@ BASE = -1
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """groups: adapters by their number, each with its rows among all tokens. kept: the same among the `num_kept` rows
-    that continue after the last attention, which are in the order of the tokens."""
+    """groups: adapters by their number, each with its rows among all tokens. kept: the same among the rows that
+    continue after the last attention, which are in the order of the tokens. numbers, kept_numbers: of the adapter of
+    each of these rows, or BASE; int64 in host memory."""
 
     groups: Groups
     kept: Groups
-    num_kept: int
+    numbers: Tensor
+    kept_numbers: Tensor
 
     def among(self, num_rows: int) -> Groups:
         """The groups of all tokens or of the kept rows, whichever `num_rows` is: equal numbers mean equal rows."""
-        return self.kept if num_rows == self.num_kept else self.groups
+        return self.kept if num_rows == len(self.kept_numbers) else self.groups
+
+    def numbers_among(self, num_rows: int) -> Tensor:
+        """The same as a number for each row."""
+        return self.kept_numbers if num_rows == len(self.kept_numbers) else self.numbers
 
 
 @dataclass(slots=True)
@@ -50,9 +56,10 @@ def adapter_rows(
     if (numbers == BASE).all():
         return None
     groups = _groups(numbers, device)
+    of_tokens = torch.from_numpy(numbers.astype(np.int64))
     if kept is None:
-        return AdapterRows(groups, groups, len(numbers))
-    return AdapterRows(groups, _groups(numbers[kept], device), len(kept))
+        return AdapterRows(groups, groups, of_tokens, of_tokens)
+    return AdapterRows(groups, _groups(numbers[kept], device), of_tokens, of_tokens[torch.from_numpy(kept)])
 
 
 def _groups(numbers: npt.NDArray[np.int64], device: torch.device) -> Groups:

@@ -70,6 +70,29 @@ class CodeShapeStruct(ctypes.Structure):
     ]
 
 
+class AdapterExpansionStruct(ctypes.Structure):
+    """`AdapterExpansion` of adapters.hpp."""
+
+    _fields_ = [
+        ("panel", c_long),
+        ("panels", c_long),
+        ("first", c_long),
+        ("rank", c_long),
+        ("b", c_void_p),
+    ]
+
+
+class AdapterFactorsStruct(ctypes.Structure):
+    """`AdapterFactors` of adapters.hpp."""
+
+    _fields_ = [
+        ("a", c_void_p),
+        ("inner", c_long),
+        ("num_expansions", c_long),
+        ("expansions", POINTER(AdapterExpansionStruct)),
+    ]
+
+
 class StackMatrixStruct(ctypes.Structure):
     """`StackMatrix` of stack.hpp."""
 
@@ -77,6 +100,7 @@ class StackMatrixStruct(ctypes.Structure):
         ("panels", c_void_p),
         ("bias", c_void_p),
         ("codes", POINTER(CodeShapeStruct)),
+        ("adapters", POINTER(AdapterFactorsStruct)),
     ]
 
 
@@ -122,6 +146,7 @@ class StackStepStruct(ctypes.Structure):
         ("kept", c_void_p),
         ("caches", POINTER(c_void_p)),
         ("out", c_void_p),
+        ("adapters", c_void_p),
         ("paging", PagingStruct),
     ]
 
@@ -173,5 +198,17 @@ FUNCTIONS: dict[str, tuple[type, ...]] = {
         c_void_p,
     ),
     "cpp_stack": (c_long, POINTER(StackConfigStruct), POINTER(StackStepStruct)),
+    "cpp_adapt": (
+        c_long,
+        POINTER(AdapterFactorsStruct),
+        c_void_p,
+        c_void_p,
+        c_long,
+        c_long,
+        c_long,
+        c_void_p,
+        c_long,
+        c_long,
+    ),
     "cpp_greedy": (c_void_p, c_long, c_long, c_long, c_void_p, c_void_p, c_void_p),
 }

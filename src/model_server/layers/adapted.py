@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from model_server.adapters.factors import Factors
+from model_server.adapters.panels import AdapterPanels
 from model_server.adapters.rows import CurrentRows, RowIndex
+from model_server.cpp.library import usable
 from model_server.layers.linear.linear import Linear
 
 
@@ -17,12 +19,18 @@ class AdaptedLinear:
     Rows without an adapter are what `base` gives, bit for bit.
     """
 
-    __slots__ = ("_current", "_factors", "base")
+    __slots__ = ("_current", "_factors", "base", "panels")
 
-    def __init__(self, base: Linear, factors: Mapping[int, Factors], current: CurrentRows) -> None:
-        """factors: by the number of the adapter. current: whose rows are read at each call."""
+    def __init__(self, base: Linear, factors: Mapping[int, Factors], current: CurrentRows, number: int) -> None:
+        """factors: by the number of the adapter, one at least. current: whose rows are read at each call. number: of
+        all adapters of the model.
+
+        panels: their form for the C++ operators; None where these do not serve.
+        """
         self.base = base
-        self._factors = factors
+        a = next(iter(factors.values())).a
+        self.panels = AdapterPanels(factors, number) if usable(a.device, a.dtype) else None
+        self._factors = factors if self.panels is None else {}
         self._current = current
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -34,6 +42,9 @@ class AdaptedLinear:
     def _with_adapters(self, x: Tensor, out: Tensor) -> Tensor:
         rows = self._current.rows
         if rows is None:
+            return out
+        if self.panels is not None:
+            self.panels.add(rows.numbers_among(out.numel() // out.shape[-1]), x, out)
             return out
         for number, index in rows.among(x.shape[0]):
             factors = self._factors.get(number)

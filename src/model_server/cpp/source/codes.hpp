@@ -35,7 +35,9 @@ struct CodeShape {
 };
 
 template <class T> struct CodeMatrix : CodeShape {
-    explicit CodeMatrix(const CodeShape& shape) : CodeShape(shape) {}
+    long pitch;  // from a row of what it is multiplied to, to the next
+    explicit CodeMatrix(const CodeShape& shape) : CodeMatrix(shape, shape.outputs) {}
+    CodeMatrix(const CodeShape& shape, long pitch) : CodeShape(shape), pitch(pitch) {}
     const uint8_t* panel(long index) const { return panels + index * panel_bytes(); }
     const T* added() const { return static_cast<const T*>(bias); }
 };
@@ -325,7 +327,7 @@ void multiply_codes(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out
         const uint8_t* panels[P];
         for (int i = 0; i < P; i++) panels[i] = m.panel(p + i);
         code_tiles<T, P>(m, x, rows, panels, [&](long r, vf(&s)[2 * P]) {
-            put(out + r * width, s, 2 * P, p * PANEL, width, m.added(), onto ? onto + r * width : nullptr);
+            put(out + r * m.pitch, s, 2 * P, p * PANEL, width, m.added(), onto ? onto + r * m.pitch : nullptr);
         }, ahead);
         p += P;
     };
@@ -397,7 +399,7 @@ template <class T, class Out>
 void code_product(const CodeMatrix<T>& m, const CodeRows<T>& x, long rows, Out* out, const Out* onto, Team team,
                   std::atomic<long>& next) {
     auto work = [&](long row, long count, long first, long last, long distance) {
-        multiply_codes<T, Out>(m, x.from(row), count, out + row * m.outputs, onto ? onto + row * m.outputs : nullptr, first,
+        multiply_codes<T, Out>(m, x.from(row), count, out + row * m.pitch, onto ? onto + row * m.pitch : nullptr, first,
                                last, distance);
     };
     Pieces(rows, m.panel_count(), team.size, cached_rows(x)).take(next, team.size, rows == 1 ? 4 : 2, work);

@@ -85,8 +85,8 @@ void multiply_float8(const CodeMatrix<T>& m, const Input<T>* x, long stride, lon
             for (long begin = 0; begin < rows; begin += FLOAT8_ROWS)
                 float8_tiles<T, P>(m, x + begin * stride, stride, std::min(FLOAT8_ROWS, rows - begin), panels,
                                    [&](long r, vf(&s)[2 * P]) {
-                    Out* row = out + (begin + r) * m.outputs;
-                    put(row, s, 2 * P, p * PANEL, m.outputs, m.added(), onto ? onto + (begin + r) * m.outputs : nullptr);
+                    const long at = (begin + r) * m.pitch;
+                    put(out + at, s, 2 * P, p * PANEL, m.outputs, m.added(), onto ? onto + at : nullptr);
                 });
             p += P;
         };
@@ -129,8 +129,8 @@ void float8_product(const CodeMatrix<T>& m, const X* rows_in, long stride, long 
     team.attempt([&] { x = rows_as_input<T>(rows_in, stride, rows, m.inputs); });
     if (!x) return;
     auto work = [&](long row, long count, long first, long last, long) {
-        multiply_float8<T, Out>(m, x + row * stride, stride, count, out + row * m.outputs,
-                                onto ? onto + row * m.outputs : nullptr, first, last);
+        multiply_float8<T, Out>(m, x + row * stride, stride, count, out + row * m.pitch,
+                                onto ? onto + row * m.pitch : nullptr, first, last);
     };
     Pieces(rows, m.panel_count(), team.size, rows).take(next, team.size, 2, work);
 }

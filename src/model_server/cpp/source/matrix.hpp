@@ -154,6 +154,7 @@ template <class T> struct Matrix {
     const T* panels;
     const T* bias;  // [outputs] or null
     long outputs, inputs;
+    long pitch = outputs;  // from a row of what it is multiplied to, to the next
 
     long panel_count() const { return (outputs + PANEL - 1) / PANEL; }
     const T* panel(long index) const { return panels + index * PANEL * inputs; }
@@ -204,7 +205,7 @@ void multiply(const Matrix<T>& m, const Input<T>* x, long stride, long rows, Out
         const T* panels[P];
         for (int i = 0; i < P; i++) panels[i] = m.panel(p + i);
         tiles<T, P>(x, stride, rows, panels, m.inputs, [&](long r, vf(&s)[2 * P]) {
-            put(out + r * width, s, 2 * P, p * PANEL, width, m.bias, onto ? onto + r * width : nullptr);
+            put(out + r * m.pitch, s, 2 * P, p * PANEL, width, m.bias, onto ? onto + r * m.pitch : nullptr);
         }, ahead);
         p += P;
     };

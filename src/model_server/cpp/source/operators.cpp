@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "adapters.hpp"
 #include "codes.hpp"
 #include "float8_product.hpp"
 #include "product.hpp"
@@ -226,6 +227,31 @@ long cpp_stack(long type, const StackConfig* config, const StackStep* step) {
     return with_type(type, [&](auto zero) {
         Stack<decltype(zero)> stack(*config, *step, scratch);
         parallel([&](Team team) { stack.run(team); });
+    });
+}
+
+// out [rows, outputs] += what the rows' adapters give for x [rows, inputs]; float32 whatever the type if `wide`.
+long cpp_adapt(long type, const AdapterFactors* of_number, const int64_t* numbers, const void* x, long stride, long inputs,
+               long rows, void* out, long outputs, long wide) {
+    static thread_local Scratch scratch;
+    return with_type(type, [&](auto zero) {
+        using T = decltype(zero);
+        const T* from = static_cast<const T*>(x);
+        const AdapterGroups groups(numbers, nullptr, 0, rows);
+        const long width = groups.most_inner(of_number);
+        if (!width) return;
+        float* inner = reinterpret_cast<float*>(scratch.of(rows * width * sizeof(float)));
+        const int limit = rows * width * inputs < 4 * SMALLEST_SHARED ? 1 : 1 << 30;
+        parallel([&](Team team) {
+            shrink<T>(of_number, groups, from, stride, inputs, inner, width, team);
+            team.barrier();
+            long first, last;
+            team.share((outputs + PANEL - 1) / PANEL, first, last);
+            for (long p = first; p < last; p++) {
+                if (wide) expand<T>(of_number, groups, inner, width, p, static_cast<float*>(out), outputs, outputs);
+                else expand<T>(of_number, groups, inner, width, p, static_cast<T*>(out), outputs, outputs);
+            }
+        }, limit);
     });
 }
 

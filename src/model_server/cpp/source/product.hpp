@@ -83,8 +83,8 @@ void product(const Matrix<T>& m, const X* rows_in, long stride, long rows, Out* 
     team.attempt([&] { x = rows_as_input<T>(rows_in, stride, rows, m.inputs); });
     if (!x) return;
     auto work = [&](long row, long count, long first, long last, long distance) {
-        multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.outputs,
-                         onto ? onto + row * m.outputs : nullptr, first, last, distance);
+        multiply<T, Out>(m, x + row * stride, stride, count, out + row * m.pitch,
+                         onto ? onto + row * m.pitch : nullptr, first, last, distance);
     };
     Pieces(rows, m.panel_count(), team.size, rows).take(next, team.size, rows == 1 ? 4 : 2, work);
 }

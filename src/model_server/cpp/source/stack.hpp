@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "adapters.hpp"
 #include "float8_product.hpp"
 #include "product.hpp"
 #include "rows.hpp"
@@ -12,7 +13,8 @@
 // A matrix as panels of the activations' type, or as codes.
 struct StackMatrix {
     const void *panels, *bias;
-    const CodeShape* codes;  // or null
+    const CodeShape* codes;          // or null
+    const AdapterFactors* adapters;  // by their numbers, or null: none adds to it
 };
 
 struct StackLayer {
@@ -37,6 +39,7 @@ struct StackStep {
     const int64_t* kept;      // [num_kept]: the rows that leave the last layer, or null: all
     void* const* caches;      // per layer
     void* out;                // [num_kept, hidden], if kept
+    const int64_t* adapters;  // [tokens]: the number of each one's adapter, below 0: none; null: no token has one
     Paging paging;
 };
 
@@ -48,21 +51,33 @@ template <class T> class Stack {
     float* values;
     Partial* parts;
     std::vector<Schedule> schedules;
-    std::vector<std::atomic<long>> counters;
+    std::vector<std::atomic<long>> counters;  // see `counter`
     static constexpr int COUNTERS = 5;
+    // Products with adapters go by blocks of so many rows, whose sums stay floats until all is added.
+    static constexpr long BLOCK = 256;
+    std::vector<AdapterGroups> groups, kept_groups;  // of each block
+    float *sums, *shrunk;
+    long shrunk_width = 0;
+    long counted;  // counters of one layer
 
     char* code_space;  // of the rows of one product with codes
 
     static Matrix<T> plain(const StackMatrix& m, long outputs, long inputs) {
         return {static_cast<const T*>(m.panels), static_cast<const T*>(m.bias), outputs, inputs};
     }
-    // out [rows, outputs] = x [rows, inputs] @ m.T (+ onto)
-    void multiply(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, long rows, T* out, const T* onto,
-                  Team team, std::atomic<long>& next) const {
-        if (!m.codes) return product<T, T>(plain(m, outputs, inputs), x, inputs, rows, out, onto, team, next);
-        if (m.codes->is_float8) return float8_product<T, T>(CodeMatrix<T>(*m.codes), x, inputs, rows, out, onto, team, next);
+    // out [rows, outputs] = x [rows, inputs] @ m.T (+ onto); pitch: from row to row of out.
+    template <class Out>
+    void multiply(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, long rows, Out* out, long pitch,
+                  const Out* onto, Team team, std::atomic<long>& next) const {
+        if (!m.codes) {
+            Matrix<T> matrix = plain(m, outputs, inputs);
+            matrix.pitch = pitch;
+            return product<T, Out>(matrix, x, inputs, rows, out, onto, team, next);
+        }
+        const CodeMatrix<T> matrix(*m.codes, pitch);
+        if (m.codes->is_float8) return float8_product<T, Out>(matrix, x, inputs, rows, out, onto, team, next);
         const auto codes = shared_code_rows<T>(*m.codes, x, inputs, rows, code_space, team);
-        code_product<T, T>(CodeMatrix<T>(*m.codes), codes, rows, out, onto, team, next);
+        code_product<T, Out>(matrix, codes, rows, out, onto, team, next);
     }
     // inner [rows, intermediate] = silu(normed @ gate.T) * (normed @ up.T)
     void multiply_up(const StackMatrix& m, long rows, Team team, std::atomic<long>& next) const {
@@ -75,6 +90,69 @@ template <class T> class Stack {
         const auto codes = shared_code_rows<T>(*m.codes, normed, config.hidden, rows, code_space, team);
         gated_code_product<T>(CodeMatrix<T>(*m.codes), codes, rows, inner, team, next);
     }
+    bool adapts(const StackMatrix& m) const { return step.adapters && m.adapters; }
+
+    // x [rows, inputs] @ m.T and what adapters add to it, in floats; then `finish(first row, rows, panel, pitch)` for each
+    // panel of `outputs` or, if they are two halves, for each of the first half, of which it reads both.
+    template <class F>
+    void multiply_adapted(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, bool halves,
+                          Team team, std::atomic<long>* next, const F& finish) const {
+        const auto& blocks = is_kept ? kept_groups : groups;
+        const long rows = is_kept ? step.num_kept : step.tokens;
+        const long panels = ((halves ? outputs / 2 : outputs) + PANEL - 1) / PANEL;
+        // Not whole pages from row to row: then a few lines of a cache would have to hold all rows of a panel.
+        const long pitch = outputs + PANEL;
+        long first = 0, begin, end;
+        team.share(panels, begin, end);
+        for (size_t i = 0; i < blocks.size(); i++, first += BLOCK) {
+            const long count = std::min(BLOCK, rows - first);
+            shrink<T>(m.adapters, blocks[i], x + first * inputs, inputs, inputs, shrunk, shrunk_width, team);
+            multiply<float>(m, outputs, inputs, x + first * inputs, count, sums, pitch, nullptr, team, next[i]);
+            team.barrier();
+            for (long p = begin; p < end; p++) {
+                expand<T>(m.adapters, blocks[i], shrunk, shrunk_width, p, sums, outputs, pitch);
+                if (halves) expand<T>(m.adapters, blocks[i], shrunk, shrunk_width, panels + p, sums, outputs, pitch);
+                finish(first, count, p, pitch);
+            }
+            team.barrier();
+        }
+    }
+    // out [rows, outputs] = x @ m.T (+ onto), with adapters or without; ends at a barrier.
+    void multiply_any(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, T* out,
+                      const T* onto, Team team, std::atomic<long>* next) const {
+        if (!adapts(m)) {
+            multiply<T>(m, outputs, inputs, x, is_kept ? step.num_kept : step.tokens, out, outputs, onto, team, *next);
+            return team.barrier();
+        }
+        multiply_adapted(m, outputs, inputs, x, is_kept, false, team, next, [&](long first, long count, long p, long pitch) {
+            const long limit = std::min(long(PANEL), outputs - p * PANEL);
+            for (long r = 0; r < count; r++) {
+                const long at = (first + r) * outputs + p * PANEL;
+                const float* sum = sums + r * pitch + p * PANEL;
+                if (limit == PANEL) {
+                    const vf values[2] = {load(sum), load(sum + LANES)};
+                    put(out + at, values, 2, 0, limit, static_cast<const T*>(nullptr), onto ? onto + at : nullptr);
+                    continue;
+                }
+                for (long i = 0; i < limit; i++) out[at + i] = narrow<T>(onto ? sum[i] + widen(onto[at + i]) : sum[i]);
+            }
+        });
+    }
+    // inner [rows, intermediate] = silu(gate) * up, with adapters or without; ends at a barrier.
+    void multiply_up_any(const StackMatrix& m, bool is_kept, Team team, std::atomic<long>* next) const {
+        const long width = config.intermediate;
+        if (!adapts(m)) {
+            multiply_up(m, is_kept ? step.num_kept : step.tokens, team, *next);
+            return team.barrier();
+        }
+        multiply_adapted(m, 2 * width, config.hidden, normed, is_kept, true, team, next, [&](long first, long count, long p, long pitch) {
+            for (long r = 0; r < count; r++) {
+                const float* gate = sums + r * pitch + p * PANEL;
+                Input<T>* out = inner + (first + r) * width + p * PANEL;
+                for (int i = 0; i < PANEL; i += LANES) store(out + i, silu(load(gate + i)) * load(gate + width + i));
+            }
+        });
+    }
     const Schedule& schedule(const AttentionShape& shape) const {
         for (const auto& s : schedules)
             if (s.serves(shape)) return s;
@@ -83,7 +161,7 @@ template <class T> class Stack {
 
   public:
     Stack(const StackConfig& config, const StackStep& step, Scratch& scratch)
-        : config(config), step(step), counters(config.num_layers * COUNTERS) {
+        : config(config), step(step) {
         long qkv_width = 0, attended_width = 0, shared_values = 0, shared_parts = 0;
         for (long i = 0; i < config.num_layers; i++) {
             const auto& shape = config.layers[i].attention;
@@ -98,15 +176,31 @@ template <class T> class Stack {
             shared_parts = std::max(shared_parts, plan.shared_parts(shape));
         }
         long n = std::max(step.tokens, step.num_kept);
+        if (step.adapters) {
+            for (long first = 0; first < step.tokens; first += BLOCK)
+                groups.emplace_back(step.adapters, nullptr, first, std::min(first + BLOCK, step.tokens));
+            for (long first = 0; first < step.num_kept; first += BLOCK)
+                kept_groups.emplace_back(step.adapters, step.kept, first, std::min(first + BLOCK, step.num_kept));
+        }
+        counted = 1 + (COUNTERS - 1) * std::max<long>({1, long(groups.size()), long(kept_groups.size())});
+        counters = std::vector<std::atomic<long>>(config.num_layers * counted);
         size_t code_size = 0;
+        long most_outputs = 0;
         for (long i = 0; i < config.num_layers; i++) {
             const auto& layer = config.layers[i];
             for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
                 if (m->codes && !m->codes->is_float8) code_size = std::max(code_size, code_rows_size<T>(n, *m->codes));
+            if (!step.adapters) continue;
+            for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
+                for (const auto& block : groups)
+                    if (m->adapters) shrunk_width = std::max(shrunk_width, block.most_inner(m->adapters));
+            most_outputs = std::max({qkv_width, config.hidden, 2 * config.intermediate}) + PANEL;
         }
+        const long adapted = std::min(n, BLOCK);
         size_t size = sizeof(T) * n * qkv_width +
                       sizeof(Input<T>) * n * (config.hidden + 2 * attended_width + config.intermediate) +
-                      sizeof(float) * shared_values + sizeof(Partial) * shared_parts + code_size + 9 * 64;
+                      sizeof(float) * shared_values + sizeof(Partial) * shared_parts + code_size +
+                      sizeof(float) * adapted * (most_outputs + shrunk_width) + 11 * 64;
         char* at = scratch.of(size);
         normed = Scratch::take<Input<T>>(at, n * config.hidden);
         qkv = Scratch::take<T>(at, n * qkv_width);
@@ -116,6 +210,8 @@ template <class T> class Stack {
         values = Scratch::take<float>(at, shared_values);
         parts = Scratch::take<Partial>(at, shared_parts);
         code_space = Scratch::take<char>(at, code_size);
+        sums = Scratch::take<float>(at, adapted * most_outputs);
+        shrunk = Scratch::take<float>(at, adapted * shrunk_width);
     }
 
     void run(Team team) {
@@ -125,30 +221,33 @@ template <class T> class Stack {
             const StackLayer& layer = config.layers[i];
             attention(layer, i, hidden, team);
             const Input<T>* values_of_rows = attended;
-            if (step.kept && i == config.num_layers - 1) {
+            const bool is_kept = step.kept && i == config.num_layers - 1;
+            if (is_kept) {
                 keep(layer, hidden, team);
                 rows = step.num_kept;
                 hidden = static_cast<T*>(step.out);
                 values_of_rows = gathered;
             }
             long width = layer.attention.heads * layer.attention.value_dim;
-            multiply(layer.output, config.hidden, width, values_of_rows, rows, hidden, hidden, team, counters[i * COUNTERS + 2]);
-            team.barrier();
+            multiply_any(layer.output, config.hidden, width, values_of_rows, is_kept, hidden, hidden, team, counter(i, 1));
             norm(hidden, layer.mlp_norm, rows, layer.up, team);
-            multiply_up(layer.up, rows, team, counters[i * COUNTERS + 3]);
-            team.barrier();
-            multiply(layer.down, config.hidden, config.intermediate, inner, rows, hidden, hidden, team, counters[i * COUNTERS + 4]);
-            team.barrier();
+            multiply_up_any(layer.up, is_kept, team, counter(i, 2));
+            multiply_any(layer.down, config.hidden, config.intermediate, inner, is_kept, hidden, hidden, team, counter(i, 3));
         }
     }
 
   private:
+    // Of a product of a layer, for each of its blocks of rows; the layer's last one is that of its attention.
+    std::atomic<long>* counter(long layer, long product) {
+        return &counters[layer * counted + product * ((counted - 1) / (COUNTERS - 1))];
+    }
+
     // For the product with `next`; whoever quantizes the rows first needs no others than its own.
     void norm(const T* x, const float* weight, long rows, const StackMatrix& next, Team team) {
         long first, last;
         team.share(rows, first, last);
         for (long r = first; r < last; r++) rms_norm(x + r * config.hidden, weight, config.eps, normed + r * config.hidden, config.hidden);
-        if (!next.codes || next.codes->is_float8) team.barrier();
+        if (!next.codes || next.codes->is_float8 || adapts(next)) team.barrier();
     }
 
     void attention(const StackLayer& layer, long index, const T* hidden, Team team) {
@@ -156,8 +255,7 @@ template <class T> class Stack {
         long query_width = shape.heads * shape.key_dim;
         long qkv_width = query_width + shape.row_width, first, last;
         norm(hidden, layer.attention_norm, step.tokens, layer.qkv, team);
-        multiply(layer.qkv, qkv_width, config.hidden, normed, step.tokens, qkv, nullptr, team, counters[index * COUNTERS]);
-        team.barrier();
+        multiply_any(layer.qkv, qkv_width, config.hidden, normed, false, qkv, nullptr, team, counter(index, 0));
         T* cache = static_cast<T*>(step.caches[index]);
         HeadLayout layout = {shape.heads + shape.kv_heads, shape.key_dim, layer.rotary, query_width,
                              qkv_width, layer.qk_norm, config.qk_eps};
@@ -169,7 +267,7 @@ template <class T> class Stack {
         team.barrier();
         const Schedule& plan = schedule(shape);
         AttentionStep<T, Input<T>> attend{shape, step.paging, plan, cache, qkv, qkv_width, attended, values, parts};
-        team.attempt([&] { attend.run(counters[index * COUNTERS + 1]); });
+        team.attempt([&] { attend.run(*counter(index, COUNTERS - 1)); });
         team.barrier();
         if (!plan.joins()) return;
         team.attempt([&] { attend.join_all(team); });

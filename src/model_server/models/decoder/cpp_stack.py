@@ -12,10 +12,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from model_server.adapters.panels import AdapterPanels
+from model_server.adapters.rows import AdapterRows
 from model_server.attention.cpp import CppStep, serves, shape_struct
 from model_server.cpp.library import TYPES, prepared
-from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackMatrixStruct, StackStepStruct
-from model_server.layers.adapted import base_of
+from model_server.cpp.structs import (
+    AdapterFactorsStruct,
+    StackConfigStruct,
+    StackLayerStruct,
+    StackMatrixStruct,
+    StackStepStruct,
+)
+from model_server.layers.adapted import AdaptedLinear, base_of
 from model_server.layers.fused.cpp import CppRmsNorm, CppSiluGated
 from model_server.layers.linear.code_panels import CodeLinear
 from model_server.layers.linear.linear import Linear
@@ -45,8 +53,13 @@ class CppStack:
         self._caches = (ctypes.c_void_p * len(layers))()
         self._cache: KvCache | None = None
 
-    def __call__(self, hidden: Tensor, step: Step, kept_rows: Tensor | None) -> Tensor:
-        """[num_tokens, hidden], which is overwritten, -> the same, or [num_rows, hidden] of `kept_rows` [num_rows]."""
+    def __call__(
+        self, hidden: Tensor, step: Step, kept_rows: Tensor | None, adapters: AdapterRows | None = None
+    ) -> Tensor:
+        """[num_tokens, hidden], which is overwritten, -> the same, or [num_rows, hidden] of `kept_rows` [num_rows].
+
+        adapters: the rows that have one; None: none has.
+        """
         assert isinstance(step.attention, CppStep)
         operators = prepared()
         if step.cache is not self._cache:
@@ -64,6 +77,7 @@ class CppStack:
             kept=None if kept_rows is None else kept_rows.data_ptr(),
             caches=self._caches,
             out=out.data_ptr(),
+            adapters=None if adapters is None else adapters.numbers.data_ptr(),
             paging=step.attention.paging,
         )
         operators.cpp_stack(TYPES[hidden.dtype], self._config, struct)
@@ -76,7 +90,26 @@ class CppStack:
         )
 
 
-_Packed = PackedLinear | CodeLinear
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A matrix, and what adapters add to its product; None: nothing."""
+
+    matrix: PackedLinear | CodeLinear
+    adapters: AdapterPanels | None
+
+    @property
+    def inputs(self) -> int:
+        return self.matrix.inputs
+
+    @property
+    def outputs(self) -> int:
+        return self.matrix.outputs
+
+    def struct(self) -> StackMatrixStruct:
+        struct = _matrix_struct(self.matrix)
+        if self.adapters is not None:
+            struct.adapters = ctypes.cast(self.adapters.structs, ctypes.POINTER(AdapterFactorsStruct))
+        return struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +133,7 @@ class _Layer:
             attention=shape_struct(self.attention.layer, self.attention.kv_shape),
         )
         for name in ("qkv", "output", "up", "down"):
-            setattr(struct, name, _matrix_struct(getattr(self, name)))
+            setattr(struct, name, getattr(self, name).struct())
         return struct
 
 
@@ -148,12 +181,13 @@ def _layer(block: Block) -> _Layer | None:
 
 
 def _packed(linear: Linear) -> _Packed | None:
-    """Without adapters: steps with rows that have one are not for the stack."""
-    linear = base_of(linear)
-    return linear if isinstance(linear, _Packed) else None
+    base = base_of(linear)
+    if not isinstance(base, PackedLinear | CodeLinear):
+        return None
+    return _Packed(base, linear.panels if isinstance(linear, AdaptedLinear) else None)
 
 
-def _matrix_struct(matrix: _Packed) -> StackMatrixStruct:
+def _matrix_struct(matrix: PackedLinear | CodeLinear) -> StackMatrixStruct:
     if isinstance(matrix, CodeLinear):
         return StackMatrixStruct(codes=ctypes.pointer(matrix.struct))
     return StackMatrixStruct(

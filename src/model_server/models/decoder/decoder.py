@@ -107,8 +107,8 @@ class Decoder:
 
     def _through_blocks(self, hidden: Tensor, step: Step, logit_rows: Tensor | None) -> Stream:
         kept_rows = None if self._output is None else logit_rows
-        if self._stack is not None and self._current.rows is None and self._stack.takes(step, hidden):
-            return self._stack(hidden, step, kept_rows), None
+        if self._stack is not None and self._stack.takes(step, hidden):
+            return self._stack(hidden, step, kept_rows, self._current.rows), None
         added = None
         for block in self._blocks[:-1]:
             hidden, added = block(hidden, added, step)

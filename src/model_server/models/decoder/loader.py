@@ -159,7 +159,7 @@ class Loader:
         if self.adapters is None or not factors:
             return linear
         self.weight_bytes += sum(f.nbytes for f in factors.values())
-        return AdaptedLinear(linear, factors, self.adapters.current)
+        return AdaptedLinear(linear, factors, self.adapters.current, len(self.adapters.names))
 
     def norm(self, name: str, size: int) -> AddNorm:
         """A norm over `size` numbers of every token, the same on every rank."""

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from operator_adapters import adapter_case
 from operator_attention import attention_case, rotated
 from operator_codes import code_case, float8_case
 from operator_stack import stack_case
@@ -139,6 +140,7 @@ CASES = (
     rotation_case,
     greedy_case,
     attention_case,
+    adapter_case,
     stack_case,
 )
 

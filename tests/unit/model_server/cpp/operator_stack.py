@@ -5,11 +5,18 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+from operator_adapters import Adapters
 from operator_attention import Layer, Paging, attention, filled_cache, random_batch, random_layer, rotated
 from operator_codes import Codes, Float8
 from support.cpp_operators import AS, BF16, Operators, address, assert_near, exact, widen
 
-from model_server.cpp.structs import StackConfigStruct, StackLayerStruct, StackMatrixStruct, StackStepStruct
+from model_server.cpp.structs import (
+    AdapterFactorsStruct,
+    StackConfigStruct,
+    StackLayerStruct,
+    StackMatrixStruct,
+    StackStepStruct,
+)
 
 EPS, QK_EPS = 1e-5, 1e-6
 
@@ -45,6 +52,10 @@ class Block:
                 random.standard_normal((layer.heads + layer.kv_heads, layer.key_dim)).astype(np.float32)
             )
         self.rope = int(random.integers(-1, 2))
+        self.adapters = {
+            name: Adapters(operators, random, type, *size) for name, size in sizes.items() if random.random() < 0.6
+        }
+        self.numbers: np.ndarray | None = None  # of the adapter of each row, where rows have one
 
     def struct(self, rotary: int) -> StackLayerStruct:
         struct = StackLayerStruct(
@@ -59,6 +70,8 @@ class Block:
             setattr(struct, name, StackMatrixStruct(address(panels), address(self.biases[name])))
         for name, shape in self.shapes.items():
             setattr(struct, name, StackMatrixStruct(codes=ctypes.pointer(shape)))
+        for name, adapters in self.adapters.items():
+            getattr(struct, name).adapters = ctypes.cast(adapters.structs, ctypes.POINTER(AdapterFactorsStruct))
         return struct
 
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
@@ -66,6 +79,8 @@ class Block:
         stored = self.floats.get(name) or self.codes.get(name)
         weight = widen(self.weights[name]) if stored is None else stored.decoded()
         out: np.ndarray = x @ weight.T + (0 if bias is None else widen(bias))
+        if self.numbers is not None and name in self.adapters:
+            out += self.adapters[name].product(self.numbers, x)
         return out
 
     def run(self, x: np.ndarray, paging: Paging, cache: np.ndarray, rotations: list[np.ndarray]) -> np.ndarray:
@@ -102,8 +117,10 @@ def stack_case(operators: Operators, random: np.random.Generator, type: int) -> 
     if random.random() < 0.6:
         kept = np.sort(random.permutation(paging.tokens)[: random.integers(0, min(paging.tokens, 9) + 1)])
     rows = paging.tokens if kept is None else len(kept)
+    numbers = blocks[0].adapters["qkv"].numbers(random, paging.tokens) if "qkv" in blocks[0].adapters else None
     wanted, filled = widen(x), [widen(cache) for cache in caches]
     for block, cache in zip(blocks, filled, strict=True):
+        block.numbers = numbers
         wanted = block.run(wanted, paging, cache, rotations)
     structs = (StackLayerStruct * 2)(*(block.struct(rotary) for block in blocks))
     kept_rows = None if kept is None else exact(kept)
@@ -120,6 +137,7 @@ def stack_case(operators: Operators, random: np.random.Generator, type: int) -> 
             address(kept_rows),  # of no rows torch gives a null address
             (ctypes.c_void_p * 2)(*map(address, caches)),
             address(given if kept is None else out),
+            address(numbers),
             paging.struct(),
         )
         operators.cpp_stack(type, StackConfigStruct(2, hidden, inner, EPS, QK_EPS, structs), step)

@@ -1,0 +1,89 @@
+"""What adapters of random ranks add to a product, each for its own rows."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+from support.cpp_operators import AS, FLOAT, TOLERANCE, Operators, address, assert_near, exact, rows_apart, widen
+
+from model_server.cpp.structs import AdapterExpansionStruct, AdapterFactorsStruct
+
+
+class Adapters:
+    """Some adapters of one product, one of which adds nothing to it. A [inner, inputs], Bs by their first output."""
+
+    def __init__(
+        self, operators: Operators, random: np.random.Generator, type: int, outputs: int, inputs: int, number: int = 3
+    ) -> None:
+        self.structs = (AdapterFactorsStruct * (number + 1))()
+        self._deltas: list[np.ndarray] = []
+        self._kept: list[object] = []
+        for place in range(number):
+            self._deltas.append(self._add(operators, random, type, place, outputs, inputs))
+        self._deltas.append(np.zeros((outputs, inputs)))
+
+    def numbers(self, random: np.random.Generator, rows: int) -> np.ndarray:
+        """Of each row, -1 where it has none."""
+        return exact(random.integers(-1, len(self._deltas), rows))
+
+    def product(self, numbers: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """[rows, outputs] in float64."""
+        out = np.zeros((len(x), self._deltas[0].shape[0]))
+        for place, delta in enumerate(self._deltas):
+            out[numbers == place] = x[numbers == place] @ delta.T
+        return out
+
+    def _add(
+        self, operators: Operators, random: np.random.Generator, type: int, place: int, outputs: int, inputs: int
+    ) -> np.ndarray:
+        """The modules of one adapter: neighbours among the outputs, with A of their own or one for all."""
+        panel = operators.panel
+        ends = np.unique([*random.integers(1, outputs + 1, 2), outputs])
+        starts = [0, *ends[:-1].tolist()]
+        ranks = [int(random.choice([1, 3, 4, 8, 16, 17])) for _ in starts]
+        a = exact(AS[type](random.standard_normal((sum(ranks), inputs)) / np.sqrt(inputs)))
+        expansions = (AdapterExpansionStruct * len(starts))()
+        delta, first = np.zeros((outputs, inputs)), 0
+        for i, (start, stop, rank) in enumerate(zip(starts, ends.tolist(), ranks, strict=True)):
+            b = AS[type](random.standard_normal((stop - start, rank)))
+            begin, end = start // panel, -(-stop // panel)
+            filled = np.zeros(((end - begin) * panel, rank), b.dtype)
+            filled[start - begin * panel : stop - begin * panel] = b
+            packed = exact(np.ascontiguousarray(filled.reshape(end - begin, panel, rank).transpose(0, 2, 1)))
+            expansions[i] = AdapterExpansionStruct(begin, end - begin, first, rank, address(packed))
+            delta[start:stop] = widen(b) @ widen(a[first : first + rank])
+            self._kept.append(packed)
+            first += rank
+        pointer = ctypes.cast(expansions, ctypes.POINTER(AdapterExpansionStruct))
+        self.structs[place] = AdapterFactorsStruct(address(a), len(a), len(starts), pointer)
+        self._kept += [a, expansions]
+        return delta
+
+
+def adapter_case(operators: Operators, random: np.random.Generator, type: int) -> None:
+    """Any number of rows: as numpy has it, and bit for bit what each row gets alone."""
+    outputs = int(random.choice([1, 15, 16, 33, 64, 100, 600]))
+    inputs, rows = int(random.choice([2, 16, 30, 32, 34, 100, 576])), int(random.choice([1, 3, 8, 40]))
+    adapters = Adapters(operators, random, type, outputs, inputs)
+    numbers = adapters.numbers(random, rows)
+    x, stride = AS[type](random.standard_normal((rows, inputs))), inputs + int(random.choice([0, 1, 32]))
+    is_wide = type == FLOAT or random.random() < 0.5
+    base = random.standard_normal((rows, outputs)).astype(np.float32)
+    base = base if is_wide else AS[type](base)
+
+    def product(first: int, last: int) -> np.ndarray:
+        out, own = exact(base[first:last], True), exact(numbers[first:last])
+        given = rows_apart(x[first:last], stride, True)
+        operators.cpp_adapt(
+            type, adapters.structs, address(own), address(given), stride, inputs, last - first, address(out), outputs,
+            is_wide and type != FLOAT,
+        )  # fmt: skip
+        return out
+
+    whole = operators.same_on_one_thread(lambda: product(0, rows))
+    wanted = widen(base) + adapters.product(numbers, widen(x))
+    assert_near(whole, wanted, 1e-4 if is_wide else TOLERANCE[type], 1 + np.abs(wanted))
+    np.testing.assert_array_equal(whole[numbers < 0], base[numbers < 0])
+    row = int(random.integers(rows))
+    np.testing.assert_array_equal(product(row, row + 1)[0], whole[row])
