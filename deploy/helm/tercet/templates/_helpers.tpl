@@ -25,9 +25,33 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "tercet.secret" -}}
 {{- if .Values.secrets.existing -}}
 {{ .Values.secrets.existing }}
-{{- else if or .Values.secrets.hfToken .Values.secrets.apiKey -}}
+{{- else if or .Values.secrets.hfToken .Values.secrets.apiKey .Values.secrets.groupToken -}}
 {{ include "tercet.fullname" . }}
 {{- end -}}
+{{- end -}}
+
+{{- /* Pods that answer HTTP: of a group its node 0. */ -}}
+{{- define "tercet.answering" -}}
+{{ include "tercet.selector" . }}
+{{- if gt (int .Values.nodes) 1 }}
+leaderworkerset.sigs.k8s.io/worker-index: "0"
+{{- end }}
+{{- end -}}
+
+{{- /* What autoscaling sets the replicas of. */ -}}
+{{- define "tercet.scaled" -}}
+{{- if gt (int .Values.nodes) 1 -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+{{- else -}}
+apiVersion: apps/v1
+kind: Deployment
+{{- end }}
+name: {{ include "tercet.fullname" . }}
+{{- end -}}
+
+{{- define "tercet.stages" -}}
+{{ .Values.stages | default .Values.nodes }}
 {{- end -}}
 
 {{- define "tercet.claim" -}}
