@@ -76,7 +76,7 @@ MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 """How the paths begin whose errors have the form of another API."""
 _MESSAGES_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
-    415: "invalid_request_error", 429: "rate_limit_error",
+    405: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
 }  # fmt: skip
 # Statuses that the framework finds by itself.
 _HTTP_TYPES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
@@ -109,9 +109,16 @@ def error_response(error: RouterError, path: str = "", request_id: str = "") -> 
     return response
 
 
-def framework_response(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+def framework_response(
+    status: int, detail: str, headers: dict[str, str] | None = None, path: str = "", request_id: str = ""
+) -> Response:
     """An answer for what the framework refuses: an unknown path, a wrong method."""
     error_type = _HTTP_TYPES.get(status, "http_error")
+    error = BodyError(status, error_type, detail)
+    if path.startswith(MESSAGES):
+        return JsonResponse(messages_error(error, request_id), status_code=status, headers=headers)
+    if path.startswith(RESPONSES):
+        return JsonResponse({"error": responses_error(error)}, status_code=status, headers=headers)
     return JsonResponse(error_body(detail, error_type), status_code=status, headers=headers)
 
 

@@ -50,14 +50,15 @@ class ServedRoutes:
         self._routes = [route for route in routes if isinstance(route, Route) and route.endpoint is not _refuse]
         self._fixed = sorted({route.path for route in self._routes if "{" not in route.path}, key=len)
 
-    def refusal(self, status: int, path: str, method: str) -> Response:
-        """Of a 404 or a 405."""
+    def refusal(self, status: int, path: str, method: str, request_id: str = "") -> Response:
+        """Of a 404 or a 405, in the form of the API that `path` belongs to."""
         if status == 405 and (methods := self._methods(path)):
             text = f"{path} takes {' or '.join(sorted(methods - {'HEAD'}))}, not {method}"
-            return framework_response(405, text, {"allow": ", ".join(sorted(methods))})
+            return framework_response(405, text, {"allow": ", ".join(sorted(methods))}, path, request_id)
         meant = self._closest(path)
         hint = f"did you mean {meant}?" if meant else "GET /docs lists the routes"
-        return framework_response(404, f"there is no route {path[:_MOST_COMPARED]}; {hint}")
+        text = f"there is no route {path[:_MOST_COMPARED]}; {hint}"
+        return framework_response(404, text, path=path, request_id=request_id)
 
     def _methods(self, path: str) -> set[str]:
         return {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}

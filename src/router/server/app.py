@@ -87,7 +87,7 @@ def create_app(
         CORSMiddleware,
         allow_origins=list(allow_origins) or ["*"],
         allow_methods=["GET", "POST"],
-        allow_headers=["content-type", "authorization"],
+        allow_headers=["content-type", "authorization", "x-api-key", "anthropic-version", "anthropic-beta"],
     )
     app.add_middleware(RequestIdMiddleware, tracing=tracing, state=state)
     return app
@@ -177,7 +177,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code in (404, 405):
         served: ServedRoutes = request.app.state.served_routes
-        return served.refusal(error.status_code, request.url.path, request.method)
+        return served.refusal(error.status_code, request.url.path, request.method, request_id_of(request))
     headers = dict(error.headers) if error.headers else None
     return framework_response(error.status_code, str(error.detail), headers)
 

@@ -139,7 +139,7 @@ class ArgumentsForm:
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
     """How calls are written where a grammar forces them. INDEX stands for a number, SPACE for
-    white space that may be there."""
+    white space and LINE_END for a line end that may be there."""
 
     before_name: str
     behind_name: str
@@ -153,6 +153,7 @@ class CallForm:
 
 INDEX = "\ue000"
 SPACE = "\ue001"
+LINE_END = "\ue002"
 
 Read = Callable[[CallReader, str], Steps[None]]
 

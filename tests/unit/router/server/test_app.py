@@ -88,7 +88,8 @@ async def preflight(router: Router, origin: str) -> Any:
 async def test_cors(make_router: MakeRouter) -> None:
     answer = await preflight(make_router(), "http://a.example")
     assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
-    assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+    allowed = answer.headers["access-control-allow-headers"].lower()
+    assert all(name in allowed for name in ("authorization", "x-api-key", "anthropic-version"))
     router = make_router(config=RouterConfig(cors_allow_origin=("http://a.example",), api_key="k"))
     answer = await preflight(router, "http://a.example")
     assert answer.headers["access-control-allow-origin"] == "http://a.example"

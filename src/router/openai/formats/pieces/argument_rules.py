@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from router.openai.formats.format import INDEX, SPACE, ArgumentsForm, Values
+from router.openai.formats.format import INDEX, LINE_END, SPACE, ArgumentsForm, Values
 from router.openai.formats.markers import Markers
 from router.openai.formats.schema_types import ArgumentTypes, resolved
 
-PLACES = {INDEX: "/[0-9]{1,6}/", SPACE: "/[ \\n\\t]{0,20}/"}
+PLACES = {INDEX: "/[0-9]{1,6}/", SPACE: "/[ \\n\\t]{0,20}/", LINE_END: "/\\n?/"}
 _NOTES = frozenset({"type", "title", "description", "default", "examples", "deprecated"})
 _OF_TEXT = _NOTES | {"enum", "const", "minLength", "maxLength"}
 _OF_ARRAYS = _NOTES | {"items", "minItems", "maxItems"}
@@ -38,7 +38,7 @@ def symbols(text: str, markers: Markers) -> str:
         if isinstance(piece, int):
             found.append(f"<[{piece}]>")
             continue
-        for literal in re.split(f"([{INDEX}{SPACE}])", piece):
+        for literal in re.split(f"([{INDEX}{SPACE}{LINE_END}])", piece):
             if literal:
                 found.append(PLACES.get(literal) or json.dumps(literal, ensure_ascii=False))
     return " ".join(found)

@@ -247,3 +247,13 @@ async def test_too_many_requests_may_be_repeated(make_router: MakeRouter) -> Non
         answer = await router.post(PATH, body())
     assert answer.status_code == 429 and answer.json()["error"]["type"] == "rate_limit_error"
     assert int(answer.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", PATH, 405), ("POST", PATH + "/batches", 404)])
+async def test_wrong_paths_and_methods_have_the_errors_of_this_api(
+    router: Router, method: str, path: str, status: int
+) -> None:
+    answer = await router.request(method, path)
+    body = answer.json()
+    assert answer.status_code == status and body["type"] == "error" and body["request_id"]
+    assert body["error"]["type"] == ("invalid_request_error" if status == 405 else "not_found_error")

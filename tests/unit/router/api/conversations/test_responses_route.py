@@ -284,3 +284,12 @@ async def test_allowed_tools_are_those_of_the_chat_route(make_native: MakeRouter
     assert router.scheduler.last.inputs.startswith("[get_weather][get_time]")
     assert [item["name"] for item in answer.json()["output"]] == ["get_time"]
     assert "get_weather" not in router.scheduler.last.sampling.grammar
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", PATH, 405), ("GET", PATH + "/resp_1", 404)])
+async def test_wrong_paths_and_methods_have_the_errors_of_this_api(
+    router: Router, method: str, path: str, status: int
+) -> None:
+    answer = await router.request(method, path)
+    error = answer.json()["error"]
+    assert answer.status_code == status and error["type"] == "invalid_request_error" and "param" in error

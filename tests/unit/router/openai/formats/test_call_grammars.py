@@ -37,7 +37,7 @@ def test_demanded_calls_fit_their_schemas(format: Format, num_samples: int) -> N
     style = None if opens else "think"
     numbers = []
     for seed in range(num_samples):
-        ids = written(format.name, matcher, seed, likely=(closes or THINKS[1],))
+        ids = written(format.name, matcher, seed, likely=(closes or THINKS[1], END))
         assert len(ids) < MAX_TOKENS
         events = read(format.name, ids, style=style)
         assert not any(isinstance(event, Content) for event in events)
@@ -60,7 +60,8 @@ def test_under_noise_no_mark_is_content(format: Format, num_samples: int) -> Non
         events = read(format.name, ids)
         content = "".join(event.text for event in events if isinstance(event, Content))
         opener = markers.visible(markers.encoded(format.openers[0]))
-        assert opener not in content
+        # A call that the most tokens cut before its name is complete is content, as it is written.
+        assert opener not in content or len(ids) == MAX_TOKENS
         num_calls += check_calls(events) if len(ids) < MAX_TOKENS else 0
     assert num_calls > num_samples / 10
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.openai.formats.format import SPACE, ArgumentsForm, CallForm, CallReader, Format, ObjectWriter, Values
+from router.openai.formats.format import LINE_END, ArgumentsForm, CallForm, CallReader, Format, ObjectWriter, Values
 from router.openai.formats.pieces.names import name_before
 from router.openai.formats.pieces.tagged import tagged_value
 from router.openai.formats.source import Steps
@@ -48,14 +48,14 @@ FORMAT = Format(
     signs=lambda template: _KEY in template,
     form=CallForm(
         before_name=_OPEN,
-        behind_name=SPACE,
+        behind_name=LINE_END,
         behind_arguments=_CLOSE,
-        between=SPACE,
+        between=LINE_END,
         arguments=ArgumentsForm(
             values=Values.TAGGED,
             before_key=_KEY,
-            behind_key=_END_OF_KEY + SPACE + _VALUE,
-            behind_value=_END_OF_VALUE + SPACE,
+            behind_key=_END_OF_KEY + LINE_END + _VALUE,
+            behind_value=_END_OF_VALUE + LINE_END,
             ends_text=_END_OF_VALUE,
         ),
     ),
