@@ -55,7 +55,9 @@ def _gguf_folder(model_id: str, revision: str | None) -> Path:
 
 
 def is_local(model_id: str) -> bool:
-    """Whether `model_id` needs no hub: `demo`, or a directory, existing or clearly meant."""
+    """Whether `model_id` needs no hub: `demo`, a GGUF file, or a directory, existing or clearly meant."""
+    if gguf.names_file(model_id):
+        return gguf.in_repository(model_id) is None
     return model_id == EMBEDDED or model_id.startswith(("/", "./", "../", "~")) or Path(model_id).is_dir()
 
 

@@ -233,3 +233,25 @@ def test_impossible_prefixes(prefix: str) -> None:
         preflight.socket_prefix(config(shard_uds_path=prefix), 1, os.environ, str),
     ):
         pass
+
+
+def test_a_gguf_file_of_a_folder_or_repository() -> None:
+    found = preflight.with_gguf_file(config(model_id="org/name/", gguf_file="a-Q4_K_M.gguf"))
+    assert (found.model_id, found.gguf_file) == ("org/name/a-Q4_K_M.gguf", None)
+    assert preflight.with_gguf_file(config(model_id="org/name")).model_id == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("model_id", "name", "message"),
+    [
+        (None, "a.gguf", "`--gguf-file` needs the folder or repository of the file as `--model-id`"),
+        ("m/b.gguf", "a.gguf", "`--gguf-file` needs the folder or repository of the file as `--model-id`"),
+        ("m", "../a.gguf", "`--gguf-file` ../a.gguf is no name of a GGUF file in the folder of `--model-id`"),
+        ("m", "/a.gguf", "`--gguf-file` /a.gguf is no name of a GGUF file in the folder of `--model-id`"),
+        ("m", "model.safetensors", "`--gguf-file` model.safetensors is no name of a GGUF file in the folder of `--mo"),
+    ],
+)
+def test_a_gguf_file_that_cannot_be_meant(model_id: str | None, name: str, message: str) -> None:
+    with pytest.raises(ArgumentValidation) as caught:
+        preflight.with_gguf_file(config(model_id=model_id, gguf_file=name))
+    assert str(caught.value).startswith(message)

@@ -9,6 +9,7 @@ import pytest
 
 from model_server.errors import StartupError
 from model_server.weights.locate import is_local, resolve, weight_files
+from wire.quantization import gguf
 
 
 def touch(directory: Path, *names: str) -> Path:
@@ -120,3 +121,24 @@ def test_no_weights(tmp_path: Path) -> None:
     touch(tmp_path, "config.json", "notes.txt")
     with pytest.raises(StartupError, match=r"has no \*\.safetensors \(found: config\.json, notes\.txt\)"):
         weight_files(tmp_path)
+
+
+def test_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their path or in a repository, once config and tokenizer have been made of them."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    file = tmp_path / "a.gguf"
+    assert is_local(str(file))
+    with pytest.raises(StartupError, match=r"a\.gguf: no such file; run `model-server download-weights .*a\.gguf`$"):
+        resolve(str(file), None)
+    file.touch()
+    with pytest.raises(StartupError, match="its config and tokenizer have not been made; run `model-server download-w"):
+        resolve(str(file), None)
+    made = touch(gguf.folder_of(file, tmp_path / "hub"), "tokenizer.json", gguf.WEIGHTS)
+    assert resolve(str(file), None) == made
+    assert weight_files(made) == [made / gguf.WEIGHTS]
+    file.write_text("another")
+    assert gguf.folder_of(file, tmp_path / "hub") != made
+    commit = touch(tmp_path / "hub/models--org--name/snapshots/abc", "a.gguf")
+    touch(tmp_path / "hub/models--org--name/refs", "main").joinpath("main").write_text("abc")
+    assert gguf.file_of("org/name/a.gguf", None, tmp_path / "hub") == commit / "a.gguf"
+    assert gguf.file_of("org/name/a.gguf", "other", tmp_path / "hub") is None

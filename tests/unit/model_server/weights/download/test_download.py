@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from support.gguf_files import write_gguf
+from support.tiny_models import tiny_checkpoint
 
 from model_server.errors import StartupError
 from model_server.weights.download.download import download
 from model_server.weights.download.hub import HuggingFaceHub, Meter, Repository
 from model_server.weights.hub_cache import snapshot_of
 from model_server.weights.hub_errors import Unreachable
-from model_server.weights.locate import weight_files
+from model_server.weights.locate import resolve, weight_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HEADER = b"\x02\0\0\0\0\0\0\0{}"
@@ -218,6 +221,24 @@ def test_a_repository_of_gguf_files() -> None:
     with pytest.raises(StartupError, match=r"the repository has no file other.gguf \(GGUF files: name-Q4_K_M.gguf\)"):
         download("org/name/other.gguf", None, hub=hub)
     assert hub.fetched == []
+
+
+def test_one_gguf_file_of_a_repository(tmp_path: Path) -> None:
+    """It is fetched once, and nothing beside it; config and tokenizer are made of it."""
+    written = write_gguf(tiny_checkpoint("llama", tmp_path / "model"), tmp_path / "a.gguf", "Q8_0")
+
+    class GgufHub(FakeHub):
+        def fetch(self, model_id: str, file: str, commit: str, meter: Meter) -> Path:
+            return Path(shutil.copy(written, super().fetch(model_id, file, commit, meter)))
+
+    hub = GgufHub(["README.md", "config.json", "a.gguf", "b.gguf"])
+    folder = download("org/name/a.gguf", None, hub=hub)
+    assert hub.fetched == ["a.gguf"]
+    assert (folder / "model.gguf").resolve() == (snapshot_of("org/name", COMMIT) / "a.gguf").resolve()
+    assert resolve("org/name/a.gguf", None) == folder
+    assert weight_files(folder) == [folder / "model.gguf"]
+    assert download("org/name/a.gguf", None, hub=hub) == folder
+    assert hub.fetched == ["a.gguf"]
 
 
 def test_configs_are_checked_before_weights_are_fetched() -> None:
