@@ -64,7 +64,7 @@ class LauncherConfig(HttpConfig, GroupConfig):
     lora_adapters: str | None = option(
         None, panel=_MODEL,
         help="LoRA adapters that requests may ask for by name, separated by commas: name=path, path, or a hub "
-        "id[@revision] that is in the local cache; also name=id[@revision].",
+        "id[@revision], which is fetched before the model is loaded; also name=id[@revision].",
     )  # fmt: skip
     quantize: Quantize | None = option(
         None, panel=_MODEL,
@@ -279,7 +279,7 @@ SHARD_VARIABLES = (
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
 """Variables of the shards and the router of a group of nodes."""
-DOWNLOAD_FLAGS = ("revision", "trust_remote_code", "quantize")
+DOWNLOAD_FLAGS = ("revision", "trust_remote_code", "quantize", "lora_adapters")
 
 
 def check(config: LauncherConfig) -> None:

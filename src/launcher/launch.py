@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import logging
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Supervisor
 from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal, how_to_ask, info_of
+from wire.adapters import adapter_sources
 from wire.log import console, log_setup, progress_bars
 from wire.log.levels import level_from_filter
 
@@ -217,9 +219,11 @@ class _Launch:
             group=self._group,
         )
         try:
+            adapters = adapter_sources(config.lora_adapters, ArgumentValidation)
+            has_hub_adapters = any(not adapter.is_folder for adapter in adapters)
             # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
             is_complete = directory is not None and (directory / "tokenizer.json").is_file()
-            if not model_info.is_local(model_id) or not is_complete:
+            if not model_info.is_local(model_id) or not is_complete or has_hub_adapters:
                 status = self._download(model_id, directory, supervisor)
                 if status is not None:
                     return status
@@ -268,7 +272,7 @@ class _Launch:
             return self._fetch(model_id, directory, supervisor)
         except DownloadError as error:
             similar = model_info.similar_cached(model_id, self._environ) or model_info.similar_directory(model_id)
-            if similar is None:
+            if similar is None or str(error).startswith("LoRA adapter"):
                 raise
             raise DownloadError(f"{error}; did you mean {similar}?") from error
 
@@ -287,7 +291,10 @@ class _Launch:
         try:
             status = supervisor.download(commands.download(self._config, model_id, environ))
         except DownloadError as error:
-            # The step's own message is enough where it is about the model.
+            # The step's own message is enough where it is about the model, or an adapter.
+            about_adapter = re.search("LoRA adapter `.*", str(error))
+            if about_adapter is not None:
+                raise DownloadError(about_adapter[0]) from error
             message = str(error).rpartition(f"--model-id {model_id}: ")[2]
             if model_id in message:
                 raise DownloadError(message) from error

@@ -79,6 +79,7 @@ def serve(config: ServeConfig) -> int:
 def download(config: DownloadConfig) -> int:
     """Fetch a hub model into the local cache; with --auto-convert, convert pickled weights."""
     log_setup.configure(config.json_output, config.logger_level)
+    from model_server.weights.download.adapters import download_adapters
     from model_server.weights.download.download import download as fetch
 
     # The default would end the process at once, and leave half-written files.
@@ -93,6 +94,7 @@ def download(config: DownloadConfig) -> int:
             with_bars=draws_progress_bars(),
             check=lambda directory: _refuse_quantized(directory, config),
         )
+        download_adapters(config.lora_adapters, with_bars=draws_progress_bars())
     except StartupError as error:
         logger.error("%s", error)
         return 1

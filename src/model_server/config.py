@@ -86,7 +86,7 @@ class ServeConfig:
     lora_adapters: str | None = option(
         None,
         help="LoRA adapters to load with the model, separated by commas: name=path, path, or a hub id[@revision] that "
-        "is in the local cache",
+        "download-weights has fetched",
     )
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(
@@ -242,6 +242,11 @@ class DownloadConfig:
         minimum=1,
         help="Stages in which the model will be served; a model that cannot be divided into stages is refused before "
         "weights are downloaded",
+    )
+    lora_adapters: str | None = option(
+        None,
+        help="LoRA adapters that the model will be served with, as `serve` takes them; those of the hub are fetched "
+        "too, their configs and safetensors only",
     )
     extension: Literal[".safetensors"] = option(
         ".safetensors", env=None, help="Kind of the weight files; only .safetensors is served"

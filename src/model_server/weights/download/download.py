@@ -85,7 +85,7 @@ def download(
     hub = hub or HuggingFaceHub(stop)
     asked = gguf.in_repository(model_id)
     wanted = (
-        _Download(model_id, revision, trust_remote_code, auto_convert, hub, stop, wait_s, every_s, check)
+        HubDownload(model_id, revision, trust_remote_code, auto_convert, hub, stop, wait_s, every_s, check)
         if asked is None
         else _GgufDownload(asked, revision, hub, stop, wait_s, every_s)
     )
@@ -99,7 +99,7 @@ def download(
     return directory
 
 
-class _Download:
+class HubDownload:
     """One model of the hub, once."""
 
     def __init__(
@@ -114,6 +114,11 @@ class _Download:
     def _where(self) -> str:
         return f"--model-id {self._model_id}"
 
+    @property
+    def _instead(self) -> str:
+        """What serves without a network."""
+        return "use a local directory, or `--model-id demo`, which needs no download"
+
     def run(self) -> Path:
         """The snapshot, complete. Raises StartupError, OSError."""
         cached = self._cached()
@@ -122,8 +127,7 @@ class _Download:
             return cached
         if self._hub.is_offline:
             raise StartupError(
-                f"{self._where}: not in the local cache, or not all of it, and HF_HUB_OFFLINE is set; use a local "
-                "directory, or `--model-id demo`, which needs no download"
+                f"{self._where}: not in the local cache, or not all of it, and HF_HUB_OFFLINE is set; {self._instead}"
             )
         try:
             return self._from_hub(is_cached=cached is not None)
@@ -136,7 +140,7 @@ class _Download:
                 raise
             raise StartupError(
                 f"{self._where}: not in the local cache, and the hub cannot be reached ({error}); "
-                "without a network use a local directory, or `--model-id demo`, which needs no download"
+                f"without a network {self._instead}"
             ) from error
 
     def _cached(self) -> Path | None:
@@ -171,7 +175,7 @@ class _Download:
         if "tokenizer.json" not in found.sizes and not tokenizer_file.sources(found.sizes):
             raise StartupError(nothing_found(f"{self._where}: the repository"))
         wanted = self._wanted(found, directory)
-        missing = [name for name in wanted if not _is_there(directory / name, found.sizes[name])]
+        missing = self._missing(found, wanted)
         if missing:
             self._check_configs(found, directory)
             self._fetch_all(found, missing)
@@ -217,6 +221,10 @@ class _Download:
             "in --lora-adapters"
         )
 
+    def _missing(self, found: Repository, names: Collection[str]) -> list[str]:
+        directory = snapshot_of(self._model_id, found.commit)
+        return [name for name in names if not _is_there(directory / name, found.sizes[name])]
+
     def _fetch_all(self, found: Repository, missing: list[str]) -> None:
         disk.check_writable(cache())
         total = sum(found.sizes[name] or 0 for name in missing)
@@ -259,7 +267,7 @@ class _Download:
         return call()
 
 
-class _GgufDownload(_Download):
+class _GgufDownload(HubDownload):
     """One GGUF file of a repository, once."""
 
     def __init__(

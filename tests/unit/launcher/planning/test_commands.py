@@ -215,11 +215,13 @@ def test_the_probe_asks_an_address_that_exists(address: str, certfile: str | Non
 
 
 def test_download() -> None:
-    config = LauncherConfig(model_id="org/m", revision="r", trust_remote_code=True, huggingface_hub_cache="/hub")
+    config = LauncherConfig(
+        model_id="org/m", revision="r", trust_remote_code=True, huggingface_hub_cache="/hub", lora_adapters="a=org/a"
+    )
     command = commands.download(config, "org/m", {"LOG_LEVEL": "off"})
     assert command.argv[4:] == (
         "download-weights", "org/m", "--logger-level", "INFO", "--json-output", "--revision", "r",
-        "--trust-remote-code",
+        "--trust-remote-code", "--lora-adapters", "a=org/a",
     )  # fmt: skip
     assert command.env["HUGGINGFACE_HUB_CACHE"] == "/hub"
     assert "LOG_LEVEL" not in command.env

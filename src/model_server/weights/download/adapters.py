@@ -1,0 +1,85 @@
+"""`--lora-adapters` of the hub: each adapter's config and safetensors, brought into the local cache.
+
+Nothing else of a repository is fetched. An adapter that is in the cache is served even if the hub cannot be reached.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+from pathlib import Path
+
+from model_server.errors import StartupError
+from model_server.weights.download import disk
+from model_server.weights.download.download import WAIT_S, HubDownload
+from model_server.weights.download.hub import Hub, HuggingFaceHub
+from model_server.weights.download.progress import interval
+from model_server.weights.header import read_header
+from model_server.weights.hub_cache import cache, record_commit, snapshot, snapshot_of
+from model_server.weights.locate import ADAPTER_CONFIG
+from wire.adapters import AdapterSource, adapter_sources
+
+logger = logging.getLogger(__name__)
+
+
+def download_adapters(
+    value: str | None, *, hub: Hub | None = None, wait_s: float = WAIT_S, with_bars: bool = False
+) -> None:
+    """Make the adapters of `--lora-adapters` present on this machine; folders are there already.
+
+    Raises StartupError, one line that names the adapter: unknown or gated repository, no network and nothing cached, no
+    room or right to write, or a repository without an adapter's config or safetensors.
+    """
+    stop = threading.Event()
+    for source in adapter_sources(value, StartupError):
+        if source.is_folder:
+            continue
+        wanted = _AdapterDownload(source, hub or HuggingFaceHub(stop), stop, wait_s, interval(with_bars))
+        try:
+            wanted.run()
+        except OSError as error:
+            raise disk.explained(error, cache()) from error
+
+
+class _AdapterDownload(HubDownload):
+    def __init__(self, source: AdapterSource, hub: Hub, stop: threading.Event, wait_s: float, every_s: float) -> None:
+        super().__init__(source.place, source.revision, False, False, hub, stop, wait_s, every_s, None)
+        self._source = source
+
+    @property
+    def _where(self) -> str:
+        place = self._source.place
+        return f"LoRA adapter `{self._source.name}`" + ("" if place == self._source.name else f" ({place})")
+
+    @property
+    def _instead(self) -> str:
+        return "give a folder, as in `name=path`"
+
+    def _cached(self) -> Path | None:
+        directory = snapshot(self._model_id, self._revision, ADAPTER_CONFIG)
+        files = [] if directory is None else list(directory.glob("*.safetensors"))
+        try:
+            for file in files:
+                read_header(file)
+        except StartupError:
+            return None
+        return directory if files else None
+
+    def _from_hub(self, *, is_cached: bool) -> Path:
+        ask = partial(self._hub.repository, self._model_id, self._revision)
+        found = ask() if is_cached else self._patiently("The hub", ask)
+        logger.info("%s at revision %s is commit %s", self._model_id, self._revision or "main", found.commit)
+        directory = snapshot_of(self._model_id, found.commit)
+        top = [name for name in found.sizes if "/" not in name]
+        safetensors = sorted(name for name in top if name.endswith(".safetensors"))
+        if ADAPTER_CONFIG not in top:
+            raise StartupError(f"{self._where}: the repository has no {ADAPTER_CONFIG}")
+        if not safetensors:
+            listed = ", ".join(sorted(top)[:8])
+            raise StartupError(f"{self._where}: the repository has no safetensors (found: {listed})")
+        missing = self._missing(found, [ADAPTER_CONFIG, *safetensors])
+        if missing:
+            self._fetch_all(found, missing)
+        record_commit(self._model_id, self._revision, found.commit)
+        return directory
