@@ -19,7 +19,7 @@ from router.api.http.headers import json_headers, stream_headers
 from router.api.json_out import JsonResponse, dumps
 from router.api.openapi.answers import JSON_HEADERS
 from router.api.routes import Routes
-from router.errors import RouterError, ValidationError
+from router.errors import RouterError, ToolError, ValidationError
 from router.events import Finished, Prefilled
 from router.generation.asked import GenerateRequest
 from router.generation.collect import GenerationResult, collect_all, interleaved, start_all
@@ -105,6 +105,7 @@ class Chat:
             is_disabled = state.config.disable_grammar_support
             self._has_frames = Extension.LARK_GRAMMAR in state.info.extensions and not is_disabled
             self._is_native = self._speaks_natively()
+            self._check_constraint()
         except RouterError as error:
             raise state.inference.refused(error) from None
 
@@ -159,6 +160,15 @@ class Chat:
             return False
         return tools.or_none or (self._has_frames and format.can_force(tools.schemas))
 
+    def _check_constraint(self) -> None:
+        """Calls and an answer of a given form: where one grammar of the model's own format can hold both."""
+        constraint, format = self.body.constraint, self.state.model_format
+        if constraint is None or self.body.tools is None:
+            return
+        can_call = self.tools is None or (self._is_native and format.can_force(self.tools.schemas))
+        if not (can_call and self._has_frames and constraint.type != "regex" and format.takes_forms):
+            raise ToolError("Grammar and tools are mutually exclusive")
+
     def _own_grammar(self, tools: OfferedTools | None, asked: AskedGrammar | None) -> AskedGrammar | None:
         """The grammar in the model's own format instead of the one that was asked for, if there is one."""
         format, budget = self.state.model_format, self.body.thinking_budget
@@ -169,6 +179,8 @@ class Chat:
         schemas = tools.schemas if tools is not None and format.can_force(tools.schemas) else {}
         if asked is not None:
             return asked if tools is not None else format.behind_thinking(asked, self._prompt, budget)
+        if (form := self.body.constraint) is not None and tools is not None and tools.or_none:
+            return format.calls_or_answer(schemas, form, self._prompt, is_one=self._has_one_call, budget=budget)
         if tools is not None and not tools.or_none:
             return format.forced(schemas, self._prompt, is_one=self._has_one_call, budget=budget)
         if budget is not None and format.may_think(self._prompt):

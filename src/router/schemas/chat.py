@@ -150,7 +150,7 @@ class ChatBody(TemplateBody):
     )
     tools: Items[Tool] | None = Field(
         default=None,
-        description="Functions that the model may call; not with a `response_format` that constrains.",
+        description="Functions that the model may call.",
         examples=[_TOOLS],
     )
     tool_choice: str | dict[str, Any] | None = Field(
@@ -168,7 +168,8 @@ class ChatBody(TemplateBody):
     )
     response_format: Grammar | None = Field(
         default=None,
-        description="Constrains the answer to JSON or to a regular expression, not together with `tools`.",
+        description="Constrains the answer to JSON or to a regular expression. With `tools`: to JSON, if the model has "
+        "a format of its own for calls.",
         examples=[
             {"type": "json_object"},
             {"type": "text"},

@@ -52,8 +52,6 @@ class OfferedTools:
 
 def offered_tools(body: ChatBody) -> OfferedTools | None:
     """The tools that the answer may use; None: it is plain text. Raises ToolError."""
-    if body.constraint is not None and body.tools is not None:
-        raise ToolError("Grammar and tools are mutually exclusive")
     functions = tuple(tool.function for tool in body.tools or ())
     _check(body, functions)
     if isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == _ALLOWED:

@@ -12,10 +12,11 @@ import orjson
 from router.errors import StartupError, ValidationError
 from router.grammar.checker import AskedGrammar, read_grammar
 from router.openai.formats import reasoning, table
-from router.openai.formats.format import Format, IdKind
+from router.openai.formats.format import SPACE, Format, IdKind
 from router.openai.formats.grammar import (
     Thinking,
     answer_behind,
+    calls_or_answer,
     forced_calls,
     free_calls,
     has_rules,
@@ -65,6 +66,28 @@ class ModelFormat:
         """Whether a grammar can hold an answer to calls of these functions, in the model's own format."""
         return self.format is not None and has_rules(self.format, self.markers, schemas)
 
+    @property
+    def takes_forms(self) -> bool:
+        """Whether a grammar can tell the beginning of a call from that of an answer that is JSON."""
+        if self.format is None or (form := self.format.form) is None:
+            return False
+        return (form.begin + form.before_name).lstrip(SPACE)[:1] not in ("", "{", "[")
+
+    def calls_or_answer(
+        self, schemas: Mapping[str, Any], asked: AskedGrammar, prompt: str, *, is_one: bool, budget: int | None
+    ) -> AskedGrammar:
+        """Calls, or an answer of a form, behind the thinking. Raises ValidationError."""
+        assert self.format is not None
+        read = read_grammar(asked)
+        assert read is not None
+        try:
+            schema = orjson.loads(read[1])
+        except orjson.JSONDecodeError:
+            raise ValidationError("grammar is not valid: the schema is not JSON") from None
+        thinking = self._thinking(prompt, budget)
+        text = calls_or_answer(self.format, self.markers, schemas, thinking, schema, is_one=is_one)
+        return AskedGrammar("lark", text)
+
     def forced(self, schemas: Mapping[str, Any], prompt: str, *, is_one: bool, budget: int | None) -> AskedGrammar:
         """One call at least, behind the thinking."""
         assert self.format is not None
@@ -81,13 +104,19 @@ class ModelFormat:
     def behind_thinking(self, asked: AskedGrammar, prompt: str, budget: int | None) -> AskedGrammar:
         """A grammar of the answer that begins where the thinking ends. Raises ValidationError."""
         thinking, read = self._thinking(prompt, budget), read_grammar(asked)
-        if read is None or read[0] != "json" or self.style is None or thinking.is_over:
+        answers = self._answers
+        if read is None or read[0] != "json" or not thinking.opens or (thinking.is_over and not answers):
             return asked
         try:
             schema = orjson.loads(read[1])
         except orjson.JSONDecodeError:
             return asked  # which says what is wrong with it
-        return AskedGrammar("lark", answer_behind(thinking, self.markers, schema))
+        return AskedGrammar("lark", answer_behind(thinking, self.markers, schema, answers))
+
+    @property
+    def _answers(self) -> str:
+        """What begins an answer in words."""
+        return self.format.form.answers if self.format is not None and self.format.form is not None else ""
 
     def may_think(self, prompt: str) -> bool:
         """Whether an answer to this prompt may begin with reasoning."""

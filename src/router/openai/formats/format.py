@@ -147,6 +147,7 @@ class CallForm:
     begin: str = ""  # before the first call
     between: str = ""
     end: str = ""  # behind the last one
+    answers: str = ""  # before an answer in words
     arguments: ArgumentsForm | None = None  # None: a JSON object
     thinks: tuple[str, str] = ("", "")  # the marks of thinking, in a format that reads it itself
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from router.openai.formats.format import SPACE, CallForm, Format
 from router.openai.formats.markers import Markers
-from router.openai.formats.pieces.argument_rules import PLACES, ArgumentRules, UnsuitableError, symbols
+from router.openai.formats.pieces.argument_rules import ArgumentRules, UnsuitableError, symbols
 
 _END = "$END"
 """The model's end tokens, which the shard knows (`wire.grammar`)."""
@@ -108,10 +108,22 @@ def limited_thinking(
     return _listed(f"start: {first}any*\nany: <[^{_END}]>\n{rules}", [])
 
 
-def answer_behind(thinking: Thinking, markers: Markers, schema: Any) -> str:
-    """An answer that fits a schema, behind the thinking."""
+def answer_behind(thinking: Thinking, markers: Markers, schema: Any, answers: str = "") -> str:
+    """An answer that fits a schema, behind the thinking. `answers`: what comes before it."""
     first, rules = thinking.rules(markers)
-    return _listed(f"start: {first}{PLACES[SPACE]} @tool_0\n{rules}", [schema])
+    return _listed(f"start: {first}{symbols(answers + SPACE, markers)} @tool_0\n{rules}", [schema])
+
+
+def calls_or_answer(
+    format: Format, markers: Markers, schemas: Mapping[str, Any], thinking: Thinking, schema: Any, *, is_one: bool
+) -> str:
+    """Calls, or an answer that fits a schema, behind the thinking."""
+    assert format.form is not None
+    first, rules = thinking.rules(markers)
+    calls = _calls(format.form, markers, schemas, is_one)
+    answer = f"answer: {symbols(format.form.answers + SPACE, markers)} @tool_{len(calls.schemas)}\n"
+    frame = f"start: {first}(calls | answer)\n{rules}{answer}{calls.rules}"
+    return _listed(frame, [*calls.schemas, schema])
 
 
 def _calls(form: CallForm, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> _Frame:

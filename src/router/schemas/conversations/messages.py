@@ -134,7 +134,7 @@ class OutputConfig(Body):
     effort: str | None = Field(default=None, description="The template's `reasoning_effort`.", examples=["low"])
     format: OutputFormat | None = Field(
         default=None,
-        description="Constrains the answer, not together with `tools`.",
+        description="Constrains the answer if it calls no tool.",
         examples=[{"type": "json_schema", "schema": {"type": "object"}}],
     )
 

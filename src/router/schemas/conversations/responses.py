@@ -159,7 +159,7 @@ class TextConfig(Body):
 
     format: TextFormat = Field(
         default=TextFormat(),
-        description="Constrains the answer, not together with `tools`.",
+        description="Constrains the answer if it calls no tool.",
         examples=[{"type": "json_schema", "name": "any", "schema": {"type": "object"}}],
     )
     verbosity: str | None = Field(default=None, description="Has no effect.", examples=["low"])

@@ -304,3 +304,28 @@ async def test_a_budget_that_cannot_be_kept_is_refused(make_native: MakeRouter) 
         router = make_native(["Hi", "</s>"], **options)
         answer = await router.post(PATH, hello)
         assert answer.status_code == 422 and "`thinking_token_budget`" in answer.json()["error"]
+
+
+FORM = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "begins"),
+    [
+        ({}, "start: inside (calls | answer)\n"),
+        ({"tool_choice": "required"}, "start: inside calls\n"),
+        ({"tool_choice": "none"}, "start: inside /"),
+    ],
+)
+async def test_calls_or_an_answer_of_a_form(make_native: MakeRouter, fields: dict[str, Any], begins: str) -> None:
+    router = make_native(["</think>", '{"a": 1}', "</s>"], info=OWN, model_format=with_tokens())
+    answer = await router.post(PATH, body(**fields) | FORM)
+    assert answer.status_code == 200, answer.text
+    assert frame_of(router).startswith(begins)
+
+
+async def test_a_form_that_cannot_be_told_from_a_call_is_refused(make_native: MakeRouter) -> None:
+    for options in ({"model_format": model_format("llama_json", None), "info": OWN}, {"model_format": with_tokens()}):
+        router = make_native(ANSWER, **options)
+        answer = await router.post(PATH, body() | FORM)
+        assert answer.status_code == 422 and "mutually exclusive" in answer.json()["error"]

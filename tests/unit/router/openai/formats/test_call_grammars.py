@@ -21,7 +21,14 @@ from call_trials import (
 
 from router.openai.formats.events import Content, Reasoning
 from router.openai.formats.format import Format
-from router.openai.formats.grammar import Thinking, answer_behind, forced_calls, free_calls, is_suitable
+from router.openai.formats.grammar import (
+    Thinking,
+    answer_behind,
+    calls_or_answer,
+    forced_calls,
+    free_calls,
+    is_suitable,
+)
 from router.openai.formats.table import FORMATS
 
 SAMPLES = pytest.mark.parametrize("num_samples", [10, pytest.param(100, marks=pytest.mark.long)])
@@ -107,3 +114,20 @@ def test_names_that_no_frame_can_hold() -> None:
     assert is_suitable(["get_weather", "mcp__a.b/c-1", "名前"])
     for name in ('a"b', "a b", "<|x|>", "a\\b", "a(b)", ""):
         assert not is_suitable([name])
+
+
+@pytest.mark.parametrize("name", [format.name for format in FORMS if format.name not in ("llama_json", "pythonic")])
+def test_calls_or_an_answer_of_a_form(name: str) -> None:
+    """What is written is one or the other, and both come."""
+    _, _, markers = tokenizer_of(name)
+    form = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    grammar = calls_or_answer(FORMATS[name], markers, SCHEMAS, Thinking(), form, is_one=True)
+    matcher, kinds = matcher_of(name, grammar), set()
+    for seed in range(20):
+        events = read(name, written(name, matcher, seed, likely=(*FORMATS[name].openers, "{")))
+        content = "".join(event.text for event in events if isinstance(event, Content))
+        num_calls = check_calls(events)
+        kinds.add(num_calls)
+        assert num_calls or set(json.loads(content)) == {"a"}
+        assert not num_calls or not content.strip()
+    assert kinds == {0, 1}

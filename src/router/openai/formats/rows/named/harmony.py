@@ -81,6 +81,7 @@ FORMAT = Format(
         before_name=_CHANNEL + "commentary to=functions.",
         behind_name=" " + _CONSTRAIN + "json" + _MESSAGE,
         behind_arguments=_CALL,
+        answers=_CHANNEL + "final" + _MESSAGE,
         thinks=(_CHANNEL + "analysis" + _MESSAGE, _END + _START + "assistant"),
     ),
     read=_read,
