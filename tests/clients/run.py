@@ -44,6 +44,7 @@ GROUPS = (
     Group("older_hub", "text-generation, huggingface_hub 0.36, langchain-huggingface"),
     Group("anthropic_sdk", "anthropic"),
     Group("browser", "the page at / in Chromium"),
+    Group("envoy", "two servers behind Envoy", is_long=True),
     Group("older_openai", "litellm, openai 2, huggingface_hub 1", is_long=True),
 )
 
@@ -69,6 +70,7 @@ def main() -> int:
     options = ("--max-concurrent-requests", str(MAX_CONCURRENT), "--enable-prefill-logprobs")
     with running_server("demo", *options) as server, faulty_router() as faulty_url:
         addresses = {"TERCET_URL": server.url, "TERCET_FAULTY_URL": faulty_url, "TERCET_KEY": KEY}
+        addresses["TERCET_PYTHON"] = sys.executable
         addresses["TERCET_SCREENSHOTS"] = str(ENVIRONMENTS / "screenshots")
         outcomes = [tried(group, addresses | {"TERCET_PERMITS": str(MAX_CONCURRENT)}, sys.argv[1:]) for group in groups]
     print(table(outcomes))
