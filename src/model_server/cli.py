@@ -8,7 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, check, draws_progress_bars
+from model_server.config import (
+    DownloadConfig,
+    QuantizeConfig,
+    ServeConfig,
+    check,
+    check_quantize,
+    draws_progress_bars,
+)
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from wire import phases
 from wire.cli.commands import installed_version, run_group
@@ -130,11 +137,12 @@ def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
 def quantize(config: QuantizeConfig) -> int:
     """Write a checkpoint whose matrices are rounded to 4 or 8 bits."""
     log_setup.configure(config.json_output, config.logger_level)
-    # Imported here: torch takes seconds.
-    from model_server.quantize import command
-
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
+        check_quantize(config)
+        # Imported here: torch takes seconds.
+        from model_server.quantize import command
+
         command.run(config)
     except StartupError as error:
         logger.error("%s", error)

@@ -327,3 +327,15 @@ def check(config: ServeConfig) -> None:
         raise StartupError(f"ENDPOINTS must name one endpoint for each of the {config.num_nodes} nodes")
     if config.cuda_memory_fraction == 0:
         raise StartupError("CUDA_MEMORY_FRACTION must be > 0")
+
+
+def check_quantize(config: QuantizeConfig) -> None:
+    """Refuses numbers that no model can be quantized with. Raises StartupError."""
+    if config.bits not in (4, 8):
+        raise StartupError(f"--bits {config.bits}: choose 4 or 8")
+    if config.groupsize != -1 and (config.groupsize < 16 or config.groupsize % 8):
+        raise StartupError(f"--groupsize {config.groupsize}: give a multiple of 8 from 16 on, or -1 for whole rows")
+    if not config.percdamp > 0:
+        raise StartupError(f"--percdamp {config.percdamp:g}: give a number above 0")
+    if config.num_samples < 1 or config.sequence_length < 2:
+        raise StartupError("--num-samples must be at least 1, and --sequence-length at least 2")

@@ -186,14 +186,6 @@ def unsuitable(weight: Tensor, how: Rounding) -> str | None:
 
 
 def _check(config: QuantizeConfig, model: Model) -> None:
-    if config.bits not in (4, 8):
-        raise StartupError(f"--bits {config.bits}: choose 4 or 8")
-    if config.groupsize != -1 and (config.groupsize < 16 or config.groupsize % 8):
-        raise StartupError(f"--groupsize {config.groupsize}: give a multiple of 8 from 16 on, or -1 for whole rows")
-    if not config.percdamp > 0:
-        raise StartupError(f"--percdamp {config.percdamp:g}: give a number above 0")
-    if config.num_samples < 1 or config.sequence_length < 2:
-        raise StartupError("--num-samples must be at least 1, and --sequence-length at least 2")
     if model.scheme.method is not None:
         raise StartupError(f"{config.model_id} is quantized already ({model.scheme.method}): give the plain checkpoint")
     if model.spec is None:

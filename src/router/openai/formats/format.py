@@ -117,7 +117,7 @@ class Values(Enum):
     """How the values of arguments are written that are not members of one JSON object."""
 
     TAGGED = "tagged"  # a text as it is, others as JSON
-    PYTHON = "python"  # JSON, and Python's words for true and false
+    PYTHON = "python words"  # JSON, and Python's words for true and false
     BARE = "bare"  # Gemma's: texts between quotes of their own, objects with bare keys
 
 

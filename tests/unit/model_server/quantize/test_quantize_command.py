@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from support.loading import load
 from support.tiny_models import tiny_checkpoint
 
-from model_server.config import QuantizeConfig
+from model_server.config import QuantizeConfig, check_quantize
 from model_server.errors import StartupError
 from model_server.quantize import command
 from model_server.quantize.progress import Progress
@@ -139,8 +139,10 @@ def test_an_interrupted_run_continues_and_writes_the_same(
     ],
 )
 def test_what_cannot_be(changes: dict[str, object], message: str, models: Path, tmp_path: Path) -> None:
+    config = asked(model(models, "llama"), tmp_path / "out", tmp_path, **changes)
     with pytest.raises(StartupError, match=message):
-        command.run(asked(model(models, "llama"), tmp_path / "out", tmp_path, **changes))
+        check_quantize(config)
+        command.run(config)
 
 
 def test_other_folders_and_quantized_models_are_left_alone(models: Path, tmp_path: Path) -> None:
