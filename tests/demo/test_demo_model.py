@@ -32,6 +32,7 @@ def test_documented_prompt(demo: check.Demo, prompt: check.Prompt) -> None:
         assert ids[-1] == demo.tokenizer.eos_token_id, "a chat answer must end by itself"
 
 
+@pytest.mark.long
 def test_documented_prompts_in_the_type_that_they_are_served_in() -> None:
     demo = check.Demo(package.path())
     demo.model.to(torch.bfloat16)

@@ -172,7 +172,8 @@ def run_download(model: Path, folder: Path, status: int, *options: str) -> None:
     assert ended.returncode == status, (folder / "log").read_text()
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_memory_while_loading(tmp_path: Path, world_size: int) -> None:
     """At most a fifth more than the rank's own weights; `benchmarks.load_memory` does it with 1 GB."""
     folder = write_checkpoint(tmp_path, 400, dtype="bfloat16")

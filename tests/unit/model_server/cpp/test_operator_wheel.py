@@ -79,6 +79,7 @@ def emulated(cpu: str, unpacked: Path, tmp_path: Path) -> list[str]:
     return lines(run(EMULATOR, "-cpu", cpu, os.path.realpath(sys.executable), str(DRIVER), str(unpacked), cwd=tmp_path))
 
 
+@pytest.mark.long
 def test_without_a_compiler_a_wheel_is_built_and_says_what_it_lacks(tmp_path: Path) -> None:
     unpacked = build(tmp_path, CXX="/no/such/compiler", CC="/no/such/compiler")
     assert libraries(unpacked) == set()

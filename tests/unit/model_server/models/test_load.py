@@ -64,6 +64,7 @@ def test_a_native_family_with_dynamic_rope_is_transformers_own(tmp_path: Path) -
     assert isinstance(load(tmp_path), TransformersRunner)
 
 
+@pytest.mark.long
 def test_a_native_family_does_not_import_transformers(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path, with_tokenizer=False)
     script = (

@@ -242,7 +242,7 @@ def test_answers_match(tokenizer: Tokenizer, pattern: str) -> None:
         assert re.fullmatch(pattern, text), text
 
 
-@settings(max_examples=examples(10, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(any_schema(), any_draw()), min_size=1, max_size=6), st.integers(0, 2**32))
 def test_every_answer_is_valid_whatever_the_sampling_parameters_are(
     demo: Tokenizer, asked: list[tuple[Any, SamplingParameters]], seed: int

@@ -51,6 +51,7 @@ def test_a_text_has_no_fewer_tokens_than_the_bound(tokenizer: Tokenizer, normali
         assert bound.fewest_tokens(text) <= max(count, 1), text
 
 
+@pytest.mark.long
 def test_no_character_shrinks_more_than_the_bound_says(tokenizer: Tokenizer) -> None:
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         bound = token_bound(byte_level(tokenizer, normalizer=getattr(normalizers, form)()))

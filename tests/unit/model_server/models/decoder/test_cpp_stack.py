@@ -101,6 +101,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not TASKS.exists(), reason="needs Linux's /proc")
 @pytest.mark.usefixtures("two_threads")
 def test_threads_do_not_sleep_between_operators(tmp_path: Path) -> None:
