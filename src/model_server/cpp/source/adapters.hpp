@@ -47,6 +47,14 @@ class AdapterGroups {
         for (const Group& g : groups)
             if (of_number[g.number].a) work(of_number[g.number], rows.data() + g.first, g.count);
     }
+    // work(factors, rows, count) as `each`, of the rows [begin, end) alone.
+    template <class F> void each(const AdapterFactors* of_number, long begin, long end, const F& work) const {
+        each(of_number, [&](const AdapterFactors& f, const long* of_group, long count) {
+            const long* first = std::lower_bound(of_group, of_group + count, begin);
+            const long* last = std::lower_bound(first, of_group + count, end);
+            if (first < last) work(f, first, last - first);
+        });
+    }
     long most_inner(const AdapterFactors* of_number) const {
         long most = 0;
         each(of_number, [&](const AdapterFactors& f, const long*, long) { most = std::max(most, f.inner); });
@@ -136,12 +144,12 @@ INLINE void expand_tile(const T* b, long rank, const float* const* inner, Out* c
     for (int r = 0; r < R; r++) put(out[r], sums[r], 2, 0, limit, static_cast<const T*>(nullptr), out[r]);
 }
 
-// Panel `panel` of out [rows, outputs] += B inner; `pitch`: from row to row.
+// out += B inner of panel `panel`, for rows [begin, end). out: the panel of row `begin`; `pitch`: from row to row.
 template <class T, class Out>
-INLINE void expand(const AdapterFactors* of_number, const AdapterGroups& groups, const float* inner, long width, long panel,
-                   Out* out, long outputs, long pitch) {
+INLINE void expand(const AdapterFactors* of_number, const AdapterGroups& groups, long begin, long end, const float* inner,
+                   long width, long panel, Out* out, long outputs, long pitch) {
     const long limit = std::min(long(PANEL), outputs - panel * PANEL);
-    groups.each(of_number, [&](const AdapterFactors& f, const long* rows, long count) {
+    groups.each(of_number, begin, end, [&](const AdapterFactors& f, const long* rows, long count) {
         for (long i = 0; i < f.num_expansions; i++) {
             const AdapterExpansion& e = f.expansions[i];
             if (panel < e.panel || panel >= e.panel + e.panels) continue;
@@ -152,7 +160,7 @@ INLINE void expand(const AdapterFactors* of_number, const AdapterGroups& groups,
                 const long height = count - at >= 4 ? 4 : 1;
                 for (long r = 0; r < height; r++) {
                     from[r] = inner + rows[at + r] * width + e.first;
-                    to[r] = out + rows[at + r] * pitch + panel * PANEL;
+                    to[r] = out + (rows[at + r] - begin) * pitch;
                 }
                 if (height == 4) expand_tile<T, Out, 4>(b, e.rank, from, to, limit);
                 else expand_tile<T, Out, 1>(b, e.rank, from, to, limit);

@@ -248,8 +248,9 @@ long cpp_adapt(long type, const AdapterFactors* of_number, const int64_t* number
             long first, last;
             team.share((outputs + PANEL - 1) / PANEL, first, last);
             for (long p = first; p < last; p++) {
-                if (wide) expand<T>(of_number, groups, inner, width, p, static_cast<float*>(out), outputs, outputs);
-                else expand<T>(of_number, groups, inner, width, p, static_cast<T*>(out), outputs, outputs);
+                const long at = p * PANEL;
+                if (wide) expand<T>(of_number, groups, 0, rows, inner, width, p, static_cast<float*>(out) + at, outputs, outputs);
+                else expand<T>(of_number, groups, 0, rows, inner, width, p, static_cast<T*>(out) + at, outputs, outputs);
             }
         }, limit);
     });

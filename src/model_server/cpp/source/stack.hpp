@@ -54,9 +54,9 @@ template <class T> class Stack {
     std::vector<std::atomic<long>> counters;  // see `counter`
     static constexpr int COUNTERS = 5;
     // Products with adapters go by blocks of so many rows, whose sums stay floats until all is added.
-    static constexpr long BLOCK = 256;
+    static constexpr long BLOCK = 256, OWN_PANELS = 4;
     std::vector<AdapterGroups> groups, kept_groups;  // of each block
-    float *sums, *shrunk;
+    float *sums, *shrunk;  // sums: of each thread [BLOCK, OWN_PANELS * PANEL]
     long shrunk_width = 0;
     long counted;  // counters of one layer
 
@@ -65,19 +65,13 @@ template <class T> class Stack {
     static Matrix<T> plain(const StackMatrix& m, long outputs, long inputs) {
         return {static_cast<const T*>(m.panels), static_cast<const T*>(m.bias), outputs, inputs};
     }
-    // out [rows, outputs] = x [rows, inputs] @ m.T (+ onto); pitch: from row to row of out.
-    template <class Out>
-    void multiply(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, long rows, Out* out, long pitch,
-                  const Out* onto, Team team, std::atomic<long>& next) const {
-        if (!m.codes) {
-            Matrix<T> matrix = plain(m, outputs, inputs);
-            matrix.pitch = pitch;
-            return product<T, Out>(matrix, x, inputs, rows, out, onto, team, next);
-        }
-        const CodeMatrix<T> matrix(*m.codes, pitch);
-        if (m.codes->is_float8) return float8_product<T, Out>(matrix, x, inputs, rows, out, onto, team, next);
+    // out [rows, outputs] = x [rows, inputs] @ m.T (+ onto)
+    void multiply(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, long rows, T* out, const T* onto,
+                  Team team, std::atomic<long>& next) const {
+        if (!m.codes) return product<T, T>(plain(m, outputs, inputs), x, inputs, rows, out, onto, team, next);
+        if (m.codes->is_float8) return float8_product<T, T>(CodeMatrix<T>(*m.codes), x, inputs, rows, out, onto, team, next);
         const auto codes = shared_code_rows<T>(*m.codes, x, inputs, rows, code_space, team);
-        code_product<T, Out>(matrix, codes, rows, out, onto, team, next);
+        code_product<T, T>(CodeMatrix<T>(*m.codes), codes, rows, out, onto, team, next);
     }
     // inner [rows, intermediate] = silu(normed @ gate.T) * (normed @ up.T)
     void multiply_up(const StackMatrix& m, long rows, Team team, std::atomic<long>& next) const {
@@ -92,43 +86,72 @@ template <class T> class Stack {
     }
     bool adapts(const StackMatrix& m) const { return step.adapters && m.adapters; }
 
-    // x [rows, inputs] @ m.T and what adapters add to it, in floats; then `finish(first row, rows, panel, pitch)` for each
-    // panel of `outputs` or, if they are two halves, for each of the first half, of which it reads both.
+    // x [rows, inputs] @ m.T and what adapters add to it, in floats of which a thread has a few panels at a time. Then
+    // `finish(first row, rows, panel, sums, pitch)` for each panel; if the outputs are two halves, for each of the first
+    // half, with that of the second behind it.
     template <class F>
     void multiply_adapted(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, bool halves,
                           Team team, std::atomic<long>* next, const F& finish) const {
         const auto& blocks = is_kept ? kept_groups : groups;
         const long rows = is_kept ? step.num_kept : step.tokens;
         const long panels = ((halves ? outputs / 2 : outputs) + PANEL - 1) / PANEL;
-        // Not whole pages from row to row: then a few lines of a cache would have to hold all rows of a panel.
-        const long pitch = outputs + PANEL;
-        long first = 0, begin, end;
-        team.share(panels, begin, end);
-        for (size_t i = 0; i < blocks.size(); i++, first += BLOCK) {
+        float* own = sums + team.index * BLOCK * OWN_PANELS * PANEL;
+        for (long first = 0, i = 0; first < rows; first += BLOCK, i++) {
             const long count = std::min(BLOCK, rows - first);
-            shrink<T>(m.adapters, blocks[i], x + first * inputs, inputs, inputs, shrunk, shrunk_width, team);
-            multiply<float>(m, outputs, inputs, x + first * inputs, count, sums, pitch, nullptr, team, next[i]);
+            const Input<T>* from = x + first * inputs;
+            shrink<T>(m.adapters, blocks[i], from, inputs, inputs, shrunk, shrunk_width, team);
+            CodeRows<T> codes{};
+            if (m.codes && !m.codes->is_float8) codes = shared_code_rows<T>(*m.codes, from, inputs, count, code_space, team);
             team.barrier();
-            for (long p = begin; p < end; p++) {
-                expand<T>(m.adapters, blocks[i], shrunk, shrunk_width, p, sums, outputs, pitch);
-                if (halves) expand<T>(m.adapters, blocks[i], shrunk, shrunk_width, panels + p, sums, outputs, pitch);
-                finish(first, count, p, pitch);
-            }
+            auto add = [&](long row, long height, long p, float* to, long pitch) {
+                expand<T>(m.adapters, blocks[i], row, row + height, shrunk, shrunk_width, p, to, outputs, pitch);
+            };
+            auto work = [&](long row, long height, long begin, long end, long distance) {
+                const long pitch = (halves ? 2 : end - begin) * PANEL;
+                if (!halves) some_panels(m, outputs, inputs, from, codes, row, height, begin, end, distance, own, pitch);
+                for (long p = begin; p < end; p++) {
+                    float* to = halves ? own : own + (p - begin) * PANEL;
+                    if (halves) {
+                        some_panels(m, outputs, inputs, from, codes, row, height, p, p + 1, distance, to, pitch);
+                        some_panels(m, outputs, inputs, from, codes, row, height, panels + p, panels + p + 1, distance,
+                                    to + PANEL, pitch);
+                        add(row, height, panels + p, to + PANEL, pitch);
+                    }
+                    add(row, height, p, to, pitch);
+                    finish(first + row, height, p, to, pitch);
+                }
+            };
+            const long most_rows = codes.planes ? cached_rows(codes) : count;
+            Pieces(count, panels, team.size, most_rows).take(next[i], team.size, count == 1 ? OWN_PANELS : 2, work);
             team.barrier();
         }
+    }
+    // Panels [first, last) of x @ m.T for some rows, in floats, of which rows are `pitch` apart.
+    void some_panels(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, const CodeRows<T>& codes, long row,
+                     long rows, long first, long last, long distance, float* out, long pitch) const {
+        out -= first * PANEL;
+        x += row * inputs;
+        if (!m.codes) {
+            Matrix<T> matrix = plain(m, outputs, inputs);
+            matrix.pitch = pitch;
+            return ::multiply<T, float>(matrix, x, inputs, rows, out, nullptr, first, last, distance);
+        }
+        const CodeMatrix<T> matrix(*m.codes, pitch);
+        if (m.codes->is_float8) return multiply_float8<T, float>(matrix, x, inputs, rows, out, nullptr, first, last);
+        multiply_codes<T, float>(matrix, codes.from(row), rows, out, nullptr, first, last, distance);
     }
     // out [rows, outputs] = x @ m.T (+ onto), with adapters or without; ends at a barrier.
     void multiply_any(const StackMatrix& m, long outputs, long inputs, const Input<T>* x, bool is_kept, T* out,
                       const T* onto, Team team, std::atomic<long>* next) const {
         if (!adapts(m)) {
-            multiply<T>(m, outputs, inputs, x, is_kept ? step.num_kept : step.tokens, out, outputs, onto, team, *next);
+            multiply(m, outputs, inputs, x, is_kept ? step.num_kept : step.tokens, out, onto, team, *next);
             return team.barrier();
         }
-        multiply_adapted(m, outputs, inputs, x, is_kept, false, team, next, [&](long first, long count, long p, long pitch) {
+        multiply_adapted(m, outputs, inputs, x, is_kept, false, team, next, [&](long first, long count, long p, const float* of_panel, long pitch) {
             const long limit = std::min(long(PANEL), outputs - p * PANEL);
             for (long r = 0; r < count; r++) {
                 const long at = (first + r) * outputs + p * PANEL;
-                const float* sum = sums + r * pitch + p * PANEL;
+                const float* sum = of_panel + r * pitch;
                 if (limit == PANEL) {
                     const vf values[2] = {load(sum), load(sum + LANES)};
                     put(out + at, values, 2, 0, limit, static_cast<const T*>(nullptr), onto ? onto + at : nullptr);
@@ -145,11 +168,12 @@ template <class T> class Stack {
             multiply_up(m, is_kept ? step.num_kept : step.tokens, team, *next);
             return team.barrier();
         }
-        multiply_adapted(m, 2 * width, config.hidden, normed, is_kept, true, team, next, [&](long first, long count, long p, long pitch) {
+        multiply_adapted(m, 2 * width, config.hidden, normed, is_kept, true, team, next,
+                         [&](long first, long count, long p, const float* of_panel, long pitch) {
             for (long r = 0; r < count; r++) {
-                const float* gate = sums + r * pitch + p * PANEL;
+                const float* gate = of_panel + r * pitch;
                 Input<T>* out = inner + (first + r) * width + p * PANEL;
-                for (int i = 0; i < PANEL; i += LANES) store(out + i, silu(load(gate + i)) * load(gate + width + i));
+                for (int i = 0; i < PANEL; i += LANES) store(out + i, silu(load(gate + i)) * load(gate + PANEL + i));
             }
         });
     }
@@ -185,7 +209,6 @@ template <class T> class Stack {
         counted = 1 + (COUNTERS - 1) * std::max<long>({1, long(groups.size()), long(kept_groups.size())});
         counters = std::vector<std::atomic<long>>(config.num_layers * counted);
         size_t code_size = 0;
-        long most_outputs = 0;
         for (long i = 0; i < config.num_layers; i++) {
             const auto& layer = config.layers[i];
             for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
@@ -194,13 +217,13 @@ template <class T> class Stack {
             for (const auto* m : {&layer.qkv, &layer.output, &layer.up, &layer.down})
                 for (const auto& block : groups)
                     if (m->adapters) shrunk_width = std::max(shrunk_width, block.most_inner(m->adapters));
-            most_outputs = std::max({qkv_width, config.hidden, 2 * config.intermediate}) + PANEL;
         }
         const long adapted = std::min(n, BLOCK);
+        const long own_sums = step.adapters ? BLOCK * OWN_PANELS * PANEL * (parallel_function ? most_threads_function() : 1) : 0;
         size_t size = sizeof(T) * n * qkv_width +
                       sizeof(Input<T>) * n * (config.hidden + 2 * attended_width + config.intermediate) +
                       sizeof(float) * shared_values + sizeof(Partial) * shared_parts + code_size +
-                      sizeof(float) * adapted * (most_outputs + shrunk_width) + 11 * 64;
+                      sizeof(float) * (own_sums + adapted * shrunk_width) + 11 * 64;
         char* at = scratch.of(size);
         normed = Scratch::take<Input<T>>(at, n * config.hidden);
         qkv = Scratch::take<T>(at, n * qkv_width);
@@ -210,7 +233,7 @@ template <class T> class Stack {
         values = Scratch::take<float>(at, shared_values);
         parts = Scratch::take<Partial>(at, shared_parts);
         code_space = Scratch::take<char>(at, code_size);
-        sums = Scratch::take<float>(at, adapted * most_outputs);
+        sums = Scratch::take<float>(at, own_sums);
         shrunk = Scratch::take<float>(at, adapted * shrunk_width);
     }
 
