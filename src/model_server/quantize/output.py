@@ -7,7 +7,6 @@ import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -19,6 +18,8 @@ from model_server.quantization.words import WORD
 from model_server.quantize.progress import Progress
 from model_server.quantize.solver import Rounded, Rounding
 from model_server.weights.checkpoint import Checkpoint
+from model_server.weights.header import read_headers
+from model_server.weights.locate import INDEX
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 MOST_FILE_BYTES = 2 * 2**30
 # Of the checkpoint's folder, beside the weights: tokenizer, templates, settings of generation.
 _COPIED = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.md", "LICENSE*")
-_NOT_COPIED = ("config.json", "model.safetensors.index.json", "quantize_config.json", "quant_config.json")
+_NOT_COPIED = ("config.json", INDEX, "quantize_config.json", "quant_config.json")
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
@@ -53,15 +54,14 @@ def tensors_of(module: str, rounded: Rounded, bits: int) -> dict[str, Tensor]:
 
 def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Rounding) -> None:
     """Everything that a folder with a model holds. What is there of it is overwritten."""
-    quantized: dict[str, Path | Tensor] = {}
-    removed = set()
-    for layer in range(progress.num_done):
-        for name, tensor in progress.tensors(layer).items():
-            quantized[name] = tensor
-            removed.add(name.rsplit(".", 1)[0] + ".weight")
-    names = {name: path for path, header in checkpoint.headers.items() for name in header.tensors}
-    kept: dict[str, Path | Tensor] = {name: path for name, path in names.items() if name not in removed}
-    _write_tensors(kept | quantized, output)
+    quantized = read_headers([progress.layer(number) for number in range(progress.num_done)])
+    removed = {name.rpartition(".")[0] + ".weight" for header in quantized.values() for name in header.tensors}
+    sources: dict[str, tuple[Path, int]] = {}
+    for path, header in {**checkpoint.headers, **quantized}.items():
+        for name, stored in header.tensors.items():
+            if name not in removed:
+                sources[name] = (path, stored.end - stored.begin)
+    _write_tensors(sources, output)
     _write_config(checkpoint, output, how)
     for pattern in _COPIED:
         for path in sorted(checkpoint.directory.glob(pattern)):
@@ -82,32 +82,33 @@ def upload(folder: Path, model_id: str) -> None:
         raise StartupError(f"--upload-to-model-id {model_id}: {reason}; {folder} is whole") from error
 
 
-def _write_tensors(sources: Mapping[str, Path | Tensor], output: Path) -> None:
-    files: list[dict[str, Tensor]] = [{}]
+def _write_tensors(sources: Mapping[str, tuple[Path, int]], output: Path) -> None:
+    """sources: the file that each tensor is in, and its bytes. One file of the result is in memory at a time."""
+    files: list[list[str]] = [[]]
     size = 0
-    handles: dict[Path, Any] = {}
     for name in sorted(sources):
-        source = sources[name]
-        if isinstance(source, Path):
-            if source not in handles:
-                handles[source] = safe_open(source, framework="pt", device="cpu")
-            source = handles[source].get_tensor(name)
-        if files[-1] and size + source.nbytes > MOST_FILE_BYTES:
-            files.append({})
+        if files[-1] and size + sources[name][1] > MOST_FILE_BYTES:
+            files.append([])
             size = 0
-        files[-1][name] = source
-        size += source.nbytes
-    metadata = {"format": "pt"}  # the library writes several in any order, and the same run is to give the same bytes
+        files[-1].append(name)
+        size += sources[name][1]
     weight_map: dict[str, str] = {}
-    for number, tensors in enumerate(files, 1):
+    for number, names in enumerate(files, 1):
         file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        save_file(tensors, output / file, metadata)
-        weight_map |= dict.fromkeys(tensors, file)
-        logger.info("Wrote %s: %s", file, counted(len(tensors), "tensor"))
+        tensors = {name: _tensor(sources[name][0], name) for name in names}
+        # Of several entries the library writes any first, and the same run is to give the same bytes.
+        save_file(tensors, output / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(names, file)
+        logger.info("Wrote %s: %s", file, counted(len(names), "tensor"))
     if len(files) > 1:
-        total = sum(tensor.nbytes for tensors in files for tensor in tensors.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (output / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        index = {"metadata": {"total_size": sum(size for _, size in sources.values())}, "weight_map": weight_map}
+        (output / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _tensor(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt", device="cpu") as opened:
+        tensor: Tensor = opened.get_tensor(name)
+    return tensor
 
 
 def _write_config(checkpoint: Checkpoint, output: Path, how: Rounding) -> None:

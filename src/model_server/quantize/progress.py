@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from model_server.errors import StartupError
@@ -63,7 +63,7 @@ class Progress:
 
     def done(self, layer: int, tensors: Mapping[str, Tensor], losses: tuple[float, float] | None = None) -> None:
         """A layer is done. tensors: that take the places of others, by their names."""
-        path = self._layer(layer)
+        path = self.layer(layer)
         draft = path.with_suffix(".draft")
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft)
         os.replace(draft, path)
@@ -72,15 +72,13 @@ class Progress:
             self._state["losses"] = losses
         self._save()
 
-    def tensors(self, layer: int) -> dict[str, Tensor]:
-        return load_file(self._layer(layer))
+    def layer(self, number: int) -> Path:
+        """The file of a layer's tensors."""
+        return self.folder / f"layer-{number:05d}.safetensors"
 
     def end(self) -> None:
         """All is written elsewhere."""
         shutil.rmtree(self.folder)
-
-    def _layer(self, layer: int) -> Path:
-        return self.folder / f"layer-{layer:05d}.safetensors"
 
     def _save(self) -> None:
         draft = self.folder / (_FILE + ".draft")

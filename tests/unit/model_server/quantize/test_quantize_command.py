@@ -16,6 +16,7 @@ from support.tiny_models import tiny_checkpoint
 from model_server.config import QuantizeConfig, check_quantize
 from model_server.errors import StartupError
 from model_server.quantize import command
+from model_server.quantize import output as files_of
 from model_server.quantize.progress import Progress
 
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog sleeps on. " * 60
@@ -125,6 +126,23 @@ def test_an_interrupted_run_continues_and_writes_the_same(
     for path in (tmp_path / "whole").iterdir():
         assert path.read_bytes() == (tmp_path / "cut" / path.name).read_bytes(), path.name
     assert not (tmp_path / "cut" / ".quantize").exists()
+
+
+def test_large_results_are_several_files_with_an_index(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = model(models, "llama")
+    command.run(asked(source, tmp_path / "one", tmp_path))
+    monkeypatch.setattr(files_of, "MOST_FILE_BYTES", 100_000)
+    command.run(asked(source, tmp_path / "several", tmp_path))
+    index = json.loads((tmp_path / "several" / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    whole = load_file(tmp_path / "one" / "model.safetensors")
+    parts = {name: tensor for file in files for name, tensor in load_file(tmp_path / "several" / file).items()}
+    assert whole.keys() == parts.keys() == index["weight_map"].keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
 
 
 @pytest.mark.parametrize(
