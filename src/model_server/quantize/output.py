@@ -61,8 +61,8 @@ def write(checkpoint: Checkpoint, output: Path, progress: Progress, how: Roundin
         for name, stored in header.tensors.items():
             if name not in removed:
                 sources[name] = (path, stored.end - stored.begin)
-    _write_tensors(sources, output)
     _write_config(checkpoint, output, how)
+    _write_tensors(sources, output)
     for pattern in _COPIED:
         for path in sorted(checkpoint.directory.glob(pattern)):
             if path.name not in _NOT_COPIED:
@@ -98,6 +98,7 @@ def _write_tensors(sources: Mapping[str, tuple[Path, int]], output: Path) -> Non
         tensors = {name: _tensor(sources[name][0], name) for name in names}
         # Of several entries the library writes any first, and the same run is to give the same bytes.
         save_file(tensors, output / file, {"format": "pt"})
+        (output / file).chmod((output / "config.json").stat().st_mode)  # the library's files are for their owner alone
         weight_map |= dict.fromkeys(names, file)
         logger.info("Wrote %s: %s", file, counted(len(names), "tensor"))
     if len(files) > 1:

@@ -64,6 +64,7 @@ def test_what_it_writes_is_loaded_and_near_the_model(
     assert sorted(path.name for path in output.iterdir()) == sorted(
         {path.name for path in source.iterdir() if path.name != "model.safetensors.index.json"} | {"model.safetensors"}
     )
+    assert len({path.stat().st_mode for path in output.iterdir()}) == 1
     stored = load_file(output / "model.safetensors")
     codes = [name for name in stored if name.endswith(".qweight")]
     num_layers = sum("Layer" in record.message for record in caplog.records)
