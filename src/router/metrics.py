@@ -18,8 +18,10 @@ from wire.step_phases import PHASES
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _METHODS = ("method", ("prefill", "decode"))
+_OTHER_ADAPTERS, _MOST_ADAPTERS = "other", 100
 _Label = tuple[str, tuple[str, ...]]
-"""A label and all values that it can have. They are written here, never taken from a request."""
+"""A label and all values that it can have. They are written here, never taken from a request; names of adapters are
+added when the shards have answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ DECLARED: dict[str, Declared] = {
     "tgi_speculation_drafted_tokens": _counter("Tokens that were drafted", "tokens"),
     "tgi_speculation_accepted_tokens": _counter("Drafted tokens that were right", "tokens"),
     "tgi_request_preempted": _counter("Requests that gave up their KV blocks and began again", "requests"),
+    "tgi_lora_requests": _counter(
+        "Requests for LoRA adapters, by the first hundred names", "requests", ("adapter", (_OTHER_ADAPTERS,))
+    ),
     "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
     "tgi_batch_current_size": _gauge("Requests in the running batch", "requests"),
     "tgi_batch_current_max_tokens": _gauge("Tokens that the running batch may grow to", "tokens"),
@@ -164,6 +169,15 @@ class Metrics:
 
     def _set_edges(self, name: str, edges: Sequence[float]) -> None:
         self._histograms[name] = _HistogramFamily(DECLARED[name], edges)
+
+    def set_adapters(self, names: Sequence[str]) -> None:
+        """Gives adapters series of their own, the first hundred of them."""
+        series = self._values["tgi_lora_requests"].series
+        series.update(dict.fromkeys(((name,) for name in names[:_MOST_ADAPTERS]), 0))
+
+    def adapter_label(self, name: str) -> str:
+        """The value of the label `adapter` under which requests for an adapter are counted."""
+        return name if (name,) in self._values["tgi_lora_requests"].series else _OTHER_ADAPTERS
 
     def count(self, name: str, value: float = 1, **labels: str) -> None:
         """Adds to a counter."""

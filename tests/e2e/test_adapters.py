@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,3 +104,15 @@ def test_a_name_that_is_not_known(client: httpx.Client) -> None:
     answer = client.post("/generate", json={"inputs": "Hi", "parameters": {"adapter_id": "prose"}})
     assert answer.status_code == 422
     assert answer.json()["error"] == "Input validation error: `adapter_id` prose is not known to this server"
+
+
+def test_requests_are_counted_by_adapter(client: httpx.Client) -> None:
+    def counted() -> dict[str, int]:
+        text = client.get("/metrics").text
+        return {name: int(n) for name, n in re.findall(r'^tgi_lora_requests\{adapter="(.*)"\} (\d+)$', text, re.M)}
+
+    before = counted()
+    for adapter in ("poems", None, "poems", "org/prose"):
+        generated(client, adapter, "Hi")
+    grown = {name: n - before[name] for name, n in counted().items()}
+    assert grown == {"poems": 2, "org/prose": 1, "other": 0}

@@ -84,6 +84,8 @@ class Inference:
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         self.metrics.observe("tgi_request_input_length", valid.input_length)
         self.metrics.observe("tgi_request_max_new_tokens", min(valid.stopping.max_new_tokens, 1024))
+        if request.adapter_id is not None:
+            self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))
         entry = self._scheduler.submit(valid)
         return Running(valid, entry, self.metrics, permits)
 

@@ -142,6 +142,7 @@ def _app_state(
         max_total_tokens=limits.max_total_tokens,
         speculate=started.info.speculate,
     )
+    metrics.set_adapters(started.info.adapters)
     validator = Validator(
         tokenizer,
         limits,

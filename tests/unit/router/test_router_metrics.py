@@ -61,6 +61,7 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
         DURATION,
     ),
     ("tgi_request_preempted", "counter", {}, ""),
+    ("tgi_lora_requests", "counter", {"adapter": {"other"}}, ""),
     ("tgi_speculation_drafted_tokens", "counter", {}, ""),
     ("tgi_speculation_accepted_tokens", "counter", {}, ""),
     ("tgi_speculation_window", "gauge", {}, ""),
@@ -188,6 +189,18 @@ def test_what_is_not_declared_is_an_error() -> None:
         with pytest.raises(KeyError):
             wrong()
         assert made.render() == before
+
+
+def test_the_first_hundred_adapters_have_series_of_their_own() -> None:
+    made = Metrics()
+    made.set_adapters([f"a{i}" for i in range(102)])
+    for name in ("a99", "a100", "a101"):
+        made.count("tgi_lora_requests", adapter=made.adapter_label(name))
+    samples = families(made.render().decode())["tgi_lora_requests"].samples
+    assert {s.labels["adapter"] for s in samples} == {"other", *(f"a{i}" for i in range(100))}
+    assert {s.labels["adapter"]: s.value for s in samples if s.value} == {"a99": 1, "other": 2}
+    with pytest.raises(KeyError):
+        made.count("tgi_lora_requests", adapter="a100")
 
 
 def test_what_is_written_is_declared_and_the_other_way_round() -> None:
