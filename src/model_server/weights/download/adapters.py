@@ -77,7 +77,10 @@ class _AdapterDownload(HubDownload):
             raise StartupError(f"{self._where}: the repository has no {ADAPTER_CONFIG}")
         if not safetensors:
             listed = ", ".join(sorted(top)[:8])
-            raise StartupError(f"{self._where}: the repository has no safetensors (found: {listed})")
+            raise StartupError(
+                f"{self._where}: the repository has no safetensors (found: {listed}); load the adapter with PEFT and "
+                "save it again, which writes them"
+            )
         missing = self._missing(found, [ADAPTER_CONFIG, *safetensors])
         if missing:
             self._fetch_all(found, missing)
