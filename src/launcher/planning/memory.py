@@ -85,7 +85,10 @@ def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | Non
 
 def _growth(said: Mapping[str, Any], hidden_size: int) -> float:
     """What codes of 2 and 3 bits take in memory for each byte of the file: a group of them has a scale of 2 bytes, and
-    a zero point that is one more code in the file and a byte in memory."""
+    a zero point that is one more code in the file and a byte in memory. Of MXFP4, 32 numbers and an exponent become as
+    many bytes, a scale of 4 and a zero point."""
+    if said.get("quant_method") == "mxfp4":
+        return 37 / 17
     bits, group = said.get("bits"), said.get("group_size")
     if bits not in (2, 3):
         return 1.0

@@ -12,8 +12,8 @@ Quantize = Literal[
 ]  # fmt: skip
 """Words of `--quantize`: TGI's."""
 STORED = (
-    "gptq", "awq", "auto-round", "intel/auto-round", "marlin", "exl2", "compressed-tensors", "fbgemm_fp8", "fp8",
-    "modelopt FP8", "gguf",
+    "gptq", "awq", "auto-round", "intel/auto-round", "marlin", "exl2", "mxfp4", "compressed-tensors", "fbgemm_fp8",
+    "fp8", "modelopt FP8", "gguf",
 )  # fmt: skip
 """Methods, as `method_of` names them, of checkpoints that are served. auto-round packs as gptq or awq do."""
 ON_LOAD = ("fp8", "eetq", "bitsandbytes")

@@ -17,6 +17,7 @@ from model_server.quantization.formats.fp8 import Fp8Format
 from model_server.quantization.formats.gguf import GgufFormat
 from model_server.quantization.formats.gptq import GptqFormat
 from model_server.quantization.formats.marlin import MarlinFormat
+from model_server.quantization.formats.mxfp4 import Mxfp4Format
 from model_server.quantization.forms import Form, stacked
 from model_server.quantization.plain import PlainFormat, tensor_name
 from model_server.weights.matrix import MatrixSlice
@@ -40,6 +41,7 @@ FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (
     GptqFormat,
     MarlinFormat,
     Exl2Format,
+    Mxfp4Format,
     CompressedFormat,
     Fp8Format,
     GgufFormat,
@@ -74,9 +76,4 @@ def format_of(reader: WeightReader, module: str, formats: Sequence[WeightFormat]
         if known.claims(reader, module):
             return known
     name = tensor_name(reader, module)
-    if reader.has(module + "_blocks"):
-        raise StartupError(
-            f"weight {module} is stored as MXFP4 blocks, which this version does not serve; "
-            "use a checkpoint whose experts are stored in bfloat16"
-        )
     raise StartupError(f"weight {name} is stored as {reader.stored(name)}, in no format that this version serves")

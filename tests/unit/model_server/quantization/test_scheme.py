@@ -146,8 +146,8 @@ def test_what_the_download_step_refuses_by_configs(tmp_path: Path) -> None:
     assert refusal(None, **llama, quantization_config={"quant_method": "gptq"}) is None
     unknown = refusal(None, model_type="x", quantization_config={"quant_method": "gptq"})
     assert unknown == "x is stored as gptq; the transformers runner serves plain weights only"
-    other = refusal(None, model_type="llama", quantization_config={"quant_method": "mxfp4"}) or ""
-    assert other.startswith("org/m is quantized with mxfp4, which is not served; served are gptq, ")
+    other = refusal(None, model_type="llama", quantization_config={"quant_method": "torchao"}) or ""
+    assert other.startswith("org/m is quantized with torchao, which is not served; served are gptq, ")
     assert (refusal("gptq", model_type="llama") or "").startswith("`--quantize gptq` names a stored format")
     index = {"weight_map": {"m.qweight": "model-1.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))

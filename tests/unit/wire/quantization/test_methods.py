@@ -10,7 +10,8 @@ from wire.quantization.methods import NAMES_STORED, ON_LOAD, STORED, Choice, Qua
 
 CT = "compressed-tensors"
 SERVED = (
-    "gptq, awq, auto-round, intel/auto-round, marlin, exl2, compressed-tensors, fbgemm_fp8, fp8, modelopt FP8, gguf"
+    "gptq, awq, auto-round, intel/auto-round, marlin, exl2, mxfp4, compressed-tensors, fbgemm_fp8, fp8, modelopt FP8, "
+    "gguf"
 )
 
 
@@ -110,7 +111,7 @@ def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        *(({"quant_method": name}, name) for name in ("bitsandbytes", "mxfp4", "torchao")),
+        *(({"quant_method": name}, name) for name in ("bitsandbytes", "torchao")),
         *(({"quant_method": name}, name) for name in ("hqq", "quanto", "aqlm", "vptq", "spqr", "higgs", "quark")),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
         ({"quant_method": CT, "format": "mxfp4-pack-quantized"}, f"{CT} mxfp4-pack-quantized"),

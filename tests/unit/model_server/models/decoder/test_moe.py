@@ -90,11 +90,6 @@ def test_a_bias_behind_the_sum_counts_once() -> None:
     assert torch.equal(second.up_bias, torch.cat((GATE_BIAS[2, 3:], UP_BIAS[2, 3:])))
 
 
-def test_mxfp4_blocks_are_refused() -> None:
-    with pytest.raises(StartupError, match=r"weight layer\.up is stored as MXFP4 blocks, .* stored in bfloat16$"):
-        read(StackedExperts("up", "down"), {"up_blocks": torch.zeros(1)}, ProcessGroup())
-
-
 def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(StartupError, match="The choosen size 6 is not compatible with sharding on 4 shards"):
         read(SeparateExperts(), separate(), Rank(0, 4))

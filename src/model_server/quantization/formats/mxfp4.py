@@ -1,0 +1,89 @@
+"""Experts as gpt-oss publishes them: MXFP4, floats of 4 bits with an exponent for 32 of them.
+
+In place of the plain tensor: `{name}_blocks` uint8 [experts, out, in / 32, 16], the first of two numbers in the lower
+bits; `{name}_scales` uint8 [experts, out, in / 32], exponents of two, plus 127. Source: OCP Microscaling Formats v1.0,
+sections 5.3.3 (E2M1) and 5.4.1 (E8M0).
+
+Twice a number is a whole one from -12 to 12, so the matrices become codes of 8 bits, exactly, which all products know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.quantization.codes import Codes, cat
+from model_server.quantization.formats.grouped import Grouped, keep
+from model_server.quantization.forms import Form
+from model_server.weights.matrix import MatrixSlice, Part
+from model_server.weights.reader import Range, WeightReader
+
+BLOCK = 32
+_BYTES = BLOCK // 2
+_MIDDLE = 12
+# The codes of the sixteen numbers 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives.
+_CODES = tuple(_MIDDLE + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
+
+
+class Mxfp4Format:
+    """Always [out, in], also where the plain tensors of the model are [in, out]."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        pass
+
+    def claims(self, reader: WeightReader, module: str) -> bool:
+        return reader.has(module + "_blocks") and reader.has(module + "_scales")
+
+    def read(self, reader: WeightReader, wanted: MatrixSlice) -> Form:
+        return cat([_part(reader, part, wanted) for part in wanted.parts])
+
+
+def _part(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
+    blocks, exponents = _stored(reader, part.name, wanted)
+    num_columns = blocks.shape[1] * BLOCK
+    if wanted.num_columns not in (None, num_columns):
+        raise StartupError(
+            f"weight {part.name}_blocks has {num_columns} inputs; the config asks for {wanted.num_columns}"
+        )
+    table = torch.tensor(_CODES, dtype=torch.uint8, device=blocks.device)
+
+    def codes(rows: Range, columns: Range) -> Tensor:
+        first, last = columns[0] // BLOCK, -(-columns[1] // BLOCK)
+        some = blocks[rows[0] : rows[1], first:last]
+        numbers = torch.stack((some & 15, some >> 4), dim=3).flatten(1)
+        return table[numbers.long()][:, columns[0] - first * BLOCK : columns[1] - first * BLOCK]
+
+    scales = torch.ldexp(torch.full(exponents.shape, 0.5, device=blocks.device), exponents.int() - 127)
+    stored = Grouped(
+        name=part.name + "_blocks",
+        bits=8,
+        num_columns=num_columns,
+        scales=scales,
+        zeros=torch.full(scales.shape, _MIDDLE, dtype=torch.uint8, device=blocks.device),
+        group=BLOCK,
+    )
+    return keep(stored, part, wanted.columns, codes)
+
+
+def _stored(reader: WeightReader, name: str, wanted: MatrixSlice) -> tuple[Tensor, Tensor]:
+    """blocks [out, in / 32, 16] and exponents [out, in / 32] of the wanted expert."""
+    shape, scales = reader.shape(name + "_blocks"), reader.shape(name + "_scales")
+    if len(shape) != 4 or shape[3] != _BYTES or scales != shape[:3]:
+        raise StartupError(
+            f"weight {name}_blocks has shape {list(shape)} and {name}_scales {list(scales)}; MXFP4 asks for [experts, "
+            f"out, in / {BLOCK}, {_BYTES}] and the same without the last dimension"
+        )
+    types = {reader.stored(name + "_blocks"), reader.stored(name + "_scales")}
+    if not types <= {"U8", "F8_E8M0"}:
+        raise StartupError(f"weight {name}_blocks or its scales are stored as {', '.join(sorted(types))}, not as bytes")
+    if wanted.expert is None or wanted.expert >= shape[0]:
+        raise StartupError(f"weight {name}_blocks holds {shape[0]} experts; the config asks for {wanted.expert}")
+    last = max(stop for part in wanted.parts for _, stop in part.rows)
+    if last > shape[1]:
+        raise StartupError(f"weight {name}_blocks has {shape[1]} outputs; the config asks for {last} at least")
+    one = (wanted.expert, wanted.expert + 1)
+    return reader.raw(name + "_blocks", one)[0], reader.raw(name + "_scales", one)[0].view(torch.uint8)
