@@ -18,22 +18,26 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "
 
 
 @pytest.mark.parametrize(
-    ("mixture", "kinds"),
+    ("mixture", "num_shards", "kinds"),
     [
-        ("Q4_K_M", ("8 bits, groups of 16", "4 bits, groups of 32 with offsets")),
-        pytest.param("Q8_0", ("8 bits, groups of 32",), marks=pytest.mark.long),
+        ("Q4_K_M", 1, ("8 bits, groups of 16", "4 bits, groups of 32 with offsets")),
+        pytest.param(
+            "Q4_K_M", 2, ("8 bits, groups of 16", "4 bits, groups of 32 with offsets"), marks=pytest.mark.long
+        ),
+        pytest.param("Q8_0", 1, ("8 bits, groups of 32",), marks=pytest.mark.long),
     ],
 )
-def test_a_file_serves(mixture: str, kinds: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_file_serves(mixture: str, num_shards: int, kinds: tuple[str, ...], tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = tiny_checkpoint("llama", tmp_path / "source", **SIZES)
     (tmp_path / "files").mkdir()
     file = write_gguf(source, tmp_path / "files" / f"tiny-{mixture}.gguf", mixture, tmp_path / "decoded")
-    named = mixture == "Q4_K_M"
+    named = num_shards == 1 and mixture == "Q4_K_M"
     options = ("--gguf-file", file.name) if named else ()
+    shards = ("--num-shard", str(num_shards)) if num_shards > 1 else ()
     cache = ("--huggingface-hub-cache", str(tmp_path / "cache"), "--dtype", "float32")
-    with running_server(file.parent if named else file, *options, *cache) as server:
+    with running_server(file.parent if named else file, *options, *shards, *cache) as server:
         address = f"http://127.0.0.1:{server.port}"
         parameters = {"max_new_tokens": NEW, "details": True}
         answer = httpx.post(f"{address}/generate", json={"inputs": PROMPT, "parameters": parameters}, timeout=60).json()

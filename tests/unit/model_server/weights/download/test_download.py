@@ -223,6 +223,7 @@ def test_a_repository_of_gguf_files() -> None:
     assert hub.fetched == []
 
 
+@pytest.mark.long
 def test_one_gguf_file_of_a_repository(tmp_path: Path) -> None:
     """It is fetched once, and nothing beside it; config and tokenizer are made of it."""
     written = write_gguf(tiny_checkpoint("llama", tmp_path / "model"), tmp_path / "a.gguf", "Q8_0")
