@@ -92,6 +92,7 @@ def test_one_is_killed_while_they_start(text: str, count: int) -> None:
         assert "shard 1 was killed by signal 9" in server.log().rstrip().splitlines()[-1], server.log()
 
 
+@pytest.mark.long
 def test_one_does_not_come(tmp_path: Path) -> None:
     """The other one gives up, names it, and what it does instead is shown."""
     environ = sabotaged(tmp_path, AT_IMPORT.format(action="time.sleep(600)", condition='== "1"'))
@@ -106,7 +107,8 @@ def test_one_does_not_come(tmp_path: Path) -> None:
         assert "Stacks of shard 1 (importing for " in log and "in find_spec" in log
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 4])
 def test_ranks_that_are_stopped_in_order_do_not_miss_each_other(size: int) -> None:
     with served("--num-shard", str(size)) as (server, family):
         running = streams(server, 1, 20)
@@ -116,7 +118,8 @@ def test_ranks_that_are_stopped_in_order_do_not_miss_each_other(size: int) -> No
         assert " lost rank " not in server.log() and "ERROR" not in server.log(), server.log()
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
 def test_one_makes_no_progress(rank: int) -> None:
     with served("--num-shard", "2", MAX_STEP_SECONDS="2") as (server, family):
         running = streams(server, 2)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from support.running_server import RunningServer, running_server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 STEPS = 5
 

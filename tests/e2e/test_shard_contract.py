@@ -365,6 +365,7 @@ def test_sigterm_ends_the_shard_and_its_socket(model: Path, tmp_path: Path) -> N
     assert not process.socket.exists()
 
 
+@pytest.mark.long
 def test_a_dead_socket_is_replaced_and_a_live_one_is_not(model: Path, tmp_path: Path, shard: ShardProcess) -> None:
     first = ShardProcess(model, tmp_path / "s")
     first.wait_ready()
