@@ -11,6 +11,7 @@ import fcntl
 import ipaddress
 import logging
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -137,8 +138,18 @@ def without_busy_metrics_port(config: LauncherConfig, address: str) -> LauncherC
     return config
 
 
+# Below those that the kernel gives to connections: a shard listens only once it is loaded, and until then a connection
+# of another process could get a port that was free.
+_LASTING_PORTS = range(20_000, 32_000)
+_TRIES = 20
+
+
 def bindable_port(flag: str, address: str, port: int) -> int:
     """`port`, or a free one for 0. Raises ArgumentValidation, which names `flag`, if it cannot be bound."""
+    if port == 0:
+        for candidate in random.sample(_LASTING_PORTS, _TRIES):
+            with suppress(ArgumentValidation):
+                return bindable_port(flag, address, candidate)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As the HTTP server does: a port whose last connections are still closing is free.

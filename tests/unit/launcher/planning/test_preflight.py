@@ -255,3 +255,9 @@ def test_a_gguf_file_that_cannot_be_meant(model_id: str | None, name: str, messa
     with pytest.raises(ArgumentValidation) as caught:
         preflight.with_gguf_file(config(model_id=model_id, gguf_file=name))
     assert str(caught.value).startswith(message)
+
+
+def test_a_port_that_is_chosen_early_is_none_that_connections_get() -> None:
+    first_of_connections = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = {preflight.bindable_port("--shard-port", "127.0.0.1", 0) for _ in range(5)}
+    assert max(ports) < first_of_connections and len(ports) > 1
