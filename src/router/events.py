@@ -33,15 +33,17 @@ class Prefilled:
 
 @dataclass(slots=True)  # not frozen: that costs more than the rest of making one
 class TokenGenerated:
-    """One generated token that is not the last."""
+    """One generated token that is not the last. step_tokens: with the first token that the request got in a step, their
+    number; 0 with the others of the step."""
 
     token: Token
     top_tokens: tuple[Token, ...] = ()
+    step_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last token, with the whole text. Times are `time.monotonic()` seconds."""
+    """The last token, with the whole text. Times are `time.monotonic()` seconds; `step_tokens` as in TokenGenerated."""
 
     token: Token
     top_tokens: tuple[Token, ...]
@@ -52,6 +54,7 @@ class Finished:
     queued_at: float
     started_at: float
     cached_tokens: int = 0  # of the prompt, from the prefix cache
+    step_tokens: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from wire.step_phases import PHASES
+from wire.step_phases import DRAFT_KINDS, OTHER_DRAFTS, PHASES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _METHODS = ("method", ("prefill", "decode"))
+_DRAFT_KINDS = ("kind", (*DRAFT_KINDS, OTHER_DRAFTS))
 _OTHER_ADAPTERS, _MOST_ADAPTERS = "other", 100
 _Label = tuple[str, tuple[str, ...]]
 """A label and all values that it can have. They are written here, never taken from a request; names of adapters are
@@ -66,8 +67,8 @@ DECLARED: dict[str, Declared] = {
     "tgi_batch_concat": _counter(
         "Prefills that joined a running batch", "batches", ("reason", ("backpressure", "wait_exceeded", "chunking"))
     ),
-    "tgi_speculation_drafted_tokens": _counter("Tokens that were drafted", "tokens"),
-    "tgi_speculation_accepted_tokens": _counter("Drafted tokens that were right", "tokens"),
+    "tgi_speculation_drafted_tokens": _counter("Tokens that were drafted", "tokens", _DRAFT_KINDS),
+    "tgi_speculation_accepted_tokens": _counter("Drafted tokens that were right", "tokens", _DRAFT_KINDS),
     "tgi_request_preempted": _counter("Requests that gave up their KV blocks and began again", "requests"),
     "tgi_lora_requests": _counter(
         "Requests for LoRA adapters, by the first hundred names", "requests", ("adapter", (_OTHER_ADAPTERS,))

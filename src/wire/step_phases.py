@@ -1,6 +1,9 @@
-"""Where a shard's step spends its time: the order of `phases_ns` on the wire, and the labels of the metric."""
+"""What shards say of a step beside its tokens, in the order on the wire, and the labels of the metrics: where its time
+went (`phases_ns`) and what guessed the tokens that it checked (`drafted_by_kind`, `accepted_by_kind`)."""
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 PHASES = (
     "idle",  # a running batch waited for the router's next call
@@ -10,3 +13,16 @@ PHASES = (
     "wait",  # until the tokens are on the host
     "text",  # text, stop decisions, the answer
 )
+
+
+class DraftKind(IntEnum):
+    """What guessed a drafted token. The number is its place on the wire."""
+
+    LOOKUP = 0  # text that occurred before in the request
+    GRAMMAR = 1  # what a grammar forces
+    PREDICTION = 2  # the answer that the request foretells
+    MODEL = 3  # a draft model
+
+
+DRAFT_KINDS = tuple(kind.name.lower() for kind in DraftKind)
+OTHER_DRAFTS = "other"  # the label of tokens that a shard counts without saying what guessed them

@@ -79,7 +79,7 @@ def test_json_under_a_schema_takes_fewer_steps_than_tokens(servers: list[Running
     after = metrics_of(httpx.get(f"{speculating.url}/metrics").text)
     rows = "tgi_request_skipped_tokens_count"
     assert after[rows] - before[rows] < 0.7 * tokens
-    drafted, right = "tgi_speculation_drafted_tokens", "tgi_speculation_accepted_tokens"
+    drafted, right = (f'tgi_speculation_{what}_tokens{{kind="grammar"}}' for what in ("drafted", "accepted"))
     assert 0 < after[right] - before[right] <= after[drafted] - before[drafted]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from wire.step_phases import DraftKind
+
 
 class FinishReason(enum.Enum):
     """Why a request ended. When several apply to one token the first in this order wins."""
@@ -78,15 +80,23 @@ class CachedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a step drafted for the requests that this rank answers for. num_right: of `num_tokens`; longest: the longest
-    draft."""
+    """What a step drafted for the requests that this rank answers for. longest: the longest draft; tokens, right: what
+    was drafted and how much of that was right, by the number of a `DraftKind`."""
 
-    num_tokens: int
-    num_right: int
     longest: int
+    tokens: tuple[int, ...]
+    right: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.tokens)
+
+    @property
+    def num_right(self) -> int:
+        return sum(self.right)
 
 
-NOTHING_DRAFTED = Drafted(0, 0, 0)
+NOTHING_DRAFTED = Drafted(0, (0,) * len(DraftKind), (0,) * len(DraftKind))
 
 
 @dataclass(frozen=True, slots=True)

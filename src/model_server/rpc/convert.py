@@ -200,7 +200,13 @@ def _fill(response: R, result: StepResult, column_tokens: int) -> R:
     if result.drafted is not None:
         drafted = result.drafted
         response.speculation.CopyFrom(
-            pb.Speculation(drafted=drafted.num_tokens, accepted=drafted.num_right, window=drafted.longest)
+            pb.Speculation(
+                drafted=drafted.num_tokens,
+                accepted=drafted.num_right,
+                window=drafted.longest,
+                drafted_by_kind=drafted.tokens,
+                accepted_by_kind=drafted.right,
+            )
         )
     return response
 

@@ -9,15 +9,30 @@ from model_server.batch.sequence import Sequence
 from model_server.speculation.lookup import History
 from model_server.speculation.pace import Acceptance, Pace
 from model_server.speculation.window import CheckedTokens, Window
+from wire.step_phases import DraftKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """num_forced: so many of its first tokens are without alternative, by a grammar; others: what guessed the rest."""
+
+    ids: list[int]
+    num_forced: int = 0
+    others: DraftKind = DraftKind.LOOKUP
+
+    def kind(self, place: int) -> DraftKind:
+        return DraftKind.GRAMMAR if place < self.num_forced else self.others
 
 
 @dataclass(slots=True)
 class _Drafting:
-    """What is kept of one request. untried: a draft that no step checked, which its next tokens are compared with."""
+    """What is kept of one request. draft: the newest; untried: a draft that no step checked, which its next tokens are
+    compared with."""
 
     acceptance: Acceptance
     history: History = field(default_factory=History)
     length: int = 0
+    draft: _Draft = field(default_factory=lambda: _Draft([]))
     untried: list[int] = field(default_factory=list)
 
 
@@ -39,8 +54,10 @@ class Speculator:
             return None
         known = self._follow(rows)
         drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
+        for one, drafting in zip(drafts, known, strict=True):
+            drafting.draft = one
         shares = [
-            1.0 if one.is_forced else drafting.acceptance.share for one, drafting in zip(drafts, known, strict=True)
+            1.0 if one.num_forced else drafting.acceptance.share for one, drafting in zip(drafts, known, strict=True)
         ]
         longest = self.pace.best_length([len(one.ids) for one in drafts], shares, self.most)
         if not longest:
@@ -52,15 +69,20 @@ class Speculator:
     def note(self, window: Window, checked: CheckedTokens) -> Drafted:
         """What became of a window."""
         counts = checked.to_host().counts or []
-        num_tokens = num_right = longest = 0
+        tokens, rights = [0] * len(DraftKind), [0] * len(DraftKind)
+        longest = 0
         for sequence, draft, count in zip(window.rows, window.drafts, counts, strict=True):
             right = min(count - 1, len(draft))
             drafting = self._known.get(sequence.id)
             if drafting is not None:
                 drafting.acceptance.note(accepted=right, refused=right < len(draft))
             if sequence.owned:
-                num_tokens, num_right, longest = num_tokens + len(draft), num_right + right, max(longest, len(draft))
-        return Drafted(num_tokens, num_right, longest)
+                longest = max(longest, len(draft))
+                for place in range(len(draft)):
+                    kind = DraftKind.LOOKUP if drafting is None else drafting.draft.kind(place)
+                    tokens[kind] += 1
+                    rights[kind] += place < right
+        return Drafted(longest, tuple(tokens), tuple(rights))
 
     def _follow(self, rows: list[Sequence]) -> list[_Drafting]:
         known = [self._known.get(s.id) for s in rows]
@@ -96,12 +118,4 @@ class Speculator:
             return _Draft(drafting.history.draft(most))
         forced = grammar.forced()[:most]
         looked_up = drafting.history.draft(most - len(forced), forced)
-        return _Draft(grammar.possible([*forced, *looked_up]), is_forced=bool(forced))
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """is_forced: the grammar leaves no other choice, at least at its beginning."""
-
-    ids: list[int]
-    is_forced: bool = False
+        return _Draft(grammar.possible([*forced, *looked_up]), num_forced=len(forced))

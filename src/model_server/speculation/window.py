@@ -34,10 +34,6 @@ class Window:
     rows: list[Sequence]
     drafts: list[list[int]]
 
-    @property
-    def num_drafted(self) -> int:
-        return sum(map(len, self.drafts))
-
     def inputs(self, tables: BlockTables, staging: Staging) -> ModelInputs:
         """One token for each place of each row."""
         counts = np.array([1 + len(draft) for draft in self.drafts], np.int64)

@@ -73,9 +73,9 @@ class Running:
         """The next event. Raises the RouterError that ends the generation; nothing follows that or `Finished`."""
         event = await self._entry.next_event()
         if isinstance(event, TokenGenerated):
-            self._observe_token()
+            self._observe_tokens(event.step_tokens)
         elif isinstance(event, Finished):
-            self._observe_token()
+            self._observe_tokens(event.step_tokens)
             self._finish(event)
         elif isinstance(event, Failed):
             if self.request.trace is not None:
@@ -93,10 +93,14 @@ class Running:
             if self.request.trace is not None:
                 self.request.trace.finish()
 
-    def _observe_token(self) -> None:
+    def _observe_tokens(self, count: int) -> None:
+        """So many tokens came in one step, which each took its part of the time. 0: they are counted already."""
+        if not count:
+            return
         now = time.monotonic()
         if self._last_token_at:
-            self._metrics.observe("tgi_request_inter_token_duration", now - self._last_token_at)
+            each = (now - self._last_token_at) / count
+            self._metrics.observe("tgi_request_inter_token_duration", each, count)
         else:
             self._metrics.observe("tgi_request_time_to_first_token_duration", now - self.arrived_at)
         self._last_token_at = now

@@ -83,13 +83,14 @@ def _deliver_row(row: Row, entry: Entry) -> None:
     last = len(row.tokens) - 1
     for i, token in enumerate(row.tokens):
         top = top_tokens[i] if i < len(top_tokens) else ()
+        step_tokens = last + 1 if i == 0 else 0
         if i == last and row.ended is not None:
-            entry.put(_finished(row, token, top, entry))
+            entry.put(_finished(row, token, top, entry, step_tokens))
         else:
-            entry.put(TokenGenerated(token, top))
+            entry.put(TokenGenerated(token, top, step_tokens))
 
 
-def _finished(row: Row, token: Token, top: tuple[Token, ...], entry: Entry) -> Finished:
+def _finished(row: Row, token: Token, top: tuple[Token, ...], entry: Entry, step_tokens: int) -> Finished:
     ended = row.ended
     assert ended is not None
     return Finished(
@@ -102,4 +103,5 @@ def _finished(row: Row, token: Token, top: tuple[Token, ...], entry: Entry) -> F
         queued_at=entry.queued_at,
         started_at=entry.started_at if entry.started_at is not None else entry.queued_at,
         cached_tokens=entry.cached_tokens,
+        step_tokens=step_tokens,
     )

@@ -74,8 +74,9 @@ class StepMetrics:
         observe("tgi_batch_inference_duration", step_s, method=method)
         self._metrics.count("tgi_batch_inference_success", method=method)
         if reply.drafted is not None:
-            self._metrics.count("tgi_speculation_drafted_tokens", reply.drafted.num_tokens)
-            self._metrics.count("tgi_speculation_accepted_tokens", reply.drafted.num_right)
+            for kind, (num_tokens, num_right) in reply.drafted.labelled().items():
+                self._metrics.count("tgi_speculation_drafted_tokens", num_tokens, kind=kind)
+                self._metrics.count("tgi_speculation_accepted_tokens", num_right, kind=kind)
             self._metrics.gauge("tgi_speculation_window", reply.drafted.longest)
         num_plain = sum(len(columns.ids) for columns in reply.columns)
         if num_plain:

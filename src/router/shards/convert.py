@@ -240,7 +240,14 @@ def _drafted_from(messages: Sequence[pb.Speculation]) -> Drafted | None:
     """Of all ranks, each of which counts its own requests."""
     if not messages:
         return None
-    return Drafted(sum(m.drafted for m in messages), sum(m.accepted for m in messages), max(m.window for m in messages))
+    ranks = [zip(m.drafted_by_kind, m.accepted_by_kind, strict=False) for m in messages]
+    by_kind = itertools.zip_longest(*ranks, fillvalue=(0, 0))
+    return Drafted(
+        num_tokens=sum(m.drafted for m in messages),
+        num_right=sum(m.accepted for m in messages),
+        longest=max(m.window for m in messages),
+        by_kind=tuple((sum(drafted for drafted, _ in one), sum(right for _, right in one)) for one in by_kind),
+    )
 
 
 def _columns_from(message: pb.Columns) -> Columns:

@@ -15,6 +15,7 @@ import numpy as np
 
 from router.events import FinishReason, Token
 from router.request import ValidRequest
+from wire.step_phases import DRAFT_KINDS, OTHER_DRAFTS
 
 
 class ShardError(Exception):
@@ -164,11 +165,19 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What a step drafted (speculation). num_right: of `num_tokens`; longest: the longest draft."""
+    """What a step drafted (speculation). num_right: of `num_tokens`; longest: the longest draft; by_kind: drafted and
+    right tokens by the place of a `DraftKind`, empty or shorter from a shard that does not say it."""
 
     num_tokens: int
     num_right: int
     longest: int
+    by_kind: tuple[tuple[int, int], ...] = ()
+
+    def labelled(self) -> dict[str, tuple[int, int]]:
+        """Drafted and right tokens by the label of what guessed them."""
+        known = dict(zip(DRAFT_KINDS, self.by_kind, strict=False))
+        num_tokens, num_right = (sum(counts) for counts in zip((0, 0), *known.values(), strict=True))
+        return known | {OTHER_DRAFTS: (self.num_tokens - num_tokens, self.num_right - num_right)}
 
 
 @dataclass(slots=True)

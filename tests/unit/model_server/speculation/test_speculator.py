@@ -16,6 +16,7 @@ from model_server.speculation.costs import step_costs
 from model_server.speculation.pace import Pace
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
+from wire.step_phases import DraftKind
 
 FREE = Pace([(1, 1.0)])
 DEAR = Pace([(1, 1.0), (2, 2.0)])
@@ -115,6 +116,8 @@ def test_text_that_a_grammar_forces_takes_fewer_steps_than_tokens(tiny_tokenizer
         counts.append((len(results), tokens_of(*results)[request.id]))
     assert counts[0][1] == counts[1][1]
     assert counts[1][0] < 0.5 * counts[0][0]
+    right = [one.drafted.right for one in results if one.drafted is not None]
+    assert sum(one[DraftKind.GRAMMAR] for one in right) > 10 and not any(one[DraftKind.MODEL] for one in right)
 
 
 def test_two_ranks_draft_the_same(tiny_tokenizer: Tokenizer) -> None:

@@ -120,6 +120,14 @@ def test_columns_with_several_tokens_a_row():
     ]
 
 
+def test_drafts_are_counted_by_what_guessed_them():
+    said = pb.Speculation(drafted=5, accepted=3, window=4, drafted_by_kind=[4, 1], accepted_by_kind=[2, 1])
+    silent = pb.Speculation(drafted=2, accepted=1, window=2)
+    reply = convert.step_from([pb.DecodeResponse(speculation=one) for one in (said, silent)])
+    assert reply.drafted is not None and (reply.drafted.num_tokens, reply.drafted.longest) == (7, 4)
+    assert reply.drafted.labelled() == {"lookup": (4, 2), "grammar": (1, 1), "other": (2, 1)}
+
+
 @pytest.mark.parametrize("counts", [(), (1, 1)], ids=["columns", "rows"])
 def test_logprobs_are_written_as_short_as_a_float32(counts: tuple[int, ...]):
     columns = pb.Columns(
