@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -24,13 +25,31 @@ that they have learnt."""
 _WHITESPACE = " ?"
 
 
-_TRIGGER = re.compile(r'\{"trigger": ?(\d+),')
+_TRIGGER = re.compile(r'\{"trigger": ?')
 
 
-def trigger_of(kind: GrammarKind, text: str) -> int | None:
-    """The token before which a `lark` grammar allows anything, if its text begins with one."""
+@dataclass(frozen=True)
+class TextTrigger:
+    """Texts that begin what a `lark` grammar holds: `{"texts": [...], "behind": [...]}`.
+
+    `behind`: what may have been generated before, white space aside; None: anything. The grammar is given the tokens
+    from the one on in which a text begins.
+    """
+
+    texts: tuple[str, ...]
+    behind: tuple[str, ...] | None = None
+
+
+def trigger_of(kind: GrammarKind, text: str) -> int | TextTrigger | None:
+    """The token or the texts before which a `lark` grammar allows anything, if its text begins with them."""
     found = _TRIGGER.match(text) if kind == "lark" else None
-    return int(found[1]) if found else None
+    if found is None:
+        return None
+    trigger, _ = json.JSONDecoder().raw_decode(text, found.end())
+    if isinstance(trigger, int):
+        return trigger
+    behind = trigger.get("behind")
+    return TextTrigger(tuple(trigger["texts"]), None if behind is None else tuple(behind))
 
 
 def _limits() -> LLParserLimits:

@@ -22,7 +22,8 @@ from model_server.errors import RequestError
 from model_server.memory.transfer import upload
 from model_server.sampling.parameters import Grammar
 from model_server.text.tokenizer import Tokenizer
-from wire.grammar import compile_grammar, trigger_of
+from model_server.text.watch import TextWatch
+from wire.grammar import TextTrigger, compile_grammar, trigger_of
 
 # Compiled grammars that are kept: TGI's number, and a bound on the texts that are their keys.
 _MOST_GRAMMARS = 32
@@ -47,11 +48,11 @@ class GrammarState:
         made_up_eos: int | None,
         executor: LLExecutor,
         num_words: int,
-        trigger: int | None = None,
+        trigger: int | TextWatch | None = None,
     ) -> None:
         """`eos_token_ids`: empty where the model has none, `made_up_eos` is then the token that stands in for one and
-        must never be sampled; `num_words`: the width of a mask; `trigger`: until this token comes any may come, and
-        the state is asleep."""
+        must never be sampled; `num_words`: the width of a mask; `trigger`: until this token, or the text for which it
+        watches, comes any may come, and the state is asleep."""
         self.matcher = matcher
         self.made_up_eos = made_up_eos
         self.executor = executor
@@ -79,6 +80,8 @@ class GrammarState:
     def possible(self, token_ids: list[int]) -> list[int]:
         """As many of these tokens, from the first, as may follow one after the other; while asleep, those before
         the trigger."""
+        if isinstance(self._trigger, TextWatch):
+            return self._trigger.before_trigger(token_ids)
         if self._trigger is not None:
             return token_ids[: token_ids.index(self._trigger)] if self._trigger in token_ids else token_ids
         return token_ids[: self.matcher.validate_tokens(token_ids)]
@@ -94,11 +97,15 @@ class GrammarState:
 
     def advance(self, token_id: int) -> None:
         """Take the sampled token. Raises RequestError if the automaton cannot continue."""
-        if self._trigger is not None:
-            if token_id != self._trigger:
-                return
-            self._trigger = None  # the automaton need not know what came before
-        if not self.matcher.consume_token(token_id):
+        token_ids = [token_id]
+        if isinstance(self._trigger, TextWatch):
+            token_ids = self._trigger.add(token_id)
+            if not token_ids or self.matcher.validate_tokens(token_ids) < len(token_ids):
+                return  # what came with the text does not fit: and begins no call
+        elif self._trigger not in (None, token_id):
+            return
+        self._trigger = None  # the automaton need not know what came before
+        if not self.matcher.consume_tokens(token_ids):
             raise RequestError(f"the grammar failed: {_reason(self.matcher)}")
         if self.matcher.is_stopped():
             self.is_over = not self._eos_token_ids or token_id in self._eos_token_ids
@@ -124,12 +131,13 @@ class Grammars:
         matcher = self.compiled(grammar)
         if matcher.is_error():
             raise RequestError(f"grammar is not valid: {_reason(matcher)}")
-        assert self._executor is not None
+        assert self._executor is not None and self._vocabulary is not None
+        trigger = trigger_of(grammar.kind, grammar.text)
+        watched = TextWatch(trigger, self._vocabulary) if isinstance(trigger, TextTrigger) else trigger
         num_words = -(-self._width // _WORD_BITS)
         return GrammarState(
-            matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words,
-            trigger_of(grammar.kind, grammar.text),
-        )  # fmt: skip
+            matcher.deep_copy(), self._eos_token_ids, self._made_up_eos, self._executor, num_words, watched
+        )
 
     def compiled(self, grammar: Grammar) -> LLMatcher:
         """The automaton at its start, not to be changed; in an error state if there is none.

@@ -163,9 +163,9 @@ class Chat:
     def _check_constraint(self) -> None:
         """Calls and an answer of a given form: where one grammar of the model's own format can hold both."""
         constraint, format = self.body.constraint, self.state.model_format
-        if constraint is None or self.body.tools is None:
+        if constraint is None or self.tools is None:
             return
-        can_call = self.tools is None or (self._is_native and format.can_force(self.tools.schemas))
+        can_call = self._is_native and format.can_force(self.tools.schemas)
         if not (can_call and self._has_frames and constraint.type != "regex" and format.takes_forms):
             raise ToolError("Grammar and tools are mutually exclusive")
 

@@ -1,11 +1,15 @@
-"""langchain-openai: the chat model, its structured outputs and tools, and the legacy completion model."""
+"""langchain-openai: the chat model, its structured outputs and tools, the legacy completion model, and agents."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import ModelRequest, ModelResponse, wrap_model_call
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
@@ -75,6 +79,39 @@ def test_streamed_tools(chat: ChatOpenAI) -> None:
         whole = piece if whole is None else whole + piece
     (call,) = whole.tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"location": "Paris"})
+
+
+@wrap_model_call
+def words_after_a_result(request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> ModelResponse:
+    """The demo model would call again."""
+    has_result = isinstance(request.messages[-1], ToolMessage)
+    return handler(request.override(tool_choice="none") if has_result else request)
+
+
+QUESTION: Any = {"messages": [HumanMessage("What is the weather in Paris?")]}
+LIMITS: Any = {"recursion_limit": 6}
+
+
+def test_agent(chat: ChatOpenAI) -> None:
+    agent = create_agent(chat, [get_weather], middleware=[words_after_a_result])
+    _, first, result, last = agent.invoke(QUESTION, LIMITS)["messages"]
+    assert [(call["name"], call["args"]) for call in first.tool_calls] == [("get_weather", {"location": "Paris"})]
+    assert result.content == "sunny in Paris" and result.tool_call_id == first.tool_calls[0]["id"]
+    assert last.content and not last.tool_calls
+    streamed = [piece for piece, _ in agent.stream(QUESTION, LIMITS, stream_mode="messages")]
+    words = [str(piece.content) for piece in streamed[streamed.index(_result(streamed)) + 1 :]]
+    assert "".join(words) == last.content
+
+
+def _result(messages: list[Any]) -> Any:
+    return next(message for message in messages if isinstance(message, ToolMessage))
+
+
+@pytest.mark.parametrize("strategy", [ProviderStrategy, ToolStrategy])
+def test_agent_with_a_structured_answer(chat: ChatOpenAI, strategy: Any) -> None:
+    agent = create_agent(chat, [], response_format=strategy(Person))
+    answer = agent.invoke({"messages": [HumanMessage(ANNA)]}, LIMITS)
+    assert answer["structured_response"] == Person(name="Anna", age=30)
 
 
 def test_logprobs(chat: ChatOpenAI) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.openai.formats.format import SPACE, CallForm, Format
+from router.openai.formats.format import INDEX, LINE_END, SPACE, CallForm, Format
 from router.openai.formats.markers import Markers
 from router.openai.formats.pieces.argument_rules import ArgumentRules, UnsuitableError, symbols
 
@@ -20,8 +20,10 @@ _END = "$END"
 """The model's end tokens, which the shard knows (`wire.grammar`)."""
 _NAME = re.compile(r"[\w.:/-]+")
 """What a function may be called in all of the formats."""
+_PLACES = (INDEX, SPACE, LINE_END)
 _MOST_THOUGHTS = 1_000_000  # llguidance's numbers are bounded; no context is longer
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}}
+_META = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class Thinking:
             thoughts = "" if self.budget == 0 else f"thought{count} "
             rules = f"inside: {thoughts}{closes}\nthought: <[^{marks},{_END}]>\n"
         else:
-            rules = f"inside: INSIDE\nINSIDE[lazy]: /(.|\\n)*/ {closes}\n"
+            rules = f"inside[lazy]: /(.|\\n)*{_literal(self.closes)}/\n"
         if self.is_open:
             return "inside ", rules
         return "thinking? ", f"thinking: {symbols(self.opens, markers)} inside\n{rules}"
@@ -86,13 +88,35 @@ def forced_calls(
 
 
 def free_calls(format: Format, markers: Markers, schemas: Mapping[str, Any], *, is_one: bool) -> str | None:
-    """Any text, and calls from the token on that opens one; None where no token does. After calls only the end."""
+    """Any text, and calls from the token or the text on that opens one; None where neither does. After calls only the
+    end."""
+    return _behind_token(format, markers, schemas, is_one) or _behind_text(format, markers, schemas, is_one)
+
+
+def _behind_token(format: Format, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str | None:
     opener = None if format.form is None else (format.form.begin + format.form.before_name)
     mark = markers.pieces(opener)[0] if opener else ""
     if format.form is None or not isinstance(mark, int) or format.turn is not None:
         return None
     calls = _calls(format.form, markers, schemas, is_one)
-    return _listed(f"start: any* calls?\nany: <[^{mark}]>\n{calls.rules}", calls.schemas, trigger=mark)
+    return _listed(f"start: any* calls?\nany: <[^{mark}]>\n{calls.rules}", calls.schemas, {"trigger": mark})
+
+
+def _behind_text(format: Format, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> str | None:
+    """Each function's name opens a call, with all that the format writes around it."""
+    form = format.form
+    if form is None or any(place in form.begin + form.before_name + form.behind_name for place in _PLACES):
+        return None
+    calls = _calls(form, markers, schemas, is_one, is_begun=True)
+    texts = [_opening(form, name) for name in schemas]
+    trigger: dict[str, Any] = {"texts": texts}
+    if format.turn is None and not texts[0].startswith(format.openers):
+        trigger["behind"] = ["", *format.openers]  # calls are at the beginning of an answer only
+    return _listed(f"start: calls\n{calls.rules}", calls.schemas, {"trigger": trigger})
+
+
+def _opening(form: CallForm, name: str) -> str:
+    return (form.begin + form.before_name + name + form.behind_name).rstrip()
 
 
 def limited_thinking(
@@ -100,7 +124,7 @@ def limited_thinking(
 ) -> str:
     """Thinking within its budget, then any text, and calls where a token opens them."""
     first, rules = thinking.rules(markers)
-    free = None if format is None or not schemas else free_calls(format, markers, schemas, is_one=is_one)
+    free = None if format is None or not schemas else _behind_token(format, markers, schemas, is_one)
     if free is not None:
         grammars = json.loads(free)["grammars"]
         frame = grammars[0]["lark_grammar"].replace("start: ", f"start: {first}", 1) + rules
@@ -126,26 +150,47 @@ def calls_or_answer(
     return _listed(frame, [*calls.schemas, schema])
 
 
-def _calls(form: CallForm, markers: Markers, schemas: Mapping[str, Any], is_one: bool) -> _Frame:
+def _calls(
+    form: CallForm, markers: Markers, schemas: Mapping[str, Any], is_one: bool, *, is_begun: bool = False
+) -> _Frame:
+    """`is_begun`: the first call begins with any text that ends with its name, in tokens that hold other text too."""
+
     def of(text: str) -> str:
         return symbols(text, markers)
 
     rules = None if form.arguments is None else ArgumentRules(form.arguments, markers)
-    named = [
-        f"{of(name + form.behind_name)} {f'@tool_{number}' if rules is None else rules.of(name, schema)}"
+    arguments = {
+        name: f"@tool_{number}" if rules is None else rules.of(name, schema)
         for number, (name, schema) in enumerate(schemas.items())
-    ]
+    }
+    named = [f"{of(name + form.behind_name)} {fitting}" for name, fitting in arguments.items()]
     more = "" if is_one else f" ({of(form.between)} call)*"
     call = f"{of(form.before_name)} ({' | '.join(named)}) {of(form.behind_arguments)}"
-    text = f"calls: {of(form.begin)} call{more} {of(form.end)}\ncall: {call}\n"
+    first, heads = f"{of(form.begin)} call", ""
+    if is_begun:
+        begun = [f"head_{number} {of(SPACE)} {fitting}" for number, fitting in enumerate(arguments.values())]
+        first = f"({' | '.join(begun)}) {of(form.behind_arguments)}"
+        heads = "".join(_head(number, _opening(form, name), markers) for number, name in enumerate(arguments))
+    text = f"calls: {first}{more} {of(form.end)}\ncall: {call}\n{heads}"
     if rules is None:
         return _Frame(text, [_NO_ARGUMENTS if schema is None else schema for schema in schemas.values()])
     return _Frame(text + "".join(f"{rule}\n" for rule in rules.rules), rules.schemas)
 
 
-def _listed(frame: str, schemas: Sequence[Any], trigger: int | None = None) -> str:
-    """`trigger`: the token before which anything may come; the text begins with it (`wire.grammar`)."""
+def _head(number: int, opening: str, markers: Markers) -> str:
+    """The rule of what begins a call; its first token may hold other text before it."""
+    if isinstance(markers.pieces(opening)[0], int):
+        return f"head_{number}: {symbols(opening, markers)}\n"
+    return f"head_{number}[lazy]: /(.|\\n)*{_literal(opening)}/\n"
+
+
+def _literal(text: str) -> str:
+    """A text within a regular expression between slashes."""
+    return _META.sub(lambda found: chr(92) + found[0], text).replace("\n", "\\n")
+
+
+def _listed(frame: str, schemas: Sequence[Any], trigger: Mapping[str, Any] | None = None) -> str:
+    """`trigger`: that before which anything may come; the text begins with it (`wire.grammar`)."""
     grammars: list[dict[str, Any]] = [{"name": "frame", "lark_grammar": frame}]
     grammars += [{"name": f"tool_{number}", "json_schema": schema} for number, schema in enumerate(schemas)]
-    first = {} if trigger is None else {"trigger": trigger}
-    return json.dumps({**first, "grammars": grammars}, ensure_ascii=False)
+    return json.dumps({**(trigger or {}), "grammars": grammars}, ensure_ascii=False)

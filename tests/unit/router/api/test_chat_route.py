@@ -270,7 +270,8 @@ async def test_refused_before_anything_is_sent(
 
 
 async def test_grammar_and_tools_together_have_their_own_words(router: Router) -> None:
-    answer = await router.post(PATH, body(response_format={"type": "json_object"}, tools=[]))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    answer = await router.post(PATH, body(response_format={"type": "json_object"}, tools=tools))
     assert answer.json() == {
         "error": "Tool error: Grammar and tools are mutually exclusive",
         "error_type": "tool_error",

@@ -205,10 +205,21 @@ async def test_free_calls_are_held_to_their_schemas(make_native: MakeRouter) -> 
     assert " call)*" not in frame_of(router)
 
 
-async def test_calls_whose_opener_is_no_token_stay_free(make_native: MakeRouter) -> None:
+async def test_calls_whose_opener_is_no_token_are_held_behind_its_text(make_native: MakeRouter) -> None:
     router = make_native(ANSWER, info=OWN)
     message = (await router.post(PATH, body())).json()["choices"][0]["message"]
-    assert len(message["tool_calls"]) == 2 and router.scheduler.last.sampling.grammar_kind == "none"
+    assert len(message["tool_calls"]) == 2
+    trigger = json.loads(router.scheduler.last.sampling.grammar)["trigger"]
+    first, second = (f'<tool_call>\n{{"name": "{name}", "arguments":' for name in ("get_weather", "get_time"))
+    assert trigger == {"texts": [first, second]}
+
+
+async def test_tools_that_cannot_be_called_leave_a_form_alone(make_native: MakeRouter) -> None:
+    for fields in ({"tools": []}, {"tool_choice": "none"}):
+        router = make_native("{}", info=OWN)
+        answer = await router.post(PATH, body(**{"response_format": {"type": "json_object"}, **fields}))
+        assert answer.status_code == 200, answer.text
+        assert router.scheduler.last.sampling.grammar_kind != "none"
 
 
 async def test_a_schema_that_cannot_be_enforced(make_native: MakeRouter) -> None:

@@ -18,7 +18,9 @@ from call_trials import (
     tokenizer_of,
     written,
 )
+from tokenizers import Tokenizer
 
+from model_server.text.watch import TextWatch
 from router.openai.formats.events import Content, Reasoning
 from router.openai.formats.format import Format
 from router.openai.formats.grammar import (
@@ -29,8 +31,11 @@ from router.openai.formats.grammar import (
     free_calls,
     is_suitable,
 )
+from router.openai.formats.markers import Markers
 from router.openai.formats.table import FORMATS
+from wire.grammar import TextTrigger, trigger_of
 
+OPENED_BY_TEXT = ("llama_json", "phi4_mini", "harmony", "pythonic")
 SAMPLES = pytest.mark.parametrize("num_samples", [10, pytest.param(100, marks=pytest.mark.long)])
 
 
@@ -57,8 +62,8 @@ def test_demanded_calls_fit_their_schemas(format: Format, num_samples: int) -> N
 def test_under_noise_no_mark_is_content(format: Format, num_samples: int) -> None:
     _, _, markers = tokenizer_of(format.name)
     grammar = free_calls(format, markers, SCHEMAS, is_one=False)
-    if grammar is None:
-        assert format.name in ("llama_json", "phi4_mini", "harmony", "pythonic")
+    assert grammar is not None
+    if format.name in OPENED_BY_TEXT:
         return
     matcher = matcher_of(format.name, grammar)
     num_calls = 0
@@ -71,6 +76,32 @@ def test_under_noise_no_mark_is_content(format: Format, num_samples: int) -> Non
         assert opener not in content or len(ids) == MAX_TOKENS
         num_calls += check_calls(events) if len(ids) < MAX_TOKENS else 0
     assert num_calls > num_samples / 10
+
+
+@SAMPLES
+@pytest.mark.parametrize("name", OPENED_BY_TEXT)
+def test_a_text_opens_calls_that_fit_their_schemas(name: str, num_samples: int) -> None:
+    tokenizer, vocabulary, markers = tokenizer_of(name)
+    form = FORMATS[name].form
+    grammar = free_calls(FORMATS[name], markers, SCHEMAS, is_one=FORMATS[name].is_one)
+    assert form is not None and grammar is not None
+    trigger, start = trigger_of("lark", grammar), matcher_of(name, grammar)
+    assert isinstance(trigger, TextTrigger)
+    numbers = []
+    for seed in range(num_samples):
+        function, more = list(SCHEMAS)[seed % 3], "{" if form.arguments is None and seed % 2 else ""
+        before = "" if trigger.behind else "Well. "
+        opening = before + form.begin + form.before_name + function + form.behind_name + more
+        ids = tokenizer.encode(opening, add_special_tokens=False).ids
+        watch = TextWatch(trigger, vocabulary)
+        found = [watch.add(one) for one in ids]
+        place = next(number for number, tokens in enumerate(found) if tokens)
+        matcher = start.deep_copy()
+        assert matcher.consume_tokens([*found[place], *ids[place + 1 :]]), matcher.get_error()
+        ids += written(name, matcher, seed, likely=(END,))
+        assert len(ids) < MAX_TOKENS
+        numbers.append(check_calls(read(name, ids)))
+    assert min(numbers) >= 1 and (max(numbers) == 1) == FORMATS[name].is_one
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -94,6 +125,25 @@ def test_a_budget_ends_thinking() -> None:
         assert matcher.consume_token(tokenizer.token_to_id("."))
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     assert mask == 1 << tokenizer.token_to_id(THINKS[1])
+
+
+def test_thinking_between_marks_that_are_no_tokens() -> None:
+    """Which end where their text does, wherever the borders of tokens lie."""
+    tokenizer, _, _ = tokenizer_of("hermes")
+    markers, thinking = Markers((), {}), Thinking(opens="[t]", closes="[/t]", is_open=True)
+    start = matcher_of("hermes", forced_calls(FORMATS["hermes"], markers, SCHEMAS, thinking, is_one=True))
+    good = 'So <b> it is. [/t]<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for text, fits in ((good, True), (good.replace("[/t]", "[/t] more"), False)):
+        matcher = start.deep_copy()
+        ids = Tokenizer.from_str(_plain(tokenizer)).encode(text, add_special_tokens=False).ids
+        assert (matcher.validate_tokens(ids) == len(ids)) is fits
+
+
+def _plain(tokenizer: Tokenizer) -> str:
+    """Without tokens for the marks."""
+    read = json.loads(tokenizer.to_str())
+    read["added_tokens"] = []
+    return json.dumps(read)
 
 
 def test_a_token_that_does_not_fit_is_refused() -> None:
