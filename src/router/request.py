@@ -81,6 +81,7 @@ class ValidRequest:
 
     `input_ids` are the router's own token ids of the prompt after truncation, `input_length` their number. `truncate`
     is the largest number of prompt tokens the shard may keep (the user's value, else the server's limit).
+    `prediction_ids` are the tokens of what the answer will probably be, for shards that draft tokens.
     """
 
     inputs: str
@@ -91,6 +92,7 @@ class ValidRequest:
     decoder_input_details: bool = False
     top_n_tokens: int = 0
     adapter_id: str | None = None
+    prediction_ids: tuple[int, ...] = ()
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
     trace: GenerationTrace | None = field(default=None, compare=False, repr=False)  # only with a collector

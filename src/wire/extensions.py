@@ -21,6 +21,7 @@ class Extension(StrEnum):
     TOKEN_IDS = "token_ids"  # prompts travel as the router's token ids
     GROW = "grow"  # a running request may get more KV blocks
     WINDOWS = "windows"  # a row with several tokens may come in columns too
+    PREDICTION = "prediction"  # a request may foretell its answer, where drafts are searched
 
     @classmethod
     def known(cls, names: Collection[str]) -> frozenset[Extension]:

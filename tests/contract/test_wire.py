@@ -158,7 +158,11 @@ OURS = {
     "WarmupRequest": {"extensions": (100, "string", "rep"), "sequence": (101, "uint64", "opt")},
     "ClearCacheRequest": {"sequence": (100, "uint64", "opt")},
     "FilterBatchRequest": {"sequence": (100, "uint64", "opt")},
-    "Request": {"input_ids": (100, "uint32", "rep"), "resume_ids": (110, "uint32", "rep")},
+    "Request": {
+        "input_ids": (100, "uint32", "rep"),
+        "resume_ids": (110, "uint32", "rep"),
+        "prediction_ids": (112, "uint32", "rep"),
+    },
     "PrefillRequest": {
         "sequence": (100, "uint64", "opt"),
         "unanswered": (101, "uint32", "opt"),

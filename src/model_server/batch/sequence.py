@@ -42,6 +42,7 @@ class NewRequest:
     input_ids: tuple[int, ...] = ()  # the prompt's tokens; empty: `text` is tokenized
     resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
     adapter_id: str | None = None  # None: the base model
+    prediction_ids: tuple[int, ...] = ()  # what will probably be generated
 
 
 class Sequence:
@@ -57,7 +58,7 @@ class Sequence:
 
     __slots__ = (
         "adapter", "blocks", "cache_length", "detokenizer", "ended_in", "finished", "id", "ids", "input_length",
-        "max_new_tokens", "num_sampled", "owned", "prefill_length", "prefill_logprobs", "prompt_length",
+        "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length", "prefill_logprobs", "prompt_length",
         "prompt_logprobs", "row", "seed", "slots", "state", "stopping", "top_n_tokens",
     )  # fmt: skip
 
@@ -87,6 +88,7 @@ class Sequence:
         self.max_new_tokens = request.stopping.max_new_tokens
         self.num_sampled = len(request.resume_ids)
         self.row = row
+        self.prediction = request.prediction_ids
         self.stopping = stopping
         self.detokenizer = detokenizer
         self.owned = owned

@@ -101,8 +101,9 @@ class SequenceFactory:
         )
         adapter = self._adapter(request, session)
         ids = [*prompt, *request.resume_ids]
-        if max(ids) >= self._vocab_size:
-            raise RequestError(f"request {request.id}: token {max(ids)} is outside the model's {self._vocab_size}")
+        highest = max(*ids, *request.prediction_ids, 0)
+        if highest >= self._vocab_size:
+            raise RequestError(f"request {request.id}: token {highest} is outside the model's {self._vocab_size}")
         if request.resume_ids and request.prefill_logprobs:
             raise RequestError(f"request {request.id}: its prompt logprobs were delivered before it was preempted")
         before = prompt if self._decoder_prefix is None else list(self._decoder_prefix)

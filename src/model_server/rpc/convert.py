@@ -75,6 +75,7 @@ def _request_from(message: pb.Request) -> NewRequest:
         input_ids=tuple(message.input_ids),
         resume_ids=tuple(message.resume_ids),
         adapter_id=message.adapter_id or None,
+        prediction_ids=tuple(message.prediction_ids),
     )
 
 

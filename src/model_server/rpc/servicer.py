@@ -84,8 +84,13 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             quantize=self._facts.quantize,
             adapters=self._facts.adapters,
             adapter_prefix_caching=self._facts.prefix_caching,
-            extensions=[e for e in Extension if e is not Extension.GROW or self._facts.grows],
+            extensions=[e for e in Extension if self._offers(e)],
         )
+
+    def _offers(self, extension: Extension) -> bool:
+        if extension is Extension.GROW:
+            return self._facts.grows
+        return extension is not Extension.PREDICTION or self._facts.speculate > 0
 
     @answering_errors
     async def ServiceDiscovery(

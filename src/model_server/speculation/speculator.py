@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
-from model_server.speculation.lookup import History
+from model_server.speculation.lookup import NO_GUESS, History, Prediction
 from model_server.speculation.pace import Acceptance, Pace
 from model_server.speculation.window import CheckedTokens, Window
 from wire.step_phases import DraftKind
@@ -30,6 +30,7 @@ class _Drafting:
     compared with."""
 
     acceptance: Acceptance
+    prediction: Prediction | None = None
     history: History = field(default_factory=History)
     length: int = 0
     draft: _Draft = field(default_factory=lambda: _Draft([]))
@@ -91,7 +92,10 @@ class Speculator:
         found = []
         for sequence, one in zip(rows, known, strict=True):
             if one is None or len(sequence.ids) < one.length:
-                one = _Drafting(Acceptance() if mean is None else Acceptance(mean))
+                one = _Drafting(
+                    Acceptance() if mean is None else Acceptance(mean),
+                    Prediction(sequence.prediction) if sequence.prediction else None,
+                )
             if one.untried and len(sequence.ids) > one.length:
                 right = sequence.ids[one.length] == one.untried[0]
                 one.acceptance.note(accepted=int(right), refused=not right)
@@ -114,8 +118,21 @@ class Speculator:
         if not most:
             return _Draft([])
         grammar = sequence.row.grammar
-        if grammar is None:
-            return _Draft(drafting.history.draft(most))
-        forced = grammar.forced()[:most]
-        looked_up = drafting.history.draft(most - len(forced), forced)
-        return _Draft(grammar.possible([*forced, *looked_up]), num_forced=len(forced))
+        forced = [] if grammar is None else grammar.forced()[:most]
+        ids, kind = _looked_up(sequence, drafting, most - len(forced), forced)
+        if grammar is not None:
+            ids = grammar.possible([*forced, *ids])
+        return _Draft(ids, num_forced=len(forced), others=kind)
+
+
+def _looked_up(sequence: Sequence, drafting: _Drafting, most: int, forced: list[int]) -> tuple[list[int], DraftKind]:
+    """What the request's prediction has behind its newest tokens and `forced`; what its own tokens have where there is
+    nothing, or the match is longer."""
+    foretold, history = NO_GUESS, drafting.history
+    if drafting.prediction is not None:
+        num_generated = len(sequence.ids) - sequence.prompt_length + len(forced)
+        foretold = drafting.prediction.guess(most, history.end(forced), num_generated)
+    own = history.guess(most, forced)
+    if foretold.ids and foretold.matched >= own.matched:
+        return foretold.ids, DraftKind.PREDICTION
+    return own.ids, DraftKind.LOOKUP

@@ -37,6 +37,7 @@ class GenerateRequest:
     top_n_tokens: int | None = None
     grammar: AskedGrammar | None = None
     adapter_id: str | None = None
+    prediction: str = ""  # what the answer will probably be
 
     @classmethod
     def of(cls, body: CommonParameters, sampling: Mapping[str, Any] | None = None, **others: Any) -> GenerateRequest:

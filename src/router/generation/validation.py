@@ -96,6 +96,7 @@ class Validator:
             inputs = await self._text_of(request.input_ids)
         if request.adapter_id is not None and request.adapter_id not in self._adapters:
             raise ValidationError(f"`adapter_id` {request.adapter_id[:100]} is not known to this server")
+        prediction_ids = await self._prediction(request.prediction)
         kind, grammar = await self._grammar(request)
         return ValidRequest(
             inputs=inputs,
@@ -106,6 +107,7 @@ class Validator:
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=request.adapter_id,
+            prediction_ids=prediction_ids,
             sampling=self._sampling(request, kind, grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
@@ -171,6 +173,22 @@ class Validator:
                 raise ValidationError(f"`logit_bias` names token {token_id}, which is not in the vocabulary")
             if not -_MAX_BIAS <= bias <= _MAX_BIAS:
                 raise ValidationError(f"`logit_bias` values must be in [-100, 100]. Given: {bias}")
+
+    async def _prediction(self, text: str) -> tuple[int, ...]:
+        """Its tokens. What is longer than any answer is refused, by its bytes alone where they tell."""
+        if not text:
+            return ()
+        if Extension.PREDICTION not in self._extensions:
+            raise ValidationError("`prediction` needs a server that drafts tokens: start it with `--speculate`")
+        limit = self._limits.max_total_tokens
+        num_tokens, or_more = self._tokenizer.fewest_tokens(text), " or more"
+        ids: list[int] = []
+        if num_tokens <= limit:
+            ids = await self._tokenizer.encode(text, add_special_tokens=False, truncate=None)
+            num_tokens, or_more = len(ids), ""
+        if num_tokens > limit:
+            raise ValidationError(f"`prediction` must have at most {limit} tokens. Given: {num_tokens}{or_more}")
+        return tuple(ids)
 
     def _check_fewest_tokens(self, request: GenerateRequest) -> None:
         """Refuses a prompt that has too many bytes to fit, before it is cut: cutting megabytes takes seconds."""

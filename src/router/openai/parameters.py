@@ -21,7 +21,8 @@ def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
         "absolute_frequency_penalty": body.frequency_penalty,
         "logit_bias": _logit_bias_of(body.logit_bias),
     }
-    return GenerateRequest.of(body, sampling, greedy=greedy, stop=_stops_of(body.stop), **others)
+    prediction = "" if body.prediction is None else body.prediction.text
+    return GenerateRequest.of(body, sampling, greedy=greedy, stop=_stops_of(body.stop), prediction=prediction, **others)
 
 
 def choices_of(request: GenerateRequest, number: int) -> list[GenerateRequest]:

@@ -10,15 +10,8 @@ from router.grammar.checker import AskedGrammar
 from router.schemas.base import Body, Items
 from router.schemas.grammar import Grammar
 from router.schemas.guided import StructuredOutputs, guided
-from router.schemas.openai import TemplateBody
+from router.schemas.openai import TemplateBody, TextPart
 from router.schemas.parameters import MaxTokens, PositiveInt, TopN
-
-
-class TextPart(Body):
-    """A text."""
-
-    type: Literal["text"] = Field(description="The kind of part.", examples=["text"])
-    text: str = Field(description="Parts are joined as they are.", examples=["Hello"])
 
 
 class ImageUrl(Body):

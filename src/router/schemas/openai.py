@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,26 @@ from router.schemas.parameters import (
 )
 
 T = TypeVar("T")
+
+
+class TextPart(Body):
+    """A text."""
+
+    type: Literal["text"] = Field(description="The kind of part.", examples=["text"])
+    text: str = Field(description="Parts are joined as they are.", examples=["Hello"])
+
+
+class Prediction(Body):
+    """What the answer will probably be: where it says that, several of its tokens come in one step."""
+
+    type: Literal["content"] = Field(description="The kind of prediction.", examples=["content"])
+    content: str | Items[TextPart] = Field(
+        description="A text, or parts that are joined as they are.", examples=["def add(a, b):"]
+    )
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class StreamOptions(Body):
@@ -45,6 +65,12 @@ class OpenAIBody(CommonParameters):
         default=False, description="Keep the stop text that ended the answer at its end.", examples=[True]
     )
     n: Choices = None
+    prediction: Prediction | None = Field(
+        default=None,
+        description="The probable answer, such as the file that is to be edited. It changes how fast the answer comes, "
+        "never the answer. Needs a server with `--speculate`.",
+        examples=[{"type": "content", "content": "def add(a, b):"}],
+    )
     stream: Stream = False
     stream_options: StreamOptions = Field(
         default=StreamOptions(),

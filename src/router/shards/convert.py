@@ -135,6 +135,8 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
         message.input_chunks.chunks.add(text=request.inputs)
     if new.resume_ids:
         message.resume_ids.extend(new.resume_ids)
+    if Extension.PREDICTION in extensions:
+        message.prediction_ids.extend(request.prediction_ids)
     return message
 
 

@@ -69,6 +69,7 @@ INFO = ShardInfo(
             Extension.OPENAI_PENALTIES,
             Extension.LOGIT_BIAS,
             Extension.MIN_TOKENS,
+            Extension.PREDICTION,
         }
     ),
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_server.speculation.lookup import History
+from model_server.speculation.lookup import History, Prediction
 
 
 def drafted(ids: list[int], most: int, forced: list[int] | None = None) -> list[int]:
@@ -60,3 +60,26 @@ def test_as_a_plain_search(ids: list[int], most: int, num_forced: int) -> None:
 def test_a_history_of_any_length_is_kept() -> None:
     ids = [i % 701 for i in range(3000)]
     assert drafted(ids, 5) == [(3000 + i) % 701 for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "prompt", "generated", "most", "expected"),
+    [
+        ([5, 6, 7, 8, 9], [1], [5], 4, [6, 7, 8, 9]),  # from its beginning: all of it, after a single token
+        ([5, 6, 7, 8, 9], [1], [2, 7], 4, [8]),  # elsewhere as short as after any match of one token
+        ([5, 6, 7, 8, 9], [1], [2, 6, 7], 4, [8, 9]),
+        ([4, 1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 3, 7], [0], [0] * 4 + [1, 2, 3], 4, [9, 1, 2, 3]),  # the nearest
+        ([5, 6], [1], [5, 6], 4, []),
+        ([5, 6], [1], [7], 4, []),
+    ],
+)
+def test_predictions(
+    prediction: list[int], prompt: list[int], generated: list[int], most: int, expected: list[int]
+) -> None:
+    history = History()
+    history.follow(prompt + generated)
+    assert Prediction(prediction).guess(most, history.end(), len(generated)).ids == expected
+    forced = generated[-1:]
+    history = History()
+    history.follow(prompt + generated[:-1])
+    assert Prediction(prediction).guess(most, history.end(forced), len(generated)).ids == expected

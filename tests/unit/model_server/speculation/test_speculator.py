@@ -137,3 +137,17 @@ def test_costs_rise_with_the_rows(tiny_tokenizer: Tokenizer) -> None:
     assert [rows for rows, _ in costs] == [1, 2, 4, 8, 16, 32, 64, 128]
     assert all(seconds > 0 for _, seconds in costs)
     assert BLOCK * engine.cache.num_blocks < 256 * 128, "and the rows share blocks where there are few"
+
+
+def test_a_prediction_is_what_is_drafted_and_changes_nothing(tiny_tokenizer: Tokenizer) -> None:
+    plain = EngineShard(tiny_tokenizer, budget=1000)
+    wanted = plain.expected(plain.request([1, 2, 3], 20))
+    for prediction, fewer in ((wanted, True), (wanted[4:], True), ([9] * 20, False)):
+        shard = speculating(tiny_tokenizer, 5)
+        request = shard.request([1, 2, 3], 20, prediction_ids=tuple(prediction))
+        results = shard.run_out(shard.prefill(0, request), 0)
+        assert tokens_of(*results)[request.id] == wanted
+        right = sum(one.drafted.right[DraftKind.PREDICTION] for one in results if one.drafted is not None)
+        assert right >= 10 if fewer else not right
+    results = shard.run_out(shard.prefill(0, shard.request([1, 2], 4, prediction_ids=(10**6,))), 0)
+    assert "outside the model's" in str(generations_of(*results))

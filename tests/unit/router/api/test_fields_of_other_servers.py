@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from router_fakes import Router, data_of, says
+from router_fakes import INFO, Router, data_of, says
 from test_native_calls import ANSWER, make_native, model_format, with_tokens
 from test_native_calls import OWN as WITH_GRAMMARS
 from tool_chats import PATH
 
 from router.errors import StartupError
 from router.openai.chat.prompt import default_variables
+from wire.extensions import Extension
 
 MakeRouter = Callable[..., Router]
 __all__ = ["make_native"]
@@ -168,3 +169,22 @@ async def test_reasoning_is_left_out_and_counted(make_native: MakeRouter, fields
     assert "Let" not in answer.text and "reasoning_content" not in answer.text and "One" in answer.text
     whole = data_of(answer.content)[-2] if stream else answer.json()
     assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+@pytest.mark.parametrize(("path", "body"), [(PATH, HELLO), (TEXT, {"prompt": "Hello"})])
+async def test_a_prediction_goes_to_shards_that_draft(make_router: MakeRouter, path: str, body: dict[str, Any]) -> None:
+    router = make_router()
+    for content in ("One two", [{"type": "text", "text": "One "}, {"type": "text", "text": "two"}]):
+        answer = await router.post(path, body | {"prediction": {"type": "content", "content": content}})
+        assert answer.status_code == 200, answer.text
+        ids = router.scheduler.last.prediction_ids
+        assert list(ids) == await router.tokenizer.encode("One two", add_special_tokens=False, truncate=None)
+    await router.post(path, body | {"prediction": None})
+    assert router.scheduler.last.prediction_ids == ()
+    answer = await router.post(path, body | {"prediction": {"type": "content", "content": "a " * 9000}})
+    assert answer.status_code == 422 and "`prediction` must have at most 2048 tokens" in answer.text
+    answer = await router.post(path, body | {"prediction": {"type": "text", "content": "a"}})
+    assert answer.status_code == 422
+    plain = make_router(info=dataclasses.replace(INFO, extensions=INFO.extensions - {Extension.PREDICTION}))
+    answer = await plain.post(path, body | {"prediction": {"type": "content", "content": "One"}})
+    assert answer.status_code == 422 and "start it with `--speculate`" in answer.text

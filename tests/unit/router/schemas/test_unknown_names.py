@@ -14,11 +14,11 @@ from router_fakes import Router
 from router.config import RouterConfig
 from router.schemas import unknown
 from router.schemas.base import Body
-from router.schemas.chat import CalledFunction, ChatBody, FunctionDefinition, ImagePart, ImageUrl, Message, TextPart
+from router.schemas.chat import CalledFunction, ChatBody, FunctionDefinition, ImagePart, ImageUrl, Message
 from router.schemas.completion import CompletionBody
 from router.schemas.generate import CompatBody, GenerateParameters
 from router.schemas.grammar import Grammar
-from router.schemas.openai import StreamOptions
+from router.schemas.openai import StreamOptions, TextPart
 from router.schemas.platforms import InferBody, InferInput, VertexBody
 from router.schemas.unknown import UnknownNames
 
