@@ -73,6 +73,7 @@ class StoppingParameters:
     stop_sequences: tuple[str, ...] = ()
     ignore_eos_token: bool = False
     stop_anywhere: bool = True
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

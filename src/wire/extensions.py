@@ -18,6 +18,7 @@ class Extension(StrEnum):
     LOGIT_BIAS = "logit_bias"
     LARK_GRAMMAR = "lark_grammar"  # grammars with tokens by id, around JSON schemas
     MIN_TOKENS = "min_tokens"  # nothing ends an answer that is shorter
+    STOP_TOKEN_IDS = "stop_token_ids"  # further tokens end an answer
     TOKEN_IDS = "token_ids"  # prompts travel as the router's token ids
     GROW = "grow"  # a running request may get more KV blocks
     WINDOWS = "windows"  # a row with several tokens may come in columns too

@@ -195,7 +195,10 @@ OURS = {
         "min_p": (103, "float", "opt"),
         "min_tokens": (104, "uint32", "opt"),
     },
-    "StoppingCriteriaParameters": {"stop_anywhere": (100, "bool", "opt")},
+    "StoppingCriteriaParameters": {
+        "stop_anywhere": (100, "bool", "opt"),
+        "stop_token_ids": (101, "uint32", "rep"),
+    },
 }
 
 ENUMS = {

@@ -160,6 +160,17 @@ KINDS: tuple[dict[str, Any], ...] = (
 )
 
 
+def test_a_token_ends_an_answer(llama_server: RunningServer) -> None:
+    asked = {"inputs": "one two", "parameters": {"max_new_tokens": 8, "details": True}}
+    tokens = httpx.post(f"{llama_server.url}/generate", json=asked, timeout=60).json()["details"]["tokens"]
+    ids = [token["id"] for token in tokens]
+    last = next(number for number in range(2, 8) if ids.index(ids[number]) == number)
+    body = {"prompt": "one two", "max_tokens": 8, "temperature": 0, "stop_token_ids": [ids[last]]}
+    answer = httpx.post(f"{llama_server.url}/v1/completions", json=body, timeout=60).json()
+    assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] == last + 1
+    assert answer["choices"][0]["text"] == "".join(token["text"] for token in tokens[: last + 1])
+
+
 async def test_all_kinds_in_one_batch_get_what_each_gets_alone(llama_server: RunningServer) -> None:
     words = ["one", "two", "three", "four", "five"]
     bodies = [

@@ -27,7 +27,7 @@ class StoppingState:
         self.num_tokens = 0
         self._min_tokens = min_tokens
         self._max_new_tokens = parameters.max_new_tokens
-        self._eos_token_ids = frozenset() if parameters.ignore_eos_token else eos_token_ids
+        self._end_ids = parameters.stop_token_ids | (frozenset() if parameters.ignore_eos_token else eos_token_ids)
         self._stops = tuple(stop for stop in dict.fromkeys(parameters.stop_sequences) if stop)
         self._anywhere = parameters.stop_anywhere
         self._endings = self._stops + tuple(stop + "\n" for stop in self._stops)
@@ -46,7 +46,7 @@ class StoppingState:
         stopped = bool(self._stops) and self._matches(text)
         if self.num_tokens >= self._max_new_tokens:
             return FinishReason.LENGTH
-        if token_id in self._eos_token_ids:
+        if token_id in self._end_ids:
             return FinishReason.EOS_TOKEN
         return FinishReason.STOP_SEQUENCE if stopped else None
 

@@ -120,7 +120,7 @@ class SequenceFactory:
                 request.top_n_tokens,
                 num_generated=len(request.resume_ids),
                 grammar=self._grammars.start(grammar) if grammar is not None else None,
-                end_ids=self._tokenizer.eos_token_ids,
+                end_ids=self._tokenizer.eos_token_ids | request.stopping.stop_token_ids,
             ),
             stopping=StoppingState(request.stopping, self._tokenizer.eos_token_ids, request.sampling.min_tokens),
             # All ranks go through the text from before a preemption, so that if this fails, it fails alike.

@@ -65,6 +65,7 @@ def _request_from(message: pb.Request) -> NewRequest:
             stop_sequences=tuple(s for s in message.stopping_parameters.stop_sequences if s),
             ignore_eos_token=message.stopping_parameters.ignore_eos_token,
             stop_anywhere=message.stopping_parameters.stop_anywhere,
+            stop_token_ids=frozenset(message.stopping_parameters.stop_token_ids),
         ),
         prefill_logprobs=message.prefill_logprobs,
         top_n_tokens=message.top_n_tokens,

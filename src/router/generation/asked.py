@@ -32,6 +32,7 @@ class GenerateRequest:
     max_new_tokens: int | None = None
     ignore_eos: bool = False
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     truncate: int | None = None
     decoder_input_details: bool = False
     top_n_tokens: int | None = None

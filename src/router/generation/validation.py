@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 # TGI checks long generations in slices of this many tokens; only the check has remained.
 _CHECKED_NEW_TOKENS = 1024
 _MAX_LOGIT_BIASES = 1024
+_MAX_STOP_TOKENS = 64
 _MAX_BIAS = 100.0
 _SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "typical_p")
 
@@ -78,6 +79,7 @@ class Validator:
         self._check_parameters(request)
         self._check_extensions(request.sampling)
         self._check_logit_bias(request.sampling.logit_bias)
+        self._check_stop_tokens(request.stop_token_ids)
         limits = self._limits
         if not (request.inputs if request.input_ids is None else request.input_ids):
             raise ValidationError("`inputs` cannot be empty")
@@ -114,6 +116,7 @@ class Validator:
                 stop_sequences=tuple(filter(None, request.stop)),
                 ignore_eos_token=request.ignore_eos,
                 stop_anywhere=Extension.STOP_ANYWHERE in self._extensions,
+                stop_token_ids=request.stop_token_ids,
             ),
         )
 
@@ -189,6 +192,15 @@ class Validator:
         if num_tokens > limit:
             raise ValidationError(f"`prediction` must have at most {limit} tokens. Given: {num_tokens}{or_more}")
         return tuple(ids)
+
+    def _check_stop_tokens(self, token_ids: tuple[int, ...]) -> None:
+        if token_ids and Extension.STOP_TOKEN_IDS not in self._extensions:
+            raise ValidationError("`stop_token_ids` is not supported by the model server in use")
+        if len(token_ids) > _MAX_STOP_TOKENS:
+            raise ValidationError(f"`stop_token_ids` supports up to {_MAX_STOP_TOKENS} tokens. Given: {len(token_ids)}")
+        for token_id in token_ids:
+            if token_id >= self._tokenizer.vocab_size:
+                raise ValidationError(f"`stop_token_ids` names token {token_id}, which is not in the vocabulary")
 
     def _check_fewest_tokens(self, request: GenerateRequest) -> None:
         """Refuses a prompt that has too many bytes to fit, before it is cut: cutting megabytes takes seconds."""

@@ -21,8 +21,12 @@ def request_of(body: OpenAIBody, **others: Any) -> GenerateRequest:
         "absolute_frequency_penalty": body.frequency_penalty,
         "logit_bias": _logit_bias_of(body.logit_bias),
     }
-    prediction = "" if body.prediction is None else body.prediction.text
-    return GenerateRequest.of(body, sampling, greedy=greedy, stop=_stops_of(body.stop), prediction=prediction, **others)
+    others |= {
+        "stop": _stops_of(body.stop),
+        "stop_token_ids": tuple(body.stop_token_ids),
+        "prediction": "" if body.prediction is None else body.prediction.text,
+    }
+    return GenerateRequest.of(body, sampling, greedy=greedy, **others)
 
 
 def choices_of(request: GenerateRequest, number: int) -> list[GenerateRequest]:

@@ -61,6 +61,12 @@ class OpenAIBody(CommonParameters):
     presence_penalty: PresencePenalty = None
     logit_bias: LogitBias = None
     stop: OpenAIStop = None
+    stop_token_ids: Items[UInt32] = Field(
+        default_factory=list,
+        description="Tokens that end the answer as an end-of-sequence token does, 64 at most; ids must be in the "
+        "vocabulary.",
+        examples=[[2]],
+    )
     include_stop_str_in_output: bool = Field(
         default=False, description="Keep the stop text that ended the answer at its end.", examples=[True]
     )

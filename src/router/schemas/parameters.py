@@ -168,7 +168,6 @@ UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
     "response_format": (({"type": "text"},), _SCHEMA),
     "functions": (([],), "use `tools`"),
     "function_call": (("none",), "use `tool_choice`"),
-    "stop_token_ids": (([],), "use `stop`"),
     "allowed_token_ids": (([],), "use `logit_bias` or a regular expression"),
     "bad_words": (([],), "use `logit_bias`"),
     "skip_special_tokens": ((True,), "special tokens are left out"),

@@ -163,6 +163,7 @@ def _stopping_to(stopping: StoppingParameters, extensions: frozenset[Extension])
         max_new_tokens=stopping.max_new_tokens,
         stop_sequences=stopping.stop_sequences,
         ignore_eos_token=stopping.ignore_eos_token,
+        stop_token_ids=stopping.stop_token_ids,
     )
     if stopping.stop_anywhere and stopping.stop_sequences and Extension.STOP_ANYWHERE in extensions:
         message.stop_anywhere = True

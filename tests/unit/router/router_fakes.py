@@ -70,6 +70,7 @@ INFO = ShardInfo(
             Extension.LOGIT_BIAS,
             Extension.MIN_TOKENS,
             Extension.PREDICTION,
+            Extension.STOP_TOKEN_IDS,
         }
     ),
 )

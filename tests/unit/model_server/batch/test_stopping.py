@@ -33,6 +33,7 @@ LENGTH, EOS_TOKEN, STOP = FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishRea
         ({"stop_sequences": ("",)}, [(1, "x"), (1, "")], [None, None]),
         ({"stop_sequences": ("</s>",), "ignore_eos_token": True}, [(2, "</s>")], [STOP]),  # literal text of specials
         ({"stop_sequences": ("</s>",)}, [(2, "</s>")], [EOS_TOKEN]),  # end beats stop text
+        ({"stop_token_ids": frozenset({7}), "ignore_eos_token": True}, [(2, "</s>"), (7, "x")], [None, EOS_TOKEN]),
         ({"stop_sequences": ("z",)}, [(1, "x"), (1, "y"), (1, "z")], [None, None, LENGTH]),  # length beats stop text
         ({"stop_sequences": ("é€",)}, [(1, "é"), (1, ""), (1, "€")], [None, None, LENGTH]),
         ({"stop_sequences": ("ab",), "stop_anywhere": True}, [(1, "xabc")], [STOP]),

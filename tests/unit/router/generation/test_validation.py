@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from router_fakes import LIMITS, Router
+from router_fakes import INFO, LIMITS, Router
 from tokenizers import Tokenizer
 
 MakeRouter = Callable[..., Router]
@@ -159,6 +159,19 @@ async def test_stop_texts_are_bounded_in_bytes(router: Router) -> None:
     for texts, status in ((["é" * 2048], 200), (["é" * 2048, "x"], 422)):
         answer = await router.post("/generate", {"inputs": "Hi", "parameters": {"stop": texts}})
         assert answer.status_code == status
+
+
+async def test_tokens_that_end_an_answer(make_router: MakeRouter) -> None:
+    body = {"prompt": "Hi", "max_tokens": 5}
+    router = make_router()
+    answer = await router.post("/v1/completions", body | {"stop_token_ids": [3, 4]})
+    assert answer.status_code == 200 and router.scheduler.last.stopping.stop_token_ids == (3, 4)
+    for ids, fault in (([10**9], "not in the vocabulary"), (list(range(65)), "up to 64 tokens"), ([-1], "")):
+        answer = await router.post("/v1/completions", body | {"stop_token_ids": ids})
+        assert answer.status_code == 422 and fault in answer.json()["error"]
+    upstream = make_router(info=replace(INFO, extensions=frozenset()))
+    answer = await upstream.post("/v1/completions", body | {"stop_token_ids": [3]})
+    assert answer.status_code == 422 and "not supported by the model server in use" in answer.json()["error"]
 
 
 async def test_more_tokens_than_the_most_cannot_be_asked_for_on_any_route(router: Router) -> None:
