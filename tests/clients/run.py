@@ -45,6 +45,7 @@ GROUPS = (
     Group("anthropic_sdk", "anthropic"),
     Group("browser", "the page at / in Chromium"),
     Group("envoy", "two servers behind Envoy", is_long=True),
+    Group("ray_serve", "two replicas of Ray Serve", is_long=True),
     Group("older_openai", "litellm, openai 2, huggingface_hub 1", is_long=True),
 )
 
