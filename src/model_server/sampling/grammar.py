@@ -105,7 +105,8 @@ class GrammarState:
         elif self._trigger not in (None, token_id):
             return
         self._trigger = None  # the automaton need not know what came before
-        if not self.matcher.consume_tokens(token_ids):
+        # One at a time: behind drafts that were taken and given back `consume_tokens` fails where this does not.
+        if not all(self.matcher.consume_token(one) for one in token_ids):
             raise RequestError(f"the grammar failed: {_reason(self.matcher)}")
         if self.matcher.is_stopped():
             self.is_over = not self._eos_token_ids or token_id in self._eos_token_ids
