@@ -13,7 +13,7 @@ from launcher.errors import ArgumentValidation
 from launcher.group_config import GroupConfig, check_group, num_nodes
 from launcher.http_config import HttpConfig, check_http, http_port
 from wire import tracing
-from wire.adapters import adapter_sources
+from wire.adapters import adapter_sources, check_speculation
 from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize, refuse_unserved
 
@@ -230,6 +230,7 @@ class LauncherConfig(HttpConfig, GroupConfig):
         "on", panel=_RUN, help="Accepted and ignored: nothing is ever sent."
     )
     speculate: int | None = option(None, panel=_RUN, maximum=15, help="Most tokens drafted for a step. Default: none.")
+    speculator: str | None = option(None, panel=_RUN, metavar="ID[@REV]", help="Draft model: a folder or a hub id.")
     watermark_gamma: float | None = option(
         None, panel=_RUN, minimum=0.0, maximum=1.0, help="Share of the vocabulary that a watermark favours."
     )
@@ -274,12 +275,12 @@ PROFILE_FLAGS = ("profile", "profile_steps")
 """Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
-    "disable_custom_kernels", "lora_adapters", "num_stage", "stage_layers",
+    "disable_custom_kernels", "lora_adapters", "speculator", "num_stage", "stage_layers",
     "watermark_gamma", "watermark_delta", "attention",
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
 """Variables of the shards and the router of a group of nodes."""
-DOWNLOAD_FLAGS = ("revision", "trust_remote_code", "quantize", "lora_adapters")
+DOWNLOAD_FLAGS = ("revision", "trust_remote_code", "quantize", "lora_adapters", "speculator")
 
 
 def check(config: LauncherConfig) -> None:
@@ -295,8 +296,7 @@ def check(config: LauncherConfig) -> None:
         raise ArgumentValidation(str(error)) from None
     if config.sharded and config.num_shard is not None and config.num_shard <= 1:
         raise ArgumentValidation(f"`--sharded true` needs `--num-shard` > 1, given {config.num_shard}")
-    if config.speculate and config.num_stage > 1:
-        raise ArgumentValidation("`--speculate` cannot be combined with `--num-stage`: leave one of them out")
+    check_speculation(config.speculator, config.speculate, config.num_stage, ArgumentValidation)
     if config.num_shard is not None and config.num_shard * config.num_stage % num_nodes(config):
         raise ArgumentValidation(
             f"`--num-shard` {config.num_shard} cannot be divided among {num_nodes(config)} nodes: give a multiple of "

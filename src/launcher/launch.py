@@ -25,7 +25,7 @@ from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Supervisor
 from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal, how_to_ask, info_of
-from wire.adapters import adapter_sources
+from wire.adapters import adapter_sources, is_hub_speculator
 from wire.log import console, log_setup, progress_bars
 from wire.log.levels import level_from_filter
 
@@ -223,7 +223,8 @@ class _Launch:
             has_hub_adapters = any(not adapter.is_folder for adapter in adapters)
             # A directory without tokenizer.json goes through the step too, which says or makes what is missing.
             is_complete = directory is not None and (directory / "tokenizer.json").is_file()
-            if not model_info.is_local(model_id) or not is_complete or has_hub_adapters:
+            has_hub_parts = has_hub_adapters or is_hub_speculator(config.speculator)
+            if not model_info.is_local(model_id) or not is_complete or has_hub_parts:
                 status = self._download(model_id, directory, supervisor)
                 if status is not None:
                     return status

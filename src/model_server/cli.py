@@ -18,6 +18,7 @@ from model_server.config import (
 )
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from wire import phases
+from wire.adapters import speculator_source
 from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.log import log_setup
@@ -101,6 +102,9 @@ def download(config: DownloadConfig) -> int:
             with_bars=draws_progress_bars(),
             check=lambda directory: _refuse_quantized(directory, config),
         )
+        if config.speculator is not None:
+            place, revision = speculator_source(config.speculator, StartupError)
+            fetch(place, revision, with_bars=draws_progress_bars())
         download_adapters(config.lora_adapters, with_bars=draws_progress_bars())
     except StartupError as error:
         logger.error("%s", error)

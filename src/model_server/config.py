@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from model_server.errors import StartupError
+from wire.adapters import check_speculation
 from wire.cli.options import argument, option
 from wire.log import progress_bars
 from wire.quantization.methods import Quantize, refuse_unserved
@@ -27,6 +28,10 @@ _DISTRIBUTED, _RUN, _REFUSED = "Ranks", "Operation", "Not served yet (refused at
 
 # TGI's command line reads no variables for its own options (an inherited REVISION would reach the download of every
 # adapter): those have `env=None`. Its launcher hands the rest to the shards by variables, which are options here.
+
+
+# Tokens that a draft model drafts unless `--speculate` says how many.
+_DRAFTED_BY_MODEL = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +127,13 @@ class ServeConfig:
         None,
         env=None,
         maximum=15,
-        help="The most tokens that are drafted and checked in one step, as long as that pays; unset or 0: none",
+        help="The most tokens that are drafted and checked in one step, as long as that pays; unset: none, or 3 with "
+        "--speculator",
+    )
+    speculator: str | None = option(
+        None,
+        help="Draft model whose guesses are checked: a folder, ID or ID@REVISION of an ordinary checkpoint with the "
+        "model's tokenizer",
     )
     disable_custom_kernels: bool = option(
         False, help="Let NCCL do every sum over the shards, even if the GPUs can read each other's memory"
@@ -210,6 +221,13 @@ class ServeConfig:
         return 1.0 if self.rope_factor is None else self.rope_factor
 
     @property
+    def num_drafted(self) -> int:
+        """The longest draft; 0: none are made."""
+        if self.speculate is None:
+            return 0 if self.speculator is None else _DRAFTED_BY_MODEL
+        return self.speculate
+
+    @property
     def place(self) -> tuple[int, int]:
         """Rank and number of ranks."""
         return (self.rank or 0, self.world_size or 1) if self.sharded else (0, 1)
@@ -242,6 +260,9 @@ class DownloadConfig:
         minimum=1,
         help="Stages in which the model will be served; a model that cannot be divided into stages is refused before "
         "weights are downloaded",
+    )
+    speculator: str | None = option(
+        None, env=None, help="Draft model to fetch too, as of `serve`; folders stay where they are"
     )
     lora_adapters: str | None = option(
         None,
@@ -311,8 +332,7 @@ def check(config: ServeConfig) -> None:
     ):
         if is_set:
             raise StartupError(f"{flag} is {NOT_SERVED}: {remedy}")
-    if config.speculate and config.num_stage > 1:
-        raise StartupError("--speculate cannot be combined with several stages: leave one of them out")
+    check_speculation(config.speculator, config.speculate, config.num_stage, StartupError)
     if config.rope_factor == 0:
         raise StartupError("ROPE_FACTOR must be > 0")
     if config.sharded and (config.rank is None or config.world_size is None):

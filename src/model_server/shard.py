@@ -35,6 +35,9 @@ from model_server.runner.cuda_graphs import GraphedRunner, graph_sizes, with_gra
 from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.draft_model import DraftedRunner
+from model_server.speculation.loading import check_speculator, load_draft_model
+from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import Checkpoint
@@ -60,6 +63,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
+    draft_folder = None if config.speculator is None else check_speculator(config.speculator, tokenizer)
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
     if model.scheme.method == "exl2" and layout.tensor.size > 1:
         raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
@@ -68,8 +72,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     if rank == 0 and model.scheme.warning is not None:
         logger.warning("%s", model.scheme.warning)
     device = resolve_device(layout.local.rank, layout.local.size)
-    if config.speculate and device.type != "cpu":
-        raise StartupError(f"--speculate {config.speculate}: drafts are checked on CPUs only; leave it out on a GPU")
+    if config.num_drafted and device.type != "cpu":
+        raise StartupError(f"--speculate {config.num_drafted}: drafts are checked on CPUs only; leave it out on a GPU")
     dtype = resolve_dtype(
         config.dtype,
         device,
@@ -94,7 +98,13 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         placement = Placement(device, dtype, ranks, stored, batch_invariant=config.batch_invariant)
         runner = _load(config, model, placement, attention, graphs)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
-        engine = _engine(config, runner, tokenizer, device, layout, links, _speculator(config, runner))
+        speculator = _speculator(config, runner)
+        if speculator is not None and draft_folder is not None:
+            assert config.speculator is not None
+            choice = AttentionChoice(config.attention, device, dtype, stored)
+            drafter = load_draft_model(config.speculator, draft_folder, runner, tokenizer.vocab_size, placement, choice)
+            runner, speculator = DraftedRunner(runner, drafter), ModelSpeculator(config.num_drafted, drafter)
+        engine = _engine(config, runner, tokenizer, device, layout, links, speculator)
         facts, plan = (
             announce(config, runner, device, dtype, layout, stored, model.scheme.method),
             _memory_plan(config, engine, stored or dtype),
@@ -173,12 +183,12 @@ def _engine(
 
 
 def _speculator(config: ServeConfig, runner: Runner) -> Speculator | None:
-    if not config.speculate:
+    if not config.num_drafted:
         return None
     if runner.traits.keeps_state:
         logger.warning("--speculate has no effect: this model keeps a state that cannot go back behind a wrong draft")
         return None
-    return Speculator(config.speculate)
+    return Speculator(config.num_drafted)
 
 
 def announce(
@@ -204,7 +214,7 @@ def announce(
         kv_cache_dtype=str(cache_dtype or dtype),
         quantize=quantize,
         adapters=traits.adapters,
-        speculate=0 if traits.keeps_state else config.speculate or 0,
+        speculate=0 if traits.keeps_state else config.num_drafted,
         # With one more than stages, each has its next step before it has finished one.
         micro_batches=1 if layout.stage.size == 1 else layout.stage.size + 1,
         urls=tuple(config.endpoints)

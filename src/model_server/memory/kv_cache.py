@@ -71,6 +71,14 @@ class KvCache:
             self.keys.append(keys)
             self.values.append(values)
 
+    def layers(self, first: int, count: int) -> KvCache:
+        """Some of the layers as a cache of their own, in the same memory."""
+        part = KvCache((), self.num_blocks, self.block_size, torch.uint8, torch.device("cpu"))
+        chosen = slice(first, first + count)
+        part.shapes, part.rows = self.shapes[chosen], self.rows[chosen]
+        part.keys, part.values = self.keys[chosen], self.values[chosen]
+        return part
+
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, dim] of one layer at `slots` [num_tokens] int64.
 

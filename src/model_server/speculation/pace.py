@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -42,10 +42,13 @@ class Pace:
         slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
         return float(self._seconds[-1] + slope * (rows - self._rows[-1]))
 
-    def best_length(self, lengths: Sequence[int], shares: Sequence[float], most: int) -> int:
+    def best_length(
+        self, lengths: Sequence[int], shares: Sequence[float], most: int, drafting: Callable[[int], float] | None = None
+    ) -> int:
         """The longest drafts to check, of rows that have drafts of `lengths` tokens; 0: a plain step gains more.
 
-        shares: of each row's drafted tokens, those that are right.
+        shares: of each row's drafted tokens, those that are right. drafting: the seconds that drafts of a length take;
+        None: they cost nothing.
         """
         num_rows = len(lengths)
         plain = self.cost(num_rows) / num_rows
@@ -60,7 +63,8 @@ class Pace:
             for row in longer:
                 brought += chances[row]
                 chances[row] *= shares[row]
-            gain = brought * plain / self.cost(checked)
+            seconds = self.cost(checked) + (0.0 if drafting is None else drafting(length))
+            gain = brought * plain / seconds
             if gain > best_gain:
                 best, best_gain = length, gain
         return best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
@@ -13,7 +13,7 @@ from wire.step_phases import DraftKind
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class Draft:
     """num_forced: so many of its first tokens are without alternative, by a grammar; others: what guessed the rest."""
 
     ids: list[int]
@@ -25,16 +25,18 @@ class _Draft:
 
 
 @dataclass(slots=True)
-class _Drafting:
+class Drafting:
     """What is kept of one request. draft: the newest; untried: a draft that no step checked, which its next tokens are
-    compared with."""
+    compared with; keys: tokens whose keys a draft model has, `written` with those of a draft that is being checked."""
 
     acceptance: Acceptance
     prediction: Prediction | None = None
     history: History = field(default_factory=History)
     length: int = 0
-    draft: _Draft = field(default_factory=lambda: _Draft([]))
+    draft: Draft = field(default_factory=lambda: Draft([]))
     untried: list[int] = field(default_factory=list)
+    keys: int = 0
+    written: int = 0
 
 
 class Speculator:
@@ -47,25 +49,19 @@ class Speculator:
         """most: the longest draft. There are none before `pace` is set."""
         self.most = most
         self.pace: Pace | None = None
-        self._known: dict[int, _Drafting] = {}  # by request id, those of the last step
+        self.drafting: dict[int, Drafting] = {}  # by request id, those of the last step
 
     def window(self, rows: list[Sequence]) -> Window | None:
         """What the next step of these rows checks; None: nothing that pays. The host has seen all their tokens."""
         if self.pace is None:
             return None
         known = self._follow(rows)
-        drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
+        drafts = self._drafts(rows, known, self.pace)
+        if drafts is None:
+            return None
         for one, drafting in zip(drafts, known, strict=True):
             drafting.draft = one
-        shares = [
-            1.0 if one.num_forced else drafting.acceptance.share for one, drafting in zip(drafts, known, strict=True)
-        ]
-        longest = self.pace.best_length([len(one.ids) for one in drafts], shares, self.most)
-        if not longest:
-            for one, drafting in zip(drafts, known, strict=True):
-                drafting.untried = one.ids
-            return None
-        return Window(rows, [one.ids[:longest] for one in drafts])
+        return Window(rows, [one.ids for one in drafts])
 
     def note(self, window: Window, checked: CheckedTokens) -> Drafted:
         """What became of a window."""
@@ -74,7 +70,7 @@ class Speculator:
         longest = 0
         for sequence, draft, count in zip(window.rows, window.drafts, counts, strict=True):
             right = min(count - 1, len(draft))
-            drafting = self._known.get(sequence.id)
+            drafting = self.drafting.get(sequence.id)
             if drafting is not None:
                 drafting.acceptance.note(accepted=right, refused=right < len(draft))
             if sequence.owned:
@@ -85,16 +81,34 @@ class Speculator:
                     rights[kind] += place < right
         return Drafted(longest, tuple(tokens), tuple(rights))
 
-    def _follow(self, rows: list[Sequence]) -> list[_Drafting]:
-        known = [self._known.get(s.id) for s in rows]
+    @staticmethod
+    def shares(drafts: list[Draft], known: list[Drafting]) -> list[float]:
+        """Of each row's draft, the share that is probably right."""
+        pairs = zip(drafts, known, strict=True)
+        return [1.0 if one.num_forced else drafting.acceptance.share for one, drafting in pairs]
+
+    def _drafts(self, rows: list[Sequence], known: list[Drafting], pace: Pace) -> list[Draft] | None:
+        """As long as it pays; None: it does not."""
+        drafts = [self._draft(sequence, drafting) for sequence, drafting in zip(rows, known, strict=True)]
+        longest = pace.best_length([len(one.ids) for one in drafts], self.shares(drafts, known), self.most)
+        if not longest:
+            for one, drafting in zip(drafts, known, strict=True):
+                drafting.untried = one.ids
+            return None
+        return [replace(one, ids=one.ids[:longest]) for one in drafts]
+
+    def _follow(self, rows: list[Sequence]) -> list[Drafting]:
+        known = [self.drafting.get(s.id) for s in rows]
         shares = [one.acceptance.share for one in known if one is not None]
         mean = sum(shares) / len(shares) if shares else None
         found = []
         for sequence, one in zip(rows, known, strict=True):
             if one is None or len(sequence.ids) < one.length:
-                one = _Drafting(
+                one = Drafting(
                     Acceptance() if mean is None else Acceptance(mean),
                     Prediction(sequence.prediction) if sequence.prediction else None,
+                    # A last chunk of a single token may be a step like those that only decode.
+                    keys=sequence.prefill_length - 1,
                 )
             if one.untried and len(sequence.ids) > one.length:
                 right = sequence.ids[one.length] == one.untried[0]
@@ -103,7 +117,7 @@ class Speculator:
             one.history.follow(sequence.ids)
             one.length = len(sequence.ids)
             found.append(one)
-        self._known = {s.id: one for s, one in zip(rows, found, strict=True)}
+        self.drafting = {s.id: one for s, one in zip(rows, found, strict=True)}
         return found
 
     def longest(self, sequence: Sequence) -> int:
@@ -113,19 +127,19 @@ class Speculator:
         left = sequence.max_new_tokens - sequence.num_sampled - 1
         return max(0, min(self.most, left, len(sequence.slots) - sequence.cache_length - 1))
 
-    def _draft(self, sequence: Sequence, drafting: _Drafting) -> _Draft:
+    def _draft(self, sequence: Sequence, drafting: Drafting) -> Draft:
         most = self.longest(sequence)
         if not most:
-            return _Draft([])
+            return Draft([])
         grammar = sequence.row.grammar
         forced = [] if grammar is None else grammar.forced()[:most]
         ids, kind = _looked_up(sequence, drafting, most - len(forced), forced)
         if grammar is not None:
             ids = grammar.possible([*forced, *ids])
-        return _Draft(ids, num_forced=len(forced), others=kind)
+        return Draft(ids, num_forced=len(forced), others=kind)
 
 
-def _looked_up(sequence: Sequence, drafting: _Drafting, most: int, forced: list[int]) -> tuple[list[int], DraftKind]:
+def _looked_up(sequence: Sequence, drafting: Drafting, most: int, forced: list[int]) -> tuple[list[int], DraftKind]:
     """What the request's prediction has behind its newest tokens and `forced`; what its own tokens have where there is
     nothing, or the match is longer."""
     foretold, history = NO_GUESS, drafting.history

@@ -124,6 +124,11 @@ class Tokenizer:
             text: str = self._backend.to_str()
         return text
 
+    def pieces(self) -> dict[int, str]:
+        """What the vocabulary has for each id, as the tokenizer writes it."""
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        return {token_id: piece for piece, token_id in vocabulary.items()}
+
     def decode_one(self, token_id: int) -> str:
         """The text of one id on its own; remembered, for at most as many as the vocabulary has."""
         text = self._texts.get(token_id)

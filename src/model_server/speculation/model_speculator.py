@@ -1,0 +1,101 @@
+"""Drafts by a draft model, and which of them pay: it takes time to draft, so that is decided before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from model_server.batch.results import Drafted
+from model_server.batch.sequence import Sequence
+from model_server.speculation.draft_model import DraftModel, DraftRow
+from model_server.speculation.lookup import NO_GUESS
+from model_server.speculation.pace import Pace
+from model_server.speculation.speculator import Draft, Drafting, Speculator
+from model_server.speculation.window import CheckedTokens, Window
+from wire.step_phases import DraftKind
+
+# Where no drafts pay a step checks one token of each row now and then, to learn whether they would: one step of at
+# least so many, and at most this share of the time.
+_LEAST_PAUSE = 32
+_MOST_TIME = 0.01
+
+
+class ModelSpeculator(Speculator):
+    """Drafts by grammars first, then by what requests foretell, else by the draft model."""
+
+    def __init__(self, most: int, model: DraftModel) -> None:
+        """most: the longest draft."""
+        super().__init__(most)
+        self.model = model
+        self._plain_steps = 0
+
+    def note(self, window: Window, checked: CheckedTokens) -> Drafted:
+        """As in `Speculator`. The draft model keeps the keys of the tokens that were right."""
+        drafted = super().note(window, checked)
+        counts = checked.to_host().counts or []
+        for sequence, count in zip(window.rows, counts, strict=True):
+            drafting = self.drafting.get(sequence.id)
+            if drafting is not None and drafting.written:
+                drafting.keys = min(drafting.written, sequence.cache_length + count)
+                drafting.written = 0
+        return drafted
+
+    def _drafts(self, rows: list[Sequence], known: list[Drafting], pace: Pace) -> list[Draft] | None:
+        if self.model.pace is None:
+            return None
+        mosts = [self.longest(sequence) for sequence in rows]
+        drafts = [self._without_model(*one) for one in zip(rows, known, mosts, strict=True)]
+        lengths = [
+            len(one.ids) if one.others is not DraftKind.MODEL else most for one, most in zip(drafts, mosts, strict=True)
+        ]
+        by_model = [most for one, most in zip(drafts, mosts, strict=True) if one.others is DraftKind.MODEL]
+        longest = self._best_length(lengths, by_model, self.shares(drafts, known), pace)
+        if not longest:
+            return None
+        asked: list[tuple[int, DraftRow]] = []
+        for row, (one, sequence, length) in enumerate(zip(drafts, rows, lengths, strict=True)):
+            most = min(longest, length) - len(one.ids)
+            if one.others is DraftKind.MODEL and most > 0:
+                asked.append((row, DraftRow(sequence, known[row].keys, one.ids, most)))
+        found = self.model.draft([one for _, one in asked]) if asked else []
+        for (row, wanted), ids in zip(asked, found, strict=True):
+            known[row].written = len(wanted.ids) + len(ids) - 1
+            drafts[row] = replace(drafts[row], ids=[*wanted.forced, *ids])
+        return [self._possible(sequence, one, longest) for sequence, one in zip(rows, drafts, strict=True)]
+
+    def _without_model(self, sequence: Sequence, drafting: Drafting, most: int) -> Draft:
+        """What a grammar forces and what is foretold behind it; `others` is MODEL where nothing is foretold."""
+        grammar = sequence.row.grammar
+        forced = [] if grammar is None or not most else grammar.forced()[:most]
+        foretold = NO_GUESS
+        if drafting.prediction is not None:
+            num_generated = len(sequence.ids) - sequence.prompt_length + len(forced)
+            end = drafting.history.end(forced)
+            foretold = drafting.prediction.guess(most - len(forced), end, num_generated)
+        kind = DraftKind.PREDICTION if foretold.ids else DraftKind.MODEL
+        return Draft([*forced, *foretold.ids], num_forced=len(forced), others=kind)
+
+    def _possible(self, sequence: Sequence, draft: Draft, longest: int) -> Draft:
+        ids = draft.ids[:longest]
+        grammar = sequence.row.grammar
+        return replace(draft, ids=ids if grammar is None else grammar.possible(ids))
+
+    def _best_length(self, lengths: list[int], by_model: list[int], shares: list[float], pace: Pace) -> int:
+        """The length of the drafts of this step; now and then 1 where none pay."""
+        longest = pace.best_length(lengths, shares, self.most, lambda length: self._seconds(by_model, length))
+        self._plain_steps = 0 if longest else self._plain_steps + 1
+        if longest or not any(lengths):
+            return longest
+        rows = sum(length > 0 for length in lengths)
+        seconds = pace.cost(len(lengths) + rows) + self._seconds(by_model, 1)
+        pause = max(_LEAST_PAUSE, math.ceil((seconds / pace.cost(len(lengths)) - 1) / _MOST_TIME))
+        if self._plain_steps < pause:
+            return 0
+        self._plain_steps = 0
+        return 1
+
+    def _seconds(self, by_model: list[int], length: int) -> float:
+        """What it takes to draft so many tokens for rows that may have these lengths."""
+        assert self.model.pace is not None
+        rows = (sum(most > place for most in by_model) for place in range(length))
+        return sum(self.model.pace.cost(count) for count in rows if count)

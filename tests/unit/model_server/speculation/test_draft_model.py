@@ -1,0 +1,179 @@
+"""A draft model beside a model, both real and tiny: nothing changes but the number of steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.engine_shard import EngineShard, generations_of, mixed_requests, tokens_of
+from support.loading import CPU, load
+from support.tiny_models import tiny_checkpoint, write_tokenizer
+
+from model_server.attention.choice import AttentionChoice
+from model_server.batch.extension import BlockExtension
+from model_server.distributed.placement import Placement
+from model_server.errors import StartupError
+from model_server.runner.runner import Runner
+from model_server.speculation.draft_model import DraftedRunner, DraftModel
+from model_server.speculation.loading import check_speculator, load_draft_model
+from model_server.speculation.model_speculator import ModelSpeculator
+from model_server.speculation.pace import Pace
+from model_server.text.tokenizer import Tokenizer
+from wire.step_phases import DraftKind
+
+FREE, CHEAP = Pace([(1, 1.0)]), Pace([(1, 0.01)])
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model, and one that guesses otherwise."""
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "base": tiny_checkpoint("llama", root / "base", num_hidden_layers=2),
+        "other": tiny_checkpoint("llama", root / "other", num_hidden_layers=1, hidden_size=32, seed=3),
+    }
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folders: dict[str, Path]) -> Tokenizer:
+    return Tokenizer.load(folders["base"])
+
+
+def shard_of(
+    tokenizer: Tokenizer,
+    folders: dict[str, Path],
+    draft: str | None,
+    most: int = 4,
+    model_pace: Pace = CHEAP,
+    **options: Any,
+) -> EngineShard:
+    base: Any = load(folders["base"])
+    if draft is None:
+        return EngineShard(tokenizer, budget=1000, runner=base, **options)
+    model = DraftModel(load(folders[draft]), base)
+    whole: Any = DraftedRunner(base, model)
+    shard = EngineShard(tokenizer, budget=1000, runner=whole, **options)
+    speculator = ModelSpeculator(most, model)
+    speculator.pace, model.pace = FREE, model_pace
+    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    return shard
+
+
+def said(shard: EngineShard, tokenizer: Tokenizer) -> tuple[list[Any], int]:
+    requests = mixed_requests(shard, tokenizer)
+    results = shard.run_out(shard.prefill(0, *requests), 0)
+    found = generations_of(*results)
+    ids = [[i for g in found[one.id] if g.tokens is not None for i in g.tokens.ids] for one in requests]
+    right = sum(one.drafted.right[DraftKind.MODEL] for one in results if one.drafted is not None)
+    return [ids, [found[one.id][-1].generated_text for one in requests]], right
+
+
+@pytest.mark.parametrize("draft", ["base", "other"])
+def test_each_kind_of_request_says_what_it_says_without(
+    folders: dict[str, Path], tokenizer: Tokenizer, draft: str
+) -> None:
+    wanted, _ = said(shard_of(tokenizer, folders, None), tokenizer)
+    found, right = said(shard_of(tokenizer, folders, draft), tokenizer)
+    assert found == wanted
+    assert right > 10 or draft != "base"
+
+
+def test_a_model_that_guesses_right_is_right_in_every_place(folders: dict[str, Path], tokenizer: Tokenizer) -> None:
+    """So its keys are those of the tokens before, also after a whole draft was right and over several blocks."""
+    plain = shard_of(tokenizer, folders, None)
+    shard = shard_of(tokenizer, folders, "base")
+    results = {}
+    for one in (plain, shard):
+        results[one] = one.run_out(one.prefill(0, one.request([5, 6, 7, 8, 9], 41), one.request([3], 26)), 0)
+    ids = [
+        {key: [i for g in rows if g.tokens is not None for i in g.tokens.ids] for key, rows in found.items()}
+        for found in (generations_of(*results[plain]), generations_of(*results[shard]))
+    ]
+    assert ids[0] == ids[1]
+    drafted = [one.drafted for one in results[shard] if one.drafted is not None]
+    tokens, right = (sum(getattr(one, name)[DraftKind.MODEL] for one in drafted) for name in ("tokens", "right"))
+    assert tokens == right > 40
+    assert len(results[shard]) == 9
+
+
+def test_keys_follow_chunks_plain_steps_growth_and_leavers(folders: dict[str, Path], tokenizer: Tokenizer) -> None:
+    plain = shard_of(tokenizer, folders, None)
+    wanted = plain.run_out(plain.prefill(0, plain.request(list(range(5, 26)), 30)), 0)
+    shard = shard_of(tokenizer, folders, "base", extends_blocks=True)
+    speculator = shard.engine.speculator
+    assert isinstance(speculator, ModelSpeculator)
+    request = shard.request(list(range(5, 26)), 30, tokens=24, chunk_len=6)
+    other = shard.request([4, 4], 6)
+    results = [shard.prefill(0, request, other, chunk_tokens=5)]
+    for step in itertools.count():
+        if results[-1].batch is None:
+            break
+        speculator.pace = FREE if step % 5 > 2 else None  # now and then steps without drafts
+        growth = []
+        (sequence,) = [s for s in shard.engine._store.get(0).batch.sequences if s.id == request.id]
+        if len(sequence.slots) < sequence.cache_length + sequence.input_length + 2 and len(sequence.slots) < 52:
+            growth = [BlockExtension(request.id, np.array(shard.blocks(4)))]
+        results.append(shard.decode(0, extensions=growth, chunk_tokens=5))
+    (ids,) = [[i for g in rows if g.tokens for i in g.tokens.ids] for rows in generations_of(*wanted).values()]
+    found = generations_of(*results)[request.id]
+    assert [i for g in found if g.tokens is not None for i in g.tokens.ids] == ids
+    drafted = [one.drafted for one in results if one.drafted is not None]
+    assert sum(one.num_tokens for one in drafted) == sum(one.num_right for one in drafted) > 8
+
+
+def test_a_request_that_was_preempted_is_drafted_for_as_before(folders: dict[str, Path], tokenizer: Tokenizer) -> None:
+    prompt = list(range(5, 26))
+    plain = shard_of(tokenizer, folders, None)
+    request = plain.request(prompt, 30)
+    ids = tokens_of(*plain.run_out(plain.prefill(0, request), 0))[request.id]
+    shard = shard_of(tokenizer, folders, "base")
+    again = shard.request(prompt, 30, resume_ids=tuple(ids[:9]), chunk_len=10)
+    results = shard.run_out(shard.prefill(0, again, shard.request([7, 8], 3)), 0)
+    assert tokens_of(*results)[again.id] == ids[9:]
+    drafted = [one.drafted for one in results if one.drafted is not None]
+    assert sum(one.num_tokens for one in drafted) == sum(one.num_right for one in drafted) > 8
+
+
+def test_where_no_drafts_pay_one_step_in_many_tries(folders: dict[str, Path], tokenizer: Tokenizer) -> None:
+    shard = shard_of(tokenizer, folders, "base", model_pace=Pace([(1, 10.0)]))
+    results = shard.run_out(shard.prefill(0, shard.request([5], 100)), 0)
+    assert sum(one.drafted.num_tokens for one in results if one.drafted is not None) == 0, "each would cost too much"
+    shard = shard_of(tokenizer, folders, "base", model_pace=Pace([(1, 0.3)]))
+    speculator = shard.engine.speculator
+    assert isinstance(speculator, ModelSpeculator)
+    shard.prefill(0, shard.request([5], 100))
+    (sequence,) = shard.engine._store.get(0).batch.sequences
+    speculator._follow([sequence])[0].acceptance.share = 0.0
+    steps = [shard.decode(0) for _ in range(64)]
+    assert [i for i, one in enumerate(steps) if one.drafted is not None and one.drafted.num_tokens] == [31, 63]
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path, folders: dict[str, Path], tokenizer: Tokenizer) -> None:
+    def loaded(path: Path, vocab_size: int = tokenizer.vocab_size) -> Runner:
+        choice = AttentionChoice("reference", CPU)
+        placement = Placement(CPU, torch.float32)
+        return load_draft_model(str(path), path, load(folders["base"]), vocab_size, placement, choice).runner
+
+    assert check_speculator(str(folders["other"]), tokenizer) == folders["other"]
+    assert loaded(folders["other"]).vocab_size >= tokenizer.vocab_size
+    with pytest.raises(StartupError, match=r"--speculator \S*other: its \d+ logits are fewer than the 9999 ids"):
+        loaded(folders["other"], 9999)
+    strange = tiny_checkpoint("llama", tmp_path / "strange", with_tokenizer=False)
+    write_tokenizer(strange, vocab_size=tokenizer.vocab_size - 20)
+    with pytest.raises(StartupError, match=r"gives id \d+ another text than the model's, .* for .*: choose a draft"):
+        check_speculator(str(strange), tokenizer)
+    with pytest.raises(StartupError, match=r"^--speculator /nowhere: "):
+        check_speculator("/nowhere", tokenizer)
+    with pytest.raises(StartupError, match="ID or ID@REVISION"):
+        check_speculator("a@b@c", tokenizer)
