@@ -101,7 +101,7 @@ def test_a_shard_alone_needs_nothing_of_the_environment() -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "words"),
     [
-        (["--speculate", "2"], {"NUM_STAGE": "2", "RANK": "0", "WORLD_SIZE": "2"}, "--speculate cannot be combined"),
+        (["--speculate", "2"], {"NUM_STAGE": "2", "RANK": "0", "WORLD_SIZE": "2"}, "`--speculate` cannot be combined"),
         ([], {"ROPE_SCALING": "dynamic", "ROPE_FACTOR": "2"}, "ROPE_SCALING dynamic is not served yet"),
         ([], {"ROPE_FACTOR": "0"}, "ROPE_FACTOR must be > 0"),
         ([], {"WEIGHTS_CACHE_OVERRIDE": "/w"}, "WEIGHTS_CACHE_OVERRIDE is not served yet"),
