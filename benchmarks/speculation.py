@@ -104,8 +104,12 @@ def _drafts(server: Server) -> tuple[float, float]:
     """Tokens that were drafted so far, and of these the right ones."""
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:
         lines = [line.split() for line in answer.read().decode().splitlines()]
-    values = {words[0]: float(words[1]) for words in lines if len(words) == 2}
-    return values["tgi_speculation_drafted_tokens"], values["tgi_speculation_accepted_tokens"]
+    values = [(words[0], float(words[1])) for words in lines if len(words) == 2]
+    drafted, right = (
+        sum(value for name, value in values if name.startswith(f"tgi_speculation_{what}_tokens{{"))
+        for what in ("drafted", "accepted")
+    )
+    return drafted, right
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -36,6 +37,15 @@ import os
 if os.environ.get("RANK"):
     from model_server.speculation import costs
     costs.step_costs = lambda *_: [(1, 1e-3), (128, 2e-3)]
+"""
+
+
+# A draft model whose steps seem to cost nothing: the model itself, so that its guesses are right.
+_CHEAP_DRAFTS = """
+import os
+if os.environ.get("RANK"):
+    from model_server.speculation import costs
+    costs.step_costs = lambda runner, *_: [(1, 1e-3 if type(runner).__name__ == "DraftedRunner" else 1e-6)]
 """
 
 
@@ -91,3 +101,20 @@ def test_every_token_has_its_event(servers: list[RunningServer]) -> None:
             events = [json.loads(line[5:]) for line in found.iter_lines() if line.startswith("data:")]
         streams.append([(event["index"], event["token"]["id"]) for event in events])
     assert streams[0] == streams[1] and len(streams[0]) == 30
+
+
+@pytest.mark.long
+def test_a_draft_model_changes_nothing_but_the_steps(
+    servers: list[RunningServer], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    plain, _ = servers
+    cheap = sabotaged(tmp_path_factory.mktemp("cheap_drafts"), _CHEAP_DRAFTS)
+    options = ("--dtype", "float32", "--speculator", "demo", "--num-shard", "2", "--max-total-tokens", "400")
+    with running_server("demo", *options, environ=cheap) as drafting, ThreadPoolExecutor(len(ASKED)) as clients:
+        wanted = [said(answer(plain, asked)) for asked in ASKED.values()]
+        for _ in range(2):  # and again with prompts from the prefix cache
+            assert list(clients.map(lambda asked: said(answer(drafting, asked)), ASKED.values())) == wanted
+        found = metrics_of(httpx.get(f"{drafting.url}/metrics").text)
+    drafted, right = (found[f'tgi_speculation_{what}_tokens{{kind="model"}}'] for what in ("drafted", "accepted"))
+    assert 50 < 0.5 * drafted < right <= drafted
+    assert found["tgi_speculation_window"] <= 3
