@@ -273,7 +273,7 @@ class _Launch:
             return self._fetch(model_id, directory, supervisor)
         except DownloadError as error:
             similar = model_info.similar_cached(model_id, self._environ) or model_info.similar_directory(model_id)
-            if similar is None or str(error).startswith("LoRA adapter"):
+            if similar is None or str(error).startswith(("LoRA adapter", "--speculator")):
                 raise
             raise DownloadError(f"{error}; did you mean {similar}?") from error
 
@@ -293,9 +293,9 @@ class _Launch:
             status = supervisor.download(commands.download(self._config, model_id, environ))
         except DownloadError as error:
             # The step's own message is enough where it is about the model, or an adapter.
-            about_adapter = re.search("LoRA adapter `.*", str(error))
-            if about_adapter is not None:
-                raise DownloadError(about_adapter[0]) from error
+            about_other = re.search("(?:LoRA adapter `|--speculator ).*", str(error))
+            if about_other is not None:
+                raise DownloadError(about_other[0]) from error
             message = str(error).rpartition(f"--model-id {model_id}: ")[2]
             if model_id in message:
                 raise DownloadError(message) from error

@@ -103,13 +103,24 @@ def download(config: DownloadConfig) -> int:
             check=lambda directory: _refuse_quantized(directory, config),
         )
         if config.speculator is not None:
-            place, revision = speculator_source(config.speculator, StartupError)
-            fetch(place, revision, with_bars=draws_progress_bars())
+            _download_speculator(config.speculator)
         download_adapters(config.lora_adapters, with_bars=draws_progress_bars())
     except StartupError as error:
         logger.error("%s", error)
         return 1
     return 0
+
+
+def _download_speculator(value: str) -> None:
+    """The draft model. Raises StartupError, which names it."""
+    from model_server.weights.download.download import download as fetch
+
+    place, revision = speculator_source(value, StartupError)
+    try:
+        fetch(place, revision, with_bars=draws_progress_bars())
+    except StartupError as error:
+        said = str(error).removeprefix(f"--model-id {place}: ")
+        raise StartupError(f"--speculator {value}: {said}") from None
 
 
 def _refuse_adapter(model_id: str) -> None:

@@ -197,6 +197,26 @@ def test_sigterm_while_it_waits_for_a_rate_limit(hub: HubServer, repository: Rep
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.long
+def test_a_draft_model_of_the_hub_is_fetched_with_the_model(
+    hub: HubServer, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    hub.add(ID, files)
+    drafts = hub.add("org/drafts", files)
+    commit = drafts.refs["main"]
+    with running_server(ID, "--speculator", f"org/drafts@{commit}", environ=hub.environment(tmp_path)) as running:
+        post(running, "/generate", {"inputs": "Hello", "parameters": {"max_new_tokens": 4}})
+        assert f"org/drafts at revision {commit} is commit {commit}" in running.log()
+    assert len(hub.gets("model.safetensors")) == 2
+    vocabulary = json.loads(files["vocab.json"])
+    vocabulary |= {"a": vocabulary["b"], "b": vocabulary["a"]}
+    hub.add("org/strange", {**files, "vocab.json": json.dumps(vocabulary).encode()})
+    for place, words in (("org/strange", "another text than"), ("org/none", "the hub has no such model")):
+        refusal = pytest.raises(AssertionError, match=f"Error: .*--speculator {place}: .*{words}")
+        with refusal, running_server(ID, "--speculator", place, environ=hub.environment(tmp_path)):
+            pass
+
+
 @pytest.mark.parametrize("spelling", ["1", "true", "yes"])
 def test_offline(hub: HubServer, repository: Repository, tmp_path: Path, spelling: str) -> None:
     assert "HF_HUB_OFFLINE is set" in download(tmp_path, hub, status=1, HF_HUB_OFFLINE=spelling)
