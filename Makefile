@@ -41,7 +41,8 @@ thorough: $(VENV)/.installed-test docs
 
 # All tests of groups of nodes, on machines made of namespaces; needs root. `make thorough` has them too.
 test-nodes: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "long or not long" tests/e2e/test_node_groups.py tests/unit/launcher/nodes
+	$(BIN)/python -m pytest -m "long or not long" tests/e2e/test_node_groups.py tests/e2e/test_ray_placement.py \
+		tests/unit/launcher/nodes
 
 # The model families that `make test` leaves out.
 parity: $(VENV)/.installed-test

@@ -26,6 +26,7 @@ class Variable:
 
 
 VARIABLES = (
+    Variable("RAY_ADDRESS", "launcher", "HOST:PORT of the Ray cluster of `--placement ray`.", in_code=True),
     Variable("LWS_GROUP_SIZE", "launcher", "Set by LeaderWorkerSet: the default of `--nnodes`.", in_code=True),
     Variable("LWS_WORKER_INDEX", "launcher", "Set by LeaderWorkerSet: the default of `--node-rank`.", in_code=True),
     Variable(

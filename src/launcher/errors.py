@@ -8,6 +8,7 @@ LauncherError
 ├── ShardFailed              a shard exited while serving
 ├── WebserverCannotStart     the router could not be started, or was not ready in time
 ├── WebserverFailed          the router ended
+├── NodeFailed               a launcher that Ray placed ended by itself
 └── NodeLost                 another node of the group failed or is not heard from
 """
 
@@ -61,6 +62,10 @@ class WebserverCannotStart(LauncherError):
 
 class WebserverFailed(LauncherError):
     comes_from_a_child = True
+
+
+class NodeFailed(LauncherError):
+    pass
 
 
 class NodeLost(LauncherError):

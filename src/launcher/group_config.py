@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from launcher.errors import ArgumentValidation
 from wire import tls
@@ -31,6 +31,10 @@ class GroupConfig:
     nnodes: int | None = option(
         None, panel=_NODES, minimum=1, maximum=_MOST_NODES,
         help="Nodes that serve the model together, a launcher on each. Default: LWS_GROUP_SIZE, else 1.",
+    )  # fmt: skip
+    placement: Literal["ray"] | None = option(
+        None, panel=_NODES,
+        help="`ray`: start the launchers of all nodes on the Ray cluster of RAY_ADDRESS; needs tercet[ray].",
     )  # fmt: skip
     node_rank: int | None = option(
         None, panel=_NODES, maximum=_MOST_NODES - 1,
@@ -110,6 +114,19 @@ def _number(variable: str, environ: Mapping[str, str], default: int) -> int:
 def num_nodes(config: GroupConfig) -> int:
     """How many nodes serve the model."""
     return config.nnodes or 1
+
+
+def check_placement(config: GroupConfig) -> None:
+    """Refuses what Ray chooses. Raises ArgumentValidation."""
+    for flag, is_given in (
+        ("--node-rank", config.node_rank is not None),
+        ("--node-addr", config.node_addr is not None),
+        ("--master-addr", config.master_addr != _LOCALHOST),
+    ):
+        if is_given:
+            raise ArgumentValidation(f"`{flag}` and `--placement ray` contradict each other: Ray chooses the nodes")
+    if config.group_token and config.insecure_group:
+        raise ArgumentValidation("`--group-token` and `--insecure-group` contradict each other: leave one out")
 
 
 def check_group(config: GroupConfig) -> None:

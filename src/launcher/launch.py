@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from launcher.config import DEFAULT_MODEL_ID, SECRETS, LauncherConfig, check
 from launcher.errors import ArgumentValidation, DownloadError, LauncherError
-from launcher.group_config import num_nodes, with_supervisor
+from launcher.group_config import check_placement, num_nodes, with_supervisor
 from launcher.planning import commands, hardware, model_info, preflight
 from launcher.planning.hardware import Hardware
 from launcher.planning.hub import check_cache, check_network
@@ -49,8 +49,11 @@ def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
     terminal = None if short_log is None else Terminal(short_log)
     status, final_text = 1, ""
     try:
-        with Signals() as signals:
-            status = _Launch(config, signals, environ, terminal).run()
+        if config.placement == "ray":
+            status = _run_on_ray(config, environ)
+        else:
+            with Signals() as signals:
+                status = _Launch(config, signals, environ, terminal).run()
     except LauncherError as error:
         status = error.exit_status
         if config.json_output:
@@ -68,6 +71,17 @@ def run_launch(config: LauncherConfig, environ: Mapping[str, str]) -> int:
         stderr.write(final_text)  # After the log, also where both go to one file.
         stderr.finish(_FLUSH_TIMEOUT_S)
     return status
+
+
+def _run_on_ray(config: LauncherConfig, environ: Mapping[str, str]) -> int:
+    check_placement(config)
+    try:
+        from launcher.placement import ray_nodes
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ArgumentValidation("`--placement ray` needs Ray: pip install 'tercet[ray]'") from None
+    return ray_nodes.run_on_ray(config, environ)
 
 
 class _Interrupted(Exception):

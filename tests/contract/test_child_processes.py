@@ -16,6 +16,7 @@ STARTERS = {
     "launcher/planning/preflight.py",  # the router, to check its variables
     "launcher/processes/child.py",
     "launcher/processes/parent_watchdog.py",  # becomes what `child` wants
+    "launcher/placement/ray_nodes.py",  # the launcher, on a node
     "model_server/weights/conversion/clean_process.py",
     "router/worker/forked.py",  # a copy of a worker, which imports nothing more
     "router/worker/process.py",

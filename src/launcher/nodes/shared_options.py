@@ -12,7 +12,7 @@ from wire.cli.parsing import UsageError, parse
 from wire.cli.spelling import spell, to_argv
 
 _OF_A_NODE = SECRETS | {
-    "node_rank", "node_addr", "master_addr", "master_port", "shard_port", "insecure_group", "join_timeout",
+    "placement", "node_rank", "node_addr", "master_addr", "master_port", "shard_port", "insecure_group", "join_timeout",
     "group_tls_cert", "group_tls_key", "group_tls_ca",
     "huggingface_hub_cache", "shard_uds_path", "config", "env", "profile", "profile_steps",
     "json_output", "log_level", "verbose", "verbose_startup",

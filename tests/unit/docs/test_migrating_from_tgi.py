@@ -207,7 +207,7 @@ def test_every_metric_of_tgi_has_a_row() -> None:
 
 def test_the_ends_of_a_launch() -> None:
     ours = {kind.__name__ for kind in launcher_errors.LauncherError.__subclasses__()}
-    assert set(tgi.EXITS) - ours == {"ShardDisconnected"} and ours - set(tgi.EXITS) == {"NodeLost"}
+    assert set(tgi.EXITS) - ours == {"ShardDisconnected"} and ours - set(tgi.EXITS) == {"NodeLost", "NodeFailed"}
     assert "the same names except `ShardDisconnected`, and `NodeLost`" in TEXT
     assert ArgumentValidation("a").report() == 'Error: ArgumentValidation("a")'
 

@@ -46,7 +46,7 @@ CONFIGS = {
     "model-server.md": [ServeConfig, DownloadConfig, QuantizeConfig],
 }
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|TERM")
-NOT_VARIABLES = {"SC_CLK_TCK", "SC_PAGE_SIZE", "SC_PHYS_PAGES"}
+NOT_VARIABLES = {"SC_CLK_TCK", "SC_PAGE_SIZE", "SC_PHYS_PAGES", "STRICT_SPREAD"}
 """Words of the same shape in modules that read the environment."""
 ALWAYS_THERE = {"LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH"}
 """Handed to a child as they are; no setting of ours."""

@@ -1,0 +1,1 @@
+"""Where the launchers of a group of nodes are started by something else than its user."""
