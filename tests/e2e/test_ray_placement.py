@@ -134,3 +134,19 @@ def test_nodes_that_other_work_holds(cluster: Network, tmp_path: Path) -> None:
     finally:
         psutil.Process(first.process.pid).children()[0].terminate()
         first.process.wait(60)
+
+
+def test_a_raylet_that_is_killed_ends_the_group(cluster: Network, tmp_path: Path) -> None:
+    """The last test: the cluster has one node fewer afterwards."""
+    group = placed(cluster, tmp_path, "--nnodes", "2", "--port", "3000")
+    try:
+        group.wait_ready()
+        group.found(1, "raylet/raylet")[0].kill()
+        group.process.wait(90)
+        for number in (0, 1):
+            group.wait_gone(number)
+        assert group.process.returncode == LOST_NODE
+        assert f"({cluster.machines[1].address}) is lost" in group.text().splitlines()[-1], group.text()
+    finally:
+        group.process.kill()
+        group.process.wait()

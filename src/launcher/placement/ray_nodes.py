@@ -271,7 +271,7 @@ def _watch(nodes: Sequence[_Node], config: LauncherConfig, signals: Signals) -> 
             node.lost = "Ray does not hear of it any more"
     failed = [node for node in nodes if node.lost or node.status]
     if failed:
-        raise _failure(next((one for one in failed if one.status not in (None, 0, LOST_NODE)), first or failed[0]))
+        raise _failure(min(failed, key=lambda node: (_is_consequence(node), node is not first)))
     return 0
 
 
@@ -292,6 +292,11 @@ def _ask(node: _Node) -> None:
             node.last_error = line.strip()
     sys.stdout.write("".join(lines))
     sys.stdout.flush()
+
+
+def _is_consequence(node: _Node) -> int:
+    """How likely something else was first: an end of its own, a lost actor, a launcher that lost another node."""
+    return 1 if node.lost else 2 if node.status == LOST_NODE else 0
 
 
 def _failure(node: _Node) -> LauncherError:
