@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 from support import effort
+
+from wire.log.levels import PACKAGES
 
 # A developer's shell must not change what the tests see.
 _OURS = (
@@ -59,6 +63,18 @@ def same_random_tensors() -> None:
     """A test's tensors are the same in every run: sums that cancel must not fail one run in a thousand."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def same_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command that a test runs in its own process sets up logging for all: the next test finds it as it was."""
+    loggers = [logging.getLogger(name) for name in ("", *PACKAGES)]
+    levels = [logger.level for logger in loggers]
+    monkeypatch.setattr(loggers[0], "handlers", list(loggers[0].handlers))
+    yield
+    logging.captureWarnings(False)
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -51,13 +49,10 @@ def test_kept_lines_are_bounded() -> None:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", list(root.handlers))
+def log() -> io.StringIO:
     stream = io.StringIO()
     log_setup.configure(False, "info", layout="launcher", stream=stream)
-    yield stream
-    logging.captureWarnings(False)
+    return stream
 
 
 def feed(name: str, rank: int | None, stdout: bytes, stderr: bytes = b"") -> ChildLogs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,15 +19,9 @@ class Tty(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def restored_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("LOG_COLORIZE", "0")
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import examples
 
-from wire.log.levels import PACKAGES, level_from_filter, levels_of_loggers
+from wire.log.levels import level_from_filter, levels_of_loggers
 from wire.log.log_line import LogLine, parse, to_json
 from wire.log.log_setup import configure
 
@@ -20,18 +20,6 @@ LINE = LogLine(
     level="WARN", message="hello", target="router.cli", timestamp="2026-01-02T03:04:05.000006Z", line_number=7, rank=1,
     fields={"n": 3},
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def restored_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    root = logging.getLogger()
-    names = ["", *PACKAGES]
-    levels = [logging.getLogger(name).level for name in names]
-    monkeypatch.setattr(root, "handlers", list(root.handlers))
-    yield
-    logging.captureWarnings(False)
-    for name, level in zip(names, levels, strict=True):
-        logging.getLogger(name).setLevel(level)
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Iterator
 
 import pytest
 from support.screen import screen
@@ -38,14 +37,8 @@ def are(lines: list[str], *wanted: re.Pattern[str] | str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def restored_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
 
 
 def of_shard(rank: int, message: str, **fields: object) -> None:
