@@ -20,7 +20,11 @@ ROOT = Path(__file__).parents[2]
 OWN = {path.name for path in (ROOT / "src").iterdir()}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = {canonicalize_name(one.name): one for one in map(Requirement, PROJECT["dependencies"])}
-UNIMPORTED = {"accelerate": "transformers imports it", "fastapi-offline": "its files are served"}
+UNIMPORTED = {
+    "accelerate": "transformers imports it",
+    "fastapi-offline": "its files are served",
+    "pillow": "transformers reads images with it",
+}
 TESTS_OF_EXTENDED_CLASSES = ("tests/unit/router/api/http", "tests/unit/router/server")
 RUN_LIMIT_S = 280
 

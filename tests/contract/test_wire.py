@@ -162,7 +162,9 @@ OURS = {
         "input_ids": (100, "uint32", "rep"),
         "resume_ids": (110, "uint32", "rep"),
         "prediction_ids": (112, "uint32", "rep"),
+        "images": (120, "ImagePlace", "rep"),
     },
+    "Batch": {"images": (100, "PreparedImage", "rep")},
     "PrefillRequest": {
         "sequence": (100, "uint64", "opt"),
         "unanswered": (101, "uint32", "opt"),
@@ -250,7 +252,7 @@ def test_our_fields_can_be_ignored(name):
 
 def test_there_are_no_other_messages_than_those_of_extensions():
     assert set(FILE.message_types_by_name) - set(STOCK) == {
-        "BlockGrowth", "Columns", "LogitBias", "OtherRanks", "Speculation",
+        "BlockGrowth", "Columns", "Feature", "ImagePlace", "LogitBias", "OtherRanks", "PreparedImage", "Speculation",
     }  # fmt: skip
 
 
