@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from pathlib import Path
 
@@ -67,12 +66,8 @@ def test_one_is_killed_in_a_step(size: int, rank: int) -> None:
         assert_failed(running)
         assert ended(server) == 1
         assert family.left() == []
-        log = server.log()
-        assert f'Error: ShardFailed("shard {rank} was killed by signal 9' in log
-        survivors = [survivor for survivor in range(size) if survivor != rank]
-        named = [survivor for survivor in survivors if re.search(rf"rank {survivor} lost rank .*\b{rank}\b", log)]
-        # One of many may be asked to stop before it has noticed.
-        assert named if size > 2 else named == survivors, log
+        # A survivor may be asked to stop before it has said what it has lost (test_peer_watch.py has its words).
+        assert f'Error: ShardFailed("shard {rank} was killed by signal 9' in server.log()
         assert not folder.exists()
         assert port_is_free(server.port)
 
