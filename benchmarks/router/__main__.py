@@ -1,4 +1,4 @@
-"""`python -m benchmarks.router [--short]`: what the router itself costs; see the package's first lines."""
+"""`python -m benchmarks.router [--short] [--only PART]`: what the router itself costs; see the package."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.router import arrivals, plan, stages
+from benchmarks.router import arrivals, endpoints, plan, stages
 from benchmarks.router.bench import MOST_STEP_TOKENS, Bench
 from benchmarks.router.report import markdown
 
 OUT = Path(__file__).parent.parent / "results" / "router.json"
 _MAX_CONCURRENT = 16_384
+PARTS: dict[str, Callable[[Path, plan.Effort], dict[str, Any]]] = {
+    "stages": lambda folder, effort: stages.measure(folder, effort.window_s),
+    "endpoints": lambda folder, effort: endpoints.measure(folder, effort.window_s, effort.repeats),
+}
+"""Parts of the report that can be taken by themselves."""
 
 
 def measure(folder: Path, effort: plan.Effort) -> dict[str, Any]:
@@ -65,10 +70,7 @@ def measure(folder: Path, effort: plan.Effort) -> dict[str, Any]:
             "churn": bench.closed_loop(plan.ROWS, effort.num_requests, 16, is_stream=True),
         },
     )
-    return report | {
-        "arrivals": measure_arrivals(on, effort),
-        "stages": stages.measure(folder, effort.window_s),
-    }
+    return report | {"arrivals": measure_arrivals(on, effort)} | {name: PARTS[name](folder, effort) for name in PARTS}
 
 
 def measure_arrivals(on: Callable[..., dict[str, Any]], effort: plan.Effort) -> dict[str, Any]:
@@ -95,24 +97,31 @@ def measure_arrivals(on: Callable[..., dict[str, Any]], effort: plan.Effort) -> 
     return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="under a minute, fewer repeats, 1,000 queued only")
-    parser.add_argument("--out", type=Path, default=OUT)
-    options = parser.parse_args()
-    effort = plan.SHORT if options.short else plan.FULL
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tercet-bench-") as folder:
-        report = measure(Path(folder), effort)
-    report["machine"] = {
+def machine() -> dict[str, Any]:
+    return {
         "cores": os.cpu_count(),
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("grpcio", "uvicorn", "uvloop", "httptools", "protobuf")},
     }
-    report["effort"] = asdict(effort) | {"seconds": time.monotonic() - started}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="under a minute, fewer repeats, 1,000 queued only")
+    parser.add_argument("--only", choices=PARTS, help="take this part alone, and keep the rest of --out")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    effort = plan.SHORT if options.short else plan.FULL
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tercet-bench-") as folder:
+        if options.only is not None:
+            report = json.loads(options.out.read_text()) | {options.only: PARTS[options.only](Path(folder), effort)}
+        else:
+            report = measure(Path(folder), effort) | {"machine": machine()}
+            report["effort"] = asdict(effort) | {"seconds": time.monotonic() - started}
     print(markdown(report))
-    print(f"\n{report['effort']['seconds']:.0f} s; written to {options.out}")
+    print(f"\n{time.monotonic() - started:.0f} s; written to {options.out}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -56,16 +56,20 @@ class Bench:
         max_concurrent: int,
         step_tokens: int | None = None,
         num_ranks: int = 1,
+        num_endpoints: int = 0,
         num_stages: int = 1,
     ) -> None:
         """step_tokens: a step that computes prompts computes the next tokens of the running requests too, as on a GPU,
-        and as many tokens in all; None: it computes prompts alone. num_ranks: of the shard, each with a connection.
-        num_stages: of the pipeline that a step passes through."""
+        and as many tokens in all; None: it computes prompts alone. num_ranks: of the shard. num_endpoints: that pass
+        calls on to the ranks; 0: each rank has a connection. num_stages: of the pipeline that a step passes through."""
         _raise_file_limit()
         self.port = free_port()
-        name = f"{num_blocks}-{num_ranks}-{num_stages}"
+        name = f"{num_blocks}-{num_ranks}-{num_endpoints}-{num_stages}"
         path = f"{folder}/shard-{name}"
-        shard_options = [*(["chunks"] if step_tokens is not None else []), f"ranks={num_ranks}", f"stages={num_stages}"]
+        numbers = {"ranks": num_ranks, "endpoints": num_endpoints, "stages": num_stages}
+        shard_options = [
+            *(["chunks"] if step_tokens is not None else []), *(f"{what}={number}" for what, number in numbers.items())
+        ]  # fmt: skip
         self.shard = Child(
             "benchmarks.router.null_shard", path, str(num_blocks), *shard_options, log=folder / "shard.log"
         )

@@ -4,8 +4,9 @@ Steps are executed one after another in the router's order. A step that takes ti
 device would work: a call that has arrived before the step ahead of it ends leaves no gap, whatever the sleep overshot.
 Speaks to our own router only (numbered calls, columns). With the argument `chunks` a Prefill computes the next tokens
 of the running batch too. With `ranks=4` it is four ranks, each on a socket of its own: a step begins when its call has
-come to all of them, and each answers for its share of the requests. With `stages=2` a step passes through two stages,
-each of which may work on another step meanwhile.
+come to all of them, and each answers for its share of the requests. With `endpoints=2` the router reaches them through
+two endpoints, each of which passes calls on to half of them. With `stages=2` a step passes through two stages, each of
+which may work on another step meanwhile.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from benchmarks.router.child import Handler, run_child
+from benchmarks.router.child import Handler, free_port, run_child
+from model_server.rpc.endpoint import Endpoint, EndpointPlan
 from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
@@ -273,10 +276,14 @@ def _resolve(job: Job) -> None:
 class NullShard:
     """The service of every rank: puts numbered calls into their order."""
 
-    def __init__(self, path: str, num_blocks: int, *, chunks: bool, num_ranks: int, num_stages: int) -> None:
+    def __init__(
+        self, path: str, num_blocks: int, *, chunks: bool, num_ranks: int, num_endpoints: int, num_stages: int
+    ) -> None:
+        """num_endpoints: 0: the router calls every rank itself."""
         self.device = Device(num_stages)
         self._num_stages = num_stages
         self._paths = [path, *(f"{path}-{rank}" for rank in range(1, num_ranks))]
+        self._plans = _plans(self._paths, num_endpoints)
         self._chunks = chunks
         self._num_blocks = num_blocks
         self._waiting: dict[int, Job] = {}
@@ -284,6 +291,9 @@ class NullShard:
 
     async def serve(self) -> None:
         self._servers = [await self._server(rank, path) for rank, path in enumerate(self._paths)]
+        self._endpoints = [Endpoint(plan) for plan in self._plans]
+        for endpoint in self._endpoints:
+            await endpoint.start()
 
     async def _server(self, rank: int, path: str) -> grpc.aio.Server:
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
@@ -294,7 +304,7 @@ class NullShard:
         return server
 
     def _handlers(self, rows: Rows) -> dict[str, Any]:
-        urls = [f"unix://{path}" for path in self._paths]
+        urls = [plan.url for plan in self._plans] or [f"unix://{path}" for path in self._paths]
         return {
             "Info": _plain(pb.InfoRequest, self._info),
             "ServiceDiscovery": _plain(pb.ServiceDiscoveryRequest, lambda _: pb.ServiceDiscoveryResponse(urls=urls)),
@@ -337,6 +347,15 @@ class NullShard:
         return bytes(response.SerializeToString())
 
 
+def _plans(paths: list[str], number: int) -> list[EndpointPlan]:
+    """Each for as many ranks, on a loopback port."""
+    ranks = [Path(path) for path in paths]
+    return [
+        EndpointPlan(url=f"tcp://127.0.0.1:{free_port()}", sockets=tuple(ranks[first : first + len(ranks) // number]))
+        for first in range(0, len(ranks) if number else 0, len(ranks) // (number or 1))
+    ]
+
+
 def _plain(request_type: Any, run: Callable[[Any], Any]) -> Any:
     async def handle(request: Any, context: Any) -> bytes:
         return bytes(run(request).SerializeToString())
@@ -352,6 +371,7 @@ async def setup() -> Mapping[str, Handler]:
         int(num_blocks),
         chunks="chunks" in options,
         num_ranks=numbers.get("ranks", 1),
+        num_endpoints=numbers.get("endpoints", 0),
         num_stages=numbers.get("stages", 1),
     )
     await shard.serve()

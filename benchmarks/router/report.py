@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.router import arrivals, stages
+from benchmarks.router import arrivals, endpoints, stages
 
 Figures = dict[str, Any]
 
@@ -30,6 +30,7 @@ def _rows(report: Figures) -> Iterator[tuple[str, str, str]]:
         yield f"1,000,000 blocks: {name}", _stream(cell), ""
     yield from arrivals.lines(report["arrivals"])
     yield from stages.lines(report["stages"])
+    yield from endpoints.lines(report["endpoints"])
     churn = report["many_blocks"]["churn"]
     yield "1,000,000 blocks: 16 tokens streamed, 64 clients", _closed(churn), ""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -18,7 +20,7 @@ from support.node_certificates import certificates
 
 from model_server.errors import StartupError
 from model_server.rpc.endpoint import Endpoint, EndpointPlan
-from router.shards.client import ShardClient
+from router.shards.client import Rpc, ShardClient
 from router.shards.interface import DecodeCall, NewBatch, NewRequest, PrefillCall, ShardError
 from router.shards.pool import ShardPool
 from router.shards.warm_up import WarmUpPlan
@@ -41,14 +43,20 @@ def batch_of(*names: str) -> NewBatch:
 
 
 @asynccontextmanager
-async def two_nodes(
-    shards: list[FakeShard], prefix: str, token: str | None = TOKEN, tls: MutualTls | None = None
+async def nodes(
+    shards: list[FakeShard], prefix: str, size: int = 2, token: str | None = None, tls: MutualTls | None = None
 ) -> AsyncIterator[str]:
-    """Ranks 0 and 1 behind a unix endpoint, ranks 2 and 3 behind a TCP endpoint; yields the socket of rank 0."""
-    sockets = [Path(f"{prefix}-{rank}") for rank in range(4)]
+    """The ranks behind `size` endpoints, the first a unix one, the others on TCP; yields the socket of rank 0."""
+    sockets = [Path(f"{prefix}-{rank}") for rank in range(len(shards))]
+    each = len(shards) // size
     plans = [
-        EndpointPlan(url=f"unix://{prefix}-node", sockets=tuple(sockets[:2]), token=token),
-        EndpointPlan(url=f"tcp://127.0.0.1:{free_port()}", sockets=tuple(sockets[2:]), token=token, tls=tls),
+        EndpointPlan(
+            url=f"tcp://127.0.0.1:{free_port()}" if node else f"unix://{prefix}-node",
+            sockets=tuple(sockets[node * each : (node + 1) * each]),
+            token=token,
+            tls=tls if node else None,
+        )
+        for node in range(size)
     ]
     async with serve(*shards, prefix=prefix) as path:
         shards[0].urls = tuple(plan.url for plan in plans)
@@ -72,13 +80,11 @@ def shards() -> list[FakeShard]:
 
 
 async def test_every_rank_gets_every_call_and_all_answers_come_back(tmp_path, shards):
-    async with two_nodes(shards, str(tmp_path / "shard")) as path:
+    async with nodes(shards, str(tmp_path / "shard"), token=TOKEN) as path:
         pool = await connected(path)
         await pool.clear_all()
         await pool.info()
-        await pool.warm_up(
-            WarmUpPlan(max_input_tokens=None, max_prefill_tokens=64, max_total_tokens=None, max_batch_size=None)
-        )
+        await pool.warm_up(PLAN)
         await pool.health()
         calls = [pool.prefill(PrefillCall(batch_of("a", "b", "c", "d"))), *(pool.decode(DecodeCall([0])) for _ in "12")]
         prefilled, decoded, _ = [await call for call in calls]
@@ -92,8 +98,39 @@ async def test_every_rank_gets_every_call_and_all_answers_come_back(tmp_path, sh
         assert shard.violations == []
 
 
+class NotingClient(ShardClient):
+    """Notes each call that the router sends."""
+
+    def __init__(self, url: str, sent: Counter[tuple[str, str]]) -> None:
+        super().__init__(url)
+        self._url, self._sent = url, sent
+
+    def send(self, rpc: Rpc, *arguments: Any) -> Awaitable[Any]:
+        self._sent[self._url, rpc] += 1
+        return super().send(rpc, *arguments)
+
+
+@pytest.mark.parametrize("num_ranks", [8, 64])
+async def test_the_router_calls_each_endpoint_once_however_many_ranks_are_behind(tmp_path, num_ranks):
+    shards = [FakeShard(rank=rank, world_size=num_ranks) for rank in range(num_ranks)]
+    sent: Counter[tuple[str, str]] = Counter()
+    async with nodes(shards, str(tmp_path / "shard"), 8) as path:
+        pool = await ShardPool.discover(path, lambda url: NotingClient(url, sent))
+        await pool.clear_all()
+        await pool.info()
+        await pool.warm_up(PLAN)
+        sent.clear()
+        prefilled = await pool.prefill(PrefillCall(batch_of("a", "b")))
+        await pool.decode(DecodeCall([0]))
+        await pool.close()
+    assert sorted(sent) == sorted((url, rpc) for url in shards[0].urls for rpc in ("Prefill", "Decode"))
+    assert set(sent.values()) == {1}
+    assert [i for columns in prefilled.columns for i in columns.request_ids] == [0, 1]
+    assert all(shard.trace[-2:] == ["P(a,b)", "D(a,b)"] and not shard.violations for shard in shards)
+
+
 async def test_the_failure_of_any_rank_of_a_node_reaches_the_router(tmp_path, shards):
-    async with two_nodes(shards, str(tmp_path / "shard")) as path:
+    async with nodes(shards, str(tmp_path / "shard"), token=TOKEN) as path:
         pool = await connected(path)
         shards[3].failure = lambda rpc, request: ShardFailure("no such batch")
         with pytest.raises(ShardError, match="no such batch") as caught:
@@ -108,7 +145,7 @@ async def test_the_failure_of_any_rank_of_a_node_reaches_the_router(tmp_path, sh
 
 @pytest.mark.parametrize("token", [None, "another"])
 async def test_a_call_without_the_token_is_refused_before_its_message_is_read(tmp_path, shards, token):
-    async with two_nodes(shards, str(tmp_path / "shard")) as path:
+    async with nodes(shards, str(tmp_path / "shard"), token=TOKEN) as path:
         pool = await connected(path, token)
         with pytest.raises(ShardError, match=r"the model server failed .UNAUTHENTICATED.") as caught:
             await pool.health()
@@ -125,7 +162,7 @@ async def test_a_call_without_the_token_is_refused_before_its_message_is_read(tm
 
 
 async def test_a_group_without_a_token_asks_for_none(tmp_path, shards):
-    async with two_nodes(shards, str(tmp_path / "shard"), token=None) as path:
+    async with nodes(shards, str(tmp_path / "shard")) as path:
         pool = await connected(path, None)
         await pool.health()
         await pool.close()
@@ -133,7 +170,7 @@ async def test_a_group_without_a_token_asks_for_none(tmp_path, shards):
 
 async def test_with_certificates_only_their_holders_are_answered(tmp_path, shards):
     tls = certificates(tmp_path / "group")
-    async with two_nodes(shards, str(tmp_path / "shard"), tls=tls) as path:
+    async with nodes(shards, str(tmp_path / "shard"), token=TOKEN, tls=tls) as path:
         pool = await connected(path, tls=tls)
         await pool.health()
         await pool.close()
