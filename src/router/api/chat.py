@@ -166,7 +166,7 @@ class Chat:
         if constraint is None or self.tools is None:
             return
         can_call = self._is_native and format.can_force(self.tools.schemas)
-        if not (can_call and self._has_frames and constraint.type != "regex" and format.takes_forms):
+        if not (can_call and self._has_frames and constraint.type not in ("regex", "grammar") and format.takes_forms):
             raise ToolError("Grammar and tools are mutually exclusive")
 
     def _own_grammar(self, tools: OfferedTools | None, asked: AskedGrammar | None) -> AskedGrammar | None:

@@ -262,6 +262,8 @@ class Validator:
         if kind == "json" and Extension.RUN_AHEAD not in self._extensions:
             # An upstream TGI shard enforces regular expressions only.
             raise ValidationError("a JSON grammar is not supported by the model server in use")
+        if kind == "lark" and Extension.LARK_GRAMMAR not in self._extensions:
+            raise ValidationError("a grammar in Lark or EBNF is not supported by the model server in use")
         try:
             return kind, await self._grammars.check(kind, text)
         except ValidationError as error:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,12 +34,13 @@ _ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True)
 class AskedGrammar:
-    """TGI's `grammar` or OpenAI's `response_format`, as sent; `value` holds the schema or the regular expression.
+    """TGI's `grammar` or OpenAI's `response_format`, as sent; `value` holds the schema, the regular expression or, for
+    `grammar`, the client's text in Lark or EBNF.
 
     `lark` is the router's own: a text of llguidance's grammars. `is_optional`: one that cannot be compiled is left out.
     """
 
-    type: Literal["json", "json_object", "json_schema", "regex", "text", "lark"]
+    type: Literal["json", "json_object", "json_schema", "regex", "grammar", "text", "lark"]
     value: Any = None
     is_optional: bool = False
 
@@ -53,6 +56,10 @@ def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
         if not isinstance(value, str) or not value:
             raise ValidationError("grammar is not valid: a `regex` grammar needs a string that is not empty")
         return "regex", value
+    if asked.type == "grammar":
+        if not isinstance(value, str) or not value:
+            raise ValidationError("grammar is not valid: Lark or EBNF must be a string that is not empty")
+        return "lark", listed("start: @answer", {"name": "answer", "text_grammar": value})
     if asked.type == "json_schema":
         if not isinstance(value, dict) or "schema" not in value:
             raise ValidationError("grammar is not valid: a `json_schema` grammar needs an object with `schema`")
@@ -64,6 +71,13 @@ def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
     if not isinstance(value, dict):
         raise ValidationError("grammar is not valid: a JSON schema must be an object, or a string that holds one")
     return "json", orjson.dumps(value).decode()
+
+
+def listed(frame: str, *others: Mapping[str, Any], **fields: Any) -> str:
+    """The text of a `lark` grammar: the frame in Lark, and grammars that it names, each with one of `json_schema`,
+    `regex` and `text_grammar`. `fields` come before them."""
+    grammars = [{"name": "frame", "lark_grammar": frame}, *others]
+    return json.dumps({**fields, "grammars": grammars}, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ when it takes too long. Frames hold JSON. Knows nothing of requests.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import orjson
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from router.grammar.closed_schema import close_objects
+from router.grammar.text_grammar import lark_of, lark_of_regex
 from router.worker.forked import Forked, JobEndedError
 from router.worker.main import serve
 from wire.grammar import OF_CALLS, GrammarKind, compile_grammar
@@ -20,6 +22,7 @@ MEMORY_LIMIT = 512 << 20
 _CPU_LIMIT_S = 10
 _STEPS = 4
 _LONGEST_FAULT = 300
+_NOTHING_FITS = "NoExtensionBias"  # how llguidance calls it
 _REGEX_FAULT = re.compile(r"^error: (.*)$", re.MULTILINE)
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
 
@@ -65,10 +68,19 @@ def _closed(kind: GrammarKind, text: str) -> str:
         return orjson.dumps(close_objects(schema)).decode()
     if kind == "lark":
         asked = orjson.loads(text)
-        for each in asked["grammars"][1:]:
-            each["json_schema"] = {**close_objects(each["json_schema"]), "x-guidance": OF_CALLS}
+        frame, *others = asked["grammars"]
+        asked["grammars"] = [frame, *({"name": each["name"]} | _compilable(each) for each in others)]
         return orjson.dumps(asked).decode()
     return text
+
+
+def _compilable(grammar: dict[str, Any]) -> dict[str, Any]:
+    """A grammar beside the frame, in a form that llguidance reads. Raises ValueError."""
+    if "json_schema" in grammar:
+        return {"json_schema": {**close_objects(grammar["json_schema"]), "x-guidance": OF_CALLS}}
+    if "regex" in grammar:
+        return {"lark_grammar": lark_of_regex(grammar["regex"])}
+    return {"lark_grammar": lark_of(grammar["text_grammar"])}
 
 
 def _with_known_tokens(text: str) -> str:
@@ -112,6 +124,8 @@ def main() -> None:
 def _sentence(message: str) -> str:
     """One line of a library's message, without the places it names in texts that the client never saw."""
     message = message.partition("<non-verbose/>")[0]
+    if message.strip() == _NOTHING_FITS:
+        return "no text fits it"
     if found := _REGEX_FAULT.search(message):
         message = found[1]
     message = _PLACE.sub("", message.partition("\n   1 |")[0])

@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from router.grammar.checker import AskedGrammar
 from router.schemas.base import Body, Items
-from router.schemas.grammar import Grammar
-from router.schemas.guided import StructuredOutputs, guided
+from router.schemas.guided import Constrained
 from router.schemas.openai import TemplateBody, TextPart
 from router.schemas.parameters import MaxTokens, PositiveInt, TopN
 
@@ -122,7 +120,7 @@ _TOOLS = [
 ]
 
 
-class ChatBody(TemplateBody):
+class ChatBody(TemplateBody, Constrained):
     """An OpenAI chat request, with TGI's and common servers' additions. `user`, `store` and the like are ignored."""
 
     messages: Items[Message] = Field(
@@ -159,50 +157,6 @@ class ChatBody(TemplateBody):
         description="Text after the tools if the chat template does not place the tools itself.",
         examples=["Call one of these functions."],
     )
-    response_format: Grammar | None = Field(
-        default=None,
-        description="Constrains the answer to JSON or to a regular expression. With `tools`: to JSON, if the model has "
-        "a format of its own for calls.",
-        examples=[
-            {"type": "json_object"},
-            {"type": "text"},
-            {"type": "json_schema", "json_schema": {"name": "one", "schema": {"type": "object", "properties": {}}}},
-        ],
-    )
-
-    guided_json: dict[str, Any] | str | None = Field(
-        default=None, description="A JSON schema, as `response_format` has it.", examples=[{"type": "object"}]
-    )
-    guided_regex: str | None = Field(
-        default=None, description="A regular expression that the answer matches.", examples=["[0-9]{3}"]
-    )
-    guided_choice: Items[str] | None = Field(
-        default=None, description="The answer is one of these texts.", examples=[["yes", "no"]]
-    )
-    structured_outputs: StructuredOutputs | None = Field(
-        default=None, description="vLLM's name for one such constraint.", examples=[{"choice": ["yes", "no"]}]
-    )
-
-    @property
-    def constraint(self) -> AskedGrammar | None:
-        """What the answer must be, in whichever field that is said."""
-        return next(iter(self._constraints()), None)
-
-    def _constraints(self) -> list[AskedGrammar]:
-        asked = guided(self.guided_json, self.guided_regex, self.guided_choice)
-        if self.structured_outputs is not None:
-            asked += self.structured_outputs.asked
-        if self.response_format is not None and self.response_format.type != "text":
-            asked.append(self.response_format.asked)
-        return asked
-
-    @model_validator(mode="after")
-    def _has_one_constraint(self) -> ChatBody:
-        if len(self._constraints()) > 1:
-            raise ValueError(
-                "more than one of `response_format`, `guided_…`, `structured_outputs` constrains the answer"
-            )
-        return self
 
     @model_validator(mode="after")
     def _has_messages(self) -> ChatBody:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
 from router.schemas.chat import Usage
+from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody
 from router.schemas.parameters import MaxTokens, Number, TopN
 
@@ -40,7 +41,7 @@ def _are_ids(values: list[Any]) -> bool:
     return all(type(value) is int and 0 <= value < 2**32 for value in values)
 
 
-class CompletionBody(OpenAIBody):
+class CompletionBody(OpenAIBody, Constrained):
     """An OpenAI completion request, with TGI's and common servers' additions. `user` and the like are ignored."""
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(

@@ -14,14 +14,17 @@ class Grammar(Body):
     """TGI's form `{type, value}`; chat clients also send `json_schema` or `schema` instead of `value`.
 
     `regex`: `value` is a regular expression. `json`, `json_object`: a JSON schema, as an object or as text;
-    `json_object` without one means any object. `json_schema`: an object with `schema`. `text`: no constraint.
+    `json_object` without one means any object. `json_schema`: an object with `schema`. `lark`, `ebnf`, `gbnf`: `value`
+    is a context-free grammar, in Lark or in the form of llama.cpp. `text`: no constraint.
     """
 
-    type: Literal["json", "json_object", "json_schema", "regex", "text"] = Field(
+    type: Literal["json", "json_object", "json_schema", "regex", "lark", "ebnf", "gbnf", "text"] = Field(
         description="What the answer must be.", examples=["regex", "json_object"]
     )
     value: Any = Field(
-        default=None, description="A regular expression or a JSON schema, as `type` says.", examples=["[0-9]{3}"]
+        default=None,
+        description="A regular expression, a grammar or a JSON schema, as `type` says.",
+        examples=["[0-9]{3}"],
     )
     json_schema: dict[str, Any] | None = Field(
         default=None,
@@ -48,4 +51,6 @@ class Grammar(Body):
         value = next((one for one in given if one is not None), None)
         if self.type == "json_schema" and self.json_schema is None and self.value is None and value is not None:
             value = {"schema": value}
+        if self.type == "lark" or self.type == "ebnf" or self.type == "gbnf":
+            return AskedGrammar("grammar", value)
         return AskedGrammar(self.type, value)

@@ -1,4 +1,4 @@
-"""Constraints on the output in the words of vLLM: `structured_outputs`, and `guided_…` of its older versions."""
+"""Constraints on the output as OpenAI's routes take them: `response_format`, and the words of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from router.grammar.checker import AskedGrammar
 from router.schemas.base import Body, Items
+from router.schemas.grammar import Grammar
 
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 
@@ -27,26 +28,89 @@ class StructuredOutputs(Body):
     regex: str | None = Field(default=None, description="A regular expression.", examples=["[0-9]{3}"])
     choice: Items[str] | None = Field(default=None, description="One of these texts.", examples=[["yes", "no"]])
     json_object: bool | None = Field(default=None, description="`true`: any JSON object.", examples=[True])
+    grammar: str | None = Field(
+        default=None, description="A context-free grammar, in Lark or EBNF.", examples=['root ::= "yes" | "no"']
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _nothing_unserved(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            for name in ("grammar", "structural_tag", "whitespace_pattern"):
+            for name in ("structural_tag", "whitespace_pattern"):
                 if data.get(name):
-                    raise ValueError(f"`{name}` is not served here: use `json`, `regex` or `choice`")
+                    raise ValueError(f"`{name}` is not served here: use `json`, `regex`, `choice` or `grammar`")
         return data
 
     @property
     def asked(self) -> list[AskedGrammar]:
         """All that are given."""
-        return guided(self.json_, self.regex, self.choice) + [AskedGrammar("json_object")] * bool(self.json_object)
+        asked = guided(self.json_, self.regex, self.choice, self.grammar)
+        return asked + [AskedGrammar("json_object")] * bool(self.json_object)
 
 
-def guided(schema: Any, regex: str | None, choice: list[str] | None) -> list[AskedGrammar]:
-    """Those of the three that are given."""
+def guided(schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None) -> list[AskedGrammar]:
+    """Those that are given."""
     asked = [] if schema is None else [AskedGrammar("json", schema)]
     asked += [] if regex is None else [AskedGrammar("regex", regex)]
+    asked += [] if grammar is None else [AskedGrammar("grammar", grammar)]
     if choice == []:
         raise ValueError("a choice needs at least one text")
     return asked + ([] if choice is None else [one_of(choice)])
+
+
+class Constrained(Body):
+    """Fields of OpenAI's routes that say what the answer must be, in the words of several servers."""
+
+    response_format: Grammar | None = Field(
+        default=None,
+        description="Constrains the answer to JSON, a regular expression or a grammar. In a chat with `tools`: to "
+        "JSON, if the model has a format of its own for calls.",
+        examples=[
+            {"type": "json_object"},
+            {"type": "text"},
+            {"type": "json_schema", "json_schema": {"name": "one", "schema": {"type": "object", "properties": {}}}},
+        ],
+    )
+    guided_json: dict[str, Any] | str | None = Field(
+        default=None, description="A JSON schema, as `response_format` has it.", examples=[{"type": "object"}]
+    )
+    guided_regex: str | None = Field(
+        default=None, description="A regular expression that the answer matches.", examples=["[0-9]{3}"]
+    )
+    guided_choice: Items[str] | None = Field(
+        default=None, description="The answer is one of these texts.", examples=[["yes", "no"]]
+    )
+    guided_grammar: str | None = Field(
+        default=None,
+        description="A context-free grammar of the answer, in Lark or EBNF.",
+        examples=['root ::= "yes" | "no"'],
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="vLLM's name for one such constraint.", examples=[{"choice": ["yes", "no"]}]
+    )
+    regex: str | None = Field(default=None, description="SGLang's name for `guided_regex`.", examples=["[0-9]{3}"])
+    ebnf: str | None = Field(
+        default=None, description="SGLang's name for `guided_grammar`.", examples=['root ::= "yes" | "no"']
+    )
+
+    @property
+    def constraint(self) -> AskedGrammar | None:
+        """What the answer must be, in whichever field that is said."""
+        return next(iter(self._constraints()), None)
+
+    def _constraints(self) -> list[AskedGrammar]:
+        asked = guided(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        asked += guided(None, self.regex, None, self.ebnf)
+        if self.structured_outputs is not None:
+            asked += self.structured_outputs.asked
+        if self.response_format is not None and self.response_format.type != "text":
+            asked.append(self.response_format.asked)
+        return asked
+
+    @model_validator(mode="after")
+    def _has_one_constraint(self) -> Constrained:
+        if len(self._constraints()) > 1:
+            raise ValueError(
+                "more than one of `response_format`, `guided_…`, `structured_outputs` constrains the answer"
+            )
+        return self

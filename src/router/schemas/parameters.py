@@ -157,21 +157,19 @@ class CommonParameters(Body):
     ignore_eos: IgnoreEos = False
 
 
-_SCHEMA = "use `response_format` of /v1/chat/completions"
-
 UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
-    "guided_json": ((), _SCHEMA),
-    "guided_regex": ((), f'{_SCHEMA} with {{"type": "regex", "value": ...}}'),
-    "guided_choice": ((), f"{_SCHEMA} with a schema that has an `enum`"),
-    "guided_grammar": ((), "grammars are JSON schemas and regular expressions"),
-    "structured_outputs": (({},), _SCHEMA),
-    "response_format": (({"type": "text"},), _SCHEMA),
+    "structural_tag": ((), "use `response_format`, or `tools`"),
+    "guided_whitespace_pattern": ((), "use a regular expression"),
     "functions": (([],), "use `tools`"),
     "function_call": (("none",), "use `tool_choice`"),
     "allowed_token_ids": (([],), "use `logit_bias` or a regular expression"),
     "bad_words": (([],), "use `logit_bias`"),
     "skip_special_tokens": ((True,), "special tokens are left out"),
     "truncate_prompt_tokens": ((), "use `truncate` of TGI's routes"),
+    "return_token_ids": ((False,), "use `details` of /generate, whose tokens have ids"),
+    "return_tokens_as_token_ids": ((False,), "use `details` of /generate, whose tokens have ids"),
+    "cache_salt": ((), "the prefix cache is shared by all requests; leave it out"),
+    "priority": ((0,), "requests are served in the order in which they come; leave it out"),
     "prompt_logprobs": ((), "use `decoder_input_details` of /generate, or `echo` with `logprobs` of /v1/completions"),
     "use_beam_search": ((False,), "leave it out"),
     "length_penalty": ((1, 1.0), "leave it out"),

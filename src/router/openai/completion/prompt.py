@@ -75,4 +75,5 @@ def _request_of(body: CompletionBody, prompt: str | list[int]) -> GenerateReques
         max_new_tokens=body.max_tokens,
         decoder_input_details=body.echo and body.logprobs is not None,
         top_n_tokens=body.logprobs,
+        grammar=body.constraint,
     )

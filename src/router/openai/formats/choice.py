@@ -105,13 +105,17 @@ class ModelFormat:
         """A grammar of the answer that begins where the thinking ends. Raises ValidationError."""
         thinking, read = self._thinking(prompt, budget), read_grammar(asked)
         answers = self._answers
-        if read is None or read[0] != "json" or not thinking.opens or (thinking.is_over and not answers):
+        if read is None or not thinking.opens or (thinking.is_over and not answers):
             return asked
-        try:
-            schema = orjson.loads(read[1])
-        except orjson.JSONDecodeError:
-            return asked  # which says what is wrong with it
-        return AskedGrammar("lark", answer_behind(thinking, self.markers, schema, answers))
+        form: dict[str, Any] = {"text_grammar": asked.value}
+        if read[0] == "regex":
+            form = {"regex": read[1]}
+        elif read[0] == "json":
+            try:
+                form = {"json_schema": orjson.loads(read[1])}
+            except orjson.JSONDecodeError:
+                return asked  # which says what is wrong with it
+        return AskedGrammar("lark", answer_behind(thinking, self.markers, form, answers))
 
     @property
     def _answers(self) -> str:

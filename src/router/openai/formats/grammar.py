@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.grammar.checker import listed
 from router.openai.formats.format import INDEX, LINE_END, SPACE, CallForm, Format
 from router.openai.formats.markers import Markers
 from router.openai.formats.pieces.argument_rules import ArgumentRules, UnsuitableError, symbols
@@ -128,14 +129,15 @@ def limited_thinking(
     if free is not None:
         grammars = json.loads(free)["grammars"]
         frame = grammars[0]["lark_grammar"].replace("start: ", f"start: {first}", 1) + rules
-        return json.dumps({"grammars": [{"name": "frame", "lark_grammar": frame}, *grammars[1:]]}, ensure_ascii=False)
+        return listed(frame, *grammars[1:])
     return _listed(f"start: {first}any*\nany: <[^{_END}]>\n{rules}", [])
 
 
-def answer_behind(thinking: Thinking, markers: Markers, schema: Any, answers: str = "") -> str:
-    """An answer that fits a schema, behind the thinking. `answers`: what comes before it."""
+def answer_behind(thinking: Thinking, markers: Markers, form: Mapping[str, Any], answers: str = "") -> str:
+    """An answer of a form, behind the thinking. `form`: as in `listed`; `answers`: what comes before it."""
     first, rules = thinking.rules(markers)
-    return _listed(f"start: {first}{symbols(answers + SPACE, markers)} @tool_0\n{rules}", [schema])
+    frame = f"start: {first}{symbols(answers + SPACE, markers)} @answer\n{rules}"
+    return listed(frame, {"name": "answer", **form})
 
 
 def calls_or_answer(
@@ -191,6 +193,5 @@ def _literal(text: str) -> str:
 
 def _listed(frame: str, schemas: Sequence[Any], trigger: Mapping[str, Any] | None = None) -> str:
     """`trigger`: that before which anything may come; the text begins with it (`wire.grammar`)."""
-    grammars: list[dict[str, Any]] = [{"name": "frame", "lark_grammar": frame}]
-    grammars += [{"name": f"tool_{number}", "json_schema": schema} for number, schema in enumerate(schemas)]
-    return json.dumps({**(trigger or {}), "grammars": grammars}, ensure_ascii=False)
+    tools = [{"name": f"tool_{number}", "json_schema": schema} for number, schema in enumerate(schemas)]
+    return listed(frame, *tools, **(trigger or {}))

@@ -7,11 +7,12 @@ document allows must be answered, what it does not must be refused with 422.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
@@ -19,16 +20,18 @@ import openapi_spec_validator
 import pytest
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from router_fakes import LIMITS, Router
+from router_fakes import INFO, LIMITS, Router
 
 from router.api import chat, completions, generate, service, tokenize
 from router.api.conversations import messages, responses
 from router.api.platforms import cloud as platforms
 from router.config import RouterConfig
 from router.schemas.base import Body
+from router.schemas.guided import Constrained
 from router.schemas.openai import OpenAIBody, TemplateBody
 from router.schemas.parameters import CommonParameters
 from router.server.app import create_app
+from wire.extensions import Extension
 
 Schema = dict[str, Any]
 GENERATING = [
@@ -49,12 +52,15 @@ TESTED = [
     "/v1/chat/completions",
     "/v1/completions",
 ]
-SHARED_BY_BODIES = (CommonParameters, OpenAIBody, TemplateBody)
+SHARED_BY_BODIES = (CommonParameters, OpenAIBody, TemplateBody, Constrained)
 """No bodies themselves: the document has their fields in those that inherit them."""
 # What else a body needs before a value means what the document says of it.
 NAMES_ANOTHER = {
     "guided_json",
     "structured_outputs.json",
+    "structured_outputs.grammar",
+    "guided_grammar",
+    "ebnf",
     "tool_choice",
     "documents",
     "continue_final_message",
@@ -73,6 +79,12 @@ COMPANIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def document() -> Schema:
     return create_app().openapi()
+
+
+@pytest.fixture
+def router(make_router: Callable[..., Router]) -> Router:
+    """With model servers that know all grammars."""
+    return make_router(info=dataclasses.replace(INFO, extensions=INFO.extensions | {Extension.LARK_GRAMMAR}))
 
 
 @pytest.fixture
