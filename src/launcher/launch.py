@@ -173,7 +173,7 @@ class _Launch:
         config = self._config
         self._warn()
         model_id = config.model_id or DEFAULT_MODEL_ID
-        directory = model_info.directory(model_id, config.revision, self._environ)
+        directory = model_info.model_directory(model_id, config.revision, self._environ)
         is_local = model_info.is_local(model_id)
         if is_local and directory is not None:
             model_info.check_directory(model_id, directory)
@@ -242,7 +242,7 @@ class _Launch:
                 status = self._download(model_id, directory, supervisor)
                 if status is not None:
                     return status
-                directory = model_info.directory(model_id, config.revision, self._environ)
+                directory = model_info.model_directory(model_id, config.revision, self._environ)
                 self._end_phase("download")
             try:
                 preflight.check_tokenizer(directory)

@@ -31,8 +31,6 @@ from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
 
-ADAPTER_CONFIG = "adapter_config.json"
-
 
 def main() -> int:
     return run_group(
@@ -59,9 +57,9 @@ def serve(config: ServeConfig) -> int:
     try:
         check(config)
         from model_server.weights.checkpoint import examine
-        from model_server.weights.locate import resolve
+        from model_server.weights.locate import resolve_merged
 
-        checkpoint = examine(resolve(config.model_id, config.revision))
+        checkpoint = examine(*resolve_merged(config.model_id, config.revision))
         size = checkpoint.file_bytes / 2**20
         found = counted(len(checkpoint.headers), "weight file")
         logger.info("Found %s, %.1f MiB; importing torch", found, size)
@@ -93,7 +91,6 @@ def download(config: DownloadConfig) -> int:
     # The default would end the process at once, and leave half-written files.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        _refuse_adapter(config.model_id)
         fetch(
             config.model_id,
             config.revision,
@@ -121,16 +118,6 @@ def _download_speculator(value: str) -> None:
     except StartupError as error:
         said = str(error).removeprefix(f"--model-id {place}: ")
         raise StartupError(f"--speculator {value}: {said}") from None
-
-
-def _refuse_adapter(model_id: str) -> None:
-    """Of a directory; what a hub repository holds is known when its files are listed. Raises StartupError."""
-    directory = Path(model_id).expanduser()
-    if (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
-        raise StartupError(
-            f"--model-id {model_id} holds an adapter ({ADAPTER_CONFIG}) and no model: serve its base model, and "
-            "name this one in --lora-adapters"
-        )
 
 
 def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:

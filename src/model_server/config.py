@@ -276,7 +276,7 @@ class DownloadConfig:
         False,
         env=None,
         negatable=True,
-        help="Accepted for compatibility: an adapter is not merged into its model, but refused",
+        help="Accepted for compatibility: an adapter is merged into its base model when it is loaded, in memory",
     )
     logger_level: str = option("INFO", env=None, panel=_RUN, help="Least severe log level that is written")
     json_output: bool = option(False, env=None, negatable=True, panel=_RUN, help="One JSON object for each log line")

@@ -116,3 +116,21 @@ def test_requests_are_counted_by_adapter(client: httpx.Client) -> None:
         generated(client, adapter, "Hi")
     grown = {name: n - before[name] for name, n in counted().items()}
     assert grown == {"poems": 2, "org/prose": 1, "other": 0}
+
+
+@pytest.mark.long
+def test_an_adapter_as_the_model(model: Path, folders: Folders, tmp_path: Path) -> None:
+    """Its base model is found by its config, and every request gets the tokens of both together."""
+    folder = folders["poems"]
+    assert folder is not None
+    with (
+        running_server(folder, "--dtype", "float32") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        assert client.get("/info").json()["model_id"] == str(folder)
+        prompt = [token["id"] for token in client.post("/tokenize", json={"inputs": PROMPT}).json()]
+        tokens = generated(client, None, PROMPT)
+    logits = peft_logits(model, folder, [torch.tensor(prompt + tokens)])[0]
+    for at, token in enumerate(tokens):
+        scores = logits[len(prompt) + at - 1]
+        assert float(scores.max() - scores[token]) <= NEAR_TIE * float(scores.abs().max()), f"token {at}"

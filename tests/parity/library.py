@@ -81,7 +81,7 @@ def make_case(model_type: str, path: Path, *, eager: bool = True, **overrides: A
 def load(path: Path, group: ProcessGroup | None = None, *, trust_remote_code: bool = False) -> Runner:
     """The runner that the choice comes to, in float32 on the CPU; the native decoder is not asked."""
     checkpoint = examine(path)
-    model = Model(checkpoint=checkpoint, config=ModelConfig(checkpoint.fields), spec=None)
+    model = Model(checkpoint=checkpoint, name="m", config=ModelConfig(checkpoint.fields), spec=None)
     found = loading.find_classes(model, trust_remote_code=trust_remote_code)
     placement = Placement(CPU, torch.float32, Ranks.of(group or ProcessGroup()))
     with torch.inference_mode():

@@ -50,10 +50,12 @@ def load(
     rope_factor: float | None = None,
     cache_dtype: torch.dtype | None = None,
     adapters: Mapping[str, Path] | None = None,
+    merged: Path | None = None,
 ) -> Runner:
-    """The model in `path` on the CPU. group: one stage of these ranks; ranks: several. backend: None: the reference."""
+    """The model in `path` on the CPU. group: one stage of these ranks; ranks: several. backend: None: the reference.
+    merged: the folder of an adapter that is merged into it."""
     return load_runner(
-        with_adapters(describe(examine(path), rope_factor=rope_factor), adapters or {}),
+        with_adapters(describe(examine(path, merged), rope_factor=rope_factor), adapters or {}),
         Placement(CPU, dtype, ranks or Ranks.of(group or ProcessGroup()), cache_dtype),
         FixedAttention(backend or ReferenceBackend()),
         trust_remote_code=trust_remote_code,

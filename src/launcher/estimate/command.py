@@ -51,7 +51,7 @@ def run_estimate(config: EstimateConfig, environ: Mapping[str, str]) -> int:
 
 def _info(config: EstimateConfig, environ: Mapping[str, str]) -> ModelInfo:
     """From the directory or the hub cache if all weights are there, else from the hub."""
-    directory = model_info.directory(config.model_id, config.revision, environ)
+    directory = model_info.model_directory(config.model_id, config.revision, environ)
     if model_info.is_local(config.model_id) and directory is not None:
         model_info.check_directory(config.model_id, directory)
     if directory is not None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from launcher.errors import ArgumentValidation
 from wire.cli.spelling import closest
+from wire.merged_adapter import ADAPTER_CONFIG, base_model
 from wire.model_files import MAX_BYTES, open_regular, read_object, read_text
 from wire.quantization import gguf
 from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of, wants_float8_cache
@@ -111,6 +112,14 @@ def directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -
     return snapshot if commit and snapshot.is_dir() else None
 
 
+def model_directory(model_id: str, revision: str | None, environ: Mapping[str, str]) -> Path | None:
+    """As `directory`, for an adapter that of its base model. Raises ArgumentValidation for an adapter that names none
+    that can be used."""
+    found = directory(model_id, revision, environ)
+    base = None if found is None else base_model(found, ArgumentValidation, is_local=is_local(model_id))
+    return found if base is None else directory(base.model_id, base.revision, environ)
+
+
 def hub_cache(environ: Mapping[str, str]) -> Path:
     """The hub library's own order of variables, so that launcher and children look at the same place."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
@@ -180,11 +189,8 @@ def check_directory(model_id: str, path: Path) -> None:
         raise ArgumentValidation(f"`--model-id` {model_id} cannot be read: {error.strerror}") from None
     refuse_gguf(found, model_id, ArgumentValidation)
     if "config.json" not in found:
-        if "adapter_config.json" in found:
-            raise ArgumentValidation(
-                f"`--model-id` {model_id} holds an adapter and no model; serve its base model, and "
-                "name this one in --lora-adapters"
-            )
+        if ADAPTER_CONFIG in found:
+            raise ArgumentValidation(f"`--model-id` {model_id}: {path} holds an adapter and no model")
         snapshots = sorted((path / "snapshots").glob("*")) if "snapshots" in found else []
         remedy = f"; did you mean {snapshots[-1]}?" if snapshots else f" (found: {_some(found)})"
         raise ArgumentValidation(f"`--model-id` {model_id}: the directory has no config.json{remedy}")

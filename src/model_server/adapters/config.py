@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from model_server.errors import StartupError
-from model_server.weights.locate import ADAPTER_CONFIG, stays_inside
+from model_server.weights.locate import stays_inside
+from wire.merged_adapter import ADAPTER_CONFIG
 from wire.model_files import read_object
 
 MAX_CONFIG_BYTES = 2**20

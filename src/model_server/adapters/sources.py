@@ -6,8 +6,8 @@ from pathlib import Path
 
 from model_server.errors import StartupError
 from model_server.weights.hub_cache import snapshot
-from model_server.weights.locate import ADAPTER_CONFIG
 from wire.adapters import AdapterSource, adapter_sources
+from wire.merged_adapter import ADAPTER_CONFIG
 
 
 def adapter_folders(value: str | None) -> dict[str, Path]:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from model_server.adapters.factors import AdapterReader
+from model_server.adapters.merge import MergedReader
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.models.decoder.attention.layers import attention_layers
@@ -20,7 +22,7 @@ from model_server.models.decoder.decoder import Decoder
 from model_server.models.decoder.spec import Spec
 from model_server.models.model import Model
 from model_server.runner.runner import Runner
-from model_server.weights.reader import SafetensorsReader
+from model_server.weights.reader import SafetensorsReader, WeightReader
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,17 @@ def load_runner(
         return choice.load_runner(found, placement, attention, captures=captures)
 
 
+@contextmanager
+def _merging(model: Model, spec: Spec, reader: WeightReader) -> Iterator[WeightReader]:
+    """What reads the weights: of the base model alone, or with an adapter merged into them."""
+    if model.merged is None:
+        yield reader
+        return
+    names = spec.names
+    with model.merged.open() as opened:
+        yield MergedReader(reader, model.merged, opened, tied=(names.embedding, names.head), transposed=spec.transposed)
+
+
 def _load_native(
     model: Model, spec: Spec, placement: Placement, attention: AttentionChoice, progress: Progress | None
 ) -> Decoder:
@@ -65,10 +78,10 @@ def _load_native(
         model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=spec.names.base
     )
     adapting = AdapterReader(model.adapters, placement.dtype, placement.device)
-    with reading as reader, adapting as adapters:
+    with reading as reader, adapting as adapters, _merging(model, spec, reader) as weights:
         runner = build(
             spec,
-            reader,
+            weights,
             placement,
             backend,
             progress=progress,

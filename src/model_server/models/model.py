@@ -32,14 +32,16 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """spec: None for a family that the native decoder does not know, which transformers may compute. adapters: LoRA
-    adapters to load with it."""
+    """name: what messages call it. spec: None for a family that the native decoder does not know, which transformers
+    may compute. adapters: LoRA adapters to load with it. merged: one that is merged into the weights of `spec`."""
 
     checkpoint: Checkpoint
+    name: str
     config: ModelConfig
     spec: Spec | None
     scheme: Scheme = dataclasses.field(default_factory=Scheme)
     adapters: tuple[Adapter, ...] = ()
+    merged: Adapter | None = None
 
 
 def describe(
@@ -51,7 +53,13 @@ def describe(
     Raises StartupError for a config that cannot be used, for a quantization that is not served, and for a rope factor
     that the model has no use for.
     """
+    name = name or str(checkpoint.directory)
     scheme = resolve(checkpoint, quantize, name)
+    if checkpoint.merged is not None and scheme.method is not None and scheme.quantize is None:
+        raise StartupError(
+            f"the base model of {name} is stored as {scheme.method}, into which no adapter can be "
+            "merged: give the base model as --model-id, and name the adapter in --lora-adapters"
+        )
     config = ModelConfig(checkpoint.fields)
     try:
         spec = spec_of(config)
@@ -62,13 +70,26 @@ def describe(
             ) from None
         if scheme.method is not None:
             raise _plain_only(config.model_type, scheme.method, on_load=scheme.quantize is not None) from None
-        return Model(checkpoint=checkpoint, config=config, spec=None)
+        return Model(checkpoint=checkpoint, name=name, config=config, spec=None)
     if rope_factor is not None:
         spec = with_linear_rope(spec, rope_factor)
     if config.model_type in TEXT_TYPES:
         spec, checkpoint = _text_part(spec, checkpoint, config)
         logger.warning("Only the text model of %s is loaded: images are not served", config.model_type)
-    return Model(checkpoint=checkpoint, config=config, spec=spec, scheme=scheme)
+    model = Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme)
+    return model if checkpoint.merged is None else _merging(model, spec, checkpoint.merged)
+
+
+def _merging(model: Model, spec: Spec, folder: Path) -> Model:
+    """`model` with the adapter in `folder`. Where it changes the head, the head is no longer tied."""
+    adapter = read_adapter(model.name, folder, adapter_targets(spec), spec.names.head, _bases(model, spec))
+    tied = spec.tied_head and spec.names.head not in adapter.pairs
+    return dataclasses.replace(model, spec=dataclasses.replace(spec, tied_head=tied), merged=adapter)
+
+
+def _bases(model: Model, spec: Spec) -> tuple[str, ...]:
+    """What names of modules may begin with."""
+    return (spec.names.base, *BASES) if model.config.model_type in TEXT_TYPES else (spec.names.base,)
 
 
 def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple[Spec, Checkpoint]:
@@ -100,7 +121,7 @@ def with_adapters(model: Model, folders: Mapping[str, Path]) -> Model:
             "adapter into the model"
         )
     names, targets = model.spec.names, adapter_targets(model.spec)
-    bases = (names.base, *BASES) if model.config.model_type in TEXT_TYPES else (names.base,)
+    bases = _bases(model, model.spec)
     adapters = tuple(read_adapter(name, path, targets, names.head, bases) for name, path in folders.items())
     return dataclasses.replace(model, adapters=adapters)
 

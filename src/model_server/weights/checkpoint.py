@@ -51,12 +51,14 @@ _WITH_FLOAT16_SCALES = frozenset(BLOCKS) - frozenset(_FLOATS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What was found. fields: config.json. headers: of each weight file, by path. file_bytes: size of all of these."""
+    """What was found. fields: config.json. headers: of each weight file, by path. file_bytes: size of all of these.
+    merged: the folder of an adapter that is merged into the weights when they are read; None: there is none."""
 
     directory: Path
     fields: Mapping[str, Any]
     headers: Mapping[Path, Header]
     file_bytes: int
+    merged: Path | None = None
 
     @property
     def needs_bfloat16(self) -> bool:
@@ -77,8 +79,11 @@ class Checkpoint:
         return most if sizes[most] else None
 
 
-def examine(directory: Path) -> Checkpoint:
-    """Read everything in `directory` that serving needs, but the tokenizer. Raises StartupError, one line."""
+def examine(directory: Path, merged: Path | None = None) -> Checkpoint:
+    """Read everything in `directory` that serving needs, but the tokenizer. merged: see `Checkpoint`.
+
+    Raises StartupError, one line.
+    """
     fields = read_object(directory / "config.json", StartupError)
     files = weight_files(directory)
     headers = {file: read_named(file) for file in files} if files[0].suffix == SUFFIX else read_headers(files)
@@ -90,6 +95,7 @@ def examine(directory: Path) -> Checkpoint:
         fields=fields,
         headers=headers,
         file_bytes=sum(file.stat().st_size for file in headers),
+        merged=merged,
     )
 
 

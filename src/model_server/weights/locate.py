@@ -7,12 +7,12 @@ from pathlib import Path
 
 from model_server.errors import StartupError
 from model_server.weights.hub_cache import cache, snapshot
+from wire.merged_adapter import ADAPTER_CONFIG, BaseModel, base_model, with_base
 from wire.model_files import read_object
 from wire.quantization import gguf
 
 EMBEDDED = "demo"
 INDEX = "model.safetensors.index.json"
-ADAPTER_CONFIG = "adapter_config.json"
 
 # By-products that TGI does not take for weights, and adapters.
 SKIPPED_WORDS = ("arguments", "args", "training", "adapter_model")
@@ -43,6 +43,30 @@ def resolve(model_id: str, revision: str | None) -> Path:
             "where the hub can be reached, or use `--model-id demo`, which needs no download"
         )
     return found
+
+
+def resolve_merged(model_id: str, revision: str | None) -> tuple[Path, Path | None]:
+    """As `resolve`, also for an adapter: the directory of its base model, then its own; None: there is none.
+
+    Raises StartupError.
+    """
+    found = adapter_directory(model_id, revision)
+    if found is None:
+        return resolve(model_id, revision), None
+
+    def find(base: BaseModel) -> Path:
+        return resolve(base.model_id, base.revision)
+
+    return with_base(found, StartupError, is_local=is_local(model_id), find=find)
+
+
+def adapter_directory(model_id: str, revision: str | None) -> Path | None:
+    """Where the adapter is that a model id names; None: it names none, or one that is not here. Raises StartupError."""
+    if model_id == EMBEDDED or gguf.names_file(model_id):
+        return None
+    here = is_local(model_id)
+    found = Path(model_id).expanduser() if here else snapshot(model_id, revision, ADAPTER_CONFIG)
+    return None if found is None or base_model(found, StartupError, is_local=here) is None else found
 
 
 def _gguf_folder(model_id: str, revision: str | None) -> Path:
@@ -171,8 +195,6 @@ def _model_directory(directory: Path) -> Path:
     if snapshots:
         raise StartupError(f"{directory} is the root of a hub cache entry; use --model-id {snapshots[0].parent}")
     if (directory / ADAPTER_CONFIG).is_file():
-        raise StartupError(
-            f"{directory} is an adapter (LoRA), not a model: serve its base model, and name this one in --lora-adapters"
-        )
+        raise StartupError(f"{directory} is an adapter (LoRA), not a model, which is needed here: give its base model")
     found = ", ".join(sorted(f.name for f in directory.iterdir())[:8]) or "nothing"
     raise StartupError(f"directory {directory} has no config.json (found: {found})")

@@ -74,7 +74,7 @@ class WeightReader(Protocol):
         """A tensor as it is stored; see `SafetensorsReader`."""
 
 
-def _copy(destination: Tensor, source: Tensor) -> None:
+def copy_into(destination: Tensor, source: Tensor) -> None:
     destination.copy_(source)
 
 
@@ -149,7 +149,7 @@ class SafetensorsReader:
         columns: Range | None = None,
         *,
         index: int | None = None,
-        place: Place = _copy,
+        place: Place = copy_into,
         unit: int = 1,
     ) -> None:
         """Fill `out` [num_rows, ...], any type and strides, with the rows of each range, one after another.

@@ -1,7 +1,7 @@
 """The model's small files that the router reads: tokenizer, chat template, and a few facts of its configs.
 
 Never weights, never the network: a directory is used as it is, `demo` is the model that ships with us, and a hub id is
-looked up in the local cache, where the launcher's download step has put it.
+looked up in the local cache, where the launcher's download step has put it. An adapter has the files of its base model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from router.errors import StartupError
 from wire import tokenizer_file
+from wire.merged_adapter import with_base
 from wire.model_files import NAMED_TOKENS, POSITIONS, length_limit, read_optional_object, read_text, token_text
 from wire.quantization import gguf
 
@@ -38,7 +39,13 @@ def load(
     model_id: str, *, revision: str | None, tokenizer_config_path: str | None = None, chat_template: str | None = None
 ) -> ModelFiles:
     """Finds and reads the files. Raises StartupError with the cause."""
-    folder = locate(model_id, revision)
+    found = locate(model_id, revision)
+    folder, _ = with_base(
+        found,
+        StartupError,
+        is_local=os.path.isdir(os.path.expanduser(model_id)),
+        find=lambda base: locate(base.model_id, base.revision),
+    )
     tokenizer_json = tokenizer_file.find(folder)
     if tokenizer_json is None:
         raise StartupError(
@@ -56,7 +63,7 @@ def load(
     return ModelFiles(
         model_id=model_id,
         folder=folder,
-        sha=folder.name if folder.parent.name == "snapshots" else None,
+        sha=found.name if found.parent.name == "snapshots" else None,
         tokenizer_json=tokenizer_json,
         max_positions=_max_positions(config),
         tokenizer_max_length=length_limit(tokenizer_config.get("model_max_length")),

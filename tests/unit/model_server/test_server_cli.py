@@ -153,7 +153,7 @@ def test_refusals_of_the_process(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     for argv, words in (
         (["serve", "demo", "--sharded"], "--sharded needs the variables"),
-        (["download-weights", str(tmp_path), "--merge-lora"], "holds an adapter (adapter_config.json) and no model"),
+        (["download-weights", str(tmp_path), "--merge-lora"], "holds an adapter that does not name its base model"),
     ):
         done = run(*argv)
         assert (done.returncode, done.stderr) == (1, ""), done

@@ -9,6 +9,7 @@ from typing import Any
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
+from model_server.models.hf.merge import merge
 from model_server.models.model import Model
 from wire.model_files import POSITIONS, check_small_file
 
@@ -121,6 +122,9 @@ def load_model(hf: HfModel, placement: Placement, *, attention: str | None) -> A
     missing = sorted(report["missing_keys"])
     if missing:
         raise StartupError(f"the weights of {hf.model_type} lack {len(missing)} tensors, the first is {missing[0]}")
+    merged = hf.described.checkpoint.merged
+    if merged is not None:
+        merge(model, merged, hf.described.name)
     return model.eval().requires_grad_(False)
 
 
@@ -137,6 +141,8 @@ def check_sharding(hf: HfModel, world_size: int) -> None:
     """Raises StartupError unless transformers has a plan to divide this model among `world_size` ranks."""
     if world_size == 1:
         return
+    if hf.described.checkpoint.merged is not None:
+        raise StartupError(f"an adapter of {hf.model_type} is merged on one shard only: use --num-shard 1")
     config = hf.text_config
     plan = getattr(config, "base_model_tp_plan", None)
     if not plan:

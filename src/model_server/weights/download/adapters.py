@@ -15,9 +15,7 @@ from model_server.weights.download import disk
 from model_server.weights.download.download import WAIT_S, HubDownload
 from model_server.weights.download.hub import Hub, HuggingFaceHub
 from model_server.weights.download.progress import interval
-from model_server.weights.header import read_header
-from model_server.weights.hub_cache import cache, record_commit, snapshot, snapshot_of
-from model_server.weights.locate import ADAPTER_CONFIG
+from model_server.weights.hub_cache import cache
 from wire.adapters import AdapterSource, adapter_sources
 
 logger = logging.getLogger(__name__)
@@ -57,32 +55,10 @@ class _AdapterDownload(HubDownload):
         return "give a folder, as in `name=path`"
 
     def _cached(self) -> Path | None:
-        directory = snapshot(self._model_id, self._revision, ADAPTER_CONFIG)
-        files = [] if directory is None else list(directory.glob("*.safetensors"))
-        try:
-            for file in files:
-                read_header(file)
-        except StartupError:
-            return None
-        return directory if files else None
+        return self._cached_adapter()
 
     def _from_hub(self, *, is_cached: bool) -> Path:
         ask = partial(self._hub.repository, self._model_id, self._revision)
         found = ask() if is_cached else self._patiently("The hub", ask)
         logger.info("%s at revision %s is commit %s", self._model_id, self._revision or "main", found.commit)
-        directory = snapshot_of(self._model_id, found.commit)
-        top = [name for name in found.sizes if "/" not in name]
-        safetensors = sorted(name for name in top if name.endswith(".safetensors"))
-        if ADAPTER_CONFIG not in top:
-            raise StartupError(f"{self._where}: the repository has no {ADAPTER_CONFIG}")
-        if not safetensors:
-            listed = ", ".join(sorted(top)[:8])
-            raise StartupError(
-                f"{self._where}: the repository has no safetensors (found: {listed}); load the adapter with PEFT and "
-                "save it again, which writes them"
-            )
-        missing = self._missing(found, [ADAPTER_CONFIG, *safetensors])
-        if missing:
-            self._fetch_all(found, missing)
-        record_commit(self._model_id, self._revision, found.commit)
-        return directory
+        return self._fetch_adapter(found)

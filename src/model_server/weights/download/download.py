@@ -22,13 +22,21 @@ from model_server.weights.download import disk
 from model_server.weights.download.hub import Hub, HuggingFaceHub, Repository
 from model_server.weights.download.parallel import in_parallel
 from model_server.weights.download.progress import DownloadProgress, interval, size
-from model_server.weights.download.selection import is_adapter, side_files, weights
+from model_server.weights.download.selection import side_files, weights
 from model_server.weights.gguf.prepare import prepare
 from model_server.weights.header import read_header
-from model_server.weights.hub_cache import cache, discard, is_complete, record_commit, snapshot_of
+from model_server.weights.hub_cache import cache, discard, is_complete, record_commit, snapshot, snapshot_of
 from model_server.weights.hub_errors import NotAnId, Refused, Unreachable
-from model_server.weights.locate import ADAPTER_CONFIG, INDEX, has_safetensors, is_local, resolve, weight_files
+from model_server.weights.locate import (
+    INDEX,
+    adapter_directory,
+    has_safetensors,
+    is_local,
+    resolve,
+    weight_files,
+)
 from wire import tokenizer_file
+from wire.merged_adapter import ADAPTER_CONFIG, BaseModel, is_adapter, with_base
 from wire.model_files import read_object
 from wire.quantization import gguf
 from wire.quantization.config import FILES
@@ -57,7 +65,8 @@ def download(
     with_bars: bool = False,
     check: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Make `model_id` present on this machine and return its directory.
+    """Make `model_id` present on this machine and return its directory; of an adapter also its base model, whose
+    directory is returned.
 
     auto_convert: where there are only pickled weights, write safetensors beside them (see `convert`).
 
@@ -65,11 +74,18 @@ def download(
     which are in the directory that it gets, before weights are fetched.
 
     Raises StartupError, one line: unknown or gated repository, no network and nothing cached, no room or right to
-    write, an adapter, pickled weights only, or weights or a tokenizer that cannot be converted.
+    write, an adapter of another adapter, pickled weights only, or weights or a tokenizer that cannot be converted.
     """
     if gguf.names_file(model_id) and gguf.in_repository(model_id) is None:
         return _prepared(model_id, revision)
-    if is_local(model_id):
+    fetch = partial(
+        download, trust_remote_code=trust_remote_code, auto_convert=auto_convert, hub=hub, wait_s=wait_s,
+        with_bars=with_bars, check=check,
+    )  # fmt: skip
+    here = is_local(model_id)
+    if here and (adapter := adapter_directory(model_id, revision)) is not None:
+        return _base_of(adapter, fetch, is_local=True)
+    if here:
         directory = resolve(model_id, revision)
         if auto_convert and not has_safetensors(directory) and has_pickled_weights(directory):
             convert(directory)
@@ -95,8 +111,24 @@ def download(
         raise disk.explained(error, cache()) from error
     if asked is not None:
         return _prepared(model_id, revision)
+    if is_adapter(_names(directory)):
+        return _base_of(directory, fetch, is_local=False)
     ensure_tokenizer(directory)
     return directory
+
+
+def _base_of(adapter: Path, fetch: Callable[[str, str | None], Path], *, is_local: bool) -> Path:
+    """The directory of the base model of an adapter, which is fetched too."""
+
+    def found(base: BaseModel) -> Path:
+        logger.info("%s is an adapter of %s, which is needed too", adapter, base.model_id)
+        return fetch(base.model_id, base.revision)
+
+    return with_base(adapter, StartupError, is_local=is_local, find=found)[0]
+
+
+def _names(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
 
 
 class HubDownload:
@@ -145,6 +177,8 @@ class HubDownload:
 
     def _cached(self) -> Path | None:
         """The snapshot that needs no network: all weights, whole, and a tokenizer. Converts what can be converted."""
+        if (adapter := self._cached_adapter()) is not None and is_adapter(_names(adapter)):
+            return adapter
         try:
             directory = resolve(self._model_id, self._revision)
         except NotAnId:
@@ -162,13 +196,23 @@ class HubDownload:
         lacks_code = self._code and "auto_map" in config and not any(directory.glob("*.py"))
         return directory if has_tokenizer(directory) and not lacks_code else None
 
+    def _cached_adapter(self) -> Path | None:
+        directory = snapshot(self._model_id, self._revision, ADAPTER_CONFIG)
+        files = [] if directory is None else list(directory.glob("*.safetensors"))
+        try:
+            for file in files:
+                read_header(file)
+        except StartupError:
+            return None
+        return directory if files else None
+
     def _from_hub(self, *, is_cached: bool) -> Path:
         ask = partial(self._hub.repository, self._model_id, self._revision)
         found = ask() if is_cached else self._patiently("The hub", ask)
         logger.info("%s at revision %s is commit %s", self._model_id, self._revision or "main", found.commit)
         directory = snapshot_of(self._model_id, found.commit)
         if is_adapter(found.sizes):
-            raise StartupError(self._about_adapter(found))
+            return self._fetch_adapter(found)
         refuse_gguf(found.sizes, self._model_id, StartupError)
         if "config.json" not in found.sizes:
             raise StartupError(f"{self._where}: the repository has no config.json")
@@ -213,13 +257,23 @@ class HubDownload:
                 self._fetch(found, name, _Nobody())
         self._check(directory)
 
-    def _about_adapter(self, found: Repository) -> str:
-        base = read_object(self._fetch(found, ADAPTER_CONFIG, _Nobody()), StartupError).get("base_model_name_or_path")
-        base = base if isinstance(base, str) and base else "its base model"
-        return (
-            f"{self._where}: an adapter (LoRA) of {base}, without weights of its own: serve {base}, and name this one "
-            "in --lora-adapters"
-        )
+    def _fetch_adapter(self, found: Repository) -> Path:
+        """The config and the safetensors of an adapter, and nothing else."""
+        top = [name for name in found.sizes if "/" not in name]
+        safetensors = sorted(name for name in top if name.endswith(".safetensors"))
+        if ADAPTER_CONFIG not in top:
+            raise StartupError(f"{self._where}: the repository has no {ADAPTER_CONFIG}")
+        if not safetensors:
+            listed = ", ".join(sorted(top)[:8])
+            raise StartupError(
+                f"{self._where}: the repository has no safetensors (found: {listed}); load the adapter with PEFT and "
+                "save it again, which writes them"
+            )
+        missing = self._missing(found, [ADAPTER_CONFIG, *safetensors])
+        if missing:
+            self._fetch_all(found, missing)
+        record_commit(self._model_id, self._revision, found.commit)
+        return snapshot_of(self._model_id, found.commit)
 
     def _missing(self, found: Repository, names: Collection[str]) -> list[str]:
         directory = snapshot_of(self._model_id, found.commit)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model_server.errors import StartupError
 from model_server.weights.conversion.weights import pickled_names
-from model_server.weights.locate import ADAPTER_CONFIG, SKIPPED_WORDS, weight_map
+from model_server.weights.locate import SKIPPED_WORDS, weight_map
 
 _SIDE_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
 _CODE_SUFFIXES = (".py",)
@@ -20,11 +20,6 @@ def side_files(names: Collection[str], *, code: bool) -> list[str]:
     top = [name for name in names if "/" not in name and name.endswith(suffixes)]
     templates = [name for name in names if name.startswith(_TEMPLATES) and name.count("/") == 1]
     return sorted(top + [name for name in templates if name.endswith(".jinja")])
-
-
-def is_adapter(names: Collection[str]) -> bool:
-    """Whether there is an adapter, and no model that it has been merged into."""
-    return ADAPTER_CONFIG in names and not _safetensors(names) and not pickled_names(_top(names))
 
 
 def weights(

@@ -17,7 +17,7 @@ from model_server.weights.download.download import download
 from model_server.weights.download.hub import HuggingFaceHub, Meter, Repository
 from model_server.weights.hub_cache import snapshot_of
 from model_server.weights.hub_errors import Unreachable
-from model_server.weights.locate import resolve, weight_files
+from model_server.weights.locate import resolve, resolve_merged, weight_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HEADER = b"\x02\0\0\0\0\0\0\0{}"
@@ -207,10 +207,18 @@ def test_code_that_is_trusted_but_not_there_is_fetched(tmp_path: Path) -> None:
     assert "modeling_x.py" in hub.fetched
 
 
-def test_a_local_adapter_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(StartupError, match=r"is an adapter \(LoRA\), not a model: serve its base model"):
+def test_a_local_adapter_needs_its_base_model(tmp_path: Path) -> None:
+    config = tmp_path / "adapter_config.json"
+    config.write_text("{}")
+    with pytest.raises(StartupError, match="holds an adapter that does not name its base model"):
         download(str(tmp_path), None)
+    config.write_text('{"base_model_name_or_path": "org/name", "revision": "v1"}')
+    hub = FakeHub([*OTHERS, "model.safetensors"])
+    found = download(str(tmp_path), None, hub=hub)
+    assert found == resolve("org/name", "v1") and (found, tmp_path) == resolve_merged(str(tmp_path), None)
+    config.write_text(f'{{"base_model_name_or_path": "{tmp_path}"}}')
+    with pytest.raises(StartupError, match=r"is an adapter \(LoRA\), not a model, which is needed here"):
+        resolve_merged(str(tmp_path), None)
 
 
 def test_a_repository_of_gguf_files() -> None:

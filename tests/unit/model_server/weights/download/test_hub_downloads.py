@@ -17,7 +17,7 @@ from model_server.weights.download.download import TRIES
 from model_server.weights.download.hub import HuggingFaceHub
 from model_server.weights.download.progress import DownloadProgress
 from model_server.weights.hub_cache import entry
-from model_server.weights.locate import resolve
+from model_server.weights.locate import resolve, resolve_merged
 
 
 def test_the_cache_is_the_library_s_own(hub: HubServer, repository: Repository) -> None:
@@ -199,12 +199,25 @@ def test_offline(hub: HubServer, repository: Repository, monkeypatch: pytest.Mon
     assert len(hub.requests) == asked
 
 
-def test_an_adapter_is_no_model(hub: HubServer) -> None:
+def test_an_adapter_comes_with_its_base_model(hub: HubServer) -> None:
     config = json.dumps({"base_model_name_or_path": "org/base"}).encode()
     hub.add(ID, {"adapter_config.json": config, "adapter_model.safetensors": SMALL, "tokenizer.json": b"{}"})
-    with pytest.raises(StartupError, match=r"an adapter \(LoRA\) of org/base.*serve org/base.*--lora-adapters"):
+    hub.add("org/base", {"config.json": b"{}", "model.safetensors": SMALL, "tokenizer.json": b"{}"})
+    base = fetch()
+    assert base.parts[-3] == "models--org--base" and fetch() == base
+    directory, adapter = resolve_merged(ID, None)
+    assert directory == base and adapter is not None
+    assert sorted(path.name for path in adapter.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("base", ["/etc", "../base", "org/base/more", "", None])
+def test_an_adapter_of_the_hub_names_a_repository(hub: HubServer, base: str | None) -> None:
+    config = json.dumps({"base_model_name_or_path": base}).encode()
+    hub.add(ID, {"adapter_config.json": config, "adapter_model.safetensors": SMALL})
+    with pytest.raises(
+        StartupError, match=r"holds an adapter (whose base model .* is no repo|that does not name its b)"
+    ):
         fetch()
-    assert not hub.gets("adapter_model.safetensors")
 
 
 def test_no_tokenizer_is_seen_before_the_weights_are_fetched(hub: HubServer) -> None:
