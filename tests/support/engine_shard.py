@@ -16,6 +16,7 @@ from model_server.batch.extension import BlockExtension
 from model_server.batch.results import Generation, StepResult
 from model_server.batch.sequence import NewRequest
 from model_server.distributed.layout import Layout
+from model_server.distributed.stage_links import StageLinks
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Collect, Engine, EngineOptions
 from model_server.memory.kv_cache import KvCache
@@ -32,7 +33,8 @@ CPU = torch.device("cpu")
 class EngineShard:
     """One rank. The cache is full of NaN at first: what is read without having been written shows.
 
-    `budget`: max_prefill_tokens of the warm-up; None leaves the shard without chunking.
+    `budget`: max_prefill_tokens of the warm-up; None leaves the shard without chunking. links: to the other stages,
+    each with one rank.
     """
 
     def __init__(
@@ -46,13 +48,15 @@ class EngineShard:
         extends_blocks: bool = False,
         num_blocks: int = NUM_BLOCKS,
         runner: FakeRunner | FakeStateRunner | None = None,
+        links: StageLinks | None = None,
     ) -> None:
         self.runner = runner or FakeRunner(vocab_size=tokenizer.vocab_size)
+        layout = Layout.of(rank, world_size, num_stages=1 if links is None else links.num_stages)
         options = EngineOptions(
-            device=CPU, layout=Layout.of(rank, world_size), block_size=BLOCK, prompt_logprobs_allowed=True,
+            device=CPU, layout=layout, block_size=BLOCK, prompt_logprobs_allowed=True,
             chunking=budget is not None,
         )  # fmt: skip
-        self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, CPU), options)
+        self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, CPU), options, links)
         self.engine.begin(session(upstream=upstream, extends_blocks=extends_blocks, budget=budget))
         cache = KvCache(self.runner.kv_shapes, num_blocks, BLOCK, torch.float32, CPU)
         for rows in cache.rows:

@@ -6,6 +6,7 @@ torch kernels beyond indexing.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -83,6 +84,22 @@ class FakeRunner:
         if ids[-1] in self.poisoned:
             scores[:] = float("nan")
         return scores
+
+
+@dataclass
+class FakeStageRunner(FakeRunner):
+    """One stage of a pipeline: it keeps the ids in a cache of its own, takes them from the stage before and hands them
+    on. The last stage alone has logits."""
+
+    is_first: bool = True
+    is_last: bool = True
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
+        assert (inputs.hidden is None) is self.is_first
+        if inputs.hidden is not None:
+            inputs = dataclasses.replace(inputs, input_ids=inputs.hidden[:, 0].long())
+        logits = super().forward(inputs, cache)
+        return logits if self.is_last else inputs.input_ids.float()[:, None].expand(-1, 4)
 
 
 @dataclass

@@ -2,62 +2,25 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from support.stage_mailboxes import stage_links
 from torch import Tensor
 
-from model_server.distributed.group import ProcessGroup
-from model_server.distributed.layout import Layout, Ranks
 from model_server.distributed.stage_links import Passage, StageLinks, StageTokens
 from model_server.errors import FatalError, OutOfMemoryError, RequestError, StepFailedError
 
-CPU = torch.device("cpu")
 STAGES = 3
 OnThreads = Callable[[list[Callable[[], object]]], list[object]]
-Wires = dict[tuple[int, int], "queue.SimpleQueue[Tensor]"]
-
-
-class Mailboxes(ProcessGroup):
-    """Messages between the ranks of one group, in the order of each pair."""
-
-    def __init__(self, rank: int, size: int, wires: Wires) -> None:
-        self.rank, self.size, self._wires = rank, size, wires
-
-    def send(self, tensor: Tensor, to: int) -> Callable[[], object]:
-        self._wires[self.rank, to].put(tensor.clone())
-        return lambda: None
-
-    def receive(self, tensor: Tensor, source: int) -> None:
-        message = self._wires[source, self.rank].get(timeout=60)
-        assert message.shape == tensor.shape and message.dtype == tensor.dtype
-        tensor.copy_(message)
-
-
-def wires(size: int) -> Wires:
-    return {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size)}
 
 
 @pytest.fixture
 def links() -> list[StageLinks]:
-    world, boundaries = wires(STAGES), [wires(2) for _ in range(STAGES - 1)]
-    return [
-        StageLinks(
-            Ranks(
-                Layout.of(rank, STAGES, num_stages=STAGES),
-                Mailboxes(rank, STAGES, world),
-                ProcessGroup(),
-                before=Mailboxes(1, 2, boundaries[rank - 1]) if rank else ProcessGroup(),
-                after=Mailboxes(0, 2, boundaries[rank]) if rank < STAGES - 1 else ProcessGroup(),
-            ),
-            CPU,
-        )
-        for rank in range(STAGES)
-    ]
+    return stage_links(STAGES)
 
 
 @pytest.fixture
