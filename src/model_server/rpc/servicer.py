@@ -90,6 +90,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
     def _offers(self, extension: Extension) -> bool:
         if extension is Extension.GROW:
             return self._facts.grows
+        if extension is Extension.IMAGES:
+            return False  # no tower is loaded yet
         return extension is not Extension.PREDICTION or self._facts.speculate > 0
 
     @answering_errors

@@ -32,7 +32,7 @@ async def info(known: ShardFacts) -> pb.InfoResponse:
 
 async def test_a_paged_runner_offers_everything() -> None:
     answer = await info(facts(speculate=5))
-    assert list(answer.extensions) == list(Extension)
+    assert list(answer.extensions) == [one for one in Extension if one is not Extension.IMAGES]
     assert Extension.PREDICTION not in (await info(facts())).extensions
     assert answer.pipeline_depth == 2
     assert answer.kv_cache_dtype == "torch.float8_e4m3fn"
@@ -44,6 +44,6 @@ async def test_a_paged_runner_offers_everything() -> None:
 async def test_a_runner_with_states_offers_neither_chunks_nor_prefixes_nor_growth() -> None:
     answer = await info(facts(chunking=False, prefix_caching=False, grows=False, speculate=1))
     assert Extension.GROW not in answer.extensions
-    assert set(answer.extensions) == set(Extension) - {Extension.GROW}
+    assert set(answer.extensions) == set(Extension) - {Extension.GROW, Extension.IMAGES}
     assert not answer.support_chunking and not answer.use_prefix_caching
     assert answer.block_size == 16

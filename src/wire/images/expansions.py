@@ -1,0 +1,88 @@
+"""The text that takes an image's place in a prompt, by family.
+
+Each function gets the family's image token and the image's layout. The texts are those of transformers' processors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FAKE_TOKEN = "<fake_token_around_image>"
+_GLOBAL = "<global-img>"
+_FAKE_BEFORE_TEXT = re.compile(rf"{re.escape(FAKE_TOKEN)}(?=[^\s<])")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many image tokens an image has, and how they are ordered.
+
+    rows, columns: of tiles (0: it is not cut into tiles), or of image tokens for the families of Pixtral. per_tile:
+    image tokens of one tile, where it is cut.
+    """
+
+    num_embeds: int
+    rows: int = 0
+    columns: int = 0
+    per_tile: int = 0
+
+
+def plain(token: str, layout: Layout) -> str:
+    """One image token for each row of the tower."""
+    return token * layout.num_embeds
+
+
+def between_fakes(token: str, layout: Layout) -> str:
+    """Idefics 2: every tile between two tokens that stand for nothing."""
+    tile = f"{FAKE_TOKEN}{token * layout.per_tile}{FAKE_TOKEN}"
+    return tile * (layout.num_embeds // layout.per_tile)
+
+
+def numbered_tiles(token: str, layout: Layout) -> str:
+    """Idefics 3 and SmolVLM: tiles named by row and column, a line for each row, and the whole image at the end."""
+    tile = token * layout.per_tile
+    lines = [
+        "".join(f"{FAKE_TOKEN}<row_{row + 1}_col_{column + 1}>{tile}" for column in range(layout.columns)) + "\n"
+        for row in range(layout.rows)
+    ]
+    whole = f"{FAKE_TOKEN}{_GLOBAL}{tile}{FAKE_TOKEN}"
+    return "".join(lines) + f"\n{whole}" if lines else whole
+
+
+def gemma(token: str, layout: Layout) -> str:
+    return f"\n\n<start_of_image>{token * layout.num_embeds}<end_of_image>\n\n"
+
+
+def internvl(token: str, layout: Layout) -> str:
+    return f"<img>{token * layout.num_embeds}</img>"
+
+
+def lines_of_tokens(token: str, layout: Layout) -> str:
+    """Pixtral and Mistral 3: rows of image tokens, with a token behind each."""
+    row = token * layout.columns
+    return f"{row}[IMG_BREAK]" * (layout.rows - 1) + f"{row}[IMG_END]"
+
+
+def llama4(token: str, layout: Layout) -> str:
+    tile = token * layout.per_tile
+    line = "<|tile_x_separator|>".join([tile] * layout.columns) + "<|tile_y_separator|>"
+    return f"<|image_start|>{line * layout.rows}<|image|>{tile}<|image_end|>"
+
+
+# What the processor does to the whole text besides.
+
+
+def as_it_is(text: str, bos: str) -> str:
+    return text
+
+
+def merge_fakes(text: str, bos: str) -> str:
+    """Idefics 2: two such tokens in a row become one, and text begins with a blank behind one."""
+    return _FAKE_BEFORE_TEXT.sub(f"{FAKE_TOKEN} ", text.replace(FAKE_TOKEN * 2, FAKE_TOKEN))
+
+
+def paligemma_prompt(text: str, bos: str) -> str:
+    """BOS behind the last image, a newline at the end."""
+    place = text.rfind("<image>")
+    place = 0 if place < 0 else place + len("<image>")
+    return f"{text[:place]}{bos}{text[place:]}\n"

@@ -1,0 +1,104 @@
+"""The models that read images, and what stands for an image in their prompts. A row for each kind of model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from wire.images import expansions
+from wire.images.expansions import Layout
+
+Positions = Literal["plain", "mrope"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFamily:
+    """What prompts of a kind of model have in place of an image.
+
+    image_token: the token whose embeddings the tower's rows replace. placeholder: one image in a prompt, before it is
+    replaced by the expansion; what the model's chat template writes. marker: what takes the place of a native prompt's
+    `![](url)`; it holds one placeholder. expand: the text of one image, from the image token and the layout. arrange:
+    the whole prompt, from the text with all images replaced and BOS. adds_special_tokens: False where `arrange` writes
+    those that there are. is_indivisible: tokens of an image see each other both ways, so no chunk may end within one.
+    positions: "mrope" if rotary positions follow the image's grid.
+    """
+
+    image_token: str
+    placeholder: str
+    marker: str
+    expand: Callable[[str, Layout], str] = expansions.plain
+    arrange: Callable[[str, str], str] = expansions.as_it_is
+    adds_special_tokens: bool = True
+    is_indivisible: bool = False
+    positions: Positions = "plain"
+
+    def expansion(self, layout: Layout) -> str:
+        """The text that replaces the placeholder of an image."""
+        return self.expand(self.image_token, layout)
+
+
+def _same(token: str, **others: Any) -> ImageFamily:
+    """Image token, placeholder and marker are one text."""
+    return ImageFamily(image_token=token, placeholder=token, marker=token, **others)
+
+
+_QWEN = ImageFamily(
+    image_token="<|image_pad|>",
+    placeholder="<|image_pad|>",
+    marker="<|vision_start|><|image_pad|><|vision_end|>",
+    positions="mrope",
+)
+_PIXTRAL = _same("[IMG]", expand=expansions.lines_of_tokens)
+_NUMBERED_TILES = _same("<image>", expand=expansions.numbered_tiles)
+
+FAMILIES: Mapping[str, ImageFamily] = {
+    "llava": _same("<image>"),
+    "llava_next": _same("<image>"),
+    "idefics2": _same("<image>", expand=expansions.between_fakes, arrange=expansions.merge_fakes),
+    "idefics3": _NUMBERED_TILES,
+    "smolvlm": _NUMBERED_TILES,
+    "paligemma": _same("<image>", arrange=expansions.paligemma_prompt, adds_special_tokens=False),
+    "gemma3": ImageFamily(
+        image_token="<image_soft_token>",
+        placeholder="<start_of_image>",
+        marker="<start_of_image>",
+        expand=expansions.gemma,
+        is_indivisible=True,
+    ),
+    "qwen2_vl": _QWEN,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "llama4": ImageFamily(
+        image_token="<|patch|>", placeholder="<|image|>", marker="<|image|>", expand=expansions.llama4
+    ),
+    "internvl": _same("<IMG_CONTEXT>", expand=expansions.internvl),
+    "mistral3": _PIXTRAL,
+    "pixtral": _PIXTRAL,
+    "glm4v": ImageFamily(
+        image_token="<|image|>",
+        placeholder="<|image|>",
+        marker="<|begin_of_image|><|image|><|end_of_image|>",
+        positions="mrope",
+    ),
+}
+"""By `model_type`; `pixtral` stands for LLaVA with Pixtral's tower, which is a `llava` in its config."""
+
+
+def family_name(config: Mapping[str, Any]) -> str | None:
+    """The row's name for a model's config.json; None for a model without a row."""
+    name = config.get("model_type")
+    if name == "llava":
+        vision = config.get("vision_config")
+        if isinstance(vision, Mapping) and vision.get("model_type") == "pixtral":
+            return "pixtral"
+    return name if isinstance(name, str) and name in FAMILIES else None
+
+
+def image_token_id(config: Mapping[str, Any]) -> int | None:
+    """The id of the image token, as the config names it."""
+    for name in ("image_token_id", "image_token_index"):
+        value = config.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None

@@ -1,0 +1,77 @@
+"""An image as the tower of a model reads it, and its place in a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+FeatureType = Literal["float32", "bfloat16", "float16", "int64", "int32", "bool"]
+ITEM_BYTES: Mapping[FeatureType, int] = {
+    "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "bool": 1,
+}  # fmt: skip
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """An array, as it travels: `data` holds it in row-major order, little-endian. `dtype` is torch's name.
+
+    Not an array of numpy, which has no bfloat16.
+    """
+
+    dtype: FeatureType
+    shape: tuple[int, ...]
+    data: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a type, a shape or a number of bytes that cannot be."""
+        if self.dtype not in get_args(FeatureType):
+            raise ValueError(f"an array of an image has the unknown type {str(self.dtype)[:50]!r}")
+        num_bytes = ITEM_BYTES[self.dtype]
+        for length in self.shape:
+            if length < 1:
+                raise ValueError(f"an array of an image has the shape {self.shape}")
+            num_bytes *= length
+        if num_bytes != len(self.data):
+            raise ValueError(f"an array of an image has {len(self.data)} bytes where its shape needs {num_bytes}")
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class PreparedImage:
+    """What the tower is given for one image, and what stands for it in the text.
+
+    key: SHA-256 of the processor's settings, of what the request asked of it and of the file: equal keys mean equal
+    images, counts and positions. expansion: the text that takes the place of the family's placeholder; empty on the
+    side of the shard. num_embeds: rows that the tower makes, and image tokens in the expansion. grid: merged patches
+    (frames, rows, columns), for families whose positions follow it. features: what the tower takes, by name; empty
+    where the KV of all its tokens is known.
+    """
+
+    key: bytes
+    expansion: str
+    num_embeds: int
+    grid: tuple[int, int, int] | None = None
+    features: Mapping[str, Feature] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes, nearly."""
+        return len(self.expansion) + sum(len(one.data) for one in self.features.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlace:
+    """The tokens of a prompt from the first image token of an image through its last: `start` and their number.
+
+    Tokens of the expansion before and behind those are outside: they may merge with text. Separators within the
+    expansion are inside, so `length` may be more than the image's rows.
+    """
+
+    key: bytes
+    start: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
