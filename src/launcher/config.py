@@ -85,6 +85,7 @@ class LauncherConfig(HttpConfig, GroupConfig):
         help="Form of the model's reasoning: `auto`, `none` or a name from docs/tools-and-reasoning.md. Default: auto.",
     )  # fmt: skip
     default_chat_template_kwargs: str | None = option(None, panel=_MODEL, help="JSON: variables of all chat templates.")
+    enable_auto_tool_choice: bool = option(False, panel=_MODEL, help="vLLM's: accepted, tools are always served.")
     rope_scaling: Literal["linear", "dynamic"] | None = option(
         None, panel=_MODEL, help="RoPE scaling to use instead of the model's; only `linear` is served."
     )
@@ -226,9 +227,8 @@ class LauncherConfig(HttpConfig, GroupConfig):
         None, panel=_RUN, help="OpenTelemetry collector (http://host:port, OTLP over gRPC); needs `tercet[trace]`."
     )
     otlp_service_name: str = option("text-generation-inference.router", panel=_RUN, help="Service name in traces.")
-    usage_stats: Literal["on", "off", "no-stack"] = option(
-        "on", panel=_RUN, help="Accepted and ignored: nothing is ever sent."
-    )
+    response_store: int = option(0, panel=_RUN, help="Responses of /v1/responses that are kept in memory.")
+    usage_stats: Literal["on", "off", "no-stack"] = option("on", panel=_RUN, help="Ignored: nothing is ever sent.")
     speculate: int | None = option(None, panel=_RUN, maximum=15, help="Most tokens drafted for a step. Default: none.")
     speculator: str | None = option(None, panel=_RUN, metavar="ID[@REV]", help="Draft model: a folder or a hub id.")
     watermark_gamma: float | None = option(
@@ -263,7 +263,7 @@ ROUTER_FLAGS = (
     "max_batch_total_tokens", "max_step_prefill_tokens", "max_waiting_tokens", "max_batch_size", "validation_workers",
     "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
-    "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "usage_stats",
+    "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""

@@ -220,6 +220,12 @@ class RouterConfig:
     trust_remote_code: bool = option(False, panel=_UNSERVED, help="The router never runs a model's code.")
     validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenize prompts.")
 
+    response_store: int = option(
+        0, panel=_OPERATION, maximum=_U32,
+        help="Responses of /v1/responses that are kept in memory, those used last and 64 MiB of them at most, for "
+        "`previous_response_id` and GET; 0: none.",
+    )  # fmt: skip
+
     json_output: bool = option(False, panel=_OPERATION, help="Write the log as JSON.")
     log_level: str = option(
         "info", panel=_OPERATION, help="Lowest level that is logged, or a filter: `warn,router=debug`."

@@ -18,6 +18,7 @@ from router.generation.parsed_bodies import ParsedBodies
 from router.limits import ShardInfo
 from router.openai.formats.choice import ModelFormat
 from router.openai.template.template import ChatTemplate
+from router.responses.store import ResponseStore
 from router.schemas.base import Body
 from router.worker.lane import Lanes
 
@@ -41,6 +42,8 @@ class AppState:
     """What an image was built from, and its name: empty outside of one."""
     bodies: Lanes = field(default_factory=partial(Lanes, "bodies", large_from=LARGE_BODY))
     """Work on bodies that would hold up the event loop."""
+    responses: ResponseStore | None = None
+    """Those of /v1/responses that are kept; None: none are."""
     parsed_bodies: ParsedBodies = field(default_factory=ParsedBodies)
     long_answers: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one that is written at the moment."""

@@ -25,9 +25,12 @@ _PREFIX = "tercet1:"
 """How reasoning begins that this server has written; the rest is its text in base64. There is no secret in it."""
 
 
-def chat_of(body: ResponsesBody, tools: ServedTools) -> ChatBody:
-    """The chat. Raises ToolError for a choice among tools that cannot be honoured, ValidationError for other faults."""
-    fields: dict[str, Any] = {"model": body.model, "messages": _turns(body), **tools.choice(body.tool_choice)}
+def chat_of(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> ChatBody:
+    """The chat. `items`: of the whole conversation.
+
+    Raises ToolError for a choice among tools that cannot be honoured, ValidationError for other faults.
+    """
+    fields: dict[str, Any] = {"model": body.model, "messages": _turns(body, items), **tools.choice(body.tool_choice)}
     if tools.functions:
         fields |= {"tools": tools.functions, "parallel_tool_calls": body.parallel_tool_calls}
     if (form := body.text.format).type != "text":
@@ -43,9 +46,8 @@ def encrypted(text: str) -> str:
     return _PREFIX + base64.b64encode(text.encode()).decode()
 
 
-def _turns(body: ResponsesBody) -> list[dict[str, Any]]:
-    given = body.input
-    turns = [{"role": "user", "content": given}] if isinstance(given, str) else _of_items(given)
+def _turns(body: ResponsesBody, items: list[Item]) -> list[dict[str, Any]]:
+    turns = _of_items(items)
     if body.instructions:
         turns.insert(0, {"role": "system", "content": body.instructions})
     return _one_system_turn(turns)

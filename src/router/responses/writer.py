@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from router.openai.chat.ending import Ending
@@ -12,16 +13,19 @@ from router.responses.items import CallOutput, CustomCallOutput, Event, OutputIt
 from router.responses.tools import ServedTools
 from router.schemas.conversations.responses import ResponsesBody
 
+Keep = Callable[[dict[str, Any]], None]
 _ENCRYPTED = "reasoning.encrypted_content"
 
 
 class ResponseWriter:
     """Writes one response. One item is open at a time."""
 
-    def __init__(self, body: ResponsesBody, tools: ServedTools, model: str) -> None:
+    def __init__(self, body: ResponsesBody, tools: ServedTools, model: str, keep: Keep | None = None) -> None:
+        """`keep`: gets the response when it has ended, before the client learns of its end."""
         self._tools = tools
+        self._keep = keep
         self._is_encrypted = _ENCRYPTED in body.include
-        self._fields = _echoed(body, tools, model)
+        self._fields = _echoed(body, tools, model, is_stored=keep is not None)
         self._output: list[dict[str, Any]] = []
         self._open: OutputItem | None = None
         self._input_tokens = 0
@@ -60,6 +64,8 @@ class ResponseWriter:
             self._fields["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             self._fields["completed_at"] = int(time.time())
+        if self._keep is not None:
+            self._keep(self.whole)
         return [*events, self._lifecycle(status)]
 
     def fail(self, error: dict[str, Any]) -> list[Event]:
@@ -123,7 +129,7 @@ class ResponseWriter:
         }
 
 
-def _echoed(body: ResponsesBody, tools: ServedTools, model: str) -> dict[str, Any]:
+def _echoed(body: ResponsesBody, tools: ServedTools, model: str, *, is_stored: bool) -> dict[str, Any]:
     """The response before its first item, with all fields that openai's client requires."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
@@ -139,9 +145,9 @@ def _echoed(body: ResponsesBody, tools: ServedTools, model: str) -> dict[str, An
         "model": model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
-        "store": False,
+        "store": is_stored,
         "temperature": body.temperature,
         "text": {
             "format": body.text.format.model_dump(by_alias=True, exclude_unset=True) | {"type": body.text.format.type}

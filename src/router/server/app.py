@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.api import chat, completions, generate, service, tokenize, unsupported
 from router.api.app_state import AppState, request_id_of
 from router.api.conversations import messages, responses
-from router.api.errors import MESSAGES, InternalError, UnauthorizedError, error_response, framework_response
+from router.api.errors import MESSAGES, RESPONSES, InternalError, UnauthorizedError, error_response, framework_response
 from router.api.http.fast_path import Application, endpoints_of
 from router.api.openapi import openapi
 from router.api.pages.pages import add_pages
@@ -86,7 +86,7 @@ def create_app(
     app.add_middleware(
         CORSMiddleware,
         allow_origins=list(allow_origins) or ["*"],
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["content-type", "authorization", "x-api-key", "anthropic-version", "anthropic-beta"],
     )
     app.add_middleware(RequestIdMiddleware, tracing=tracing, state=state)
@@ -149,14 +149,15 @@ def _header(scope: Scope, name: bytes) -> bytes:
 
 
 class ApiKeyMiddleware:
-    """Every POST needs the key, on known and unknown paths alike; what describes the server stays open."""
+    """Every POST needs the key, on known and unknown paths alike, and so do stored responses; what describes the server
+    stays open."""
 
     def __init__(self, app: ASGIApp, *, api_key: str) -> None:
         self._app = app
         self._key = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST" and not self._is_allowed(scope):
+        if scope["type"] == "http" and _needs_key(scope) and not self._is_allowed(scope):
             await error_response(UnauthorizedError(), scope["path"], scope.get("request_id", ""))(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -166,6 +167,11 @@ class ApiKeyMiddleware:
         if not scheme and scope["path"].startswith(MESSAGES):
             scheme, key = b"bearer", _header(scope, b"x-api-key")
         return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
+
+
+def _needs_key(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return scope["method"] == "POST" or path.startswith(RESPONSES + "/")
 
 
 async def _router_error(request: Request, error: Exception) -> Response:

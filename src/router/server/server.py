@@ -26,6 +26,7 @@ from router.metrics import CONTENT_TYPE, Metrics
 from router.openai.chat.prompt import default_variables
 from router.openai.formats.choice import ModelFormat, choose
 from router.openai.template.template import ChatTemplate
+from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.server.sockets import allow_connections, bind, listen, warn_without_key
 from router.server.startup import Started, connect_and_warm_up
@@ -165,6 +166,7 @@ def _app_state(
         model_sha=files.sha,
         git_sha=labels.git_sha,
         docker_label=labels.docker_label,
+        responses=ResponseStore(config.response_store) if config.response_store else None,
     )
 
 

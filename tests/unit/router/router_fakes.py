@@ -29,6 +29,7 @@ from router.openai.formats.choice import ModelFormat
 from router.openai.template.renderer import Renderer
 from router.openai.template.template import ChatTemplate
 from router.request import ValidRequest
+from router.responses.store import ResponseStore
 from router.server.app import create_app
 from router.text.tokenizer import PromptTokenizer
 from wire.extensions import Extension
@@ -206,6 +207,7 @@ class Router:
             model_format=model_format or ModelFormat(),
             template_defaults=template_defaults or {},
             model_id=config.tokenizer_name,
+            responses=ResponseStore(config.response_store) if config.response_store else None,
             created=1_700_000_000,
         )
         self._server: uvicorn.Server | None = None

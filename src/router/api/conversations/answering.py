@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -29,6 +29,7 @@ from router.schemas.chat import ChatBody
 _MANY_ITEMS = 200
 _BYTES_OF_AN_ITEM = 100  # at least, and what takes time is their number
 
+T = TypeVar("T")
 Event = tuple[str, dict[str, Any]]
 """Its name and its data."""
 ErrorBody = Callable[[RouterError, str], dict[str, Any]]
@@ -50,10 +51,12 @@ class Writer(Protocol):
     def fail(self, error: dict[str, Any]) -> list[Event]: ...
 
 
-async def as_chat(state: AppState, num_items: int, make: Callable[[], ChatBody]) -> ChatBody:
-    """What `make` returns; off the event loop where it has many items to go through. Raises RouterError."""
+async def as_chat(state: AppState, num_items: int, make: Callable[[], T], *, num_bytes: int = 0) -> T:
+    """What `make` returns; off the event loop where it has many items to go through, or bytes of stored ones. Raises
+    RouterError."""
+    cost = num_items * _BYTES_OF_AN_ITEM + num_bytes
     try:
-        return make() if num_items <= _MANY_ITEMS else await state.bodies.run(num_items * _BYTES_OF_AN_ITEM, make)
+        return make() if cost <= _MANY_ITEMS * _BYTES_OF_AN_ITEM else await state.bodies.run(cost, make)
     except RouterError as error:
         raise state.inference.refused(error) from None
 

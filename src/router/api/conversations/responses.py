@@ -1,25 +1,44 @@
-"""`/v1/responses`, OpenAI's Responses API. Nothing is stored: each request brings its whole conversation."""
+"""`/v1/responses`, OpenAI's Responses API. Each request brings its whole conversation, or continues a stored one."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from router.api.app_state import state_of
+from router.api.app_state import AppState, state_of
 from router.api.conversations.answering import answer, as_chat
 from router.api.errors import NotServedError, responses_error
+from router.api.json_out import JsonResponse
 from router.api.routes import Routes
-from router.errors import RouterError
+from router.errors import RouterError, ValidationError
 from router.openai.chat.prompt import model_name
 from router.responses.conversation import chat_of
+from router.responses.history import Conversation, History
+from router.responses.store import StoredResponse
 from router.responses.tools import ServedTools
-from router.responses.writer import ResponseWriter
-from router.schemas.conversations.responses import ResponseEvent, ResponseObject, ResponsesBody, ResponsesError
+from router.responses.writer import Keep, ResponseWriter
+from router.schemas.chat import ChatBody
+from router.schemas.conversations.responses import (
+    DeletedResponse,
+    InputItems,
+    ResponseEvent,
+    ResponseObject,
+    ResponsesBody,
+    ResponsesError,
+)
 
 routes = Routes("Responses", is_fast=True)
+
+_ONE = "/v1/responses/{response_id}"
+_PAGE, _LARGEST_PAGE = 20, 100
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    401: {"model": ResponsesError, "description": "The request lacks the server's API key"},
+    404: {"model": ResponsesError, "description": "No such response is stored"},
+}
 
 
 @routes.answers(
@@ -31,16 +50,87 @@ async def responses(request: Request) -> Response:
     state = state_of(request)
     body = await state.read(request, ResponsesBody)
     tools = ServedTools.of(body.tools)
-    chat = await as_chat(state, 0 if isinstance(body.input, str) else len(body.input), partial(chat_of, body, tools))
-    writer = ResponseWriter(body, tools, model_name(body.model, state.model_names[0]))
+    try:
+        history = History(body, state.responses)
+    except RouterError as error:
+        raise state.inference.refused(error) from None
+    num_items = 0 if isinstance(body.input, str) else len(body.input)
+    make = partial(_read, body, tools, history)
+    chat, conversation = await as_chat(state, num_items, make, num_bytes=history.cost)
+    keep = _keep(state, body, conversation)
+    writer = ResponseWriter(body, tools, model_name(body.model, state.model_names[0]), keep)
     return await answer(request, state, chat, writer, _error_body)
 
 
+@routes.get(_ONE, response_model=ResponseObject, responses=_REFUSALS)
+async def stored_response(request: Request, response_id: str) -> Response:
+    """A response that is stored."""
+    if request.query_params.get("stream", "").lower() == "true":
+        raise ValidationError("a stored response is not streamed: leave `stream` out")
+    return Response(_stored(request, response_id).response, media_type="application/json")
+
+
+@routes.delete(_ONE, response_model=DeletedResponse, responses=_REFUSALS)
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Forget a response. Those that continue it stay."""
+    _stored(request, response_id)
+    store = state_of(request).responses
+    assert store is not None
+    store.delete(response_id)
+    return JsonResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@routes.get(_ONE + "/input_items", response_model=InputItems, responses=_REFUSALS)
+async def input_items(request: Request, response_id: str) -> Response:
+    """The conversation before a stored response, the last item first; query: `limit`, `after`, `order`."""
+    query = request.query_params
+    items = [orjson.loads(item) for item in _stored(request, response_id).asked]
+    if query.get("order", "desc") == "desc":
+        items.reverse()
+    if (after := query.get("after")) is not None:
+        items = items[next((place for place, item in enumerate(items, 1) if item["id"] == after), len(items)) :]
+    try:
+        limit = int(query.get("limit", _PAGE))
+    except ValueError:
+        limit = 0
+    if not 1 <= limit <= _LARGEST_PAGE:
+        raise ValidationError(f"`limit` must be in 1..={_LARGEST_PAGE}")
+    page = items[:limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return JsonResponse({"object": "list", "data": page, **ends, "has_more": len(items) > limit})
+
+
 async def _refuse(request: Request) -> Response:
-    raise NotServedError("responses are not stored here: send the whole conversation to /v1/responses")
+    raise NotServedError("not served here: POST /v1/responses, and GET and DELETE of a stored response by its id")
 
 
 routes.add_api_route("/v1/responses/{rest:path}", _refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+
+
+def _read(body: ResponsesBody, tools: ServedTools, history: History) -> tuple[ChatBody, Conversation]:
+    conversation = history.conversation()
+    return chat_of(body, tools, conversation.items), conversation
+
+
+def _keep(state: AppState, body: ResponsesBody, conversation: Conversation) -> Keep | None:
+    """What stores the response when it has ended; None: nothing does."""
+    store = state.responses
+    if store is None or not body.store:
+        return None
+    return lambda whole: store.put(whole, conversation.written, conversation.new_ids)
+
+
+def _stored(request: Request, response_id: str) -> StoredResponse:
+    """Raises NotServedError."""
+    store = state_of(request).responses
+    if store is None:
+        raise NotServedError(
+            "responses are not stored here: send the whole conversation to /v1/responses, or start the server with "
+            "`--response-store`"
+        )
+    if (stored := store.get(response_id)) is None:
+        raise NotServedError(f"no response {response_id[:100]} is stored here, or not any more")
+    return stored
 
 
 def _error_body(error: RouterError, request_id: str) -> dict[str, Any]:

@@ -84,5 +84,5 @@ SUMMED_HEADERS = tuple(name for name in JSON_HEADERS if name != "x-compute-time"
 AUTHORIZATION = {
     "type": "http",
     "scheme": "bearer",
-    "description": "Required for every POST if the server was started with `--api-key`.",
+    "description": "Required for every POST, and for stored responses, if the server was started with `--api-key`.",
 }

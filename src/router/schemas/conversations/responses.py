@@ -87,13 +87,18 @@ class ReasoningItem(Body):
 
 
 class ItemReference(Body):
-    """Refused: nothing is stored here."""
+    """An item of a response that is stored, or of its request. Needs a server with `--response-store`."""
 
-    type: Literal["item_reference"] = Field(description="The kind of item.", examples=["item_reference"])
+    type: Literal["item_reference"] = Field(
+        default="item_reference", description="The kind of item.", examples=["item_reference"]
+    )
+    id: str = Field(description="Of the item.", examples=["msg_1"])
 
 
 def _kind(value: Any) -> Any:
-    """A message may leave its type out."""
+    """A message may leave its type out, and so may a reference."""
+    if isinstance(value, dict) and value.keys() == {"id"}:
+        return "item_reference"
     kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", None)
     return "function_call_output" if kind == "custom_tool_call_output" else kind
 
@@ -172,10 +177,8 @@ class ReasoningConfig(Body):
     summary: str | None = Field(default=None, description="Has no effect: reasoning is given whole.", examples=["auto"])
 
 
-_WHOLE = "nothing is stored here: send the whole conversation in `input`"
 _UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
-    "previous_response_id": ((), f"is refused: {_WHOLE}"),
-    "conversation": ((), f"is refused: {_WHOLE}"),
+    "conversation": ((), "is not served here: send the whole conversation in `input`"),
     "background": ((False,), "is not served here: leave it out"),
     "prompt": ((), "is not served here: send the text in `instructions` and `input`"),
     "truncation": (("disabled",), "is not served here: shorten `input`"),
@@ -186,7 +189,7 @@ _UNSERVED: dict[str, tuple[tuple[object, ...], str]] = {
 
 
 class ResponsesBody(Body):
-    """A request of OpenAI's Responses API. `store`, `user`, `prompt_cache_key` and the like are ignored."""
+    """A request of OpenAI's Responses API. `user`, `prompt_cache_key` and the like are ignored."""
 
     input: TextOrItems[Item] = Field(description="A text, or the conversation.", examples=["What is 2 plus 3?"])
     model: Model = None
@@ -218,6 +221,16 @@ class ResponsesBody(Body):
     temperature: OpenAITemperature = None
     top_p: TopP = None
     stream: Stream = False
+    previous_response_id: str | None = Field(
+        default=None,
+        description="A stored response whose conversation this one continues. Needs a server with `--response-store`.",
+        examples=[None],
+    )
+    store: bool = Field(
+        default=True,
+        description="Keep the response, on a server with `--response-store`; the answer says whether it is kept.",
+        examples=[False],
+    )
     metadata: dict[str, Any] = Field(default_factory=dict, description="Comes back in the answer.", examples=[{}])
 
     @model_validator(mode="before")
@@ -232,11 +245,8 @@ class ResponsesBody(Body):
 
     @model_validator(mode="after")
     def _is_whole(self) -> ResponsesBody:
-        if isinstance(self.input, list):
-            if not self.input:
-                raise ValueError("`input` must hold at least one item")
-            if any(isinstance(item, ItemReference) for item in self.input):
-                raise ValueError(f"`item_reference` is refused: {_WHOLE}")
+        if not self.input and isinstance(self.input, list):
+            raise ValueError("`input` must hold at least one item")
         return self
 
 
@@ -264,7 +274,8 @@ class ResponseObject(BaseModel):
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     usage: ResponseUsage | None
-    store: Literal[False]
+    previous_response_id: str | None
+    store: bool
 
 
 class ResponseEvent(BaseModel):
@@ -285,3 +296,19 @@ class ResponsesError(BaseModel):
     """A refusal in the form of OpenAI's API."""
 
     error: ResponsesErrorDetail
+
+
+class DeletedResponse(BaseModel):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(BaseModel):
+    """A page of the items of a stored response's conversation, its answer not included."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

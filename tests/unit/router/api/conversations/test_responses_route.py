@@ -195,6 +195,7 @@ async def test_the_form_of_an_answer(make_router: MakeRouter) -> None:
         ({"previous_response_id": "resp_1"}, "send the whole conversation"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "send the whole conversation"),
         ({"conversation": "conv_1"}, "send the whole conversation"),
+        ({"input": [{"id": "msg_1"}]}, "send the whole conversation"),
         ({"background": True}, "`background` is not served here"),
         ({"prompt": {"id": "x"}}, "`prompt` is not served here"),
         ({"truncation": "auto"}, "`truncation` is not served here"),

@@ -1,0 +1,91 @@
+"""The conversation of a request, where it continues a stored response or refers to stored items."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from router.errors import ValidationError
+from router.responses.store import ResponseStore
+from router.schemas.conversations.responses import Item, ItemReference, MessageItem, ResponsesBody
+
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+_INSTEAD = "send the whole conversation in `input`"
+_PREFIXES = {
+    "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
+    "function_call_output": "fco", "custom_tool_call_output": "ctco",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """`written`: its items as JSON, with ids; `new_ids`: of those that came with the request, the last ones. Both are
+    empty where nothing is stored."""
+
+    items: list[Item]
+    written: tuple[bytes, ...] = ()
+    new_ids: tuple[str, ...] = ()
+
+
+class History:
+    """What a request takes from the store; looked up at once, and read by `conversation`."""
+
+    def __init__(self, body: ResponsesBody, store: ResponseStore | None) -> None:
+        """Raises ValidationError for what is not stored."""
+        self._body = body
+        self._is_written = store is not None and body.store
+        self._earlier: tuple[bytes, ...] = ()
+        self._named: dict[str, bytes] = {}
+        if (previous := body.previous_response_id) is not None:
+            stored = None if store is None else store.get(previous)
+            if stored is None:
+                raise _absent("`previous_response_id`", previous, store)
+            self._earlier = stored.items
+        for item in self._given:
+            if isinstance(item, ItemReference):
+                found = None if store is None else store.item(item.id)
+                if found is None:
+                    raise _absent("`item_reference`", item.id, store)
+                self._named[item.id] = found
+
+    @property
+    def cost(self) -> int:
+        """Bytes of what was stored, which `conversation` goes through."""
+        return sum(map(len, self._earlier)) + sum(map(len, self._named.values()))
+
+    def conversation(self) -> Conversation:
+        given = [self._read(item) if isinstance(item, ItemReference) else item for item in self._given]
+        items = [*_ITEMS.validate_json(b"[" + b",".join(self._earlier) + b"]"), *given]
+        if not self._is_written:
+            return Conversation(items=items)
+        new = [_with_id(item) for item in given]
+        written = (*self._earlier, *(orjson.dumps(one) for one in new))
+        return Conversation(items=items, written=written, new_ids=tuple(one["id"] for one in new))
+
+    @property
+    def _given(self) -> list[Item]:
+        given = self._body.input
+        return [MessageItem(role="user", content=given)] if isinstance(given, str) else given
+
+    def _read(self, reference: ItemReference) -> Item:
+        return _ITEMS.validate_json(b"[" + self._named[reference.id] + b"]")[0]
+
+
+def _with_id(item: Item) -> dict[str, Any]:
+    fields = item.model_dump(exclude_none=True)
+    if isinstance(item, MessageItem) and isinstance(item.content, str):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        fields["content"] = [{"type": kind, "text": item.content}]
+    return {"id": f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}", **fields}
+
+
+def _absent(subject: str, name: str, store: ResponseStore | None) -> ValidationError:
+    if store is None:
+        return ValidationError(
+            f"{subject} is refused: nothing is stored here: {_INSTEAD}, or start the server with `--response-store`"
+        )
+    return ValidationError(f"{subject} names {name[:100]}, which is not stored here or not any more: {_INSTEAD}")

@@ -1,0 +1,81 @@
+"""Responses that are kept in memory, so that a later request can continue their conversations."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+MOST_BYTES = 64 << 20
+_ENTRY_BYTES = 500  # of what Python adds, about
+_ITEM_BYTES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredResponse:
+    """JSON texts. `items`: of the conversation, from its beginning to the answer; the last `num_answered` are the
+    answer."""
+
+    response: bytes
+    items: tuple[bytes, ...]
+    num_answered: int
+    item_ids: tuple[str, ...]  # of those that came with this response
+
+    @property
+    def asked(self) -> tuple[bytes, ...]:
+        """The conversation without the answer."""
+        return self.items[: len(self.items) - self.num_answered]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes; items that it shares with other responses are counted for each."""
+        return _ENTRY_BYTES + len(self.response) + sum(_ITEM_BYTES + len(item) for item in self.items)
+
+
+class ResponseStore:
+    """The responses that were used last. Not for several threads."""
+
+    def __init__(self, most: int, *, most_bytes: int = MOST_BYTES) -> None:
+        """Keeps `most` responses, and of them as many as fit; one is kept whatever its size."""
+        self._most = most
+        self._most_bytes = most_bytes
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._items: dict[str, bytes] = {}
+        self._num_bytes = 0
+
+    def put(self, whole: dict[str, Any], asked: Sequence[bytes], new_ids: Sequence[str]) -> None:
+        """Keeps the response `whole`, which answers the items `asked`; `new_ids`: of those that came with its request,
+        the last ones."""
+        output = [orjson.dumps(item) for item in whole["output"]]
+        item_ids = (*new_ids, *(item["id"] for item in whole["output"]))
+        items = (*asked, *output)
+        stored = StoredResponse(
+            response=orjson.dumps(whole), items=items, num_answered=len(output), item_ids=item_ids
+        )  # fmt: skip
+        self._responses[whole["id"]] = stored
+        self._items |= zip(item_ids, items[len(items) - len(item_ids) :], strict=True)
+        self._num_bytes += stored.num_bytes
+        while len(self._responses) > self._most or (self._num_bytes > self._most_bytes and len(self._responses) > 1):
+            self.delete(next(iter(self._responses)))
+
+    def get(self, response_id: str) -> StoredResponse | None:
+        """None: it was never here, or has made room for others."""
+        if (stored := self._responses.get(response_id)) is not None:
+            self._responses.move_to_end(response_id)
+        return stored
+
+    def item(self, item_id: str) -> bytes | None:
+        """An item of a stored response or of its request."""
+        return self._items.get(item_id)
+
+    def delete(self, response_id: str) -> bool:
+        """Whether it was there."""
+        if (stored := self._responses.pop(response_id, None)) is None:
+            return False
+        self._num_bytes -= stored.num_bytes
+        for item_id in stored.item_ids:
+            del self._items[item_id]
+        return True

@@ -1,0 +1,142 @@
+"""Responses that are kept: continued, referred to, read and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from router_fakes import Router, says
+from test_messages_route import TEMPLATE, events_of
+from test_responses_route import PATH, TOOLS, body
+from tool_chats import script
+
+from router.config import RouterConfig
+from router.openai.formats.choice import ModelFormat
+from router.openai.formats.markers import Markers
+from router.openai.formats.reasoning import named as style_named
+from router.openai.formats.table import FORMATS
+
+MakeRouter = Callable[..., Router]
+CALL = [
+    "<think>", "Hm.", "</think>",
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+]  # fmt: skip
+
+
+@pytest.fixture
+def make_storing(make_router: MakeRouter) -> MakeRouter:
+    def make(*answers: list[str], most: int = 10, api_key: str | None = None) -> Router:
+        return make_router(
+            script(*([*answer, "</s>"] for answer in answers)),
+            templates={"default": TEMPLATE},
+            model_format=ModelFormat(format=FORMATS["hermes"], style=style_named("think"), markers=Markers((), {})),
+            config=RouterConfig(tokenizer_name="some/model", response_store=most, api_key=api_key),
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_goes_on(make_storing: MakeRouter, stream: bool) -> None:
+    router = make_storing(CALL, ["18 degrees."], ["Warm."])
+
+    async def ask(**fields: Any) -> dict[str, Any]:
+        answer = await router.post(PATH, body(stream=stream, tools=TOOLS, **fields))
+        assert answer.status_code == 200, answer.text
+        whole: dict[str, Any] = events_of(answer.content)[-1][1]["response"] if stream else answer.json()
+        return whole
+
+    first = await ask(input="Weather?", instructions="Be brief.")
+    assert first["store"] is True and first["previous_response_id"] is None
+    call = first["output"][-1]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "18"}
+    second = await ask(input=[result], previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    written = f"<assistant>(Hm.){call['call_id']}=get_weather{{'city': 'Rome'}}\n<tool>18{call['call_id']}\n"
+    assert router.scheduler.last.inputs == f"[get_weather]<user>Weather?\n{written}<assistant>"
+    third = await ask(input="And?", previous_response_id=second["id"])
+    assert router.scheduler.last.inputs.endswith(f"{written}<assistant>18 degrees.\n<user>And?\n<assistant>")
+
+    for whole in (first, second, third):
+        assert (await router.request("GET", f"{PATH}/{whole['id']}")).json() == whole
+    page = (await router.request("GET", f"{PATH}/{third['id']}/input_items?limit=2")).json()
+    assert [item["type"] for item in page["data"]] == ["message", "message"] and page["has_more"]
+    assert page["data"][0]["content"] == [{"type": "input_text", "text": "And?"}]
+    rest = f"{PATH}/{third['id']}/input_items?after={page['last_id']}"
+    page = (await router.request("GET", rest)).json()
+    kinds = ["function_call_output", "function_call", "reasoning", "message"]
+    assert [item["type"] for item in page["data"]] == kinds and not page["has_more"]
+    router.assert_idle()
+
+
+async def test_items_are_referred_to(make_storing: MakeRouter) -> None:
+    router = make_storing(["One."], ["Two."])
+    first = (await router.post(PATH, body(input="Say one."))).json()
+    question = (await router.request("GET", f"{PATH}/{first['id']}/input_items")).json()["first_id"]
+    asked = [{"type": "item_reference", "id": question}, {"id": first["output"][0]["id"]}]
+    asked.append({"role": "user", "content": "?"})
+    assert (await router.post(PATH, body(input=asked))).status_code == 200
+    assert router.scheduler.last.inputs == "<user>Say one.\n<assistant>One.\n<user>?\n<assistant>"
+
+
+async def test_what_is_not_to_be_stored_is_not(make_storing: MakeRouter) -> None:
+    router = make_storing(["One."], ["Two."])
+    for fields in ({"store": False}, {"stream": True, "store": False}):
+        answer = await router.post(PATH, body(**fields))
+        whole = events_of(answer.content)[-1][1]["response"] if "stream" in fields else answer.json()
+        assert whole["store"] is False
+        assert (await router.request("GET", f"{PATH}/{whole['id']}")).status_code == 404
+    assert (await router.post(PATH, body(previous_response_id=whole["id"]))).status_code == 400
+
+
+async def test_the_oldest_make_room(make_storing: MakeRouter) -> None:
+    router = make_storing(["One."], ["Two."], most=1)
+    first, second = [(await router.post(PATH, body())).json()["id"] for _ in range(2)]
+    assert (await router.request("GET", f"{PATH}/{second}")).status_code == 200
+    refused = await router.post(PATH, body(previous_response_id=first))
+    assert refused.status_code == 400 and "not any more" in refused.json()["error"]["message"]
+    for method in ("GET", "DELETE"):
+        answer = await router.request(method, f"{PATH}/{first}")
+        assert answer.status_code == 404 and answer.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_response_that_failed_is_not_stored(make_storing: MakeRouter) -> None:
+    router = make_storing()
+    router.scheduler.script = lambda request: says("Hi", reason="length")
+    whole = (await router.post(PATH, body())).json()
+    assert whole["status"] == "incomplete"
+    assert (await router.request("GET", f"{PATH}/{whole['id']}")).json() == whole
+    assert (await router.request("GET", f"{PATH}/{whole['id']}?stream=true")).status_code == 400
+    for limit in ("0", "101", "x"):
+        assert (await router.request("GET", f"{PATH}/{whole['id']}/input_items?limit={limit}")).status_code == 400
+
+
+async def test_stored_responses_need_the_key(make_storing: MakeRouter) -> None:
+    router = make_storing(["One."], api_key="secret")
+    key = {"authorization": "Bearer secret"}
+    name = (await router.request("POST", PATH, json=body(), headers=key)).json()["id"]
+    for method, path in (("GET", name), ("GET", f"{name}/input_items"), ("DELETE", name)):
+        answer = await router.request(method, f"{PATH}/{path}")
+        assert answer.status_code == 401 and answer.json()["error"]["code"] == "unauthorized"
+        assert (await router.request(method, f"{PATH}/{path}", headers=key)).status_code == 200
+
+
+async def test_openais_client(make_storing: MakeRouter) -> None:
+    router = make_storing(["One."], ["Two."])
+    async with (
+        router.listening() as port,
+        openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0) as client,
+    ):
+        first = await client.responses.create(model="tgi", input="Say one.")
+        async with client.responses.stream(model="tgi", input="More", previous_response_id=first.id) as stream:
+            second = await stream.get_final_response()
+        assert (await client.responses.retrieve(second.id)).output_text == second.output_text == "Two."
+        asked = [item async for item in client.responses.input_items.list(second.id, limit=2, order="asc")]
+        assert [item.type for item in asked] == ["message", "message", "message"]
+        await client.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError, match="not any more"):
+            await client.responses.retrieve(first.id)
+        with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
+            await client.responses.create(model="tgi", input="Hi", previous_response_id=first.id)
