@@ -17,9 +17,9 @@ from model_server.kernels.moe import placement
 from model_server.layers.activation import clamped_swiglu, gated
 from model_server.layers.experts.experts import ExpertWeights
 from model_server.layers.experts.triton import TritonExperts
-from model_server.quantization.codes import Codes, Order
-from model_server.quantization.float8 import Fp8, quantize_rows
 from model_server.quantization.forms import Form, Plain
+from model_server.quantization.forms.codes import Codes, Order
+from model_server.quantization.forms.float8 import Fp8, quantize_rows
 
 numpy_scalars.mend()
 

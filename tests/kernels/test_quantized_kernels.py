@@ -16,9 +16,9 @@ from model_server.kernels import quantized
 from model_server.kernels.quantized import TILES, TileConfig, multiply, tiles_for
 from model_server.layers.linear.scaled import ScaledProduct
 from model_server.layers.linear.triton import TritonQuantizedLinear, can_decode, decoding_linear, kernel_matrix
-from model_server.quantization.codes import Codes, Order
-from model_server.quantization.float8 import Fp8
 from model_server.quantization.forms import Plain
+from model_server.quantization.forms.codes import Codes, Order
+from model_server.quantization.forms.float8 import Fp8
 
 numpy_scalars.mend()
 

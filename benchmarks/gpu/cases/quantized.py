@@ -13,9 +13,9 @@ from benchmarks.gpu.measuring.timing import Timing, captured, measure
 from model_server.distributed.group import ProcessGroup
 from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear
-from model_server.quantization.codes import Codes
-from model_server.quantization.float8 import Fp8
 from model_server.quantization.forms import Form, Plain
+from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.float8 import Fp8
 
 ROWS = (1, 7, 16, 17, 32, 33, 64, 257)
 SIZES = ((4096, 4096), (6144, 14336), (1003, 1040))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from model_server.quantization.codes import Codes
-from model_server.quantization.float8 import quantize_rows
 from model_server.quantization.forms import Form
+from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.float8 import quantize_rows
 from model_server.quantization.plain import PlainFormat, tensor_name
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader

@@ -13,12 +13,11 @@ from itertools import groupby
 import torch
 
 from model_server.errors import StartupError
-from model_server.quantization import float8
-from model_server.quantization.codes import Codes, cat
 from model_server.quantization.described import said_of_weights
-from model_server.quantization.float8 import Fp8
 from model_server.quantization.formats import PLAIN, WeightFormat, format_of, formats_of, holds, read_matrix
-from model_server.quantization.forms import Form, Stacked, stacked
+from model_server.quantization.forms import Form, Stacked, float8, stacked
+from model_server.quantization.forms.codes import Codes, cat
+from model_server.quantization.forms.float8 import Fp8
 from model_server.quantization.onload import QUANTIZERS, Quantizer, read_quantized
 from model_server.quantization.plain import PlainFormat
 from model_server.weights.checkpoint import Checkpoint

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.words import WORD
+from model_server.quantization.formats.common.words import WORD
 from model_server.quantize.progress import Progress
 from model_server.quantize.solver import Rounded, Rounding
 from model_server.weights.checkpoint import Checkpoint

@@ -15,9 +15,9 @@ from model_server.kernels.moe.products import multiply
 from model_server.layers.activation import Activation
 from model_server.layers.experts.experts import ExpertWeights, stacked_biases
 from model_server.layers.linear.triton import can_decode, kernel_matrix
-from model_server.quantization.codes import Codes
-from model_server.quantization.float8 import Fp8
 from model_server.quantization.forms import Form
+from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.float8 import Fp8
 
 
 class TritonExperts:

@@ -13,9 +13,9 @@ from torch import Tensor
 from model_server.cpp.library import TYPES, prepared
 from model_server.cpp.structs import CodeShapeStruct
 from model_server.memory import huge_pages
-from model_server.quantization.codes import Codes
-from model_server.quantization.float8 import Fp8
 from model_server.quantization.forms import Form
+from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.float8 import Fp8
 
 # Inputs that share an activation's bytes in the panels: a group must not end between them, except the last.
 _STEP = 8

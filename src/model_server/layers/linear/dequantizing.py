@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_server.layers.linear.linear import Linear
 from model_server.quantization.forms import Form
-from model_server.quantization.offset_codes import OffsetCodes
+from model_server.quantization.forms.offset_codes import OffsetCodes
 
 # What is decoded at a time, in the float32 numbers of the decoding: it stays in a core's cache.
 PIECE_BYTES = 2 * 2**20

@@ -25,7 +25,7 @@ from model_server.layers.linear.onednn import SMALLEST_PACKED, OneDnnLinear, wei
 from model_server.layers.linear.packed import PackedLinear
 from model_server.layers.linear.panel_choice import PanelChoice
 from model_server.quantization.forms import Form, Plain, Stacked
-from model_server.quantization.offset_codes import OffsetCodes
+from model_server.quantization.forms.offset_codes import OffsetCodes
 
 # Matrices below this size take no time worth the measurement.
 SMALLEST_MEASURED = 1 << 20

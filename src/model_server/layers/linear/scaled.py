@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_server.quantization.float8 import Fp8, quantize_inputs
+from model_server.quantization.forms.float8 import Fp8, quantize_inputs
 
 # Compute capabilities from which on the operator takes one scale for a matrix, and a scale for each row.
 _WITH_ONE_SCALE = (8, 9)

@@ -11,9 +11,9 @@ from model_server.kernels.availability import has_float8
 from model_server.kernels.decoding import Matrix, matrix_kind
 from model_server.kernels.quantized import MOST_SPLIT_ROWS, TILES, multiply
 from model_server.layers.linear.scaled import ScaledProduct, can_scale
-from model_server.quantization.codes import Codes
-from model_server.quantization.float8 import Fp8
 from model_server.quantization.forms import Form
+from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.float8 import Fp8
 
 # Columns of a tile that have one scale are a power of 2: fewer would be more scales than numbers.
 _SMALLEST_GROUP = 8

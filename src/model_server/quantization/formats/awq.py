@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_server.quantization.codes import Codes, cat
-from model_server.quantization.formats.grouped import (
+from model_server.quantization.formats.common.grouped import (
     Grouped,
     group_size,
     keep,
@@ -22,9 +21,10 @@ from model_server.quantization.formats.grouped import (
     read_words,
     shape_of,
 )
-from model_server.quantization.formats.storage import refuse_stacks
+from model_server.quantization.formats.common.storage import refuse_stacks
+from model_server.quantization.formats.common.words import unpack
 from model_server.quantization.forms import Form
-from model_server.quantization.words import unpack
+from model_server.quantization.forms.codes import Codes, cat
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 

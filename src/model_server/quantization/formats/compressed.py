@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.codes import Codes, cat
-from model_server.quantization.formats.grouped import Grouped, keep, read_index, read_words
-from model_server.quantization.formats.storage import block_scales, expect_size, refuse_stacks
-from model_server.quantization.formats.targets import Weights, targets_of
+from model_server.quantization.formats.common.grouped import Grouped, keep, read_index, read_words
+from model_server.quantization.formats.common.storage import block_scales, expect_size, refuse_stacks
+from model_server.quantization.formats.common.targets import Weights, targets_of
+from model_server.quantization.formats.common.words import num_words, unpack, words_of
 from model_server.quantization.forms import Form
-from model_server.quantization.words import num_words, unpack, words_of
+from model_server.quantization.forms.codes import Codes, cat
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 

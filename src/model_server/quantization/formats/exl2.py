@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.codes import Codes, cat
-from model_server.quantization.formats.grouped import Grouped, keep, read_scales, read_words, shape_of
-from model_server.quantization.formats.storage import refuse_stacks
+from model_server.quantization.formats.common.grouped import Grouped, keep, read_scales, read_words, shape_of
+from model_server.quantization.formats.common.storage import refuse_stacks
+from model_server.quantization.formats.common.words import WORD, unpack
 from model_server.quantization.forms import Form
-from model_server.quantization.words import WORD, unpack
+from model_server.quantization.forms.codes import Codes, cat
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 

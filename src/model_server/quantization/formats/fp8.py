@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from model_server.quantization.float8 import Fp8, cat, rows_of_blocks
-from model_server.quantization.formats.storage import (
+from model_server.quantization.formats.common.storage import (
     block_scales,
     cut_columns,
     expect_size,
     kept_rows,
     refuse_stacks,
 )
-from model_server.quantization.formats.targets import targets_of
+from model_server.quantization.formats.common.targets import targets_of
+from model_server.quantization.forms.float8 import Fp8, cat, rows_of_blocks
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import WeightReader
 

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization import codes, offset_codes
-from model_server.quantization.codes import Codes
-from model_server.quantization.formats.grouped import PIECE_CODES, SMALLEST_CUT, too_small
-from model_server.quantization.formats.storage import expect_size, refuse_stacks
-from model_server.quantization.forms import Form, stacked
+from model_server.quantization.formats.common.grouped import PIECE_CODES, SMALLEST_CUT, too_small
+from model_server.quantization.formats.common.storage import expect_size, refuse_stacks
+from model_server.quantization.forms import Form, codes, offset_codes, stacked
+from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.offset_codes import OffsetCodes
 from model_server.quantization.gguf_blocks import DECODERS, Decoded, decode
-from model_server.quantization.offset_codes import OffsetCodes
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 

@@ -10,8 +10,8 @@ from support.dict_reader import DictReader
 from torch import Tensor
 
 from model_server.quantization import onload
-from model_server.quantization.codes import Codes
 from model_server.quantization.forms import Plain
+from model_server.quantization.forms.codes import Codes
 from model_server.quantization.onload import QUANTIZERS
 from model_server.quantization.scheme import Scheme
 from model_server.weights.matrix import HeadOrder, MatrixSlice, Part

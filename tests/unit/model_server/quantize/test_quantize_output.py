@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model_server.quantization.words import unpack
+from model_server.quantization.formats.common.words import unpack
 from model_server.quantize.output import packed, tensors_of
 from model_server.quantize.solver import Rounded
 

@@ -11,8 +11,8 @@ from model_server.cpp.library import library
 from model_server.layers.linear.code_panels import CodeLinear, can_pack
 from model_server.layers.linear.dequantizing import DequantizingLinear
 from model_server.layers.linear.factory import LinearFactory
-from model_server.quantization.codes import Codes, Order
-from model_server.quantization.float8 import Fp8
+from model_server.quantization.forms.codes import Codes, Order
+from model_server.quantization.forms.float8 import Fp8
 
 CPU = torch.device("cpu")
 # Of the largest output: activations keep 14 bits beside bfloat16 ones, and 21 beside float32 ones.

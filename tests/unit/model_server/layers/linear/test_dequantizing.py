@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from model_server.layers.linear.dequantizing import PIECE_BYTES, DequantizingLinear, SplitLinear
-from model_server.quantization.codes import Codes, Order
-from model_server.quantization.float8 import Fp8
 from model_server.quantization.forms import Form, Plain
+from model_server.quantization.forms.codes import Codes, Order
+from model_server.quantization.forms.float8 import Fp8
 
 # The last piece of rows is a short one, groups and blocks end in short ones.
 OUT, IN = 600, 2000

@@ -13,8 +13,8 @@ from model_server.layers.linear.factory import LinearFactory
 from model_server.layers.linear.linear import Linear, TorchLinear
 from model_server.layers.linear.onednn import OneDnnLinear, weight_packer
 from model_server.layers.linear.packed import PackedLinear
-from model_server.quantization.codes import Codes
 from model_server.quantization.forms import Form, Plain, Stacked
+from model_server.quantization.forms.codes import Codes
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model_server.layers.linear.scaled import ScaledProduct, can_scale
-from model_server.quantization.float8 import Fp8, quantize_inputs, quantize_rows
+from model_server.quantization.forms.float8 import Fp8, quantize_inputs, quantize_rows
 
 
 def matrix(kind: str) -> Fp8:

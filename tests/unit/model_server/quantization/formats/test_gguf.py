@@ -12,10 +12,10 @@ from torch import Tensor
 
 from model_server.errors import StartupError
 from model_server.layers.linear.factory import LinearFactory
-from model_server.quantization.codes import Codes
 from model_server.quantization.formats import read_matrix
 from model_server.quantization.forms import Stacked
-from model_server.quantization.offset_codes import OffsetCodes
+from model_server.quantization.forms.codes import Codes
+from model_server.quantization.forms.offset_codes import OffsetCodes
 from model_server.weights.gguf.header import BLOCKS
 from model_server.weights.gguf.names import read_named
 from model_server.weights.matrix import HeadOrder, MatrixSlice, Part

@@ -16,9 +16,9 @@ from support.quantized import (
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.codes import Codes
 from model_server.quantization.formats import formats_of, read_matrix
 from model_server.quantization.forms import Form, Stacked
+from model_server.quantization.forms.codes import Codes
 from model_server.weights.matrix import HeadOrder, MatrixSlice, Part
 
 WEIGHT = torch.randn(64, 192, generator=torch.Generator().manual_seed(1))

@@ -17,9 +17,9 @@ from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.codes import Codes
 from model_server.quantization.formats import formats_of, read_matrix
 from model_server.quantization.forms import Form
+from model_server.quantization.forms.codes import Codes
 from model_server.weights.matrix import MatrixSlice, Part
 
 ROWS, COLUMNS = 128, 192

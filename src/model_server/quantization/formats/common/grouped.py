@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.codes import Codes, Order, packed
+from model_server.quantization.forms.codes import Codes, Order, packed
 from model_server.weights.matrix import Part
 from model_server.weights.reader import FLOATING, Range, WeightReader
 from wire.text.counting import counted

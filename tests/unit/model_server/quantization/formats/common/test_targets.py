@@ -8,7 +8,7 @@ import pytest
 from compressed_tensors.utils.match import match_targets
 from torch import nn
 
-from model_server.quantization.formats.targets import Targets, Weights, targets_of
+from model_server.quantization.formats.common.targets import Targets, Weights, targets_of
 
 CONFIG = {
     "config_groups": {

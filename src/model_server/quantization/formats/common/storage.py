@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.float8 import columns_of_blocks
-from model_server.quantization.formats.grouped import SMALLEST_CUT, too_small
+from model_server.quantization.formats.common.grouped import SMALLEST_CUT, too_small
+from model_server.quantization.forms.float8 import columns_of_blocks
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import FLOATING, Range, WeightReader
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.quantization import codes as plain_codes
-from model_server.quantization.codes import Codes
 from model_server.quantization.forms import Form, stacked
+from model_server.quantization.forms import codes as plain_codes
+from model_server.quantization.forms.codes import Codes
 
 
 @dataclass(frozen=True, slots=True)

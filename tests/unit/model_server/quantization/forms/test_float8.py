@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.quantization.float8 import Fp8, cat, columns_of_blocks, quantize_rows, rows_of_blocks
+from model_server.quantization.forms.float8 import Fp8, cat, columns_of_blocks, quantize_rows, rows_of_blocks
 
 
 def random_form(num_rows: int, num_columns: int, block: tuple[int, int], seed: int = 0) -> Fp8:
