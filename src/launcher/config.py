@@ -231,6 +231,9 @@ class LauncherConfig(HttpConfig, GroupConfig):
     usage_stats: Literal["on", "off", "no-stack"] = option("on", panel=_RUN, help="Ignored: nothing is ever sent.")
     speculate: int | None = option(None, panel=_RUN, maximum=15, help="Most tokens drafted for a step. Default: none.")
     speculator: str | None = option(None, panel=_RUN, metavar="ID[@REV]", help="Draft model: a folder or a hub id.")
+    encoder_cache_tokens: int | None = option(
+        None, panel=_RUN, unit="tokens", help="Image tokens whose embeddings are kept. Default: two prompts' worth."
+    )
     watermark_gamma: float | None = option(
         None, panel=_RUN, minimum=0.0, maximum=1.0, help="Share of the vocabulary that a watermark favours."
     )
@@ -269,7 +272,7 @@ ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""
 SHARD_FLAGS = (
     "revision", "dtype", "quantize", "kv_cache_dtype", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
-    "max_batch_total_tokens", "speculate",
+    "max_batch_total_tokens", "speculate", "encoder_cache_tokens",
 )  # fmt: skip
 PROFILE_FLAGS = ("profile", "profile_steps")
 """Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""

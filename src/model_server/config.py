@@ -123,6 +123,15 @@ class ServeConfig:
         help="Compute each request with the same bits in any batch, or refuse to start; without chunks, shared "
         "prefixes and preemption, and slower",
     )
+    encoder_cache_tokens: int | None = option(
+        None,
+        unit="tokens",
+        env=None,
+        minimum=1,
+        maximum=_U32,
+        help="Image tokens whose embeddings are kept for further requests with the same image; unset: twice the most "
+        "that one prompt can have",
+    )
     speculate: int | None = option(
         None,
         env=None,

@@ -40,6 +40,8 @@ from model_server.speculation.loading import check_speculator, load_draft_model
 from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
+from model_server.vision.encoder import ImageEncoder
+from model_server.vision.families import vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.load_progress import LoadProgress
 from wire import phases
@@ -104,9 +106,12 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             choice = AttentionChoice(config.attention, device, dtype, stored)
             drafter = load_draft_model(config.speculator, draft_folder, runner, tokenizer.vocab_size, placement, choice)
             runner, speculator = DraftedRunner(runner, drafter), ModelSpeculator(config.num_drafted, drafter)
-        engine = _engine(config, runner, tokenizer, device, layout, links, speculator)
+        encoder = _encoder(config, model, device, dtype)
+        engine = _engine(config, runner, tokenizer, device, layout, links, speculator, encoder)
         facts, plan = (
-            announce(config, runner, device, dtype, layout, stored, model.scheme.method),
+            replace(
+                announce(config, runner, device, dtype, layout, stored, model.scheme.method), images=encoder is not None
+            ),
             _memory_plan(config, engine, stored or dtype),
         )
         profiler = _profiler(config, rank, device)
@@ -168,6 +173,7 @@ def _engine(
     layout: Layout,
     links: StageLinks | None,
     speculator: Speculator | None,
+    encoder: ImageEncoder | None,
 ) -> Engine:
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
@@ -179,7 +185,27 @@ def _engine(
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not runner.traits.keeps_state,
     )
-    return Engine(runner, tokenizer, sampler, options, links, speculator)
+    return Engine(runner, tokenizer, sampler, options, links, speculator, encoder)
+
+
+def _encoder(config: ServeConfig, model: Model, device: torch.device, dtype: torch.dtype) -> ImageEncoder | None:
+    """What reads images, on every rank; None: they are not served. Raises StartupError."""
+    name = model.config.model_type
+    family = vision_family(model.checkpoint.fields)
+    if family is not None and config.num_stage > 1:
+        logger.warning("Only the text model of %s is served: images are not, with --num-stage", name)
+        family = None
+    if family is None:
+        if config.encoder_cache_tokens is not None:
+            raise StartupError("--encoder-cache-tokens: images are not served for this model; leave it out")
+        return None
+    from model_server.models.hf.loading import quiet
+    from model_server.vision.tower import load_tower
+
+    quiet()
+    with torch.inference_mode():
+        tower = load_tower(model.checkpoint.directory, name, family, device, dtype)
+    return ImageEncoder(tower, config.encoder_cache_tokens)
 
 
 def _speculator(config: ServeConfig, runner: Runner) -> Speculator | None:

@@ -23,6 +23,7 @@ from model_server.memory.kv_cache import KvCache
 from model_server.sampling.parameters import Grammar, SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
+from model_server.vision.encoder import ImageEncoder
 from wire.extensions import Extension
 
 BLOCK = 4
@@ -49,6 +50,7 @@ class EngineShard:
         num_blocks: int = NUM_BLOCKS,
         runner: FakeRunner | FakeStateRunner | None = None,
         links: StageLinks | None = None,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         self.runner = runner or FakeRunner(vocab_size=tokenizer.vocab_size)
         layout = Layout.of(rank, world_size, num_stages=1 if links is None else links.num_stages)
@@ -56,7 +58,8 @@ class EngineShard:
             device=CPU, layout=layout, block_size=BLOCK, prompt_logprobs_allowed=True,
             chunking=budget is not None,
         )  # fmt: skip
-        self.engine = Engine(self.runner, tokenizer, Sampler(self.runner.vocab_size, CPU), options, links)
+        sampler = Sampler(self.runner.vocab_size, CPU)
+        self.engine = Engine(self.runner, tokenizer, sampler, options, links, encoder=encoder)
         self.engine.begin(session(upstream=upstream, extends_blocks=extends_blocks, budget=budget))
         cache = KvCache(self.runner.kv_shapes, num_blocks, BLOCK, torch.float32, CPU)
         for rows in cache.rows:

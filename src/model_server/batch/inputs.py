@@ -81,12 +81,19 @@ def ragged_inputs(
         query_lengths_host=tuple(query_lengths.tolist()),
         kv_lengths_host=tuple(kv_lengths.tolist()),
     )
+    embeddings = [
+        (start + row, rows)
+        for s, (a, b), start in zip(sequences, spans, cu_seqlens.tolist(), strict=False)
+        if s.images is not None
+        for row, rows in s.images.spans(a, b)
+    ]
     inputs = ModelInputs(
         input_ids=uploaded[0],
         positions=uploaded[1],
         attention=metadata,
         logit_rows=uploaded[2],
         states=tuple([s.state for s in sequences]),
+        embeddings=tuple(embeddings),
         adapters=adapter_rows(
             np.repeat([s.adapter for s in sequences], query_lengths), logit_rows, tables.device.device
         ),

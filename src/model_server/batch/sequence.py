@@ -19,6 +19,8 @@ from model_server.runner.runner import RequestState
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.row import SamplingRow
 from model_server.text.detokenizer import Detokenizer
+from model_server.vision.image import ImagePlace
+from model_server.vision.placed import PromptImages
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,7 @@ class NewRequest:
     resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
     adapter_id: str | None = None  # None: the base model
     prediction_ids: tuple[int, ...] = ()  # what will probably be generated
+    images: tuple[ImagePlace, ...] = ()
 
 
 class Sequence:
@@ -57,9 +60,9 @@ class Sequence:
     """
 
     __slots__ = (
-        "adapter", "blocks", "cache_length", "detokenizer", "ended_in", "finished", "id", "ids", "input_length",
-        "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length", "prefill_logprobs", "prompt_length",
-        "prompt_logprobs", "row", "seed", "slots", "state", "stopping", "top_n_tokens",
+        "adapter", "blocks", "cache_length", "detokenizer", "ended_in", "finished", "id", "ids", "images",
+        "input_length", "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length", "prefill_logprobs",
+        "prompt_length", "prompt_logprobs", "row", "seed", "slots", "state", "stopping", "top_n_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -73,10 +76,12 @@ class Sequence:
         owned: bool,
         prefill_logprobs: bool,
         adapter: int = BASE,
+        images: PromptImages | None = None,
     ) -> None:
         """Raises RequestError if `resume_ids` cannot be gone through again."""
         self.id = request.id
         self.adapter = adapter  # its number
+        self.images = images
         self.ids = [*prompt_ids, *request.resume_ids]
         self.prompt_length = len(prompt_ids)
         self.prefill_length = len(self.ids)
@@ -130,6 +135,8 @@ class Sequence:
         sampling of one more."""
         self.cache_length += self.input_length
         self.input_length = 1
+        if self.images is not None:
+            self.images.pass_by(self.cache_length)
         if self.cache_length >= self.prefill_length:
             self.num_sampled += 1
 

@@ -42,6 +42,7 @@ from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
+from model_server.vision.encoder import ImageEncoder
 
 # Waits for a submitted step and gives its answer.
 Collect = Callable[[], StepResult]
@@ -73,16 +74,20 @@ class Engine:
         options: EngineOptions,
         links: StageLinks | None = None,
         speculator: Speculator | None = None,
+        encoder: ImageEncoder | None = None,
     ) -> None:
-        """links: to the other stages of a pipeline; None: this rank's stage is the only one. speculator: as in
-        `Stepper`."""
+        """links: to the other stages of a pipeline; None: this rank's stage is the only one. speculator, encoder: as
+        in `Stepper`."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.options = options
         self._sampler = sampler
-        self._stepper = Stepper(runner, sampler, options.device, options.block_size, self._see_last, links, speculator)
+        self._stepper = Stepper(
+            runner, sampler, options.device, options.block_size, self._see_last, links, speculator, encoder
+        )
         self._links = links
         self.speculator = speculator
+        self.encoder = encoder
         self.keeps_state = runner.traits.keeps_state
         self._factory = SequenceFactory(
             tokenizer,
@@ -92,6 +97,7 @@ class Engine:
             options.layout.owns,
             runner.traits.decoder_prefix,
             runner.traits.adapters,
+            None if encoder is None else encoder.tower,
         )
         self._store = BatchStore()
         self._cache: KvCache | None = None

@@ -16,6 +16,8 @@ from model_server.sampling.grammar import Grammars
 from model_server.sampling.sampler import Sampler
 from model_server.text.detokenizer import Detokenizer
 from model_server.text.tokenizer import Tokenizer
+from model_server.vision.image import SeesImages
+from model_server.vision.placed import PromptImages, check_places
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +47,11 @@ class SequenceFactory:
         owns: Callable[[int], bool],
         decoder_prefix: tuple[int, ...] | None = None,
         adapters: tuple[str, ...] = (),
+        tower: SeesImages | None = None,
     ) -> None:
         """owns: whether this rank answers for a request id. decoder_prefix: the tokens before the first generated one
-        where these are not the prompt. adapters: names of those that are loaded, by their numbers."""
+        where these are not the prompt. adapters: names of those that are loaded, by their numbers. tower: None: images
+        are refused."""
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
@@ -57,6 +61,7 @@ class SequenceFactory:
         self._grammars = Grammars(tokenizer, vocab_size)
         self._adapters = {name: number for number, name in enumerate(adapters)}
         self._warned_of_adapter = False
+        self._tower = tower
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
         """Token ids of the prompts. May run on any thread; compiles grammars too, while the steps before it run."""
@@ -100,6 +105,11 @@ class SequenceFactory:
             extends_blocks=session.extends_blocks,
         )
         adapter = self._adapter(request, session)
+        images = self._images(request, prompt)
+        if images is not None and self._tower is not None and self._tower.image_token >= self._vocab_size:
+            prompt = prompt.copy()  # embeddings are laid over these tokens, which may be none of the text model's
+            for place in images.all_tokens.tolist():
+                prompt[place] = 0
         ids = [*prompt, *request.resume_ids]
         highest = max(*ids, *request.prediction_ids, 0)
         if highest >= self._vocab_size:
@@ -128,10 +138,25 @@ class SequenceFactory:
             owned=owned,
             prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
             adapter=adapter,
+            images=images,
         )
         if not follows_text:
             sequence.detokenizer = None
         return sequence
+
+    def _images(self, request: NewRequest, prompt: list[int]) -> PromptImages | None:
+        """Raises RequestError for images that do not fit the prompt or the model."""
+        if not request.images:
+            return None
+        if self._tower is None:
+            raise RequestError(f"request {request.id}: this model takes text only, not images")
+        check_places(request.id, request.images, len(prompt), request.cache_len)
+        try:
+            images = PromptImages(self._tower.family, request.images, prompt, self._tower.image_token)
+        except RequestError as error:
+            raise RequestError(f"request {request.id}: {error}") from None
+        images.pass_by(request.cache_len)
+        return images
 
     def _adapter(self, request: NewRequest, session: Session) -> int:
         """Its number. TGI's router gets the base model for a name that is unknown, as TGI's shard does it."""

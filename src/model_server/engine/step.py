@@ -12,6 +12,7 @@ from torch import Tensor
 from model_server.batch.batch import Batch
 from model_server.batch.decode_state import DecodeState
 from model_server.batch.extension import Failure, extend, rows_without_slots
+from model_server.batch.images import encode_images
 from model_server.batch.inputs import StepInputs, ragged_inputs
 from model_server.batch.newest import NewestTokens
 from model_server.batch.results import NOTHING_DRAFTED
@@ -27,6 +28,7 @@ from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.speculator import Speculator
 from model_server.speculation.window import Window
+from model_server.vision.encoder import ImageEncoder
 
 
 class Stepper:
@@ -35,6 +37,7 @@ class Stepper:
     see_last: lets the sequences take the tokens of the step before. Called between forward and sampling where a row has
     a grammar, whose mask follows from its tokens: the device computes the forward meanwhile. links: to the other stages
     of a pipeline; None: this rank's stage is the only one. speculator: drafts tokens; None: a step gives each row one.
+    encoder: of the images in prompts; None: there are none.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Stepper:
         see_last: Callable[[Running], object],
         links: StageLinks | None = None,
         speculator: Speculator | None = None,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         self._runner = runner
         self._sampler = sampler
@@ -54,6 +58,7 @@ class Stepper:
         self._see_last = see_last
         self._links = links
         self._speculator = speculator
+        self._encoder = encoder
         self._staging = Staging(device)
         self.profiler: StepProfiler | NoProfiler = NoProfiler()
 
@@ -74,6 +79,10 @@ class Stepper:
         an unknown request in a call without a number.
         """
         failures = self._extend_blocks(running, call, cache, session)
+        if self._encoder is not None and running.batch.is_prefilling:
+            failed = {sequence.id for sequence, _ in failures}
+            with self.profiler.phase("images"):
+                failures += encode_images(self._encoder, [s for s in running.batch.sequences if s.id not in failed])
         for sequence, _ in failures:
             sequence.finished = True
         if failures:

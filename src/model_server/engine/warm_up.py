@@ -92,6 +92,8 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     started = time.perf_counter()
     _check_positions(engine, request.max_total_tokens)
     engine.begin(request.session)
+    if engine.encoder is not None:
+        engine.encoder.begin(max(request.max_input_tokens or 0, request.max_prefill_tokens))
     block_size = engine.options.block_size
     graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
     if graphs is not None:
@@ -216,6 +218,8 @@ def _measure(
 ) -> Measured:
     """What the device has beside the step that was just run. Leaves the engine without a cache."""
     peak = memory.peak()
+    if engine.encoder is not None:
+        peak += engine.encoder.capacity * engine.encoder.tower.row_bytes
     cost = GraphCost(0, 0)
     if graphs is not None:
         lengths = (request.max_total_tokens, engine.runner.max_positions, plan.model_max_length, UNKNOWN_LENGTH)

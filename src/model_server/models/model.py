@@ -22,6 +22,7 @@ from model_server.models.families import UnknownFamilyError, spec_of
 from model_server.models.families.vision import BASES, TEXT_TYPES, text_names
 from model_server.quantization.kv_cache import DTYPES
 from model_server.quantization.scheme import Scheme, resolve
+from model_server.vision.families import vision_family
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.header import Header
 from wire.quantization.config import wants_float8_cache
@@ -75,7 +76,8 @@ def describe(
         spec = with_linear_rope(spec, rope_factor)
     if config.model_type in TEXT_TYPES:
         spec, checkpoint = _text_part(spec, checkpoint, config)
-        logger.warning("Only the text model of %s is loaded: images are not served", config.model_type)
+        if vision_family(checkpoint.fields) is None:
+            logger.warning("Only the text model of %s is loaded: images are not served", config.model_type)
     model = Model(checkpoint=checkpoint, name=name, config=config, spec=spec, scheme=scheme)
     return model if checkpoint.merged is None else _merging(model, spec, checkpoint.merged)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.errors import RequestError
 from model_server.sampling.parameters import Grammar, GrammarKind, SamplingParameters, StoppingParameters
+from model_server.vision.image import Feature, Image, ImagePlace
 from wire.extensions import Extension
 from wire.v3 import generate_pb2 as pb
 
@@ -38,7 +40,8 @@ _FINISH_REASONS = {
 
 def requests_from(batch: pb.Batch) -> list[NewRequest]:
     """Raises RequestError for what this shard cannot do."""
-    return [_request_from(r) for r in batch.requests]
+    images = {one.key: _image_from(one) for one in batch.images}
+    return [_request_from(r, images) for r in batch.requests]
 
 
 def warmup_from(message: pb.WarmupRequest) -> WarmupRequest:
@@ -50,7 +53,17 @@ def warmup_from(message: pb.WarmupRequest) -> WarmupRequest:
     )
 
 
-def _request_from(message: pb.Request) -> NewRequest:
+def _image_from(message: pb.PreparedImage) -> Image:
+    """As it was sent: what does not fit together is the error of the requests that have it."""
+    return Image(
+        key=message.key,
+        features={f.name: Feature(f.dtype, tuple(f.shape), f.data) for f in message.features},
+        num_embeds=message.num_embeds,
+        grid=tuple(message.grid),
+    )
+
+
+def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequest:
     if message.stopping_parameters.max_new_tokens < 1:
         raise RequestError(f"request {message.id}: max_new_tokens must be at least 1")
     return NewRequest(
@@ -77,6 +90,7 @@ def _request_from(message: pb.Request) -> NewRequest:
         resume_ids=tuple(message.resume_ids),
         adapter_id=message.adapter_id or None,
         prediction_ids=tuple(message.prediction_ids),
+        images=tuple([ImagePlace(p.key, p.start, p.length, images.get(p.key)) for p in message.images]),
     )
 
 

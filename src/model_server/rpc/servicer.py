@@ -49,6 +49,7 @@ class ShardFacts:
     adapters: tuple[str, ...] = ()
     speculate: int = 0
     micro_batches: int = 1
+    images: bool = False
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -91,7 +92,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         if extension is Extension.GROW:
             return self._facts.grows
         if extension is Extension.IMAGES:
-            return False  # no tower is loaded yet
+            return self._facts.images
         return extension is not Extension.PREDICTION or self._facts.speculate > 0
 
     @answering_errors

@@ -151,3 +151,16 @@ def test_tgis_router_gets_one_message_per_row() -> None:
 def test_a_result_without_a_batch_says_so() -> None:
     response = convert.decode_response(StepResult([], None, 1, 1, 1), column_tokens=1)
     assert not response.HasField("batch") and not response.HasField("columns") and not response.HasField("concat_ns")
+
+
+def test_images_come_to_the_requests_that_have_them() -> None:
+    feature = pb.Feature(name="pixel_values", dtype="float32", shape=[1, 2], data=b"12345678")
+    sent = pb.PreparedImage(key=b"a" * 32, features=[feature], grid=[1, 2, 3], num_embeds=6)
+    places = [pb.ImagePlace(key=b"a" * 32, start=2, length=7), pb.ImagePlace(key=b"b" * 32, start=9, length=1)]
+    batch = pb.Batch(requests=[_message(images=places), _message()], images=[sent])
+    first, second = convert.requests_from(batch)
+    found = first.images[0].image
+    assert found is not None and (found.num_embeds, found.grid) == (6, (1, 2, 3))
+    assert found.features["pixel_values"].tensor().shape == (1, 2)
+    assert (first.images[0].start, first.images[0].stop) == (2, 9)
+    assert first.images[1].image is None and second.images == ()

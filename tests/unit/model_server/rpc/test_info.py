@@ -31,9 +31,9 @@ async def info(known: ShardFacts) -> pb.InfoResponse:
 
 
 async def test_a_paged_runner_offers_everything() -> None:
-    answer = await info(facts(speculate=5))
-    assert list(answer.extensions) == [one for one in Extension if one is not Extension.IMAGES]
-    assert Extension.PREDICTION not in (await info(facts())).extensions
+    answer = await info(facts(speculate=5, images=True))
+    assert list(answer.extensions) == list(Extension)
+    assert not {Extension.PREDICTION, Extension.IMAGES} & set((await info(facts())).extensions)
     assert answer.pipeline_depth == 2
     assert answer.kv_cache_dtype == "torch.float8_e4m3fn"
     assert answer.quantize == "gptq"
@@ -42,8 +42,8 @@ async def test_a_paged_runner_offers_everything() -> None:
 
 
 async def test_a_runner_with_states_offers_neither_chunks_nor_prefixes_nor_growth() -> None:
-    answer = await info(facts(chunking=False, prefix_caching=False, grows=False, speculate=1))
+    answer = await info(facts(chunking=False, prefix_caching=False, grows=False, speculate=1, images=True))
     assert Extension.GROW not in answer.extensions
-    assert set(answer.extensions) == set(Extension) - {Extension.GROW, Extension.IMAGES}
+    assert set(answer.extensions) == set(Extension) - {Extension.GROW}
     assert not answer.support_chunking and not answer.use_prefix_caching
     assert answer.block_size == 16

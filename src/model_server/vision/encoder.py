@@ -1,0 +1,57 @@
+"""Encodes images that are not encoded yet, and keeps what it has made.
+
+An entry is held as long as a sequence refers to it, and beyond that while there is room: the longest unused go first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from weakref import WeakValueDictionary
+
+from model_server.vision.image import Encoded, Image, SeesImages
+
+
+class ImageEncoder:
+    """A tower and the cache of its results. Not thread-safe: it belongs to the device thread.
+
+    capacity: rows that are kept; more only while running requests still need them. hits, misses: images that were
+    there when a step wanted them, and that had to be encoded.
+    """
+
+    def __init__(self, tower: SeesImages, capacity: int | None = None) -> None:
+        """capacity: None: what `begin` makes of the router's limits."""
+        self.tower = tower
+        self._asked = capacity
+        self.capacity = capacity or 0
+        self.hits = 0
+        self.misses = 0
+        self.encode_ns = 0
+        self._alive: WeakValueDictionary[bytes, Encoded] = WeakValueDictionary()
+        self._recent: OrderedDict[bytes, Encoded] = OrderedDict()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in memory, kept or still needed."""
+        return sum(len(encoded.rows) for encoded in self._alive.values())
+
+    def begin(self, most_tokens: int) -> None:
+        """A router begins, whose prompts, or steps, have at most so many tokens. Nothing is kept of before."""
+        self._recent.clear()
+        self.capacity = self._asked or 2 * most_tokens
+
+    def find(self, image: Image) -> Encoded:
+        """Raises what the tower raises."""
+        found = self._alive.get(image.key)
+        if found is not None:
+            self.hits += 1
+        else:
+            began = time.perf_counter_ns()
+            found = self._alive[image.key] = self.tower.encode(image)
+            self.misses += 1
+            self.encode_ns += time.perf_counter_ns() - began
+        self._recent[image.key] = found
+        self._recent.move_to_end(image.key)
+        while self.num_rows > self.capacity and len(self._recent) > 1:
+            self._recent.popitem(last=False)
+        return found

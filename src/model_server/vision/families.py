@@ -1,0 +1,46 @@
+"""What of a vision model differs from the others, by model type: what its tower reads, how its tokens see and count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# Tokens count one after another, or the three positions of an image's token follow its place in the image.
+Positions = Literal["plain", "sections"]
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    """features: names of all that the tower reads, as transformers' image processor gives them for one image.
+
+    optional: those of them that may be left out.
+    """
+
+    features: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    positions: Positions = "plain"
+
+
+_PIXELS = VisionFamily(("pixel_values",))
+_SIZED = VisionFamily(("pixel_values", "image_sizes"))
+_MASKED = VisionFamily(("pixel_values", "pixel_attention_mask"), optional=("pixel_attention_mask",))
+
+FAMILIES: dict[str, VisionFamily] = {
+    "idefics2": _MASKED,
+    "idefics3": _MASKED,
+    "internvl": _PIXELS,
+    "llava": _PIXELS,
+    "llava_next": _SIZED,
+    "mistral3": _SIZED,
+    "smolvlm": _MASKED,
+}
+"""Model type -> family, of those whose images are served."""
+
+
+def vision_family(fields: Mapping[str, Any]) -> VisionFamily | None:
+    """fields: config.json. None: images are not served for this model."""
+    family = FAMILIES.get(str(fields.get("model_type")))
+    tower = fields.get("vision_config")
+    has_sizes = isinstance(tower, Mapping) and tower.get("model_type") == "pixtral"
+    return _SIZED if family is _PIXELS and has_sizes else family

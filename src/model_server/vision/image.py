@@ -1,0 +1,106 @@
+"""An image as the router has prepared it, and its place in a prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_server.errors import RequestError
+from model_server.vision.families import VisionFamily
+
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "int64", "int32", "bool")
+}
+"""Types of features by their names."""
+
+# Of a key: SHA-256.
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """An array in row-major order, little-endian. dtype: one of `DTYPES`, or a name that is refused."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def check(self, name: str) -> None:
+        """Raises RequestError for a type that is not known, or data of another length than the shape's."""
+        dtype = DTYPES.get(self.dtype)
+        if dtype is None:
+            raise RequestError(f"image feature {name}: type {self.dtype[:20]!r} is not one of {', '.join(DTYPES)}")
+        expected = math.prod(self.shape) * dtype.itemsize
+        if expected == 0 or len(self.data) != expected:
+            raise RequestError(
+                f"image feature {name}: {len(self.data)} bytes for shape {list(self.shape)} in {self.dtype}"
+            )
+
+    def tensor(self) -> Tensor:
+        """A copy on the host."""
+        return torch.frombuffer(bytearray(self.data), dtype=DTYPES[self.dtype]).view(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image, as its tower reads it.
+
+    key: equal keys mean equal images, sizes and positions. features: arguments of the tower, by name. grid: merged
+    patches (time, height, width), where positions follow them. num_embeds: rows that the tower makes of it.
+    """
+
+    key: bytes
+    features: Mapping[str, Feature]
+    num_embeds: int
+    grid: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlace:
+    """The tokens from `start` stand for an image, `length` of them, some perhaps around and between its image tokens.
+
+    image: None: it was not sent, because the KV of all of these tokens is in the cache.
+    """
+
+    key: bytes
+    start: int
+    length: int
+    image: Image | None
+
+    @property
+    def stop(self) -> int:
+        """Behind its last token."""
+        return self.start + self.length
+
+
+class Encoded:
+    """What a tower has made of an image. rows: [num_embeds, hidden], as the first layer reads them."""
+
+    __slots__ = ("__weakref__", "rows")
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+
+class SeesImages(Protocol):
+    """What makes embeddings of images, in `torch.inference_mode`."""
+
+    @property
+    def family(self) -> VisionFamily: ...
+
+    @property
+    def image_token(self) -> int:
+        """Id of the tokens that embeddings are laid over."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Of what is kept for an image token."""
+
+    def encode(self, image: Image) -> Encoded:
+        """Raises whatever the tower raises for features that it cannot read, RequestError for another number of rows
+        than the image's."""

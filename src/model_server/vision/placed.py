@@ -1,0 +1,120 @@
+"""The images of one running request: which of its tokens they are, what is encoded of them, and their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from model_server.errors import RequestError
+from model_server.vision.families import VisionFamily
+from model_server.vision.image import KEY_BYTES, Encoded, Image, ImagePlace
+
+Indices = npt.NDArray[np.int64]
+
+
+class PlacedImage:
+    """tokens: the places of its image tokens in the prompt, one for each row of `encoded`. runs: (first token, first
+    row, count) of those that follow one another. encoded: None: not yet, or not needed any more."""
+
+    __slots__ = ("encoded", "image", "runs", "start", "stop", "tokens")
+
+    def __init__(self, place: ImagePlace, tokens: Indices) -> None:
+        assert place.image is not None
+        self.image: Image = place.image
+        self.start = place.start
+        self.stop = place.stop
+        self.tokens = tokens
+        self.encoded: Encoded | None = None
+        firsts = np.flatnonzero(np.diff(tokens, prepend=-2) != 1)
+        counts = np.diff(np.append(firsts, len(tokens)))
+        self.runs = list(zip(tokens[firsts].tolist(), firsts.tolist(), counts.tolist(), strict=True))
+
+
+class PromptImages:
+    """What a sequence knows of its images.
+
+    offset: what is added to a generated token's place in the cache to get its position.
+    """
+
+    def __init__(self, family: VisionFamily, places: Rows[ImagePlace], ids: Rows[int], image_token: int) -> None:
+        """ids: the prompt's. Raises RequestError for images that do not fit."""
+        tokens = np.flatnonzero(np.asarray(ids, np.int64) == image_token)
+        of_place = [tokens[(tokens >= p.start) & (tokens < p.stop)] for p in places]
+        for place, found in zip(places, of_place, strict=True):
+            _check(family, place, len(found))
+        self._images = [PlacedImage(p, t) for p, t in zip(places, of_place, strict=True) if p.image is not None]
+        self._left = list(self._images)  # whose last tokens are not yet in the cache
+        self.all_tokens: Indices = np.concatenate([np.zeros(0, np.int64), *of_place])
+        self.offset = 0
+
+    def wanted(self, start: int, stop: int) -> list[PlacedImage]:
+        """Those with image tokens from `start` to `stop` that are not encoded."""
+        return [one for one in self._left if one.encoded is None and _touches(one, start, stop)]
+
+    def spans(self, start: int, stop: int) -> list[tuple[int, Tensor]]:
+        """(token, rows) of all image tokens from `start` to `stop`, counted from `start`; what is wanted is encoded."""
+        found = []
+        for one in self._left:
+            if not _touches(one, start, stop):
+                continue
+            assert one.encoded is not None
+            for token, row, count in one.runs:
+                first, last = max(token, start), min(token + count, stop)
+                if first < last:
+                    rows = one.encoded.rows[row + first - token : row + last - token]
+                    found.append((first - start, rows))
+        return found
+
+    def pass_by(self, cache_length: int) -> None:
+        """So many tokens are in the cache, or on their way: what stands for those is not needed again."""
+        if self._left and self._left[0].stop <= cache_length:
+            for one in self._left:
+                if one.stop <= cache_length:
+                    one.encoded = None
+            self._left = [one for one in self._left if one.stop > cache_length]
+
+
+def check_places(request_id: int, places: Rows[ImagePlace], prompt_length: int, cache_length: int) -> None:
+    """Whether places are in order, apart and in the prompt, and what is not in the cache was sent.
+
+    Raises RequestError.
+    """
+    end = 0
+    for place in places:
+        if len(place.key) != KEY_BYTES:
+            raise RequestError(f"request {request_id}: the key of an image has {len(place.key)} bytes")
+        if place.length < 1 or place.start < end or place.stop > prompt_length:
+            raise RequestError(
+                f"request {request_id}: an image at tokens {place.start} to {place.stop} of {prompt_length}; images "
+                "must be in order, apart and in the prompt"
+            )
+        end = place.stop
+        if place.stop > cache_length and (place.image is None or not place.image.features):
+            raise RequestError(f"request {request_id}: the image at token {place.start} was not sent")
+
+
+def _touches(one: PlacedImage, start: int, stop: int) -> bool:
+    return bool(one.tokens[0] < stop and one.tokens[-1] >= start)
+
+
+def _check(family: VisionFamily, place: ImagePlace, num_tokens: int) -> None:
+    image = place.image
+    if image is None:
+        return
+    if num_tokens != image.num_embeds or num_tokens == 0:
+        raise RequestError(
+            f"the image at token {place.start} has {image.num_embeds} embeddings for {num_tokens} image tokens"
+        )
+    if not image.features:
+        return
+    names = set(image.features)
+    unknown, missing = names - set(family.features), set(family.features) - set(family.optional) - names
+    if unknown or missing:
+        raise RequestError(
+            f"the image at token {place.start} has features {sorted(names)}; this model reads {list(family.features)}"
+        )
+    for name, feature in image.features.items():
+        feature.check(name)

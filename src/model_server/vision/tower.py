@@ -1,0 +1,110 @@
+"""Vision tower and projector by transformers, without its text model: from an image to the rows of its tokens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.errors import RequestError, StartupError
+from model_server.vision.families import VisionFamily
+from model_server.vision.image import Encoded, Image
+
+logger = logging.getLogger(__name__)
+
+# What is cut down to almost nothing: tensors of the text model, which the native decoder has.
+_TEXT_TENSORS = ("embed_tokens.weight", "lm_head.weight")
+
+
+class Tower:
+    """One image a call, an `image.SeesImages`. The caller enters `torch.inference_mode`."""
+
+    def __init__(
+        self, model: Any, family: VisionFamily, image_token: int, width: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """model: transformers', with a text model of no layers. width: of the text model's hidden states."""
+        self._model = model
+        self.family = family
+        self.image_token = image_token
+        self.row_bytes = width * dtype.itemsize
+        self._device = device
+        self.weight_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+
+    def encode(self, image: Image) -> Encoded:
+        features = {name: feature.tensor().to(self._device) for name, feature in image.features.items()}
+        found = self._model.get_image_features(**features, return_dict=True).pooler_output
+        parts = [found] if isinstance(found, Tensor) else list(found)
+        rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+        if len(rows) != image.num_embeds:
+            raise RequestError(f"an image has {image.num_embeds} tokens, but its tower makes {len(rows)} rows of it")
+        return Encoded(rows)
+
+
+def load_tower(directory: Path, name: str, family: VisionFamily, device: torch.device, dtype: torch.dtype) -> Tower:
+    """Read the vision part of the checkpoint in `directory`, of model type `name`. Imports transformers: seconds.
+
+    Raises StartupError, one line, if a tensor of the tower is missing or has another shape than the config's.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    loader: Any = AutoModelForImageTextToText
+    started = time.perf_counter()
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        _without_text(config)
+        tower, info = loader.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StartupError(f"the vision tower of {name} cannot be loaded: {line[:300]}") from error
+    missing = sorted(_not_text(info["missing_keys"]))
+    if missing:
+        raise StartupError(f"the vision tower of {name} cannot be loaded: weight {missing[0]} does not exist")
+    mismatched = sorted(_not_text(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]))
+    if mismatched:
+        raise StartupError(f"the vision tower of {name} cannot be loaded: weight {mismatched[0]} has another shape")
+    image_token = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    if type(image_token) is not int:
+        raise StartupError(f"config.json of {name} has no `image_token_id`")
+    tower = tower.eval().to(device)
+    width = config.get_text_config(decoder=True).hidden_size
+    loaded = Tower(tower, family, image_token, width, device, dtype)
+    logger.info(
+        "Loaded the vision tower of %s, %.1f MiB, in %.2f s",
+        name,
+        loaded.weight_bytes / 2**20,
+        time.perf_counter() - started,
+    )
+    return loaded
+
+
+def _without_text(config: Any) -> None:
+    """Leave nothing of the text model but a norm and some rows of its embedding."""
+    text = config.get_text_config(decoder=True)
+    text.num_hidden_layers = 0
+    text.vocab_size = 8
+    for field in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(text, field, None)
+    for field in ("layer_types", "cross_attention_layers", "no_rope_layers", "moe_layers", "mlp_only_layers"):
+        if getattr(text, field, None) is not None:
+            setattr(text, field, [])
+    # Quantized checkpoints keep their towers in plain numbers.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+
+
+def _not_text(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.endswith(_TEXT_TENSORS)]

@@ -1,0 +1,127 @@
+"""Images through the engine, against transformers' whole models: greedy tokens in float32."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from parity.vision_scene import BLOCK, VisionScene, request
+from safetensors.torch import load_file, save_file
+from support.engine_shard import EngineShard, errors_of, tokens_of
+from support.vision_models import PROCESSORS, write_vision_checkpoint
+
+from model_server.batch.sequence import NewRequest
+from model_server.errors import StartupError
+from model_server.vision.families import FAMILIES
+from model_server.vision.tower import load_tower
+
+SERVED = [name for name in PROCESSORS if name in FAMILIES or name == "pixtral"]
+ALWAYS = ("llava",)
+MODELS = [pytest.param(one, marks=() if one in ALWAYS else pytest.mark.parity) for one in SERVED]
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VisionScene:
+    return VisionScene(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def alone(shard: EngineShard, new: NewRequest) -> list[int]:
+    """The tokens of a request that runs alone."""
+    return tokens_of(*shard.run_out(shard.prefill(0, new), 0))[new.id]
+
+
+def test_tokens_equal_transformers(scene: VisionScene) -> None:
+    """None, one and two pictures with text between; another picture gives other tokens."""
+    answers = []
+    for numbers in ((), (0,), (1, 0), (2,)):
+        prompt = scene.prompt(numbers)
+        expected = scene.generate(prompt)
+        shard = scene.shard()
+        assert alone(shard, request(shard, prompt)) == expected, numbers
+        answers.append(tuple(expected))
+    assert len(set(answers)) == len(answers) and len(set(answers[1])) >= 4
+
+
+def test_chunks_and_other_rows_change_nothing(scene: VisionScene) -> None:
+    """Small budgets, so that chunks end within images, beside text that joins and leaves."""
+    prompts = [scene.prompt((0, 1)), scene.prompt(()), scene.prompt((2,))]
+    expected = [alone(shard, request(shard, one)) for one in prompts for shard in [scene.shard()]]
+    for budget, first in ((3, 2), (7, 5), (16, 11)):
+        shard = scene.shard(budget=budget)
+        requests = [request(shard, one, chunk_len=min(first, len(one.ids))) for one in prompts]
+        results = [shard.prefill(0, requests[0])]
+        results += [shard.prefill(number, one, cached=0) for number, one in enumerate(requests[1:], 1)]
+        found = tokens_of(*results[:-1], *shard.run_out(results[-1], 0))
+        assert [found[one.id] for one in requests] == expected, budget
+        encoder = shard.engine.encoder
+        assert encoder is not None and encoder.misses == 3 and encoder.num_rows > 0
+
+
+def test_preempted_requests_go_on(scene: VisionScene) -> None:
+    """In the middle of an image and behind all of them; what is in the cache is not sent again."""
+    prompt = scene.prompt((0, 1))
+    shard = scene.shard()
+    expected = alone(shard, request(shard, prompt))
+    for resumed in (0, 4):
+        shard = scene.shard()
+        again = request(shard, prompt, resume_ids=tuple(expected[:resumed]))
+        assert alone(shard, again) == expected[resumed:]
+
+    shard = scene.shard()
+    first = request(shard, prompt)
+    assert alone(shard, first) == expected
+    inside = prompt.places[1].start + prompt.places[1].length // 2
+    for stop in (prompt.places[0].start + 1, prompt.places[0].stop, inside, len(prompt.ids) - 1):
+        cached = stop // BLOCK * BLOCK
+        sent = tuple(
+            dataclasses.replace(p, image=dataclasses.replace(p.image, features={}))
+            if p.stop <= cached and p.image is not None
+            else p
+            for p in prompt.places
+        )
+        shared = dataclasses.replace(first, id=100 + stop, cache_len=cached, images=sent)
+        shard.prompts[shared.id] = prompt.ids
+        assert alone(shard, shared) == expected, cached
+    encoder = shard.engine.encoder
+    assert encoder is not None and encoder.misses == 2 and encoder.hits > 0
+
+
+def test_an_image_that_cannot_be_encoded_fails_alone(scene: VisionScene) -> None:
+    good, bad = scene.prompt((0,)), scene.prompt((1,))
+    place = bad.places[0]
+    assert place.image is not None
+    pixels = place.image.features["pixel_values"]
+    broken = dataclasses.replace(pixels, shape=(1, math.prod(pixels.shape)))
+    image = dataclasses.replace(place.image, features={**place.image.features, "pixel_values": broken})
+    bad = dataclasses.replace(bad, places=[dataclasses.replace(place, image=image)])
+    shard = scene.shard()
+    requests = [request(shard, good), request(shard, bad), request(shard, scene.prompt(()))]
+    results = shard.run_out(shard.prefill(0, *requests), 0)
+    errors = errors_of(results[0])
+    assert list(errors) == [requests[1].id] and "image" in errors[requests[1].id]
+    results[0] = dataclasses.replace(results[0], generations=[g for g in results[0].generations if g.error is None])
+    other = scene.shard()
+    assert tokens_of(*results)[requests[0].id] == alone(other, request(other, good))
+
+
+@pytest.mark.parametrize("said", ["does not exist", "has another shape"])
+def test_a_tower_that_is_not_whole_is_refused(said: str, tmp_path: Path) -> None:
+    write_vision_checkpoint(tmp_path, "llava")
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("multi_modal_projector.linear_1.weight"))
+    del tensors[name]
+    if said == "has another shape":
+        tensors[name] = torch.zeros(3, 3)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(StartupError, match=f"linear_1.weight {said}"):
+        load_tower(tmp_path, "llava", FAMILIES["llava"], torch.device("cpu"), torch.float32)

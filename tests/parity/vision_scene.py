@@ -1,0 +1,146 @@
+"""Prompts with pictures: through an engine on a tiny vision model, and through transformers' whole model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from support.engine_shard import BLOCK, EngineShard, slots_of
+from support.loading import CPU, load
+from support.vision_models import END, IMAGE, START, write_vision_checkpoint
+
+from model_server.batch.sequence import NewRequest
+from model_server.models.hf.loading import quiet
+from model_server.text.tokenizer import Tokenizer
+from model_server.vision.encoder import ImageEncoder
+from model_server.vision.families import vision_family
+from model_server.vision.image import Feature, Image, ImagePlace
+from model_server.vision.tower import load_tower
+
+NEW_TOKENS = 12
+FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw")
+NESTED = ("idefics2", "idefics3", "smolvlm")
+# Families whose image tokens are one run.
+WHOLE_RUNS = ("gemma3", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+def picture(number: int) -> Any:
+    """A drawn picture, each of another size."""
+    from PIL import Image as Pil
+    from PIL import ImageDraw
+
+    width, height = ((120, 80), (70, 100), (60, 60))[number % 3]
+    drawn = Pil.new("RGB", (width, height), (40 * number % 256, 200 - 50 * number, 90))
+    draw = ImageDraw.Draw(drawn)
+    draw.ellipse((5, 10, 35 + 10 * number, 50), fill=(250, 30 * number, 10))
+    draw.rectangle((30, 5 + 20 * number, 55, 55), fill=(10, 60, 240))
+    return drawn
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """ids, where pictures stand in them, and which."""
+
+    ids: list[int]
+    places: list[ImagePlace]
+    pictures: list[int]
+
+
+class VisionScene:
+    """One tiny model: transformers' own, and what the engine needs of it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        from transformers import AutoImageProcessor
+
+        quiet()
+        self.name = name
+        self.folder = folder
+        self.model = write_vision_checkpoint(folder, name)
+        self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    @cached_property
+    def tower(self) -> Any:
+        fields = json.loads((self.folder / "config.json").read_text())
+        family = vision_family(fields)
+        assert family is not None
+        with torch.inference_mode():
+            return load_tower(self.folder, self.name, family, CPU, torch.float32)
+
+    def process(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """What the processor makes of these pictures together, as arrays."""
+        drawn: Any = [picture(number) for number in numbers]
+        made = self.processor(
+            images=[drawn] if self.name in NESTED else drawn, return_tensors="np", input_data_format="channels_last"
+        )
+        return {name: np.asarray(value) for name, value in made.items() if name in FEATURES}
+
+    def image(self, number: int) -> Image:
+        """Picture `number` as the router prepares it."""
+        arrays = self.process([number])
+        features = {n: Feature(str(a.dtype), a.shape, np.ascontiguousarray(a).tobytes()) for n, a in arrays.items()}
+        with torch.inference_mode():
+            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            found = self.model.model.get_image_features(**tensors, return_dict=True).pooler_output
+        rows = sum(part[..., 0].numel() for part in ([found] if isinstance(found, torch.Tensor) else found))
+        grid: tuple[int, ...] = ()
+        if "image_grid_thw" in arrays:
+            t, h, w = arrays["image_grid_thw"][0].tolist()
+            grid = (t, h // 2, w // 2)
+        return Image(hashlib.sha256(f"{self.name} {number}".encode()).digest(), features, rows, grid)
+
+    def prompt(self, numbers: Sequence[int], *, first_length: int = 5) -> Prompt:
+        """Pictures with text before, between and behind them."""
+        generator = np.random.default_rng(len(numbers))
+        ids = [0, *generator.integers(3, 300, first_length).tolist()]
+        places = []
+        for number in numbers:
+            image = self.image(number)
+            run = [IMAGE] * image.num_embeds
+            if self.name not in WHOLE_RUNS:
+                run.insert(len(run) // 3, END)
+            span = [START, *run, END]
+            places.append(ImagePlace(image.key, len(ids), len(span), image))
+            ids += [*span, *generator.integers(3, 300, 4).tolist()]
+        return Prompt(ids, places, list(numbers))
+
+    def generate(self, prompt: Prompt, new_tokens: int = NEW_TOKENS) -> list[int]:
+        """transformers' greedy answer."""
+        ids = torch.tensor([prompt.ids])
+        more: dict[str, Any] = {}
+        if prompt.pictures:
+            more = {name: torch.from_numpy(array) for name, array in self.process(prompt.pictures).items()}
+        if self.name.startswith("qwen"):
+            more["mm_token_type_ids"] = (ids == IMAGE).int()
+        if self.name in ("gemma3", "paligemma", "paligemma2"):
+            more["token_type_ids"] = (ids == IMAGE).long() if self.name == "gemma3" else torch.zeros_like(ids)
+        with torch.inference_mode():
+            out = self.model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens,
+                min_new_tokens=new_tokens, eos_token_id=None, **more,
+            )  # fmt: skip
+        return [int(i) for i in out[0, len(prompt.ids) :]]
+
+    def encoder(self, capacity: int = 10_000) -> ImageEncoder:
+        return ImageEncoder(self.tower, capacity)
+
+    def shard(self, *, budget: int = 10_000, encoder: ImageEncoder | None = None, num_blocks: int = 256) -> EngineShard:
+        """An engine on the model."""
+        runner: Any = load(self.folder)
+        return EngineShard(
+            Tokenizer.load(self.folder), budget=budget, runner=runner, encoder=encoder or self.encoder(),
+            num_blocks=num_blocks,
+        )  # fmt: skip
+
+
+def request(shard: EngineShard, prompt: Prompt, new_tokens: int = NEW_TOKENS, **changes: Any) -> NewRequest:
+    return shard.request(prompt.ids, new_tokens, images=tuple(prompt.places), **changes)
+
+
+__all__ = ["BLOCK", "NEW_TOKENS", "Prompt", "VisionScene", "picture", "request", "slots_of"]

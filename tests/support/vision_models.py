@@ -1,0 +1,208 @@
+"""Tiny random vision models as published ones look: config, weights, tokenizer, image processor.
+
+The weights are large enough that another picture gives another answer: matrices normal with 1.5 / sqrt(fan-in),
+embeddings 0.2 (0.02 where the head is tied to them), norms moved by 0.1. The same arguments always give the same files.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "vocab_size": 512,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+}  # fmt: skip
+TOWER: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 14,
+    "image_size": 56,
+}  # fmt: skip
+QWEN_TOWER: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2}
+MROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+PINPOINTS = [[56 * a, 56 * b] for a, b in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
+
+IMAGE, START, END = 300, 301, 302
+"""Ids of the image token, and of two that stand around an image or within it."""
+
+# Type -> the type of its text model, fields of it, of the tower, and of the whole.
+CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "llava": (
+        "llama", {}, TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3}, {"image_seq_length": 16},
+    ),
+    "llava_next": (
+        "mistral", {"sliding_window": None},
+        TOWER | {"model_type": "clip_vision_model", "num_hidden_layers": 3},
+        {"image_seq_length": 16, "image_grid_pinpoints": PINPOINTS},
+    ),
+    "pixtral": (
+        "mistral", {"sliding_window": None},
+        TOWER | {"model_type": "pixtral", "image_size": 112, "head_dim": 8},
+        {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+    ),
+    "mistral3": (
+        "mistral", {"sliding_window": None},
+        TOWER | {"model_type": "pixtral", "image_size": 112, "head_dim": 8},
+        {"vision_feature_layer": -1, "spatial_merge_size": 2, "tie_word_embeddings": False},
+    ),
+    "idefics2": (
+        "mistral", {"sliding_window": None}, TOWER | {"image_size": 98},
+        {"perceiver_config": {
+            "hidden_size": 64, "resampler_n_latents": 8, "resampler_depth": 2, "resampler_n_heads": 4,
+            "resampler_head_dim": 16, "num_key_value_heads": 2,
+        }},
+    ),
+    "idefics3": ("llama", {}, TOWER, {"scale_factor": 2}),
+    "smolvlm": ("llama", {}, TOWER, {"scale_factor": 2}),
+    "internvl": (
+        "qwen2", {}, TOWER | {"image_size": [56, 56], "patch_size": [14, 14]},
+        {"image_seq_length": 4, "tie_word_embeddings": False},
+    ),
+    "qwen2_vl": (
+        "qwen2_vl_text", {"rope_parameters": MROPE}, QWEN_TOWER | {"embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+        {},
+    ),
+    "qwen2_5_vl": (
+        "qwen2_5_vl_text", {"rope_parameters": MROPE},
+        QWEN_TOWER | {
+            "depth": 3, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "window_size": 56,
+            "fullatt_block_indexes": [1],
+        },
+        {},
+    ),
+    "qwen3_vl": (
+        "qwen3_vl_text",
+        {"num_hidden_layers": 4, "rope_parameters": MROPE | {"mrope_interleaved": True}},
+        QWEN_TOWER | {
+            "depth": 4, "hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "patch_size": 16,
+            "deepstack_visual_indexes": [0, 1, 2], "num_position_embeddings": 64,
+        },
+        {},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {"num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 16},
+        TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"mm_tokens_per_image": 4, "boi_token_index": START, "eoi_token_index": END},
+    ),
+    "paligemma": (
+        "gemma", {}, TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"projection_dim": 64, "hidden_size": 64},
+    ),
+    "paligemma2": (
+        "gemma2", {"sliding_window": 8, "query_pre_attn_scalar": 16},
+        TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        {"projection_dim": 64, "hidden_size": 64},
+    ),
+    "llama4": (
+        "llama4_text",
+        {
+            "num_hidden_layers": 4, "num_local_experts": 4, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 16,
+        },
+        TOWER | {
+            "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32, "pixel_shuffle_ratio": 0.5,
+            "intermediate_size": 128,
+        },
+        {"boi_token_index": START, "eoi_token_index": END},
+    ),
+}  # fmt: skip
+
+# Type -> the class of its image processor (as the files name it) and its settings.
+PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llava": ("CLIPImageProcessor", {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}),
+    "llava_next": (
+        "LlavaNextImageProcessor",
+        {
+            "size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "image_grid_pinpoints": PINPOINTS,
+        },
+    ),
+    "pixtral": ("PixtralImageProcessor", {"size": {"longest_edge": 112}, "patch_size": 14}),
+    "mistral3": ("PixtralImageProcessor", {"size": {"longest_edge": 112}, "patch_size": 28}),
+    "idefics2": (
+        "Idefics2ImageProcessor", {"size": {"longest_edge": 98, "shortest_edge": 56}, "do_image_splitting": False},
+    ),
+    "idefics3": (
+        "Idefics3ImageProcessor", {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 56}},
+    ),
+    "smolvlm": ("SmolVLMImageProcessor", {"size": {"longest_edge": 224}, "max_image_size": {"longest_edge": 56}}),
+    "internvl": (
+        "GotOcr2ImageProcessor",
+        {"size": {"height": 56, "width": 56}, "crop_to_patches": True, "min_patches": 1, "max_patches": 4},
+    ),
+    "qwen2_vl": (
+        "Qwen2VLImageProcessor", {"size": {"shortest_edge": 3136, "longest_edge": 28 * 28 * 64}, "patch_size": 14},
+    ),
+    "qwen3_vl": (
+        "Qwen2VLImageProcessor", {"size": {"shortest_edge": 4096, "longest_edge": 32 * 32 * 64}, "patch_size": 16},
+    ),
+    "gemma3": ("Gemma3ImageProcessor", {"size": {"height": 56, "width": 56}}),
+    "paligemma": ("SiglipImageProcessor", {"size": {"height": 56, "width": 56}}),
+}  # fmt: skip
+PROCESSORS["qwen2_5_vl"] = PROCESSORS["qwen2_vl"]
+PROCESSORS["paligemma2"] = PROCESSORS["paligemma"]
+
+# Processors of these classes take their classes' names from the model's type.
+MODEL_TYPES = {"pixtral": "llava", "paligemma2": "paligemma"}
+
+
+def vision_model(name: str) -> Any:
+    """transformers' model in float32 and evaluation mode."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    text_type, text, tower, whole = CONFIGS[name]
+    model_type = MODEL_TYPES.get(name, name)
+    tied = AutoConfig.for_model(model_type).tie_word_embeddings and whole.get("tie_word_embeddings", True)
+    image_field = next(
+        n for n in ("image_token_id", "image_token_index") if hasattr(AutoConfig.for_model(model_type), n)
+    )
+    config = AutoConfig.for_model(
+        model_type,
+        text_config={"model_type": text_type, **TEXT, "tie_word_embeddings": tied, **text},
+        vision_config=tower,
+        **whole | {image_field: IMAGE, "tie_word_embeddings": tied},
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "embed_tokens" in parameter_name:
+                parameter.copy_(noise * (0.02 if tied else 0.2))
+            elif "norm" in parameter_name or "layrnorm" in parameter_name:
+                parameter.add_(noise * 0.1)
+            elif parameter.dim() >= 2 and "embedding" not in parameter_name:
+                parameter.copy_(noise * 1.5 / parameter[0].numel() ** 0.5)
+            else:
+                parameter.copy_(noise * 0.02)
+    model.generation_config.eos_token_id = 1
+    model.generation_config.pad_token_id = 2
+    return model
+
+
+def write_vision_checkpoint(folder: Path, name: str) -> Any:
+    """Write the model, its tokenizer and its image processor's settings into `folder`; returns transformers' model."""
+    model = vision_model(name)
+    model.save_pretrained(folder)
+    write_vision_tokenizer(folder)
+    if name in PROCESSORS:
+        kind, settings = PROCESSORS[name]
+        (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **settings}))
+    return model
+
+
+def write_vision_tokenizer(folder: Path) -> None:
+    """A byte-level BPE of 300 tokens, and behind them `<image>` (300), `<image_start>` and `<image_end>`."""
+    from support.tiny_models import write_tokenizer
+    from tokenizers import AddedToken, Tokenizer
+
+    write_tokenizer(folder, vocab_size=IMAGE)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    marks = ["<image>", "<image_start>", "<image_end>"]
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
+    assert tokenizer.token_to_id("<image>") == IMAGE
+    tokenizer.save(str(folder / "tokenizer.json"))
