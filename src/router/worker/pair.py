@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from functools import partial
 
 from router.worker.frames import with_limit
@@ -63,8 +64,8 @@ class WorkerPair:
 class QueuedWorker:
     """One process and the jobs that wait for it."""
 
-    def __init__(self, module: str, lane: Lane) -> None:
-        self.process = WorkerProcess(module)
+    def __init__(self, module: str, lane: Lane, arguments: Sequence[str] = ()) -> None:
+        self.process = WorkerProcess(module, arguments)
         self._module = module
         self._lane = lane
         self._lock = threading.Lock()

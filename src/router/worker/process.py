@@ -11,6 +11,7 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Sequence
 
 from router.worker.frames import frame, read_frame
 from wire.processes.python_child import NEUTRAL_FOLDER, child_environment, module_command
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 _PIPE_BYTES = 1 << 20
 _TRIES = 2
+# A process has bounds on its address space, in which each thread of a library takes a part, and it forks.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class WorkerEndedError(ConnectionError):
@@ -29,8 +32,9 @@ class WorkerEndedError(ConnectionError):
 class WorkerProcess:
     """`python -m MODULE`, started when first needed and again when it was lost. For one thread, except for `kill`."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
         self._module = module
+        self._arguments = tuple(arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._is_closed = False
@@ -104,8 +108,8 @@ class WorkerProcess:
         if self._is_closed:
             raise ConnectionAbortedError("the server is stopping")
         process = subprocess.Popen(
-            module_command(self._module),
-            env=child_environment(),
+            (*module_command(self._module), *self._arguments),
+            env=child_environment() | _ONE_THREAD,
             cwd=NEUTRAL_FOLDER,
             bufsize=0,
             stdin=subprocess.PIPE,

@@ -1,0 +1,62 @@
+"""The process that prepares images on behalf of the router: `python -m router.images.worker FOLDER DTYPE`.
+
+A file may be built to take all memory or to run forever; here it takes 2 GiB at most, in a fork that is ended when it
+takes too long. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+# Nothing here needs torch, which would take seconds and hundreds of megabytes. transformers looks whether it is there.
+sys.modules["torch"] = cast(Any, None)
+sys.modules["torchvision"] = cast(Any, None)
+
+from router.images import frames  # noqa: E402
+from router.worker.forked import Forked, JobEndedError  # noqa: E402
+from router.worker.main import serve  # noqa: E402
+from wire.images.decoding import ImageError  # noqa: E402
+from wire.images.preparing import ModelType, Preparer, UnpreparableError  # noqa: E402
+
+MEMORY_LIMIT = 2 << 30
+_CPU_LIMIT_S = 30
+_TOO_LARGE = "it takes too much memory or time to decode"
+
+
+def prepared(preparer: Preparer, job: frames.Job) -> bytes:
+    """The answer to a job."""
+    try:
+        image = preparer.prepare(job.key, job.data, max_pixels=job.max_pixels, detail=job.detail)
+    except ImageError as error:
+        return frames.fault_to(str(error))
+    except MemoryError:
+        return frames.fault_to(_TOO_LARGE)
+    return frames.image_to(image)
+
+
+def main() -> None:
+    """Serve until the router closes the pipe."""
+    folder, dtype = sys.argv[1:]
+    fault, preparer = "", None
+    try:
+        preparer = Preparer(Path(folder), cast(ModelType, dtype))
+    except UnpreparableError as error:
+        fault = str(error)
+    forked = Forked()
+
+    def answer(asked: bytes, limit_s: float) -> bytes:
+        job = frames.job_from(asked)
+        if preparer is None or not job.data:
+            return frames.fault_to(fault)
+        try:
+            return forked.run(lambda: prepared(preparer, job), limit_s)
+        except JobEndedError:
+            return frames.fault_to(_TOO_LARGE)
+
+    serve(answer, memory_limit=MEMORY_LIMIT, cpu_limit_s=_CPU_LIMIT_S)
+
+
+if __name__ == "__main__":
+    main()

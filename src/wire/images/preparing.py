@@ -1,0 +1,146 @@
+"""From a file to what a model's tower is given: transformers' image processors on Pillow and numpy, without torch.
+
+transformers loads torch where it finds it: a process that is to stay small puts None for torch and torchvision into
+`sys.modules` before it imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers import AutoConfig, AutoImageProcessor
+
+from wire.images import layouts
+from wire.images.decoding import Detail, ImageError, decode
+from wire.images.families import FAMILIES, family_name
+from wire.images.layouts import LayoutOf
+from wire.images.prepared import Feature, FeatureType, PreparedImage
+
+ModelType = FeatureType
+"""`float32`, `bfloat16` or `float16`: in which the tower computes."""
+
+
+class UnpreparableError(Exception):
+    """The model's images cannot be prepared at all; the text says why, for the operator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """How a family's processor is used.
+
+    features: what the tower takes of what it returns. nested: it takes a list of images for each prompt.
+    options: what its calls are given besides, `options_of` from the config.
+    """
+
+    layout: LayoutOf
+    features: tuple[str, ...] = ("pixel_values",)
+    nested: bool = False
+    has_grid: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LLAVA_NEXT = _Row(layout=layouts.llava_next, features=("pixel_values", "image_sizes"))
+_TILES = _Row(
+    layout=layouts.idefics3,
+    features=("pixel_values", "pixel_attention_mask"),
+    nested=True,
+    options={"return_row_col_info": True},
+)
+_GRID = _Row(layout=layouts.merged_grid, features=("pixel_values", "image_grid_thw"), has_grid=True)
+_PIXTRAL = _Row(layout=layouts.pixtral, features=("pixel_values", "image_sizes"))
+
+_ROWS: Mapping[str, _Row] = {
+    "llava": _Row(layout=layouts.llava),
+    "llava_next": _LLAVA_NEXT,
+    "idefics2": _Row(layout=layouts.idefics2, features=("pixel_values", "pixel_attention_mask"), nested=True),
+    "idefics3": _TILES,
+    "smolvlm": _TILES,
+    "paligemma": _Row(layout=layouts.paligemma),
+    "gemma3": _Row(layout=layouts.gemma3, nested=True, options={"do_pan_and_scan": False}),
+    "qwen2_vl": _GRID,
+    "qwen2_5_vl": _GRID,
+    "qwen3_vl": _GRID,
+    "internvl": _Row(layout=layouts.internvl, options={"crop_to_patches": True}),
+    "mistral3": _PIXTRAL,
+    "pixtral": _PIXTRAL,
+    "glm4v": _GRID,
+}
+
+
+class Preparer:
+    """Prepares images for one model."""
+
+    def __init__(self, folder: Path, dtype: ModelType) -> None:
+        """folder: with config.json and the processor's settings. Raises UnpreparableError."""
+        try:
+            self._config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            name = family_name(self._config.to_dict())
+        except Exception as error:
+            raise UnpreparableError(f"the config of the model cannot be read: {_line(error)}") from None
+        if name is None or name not in _ROWS:
+            raise UnpreparableError(f"images of the model type {self._config.model_type} are not served")
+        self._family, self._row = FAMILIES[name], _ROWS[name]
+        self._dtype = dtype
+        self._options = dict(self._row.options)
+        if self._row is _PIXTRAL:
+            self._options["patch_size"] = layouts.pixtral_patch(self._config)
+        try:
+            load: Any = AutoImageProcessor.from_pretrained
+            self._processor = load(folder, backend="pil", local_files_only=True)
+        except Exception as error:
+            raise UnpreparableError(f"the image processor of the model cannot be loaded: {_line(error)}") from None
+
+    def prepare(self, key: bytes, data: bytes, *, max_pixels: int, detail: Detail = "auto") -> PreparedImage:
+        """The image of a file. Raises ImageError, and MemoryError."""
+        image = decode(data, max_pixels=max_pixels, detail=detail)
+        try:
+            arrays = self._arrays(image)
+            layout = self._row.layout(arrays, self._config, self._processor)
+        except MemoryError:
+            raise
+        except Exception:  # what shrinks to nothing, and what is too narrow: each processor raises something else
+            raise ImageError(f"the model cannot read {image.width}x{image.height} pixels") from None
+        if layout.num_embeds < 1:
+            raise ImageError(f"nothing is left of {image.width}x{image.height} pixels")
+        return PreparedImage(
+            key=key,
+            expansion=self._family.expansion(layout),
+            num_embeds=layout.num_embeds,
+            grid=layouts.grid(arrays, self._config) if self._row.has_grid else None,
+            features={name: feature_of(arrays[name], self._dtype) for name in self._row.features if name in arrays},
+        )
+
+    def _arrays(self, image: Image.Image) -> Mapping[str, Any]:
+        pixels = np.asarray(image)
+        images: list[Any] = [[pixels]] if self._row.nested else [pixels]
+        arrays: Mapping[str, Any] = self._processor(
+            images, return_tensors="np", input_data_format="channels_last", **self._options
+        )
+        return arrays
+
+
+def feature_of(array: Any, dtype: ModelType) -> Feature:
+    """Pixels in the model's dtype, to nearest even as torch rounds; masks as bool; other whole numbers as int64."""
+    array = np.asarray(array)
+    shape = tuple(array.shape)
+    if array.dtype.kind == "f":
+        return Feature(dtype, shape, _float_bytes(array.astype("<f4", copy=False), dtype))
+    if array.dtype.kind == "b" or (array.ndim > 2 and array.size and array.max() <= 1 and array.min() >= 0):
+        return Feature("bool", shape, array.astype(np.bool_).tobytes())
+    return Feature("int64", shape, array.astype("<i8").tobytes())
+
+
+def _float_bytes(array: Any, dtype: ModelType) -> bytes:
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(array).view("<u4")
+        return bytes(((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2").tobytes())
+    return bytes(array.astype("<f2" if dtype == "float16" else "<f4").tobytes())
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,62 @@
+"""The process that prepares images: without torch, bounded, one answer for each file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.pictures import picture
+from support.vision_settings import settings_folder
+
+from router.images import frames
+from router.worker.frames import with_limit
+from router.worker.process import WorkerProcess
+from wire.images.prepared import Feature, PreparedImage
+from wire.images.preparing import Preparer
+
+KEY = bytes(range(32))
+
+
+def asked(process: WorkerProcess, data: bytes, **options: object) -> PreparedImage | str:
+    job = frames.Job(KEY, data, 50_000_000, **options)  # type: ignore[arg-type]
+    return frames.answer_from(process.exchange(with_limit(20, frames.job_to(job)), 60))
+
+
+def test_the_process_answers_as_the_library_does_and_never_loads_torch(tmp_path: Path) -> None:
+    folder = settings_folder(tmp_path, "qwen2_vl")
+    process = WorkerProcess("router.images.worker", (str(folder), "bfloat16"))
+    try:
+        assert asked(process, b"") == ""
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "libtorch" not in loaded
+        data = picture(60, 90)
+        expected = Preparer(folder, "bfloat16").prepare(KEY, data, max_pixels=50_000_000)
+        assert asked(process, data) == expected
+        assert asked(process, picture(600, 900), detail="low") != asked(process, picture(600, 900))
+        fault = asked(process, data[:100])
+        assert fault == "the file is damaged or incomplete"
+        assert isinstance(asked(process, picture(60, 90, format="GIF")), PreparedImage)
+    finally:
+        process.end()
+
+
+def test_a_model_that_cannot_be_prepared_is_said_once_asked(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    process = WorkerProcess("router.images.worker", (str(tmp_path), "float32"))
+    try:
+        assert asked(process, b"") == "images of the model type llama are not served"
+        assert asked(process, picture(8, 8)) == "images of the model type llama are not served"
+    finally:
+        process.end()
+
+
+@pytest.mark.parametrize("grid", [None, (1, 2, 3)])
+def test_an_image_travels_whole(grid: tuple[int, int, int] | None) -> None:
+    features = {"a": Feature("bfloat16", (1, 3), b"abcdef"), "b": Feature("int64", (1, 1), bytes(8))}
+    image = PreparedImage(KEY, "<image>", 6, grid, features)
+    assert frames.answer_from(frames.image_to(image)) == image
+
+
+def test_a_job_travels_whole() -> None:
+    job = frames.Job(KEY, b"\x00data", 5, "low")
+    assert frames.job_from(frames.job_to(job)) == job
