@@ -60,8 +60,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
     layout = Layout.of(*config.place, num_stages=config.num_stage, num_nodes=config.num_nodes)
     rank = layout.world.rank
-    # A replay takes the residual stream from nowhere but its own buffers: stages run without graphs.
-    graphs = () if config.num_stage > 1 else graph_sizes(config.cuda_graphs, config.max_batch_size)
+    graphs = graph_sizes(config.cuda_graphs, config.max_batch_size)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
@@ -92,7 +91,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     logger.info("Device %s, %s, %s", device, dtype, counted(num_threads, "CPU thread"))
     stored = cache_dtype(model, config.kv_cache_dtype, device, config.attention)
     attention = AttentionChoice(config.attention, device, dtype, stored, batch_invariant=config.batch_invariant)
-    ranks = Ranks.of(_connect(config, layout.world, device), layout)
+    ranks = Ranks.of(_connect(config, layout.world, device), layout, device)
     runner: Runner | None = None
     orderly = False
     phases.enter(phases.LOADING)
@@ -140,8 +139,9 @@ def _connect(config: ServeConfig, world: Axis, device: torch.device) -> ProcessG
         timeout_s=config.dist_timeout,
         collective_timeout_s=config.collective_timeout,
         key_prefix=config.store_key_prefix,
-        # Ranks of other nodes have other memory, which the check of the devices here does not see.
-        one_shot=not config.disable_custom_kernels and config.num_nodes == 1,
+        # Ranks of other nodes have other memory, which the check of the devices here does not see; with stages no sum
+        # is one of all ranks.
+        one_shot=not config.disable_custom_kernels and config.num_nodes == 1 and config.num_stage == 1,
     )
 
 

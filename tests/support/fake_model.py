@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_server.memory.kv_cache import KvCache, KvShape
-from model_server.runner.runner import ModelInputs, RunnerTraits
+from model_server.runner.runner import ModelInputs, RunnerTraits, TokenRow
 
 MODULUS = 1_000_003
 
@@ -94,12 +94,19 @@ class FakeStageRunner(FakeRunner):
     is_first: bool = True
     is_last: bool = True
 
+    def __post_init__(self) -> None:
+        stream = TokenRow(4, torch.float32)
+        self.traits = dataclasses.replace(
+            self.traits, received=None if self.is_first else stream, passed_on=None if self.is_last else stream
+        )
+
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         assert (inputs.hidden is None) is self.is_first
         if inputs.hidden is not None:
             inputs = dataclasses.replace(inputs, input_ids=inputs.hidden[:, 0].long())
+            inputs.hidden.fill_(-1)  # a runner may write into it
         logits = super().forward(inputs, cache)
-        return logits if self.is_last else inputs.input_ids.float()[:, None].expand(-1, 4)
+        return logits if self.is_last else inputs.input_ids.float()[:, None].repeat(1, 4)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from threading import Semaphore, Thread
 
 import torch
-from support.fake_model import FakeRunner
+from support.fake_model import FakeRunner, FakeStageRunner
 from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
@@ -43,6 +43,11 @@ class CapturableRunner(FakeRunner):
             kv_lengths_host=lengths,
         )
         return super().forward(replace(inputs, attention=true), cache)
+
+
+@dataclass
+class CapturableStageRunner(CapturableRunner, FakeStageRunner):
+    """One stage of a pipeline on a GPU."""
 
 
 @dataclass

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from support.engine_shard import BLOCK, EngineShard
 from support.factories import RecordingMetrics, make_limits
-from support.fake_model import FakeStageRunner
+from support.graph_doubles import CapturableStageRunner, PlainGraphCapture, copying_staging
 from support.stage_mailboxes import stage_links
 
+from model_server.distributed.group import ProcessGroup
 from model_server.distributed.stage_links import StageLinks
 from model_server.engine.device_thread import DeviceThread
 from model_server.engine.warm_up import Capacity, WarmupRequest
 from model_server.memory.kv_cache import KvCache
 from model_server.rpc.servicer import Servicer, ShardFacts
+from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.runner import ModelInputs
 from model_server.text.tokenizer import Tokenizer
 from router.scheduling.loop import Scheduler
@@ -32,7 +34,7 @@ Forward = tuple[list[int], list[int]]
 STOP_LIMIT_S = 60.0
 
 
-class NotingRunner(FakeStageRunner):
+class NotingRunner(CapturableStageRunner):
     """Notes positions and slots of each forward."""
 
     def __init__(self, vocab_size: int, *, is_first: bool, is_last: bool) -> None:
@@ -48,14 +50,26 @@ class Stage:
     """One rank, as `model_server.shard` puts it together; `send` makes it the router's client."""
 
     def __init__(
-        self, tokenizer: Tokenizer, rank: int, links: StageLinks | None, num_stages: int, dice: random.Random
+        self,
+        tokenizer: Tokenizer,
+        rank: int,
+        links: StageLinks | None,
+        num_stages: int,
+        dice: random.Random,
+        *,
+        graphs: bool,
     ) -> None:
+        """graphs: decode steps are replayed."""
         self.runner = NotingRunner(
             tokenizer.vocab_size, is_first=rank == 0, is_last=links is None or links.is_last
         )  # fmt: skip
+        replays = GraphedRunner(self.runner, (4, 2, 1), PlainGraphCapture())
         shard = EngineShard(
-            tokenizer, rank=rank, world_size=num_stages, budget=9, extends_blocks=True, runner=self.runner, links=links
-        )
+            tokenizer, rank=rank, world_size=num_stages, budget=9, extends_blocks=True, links=links,
+            runner=replays if graphs else self.runner,  # type: ignore[arg-type]
+        )  # fmt: skip
+        if graphs:
+            shard.engine._stepper._staging = copying_staging()
         self._dice = dice
         self.device = DeviceThread(
             torch.inference_mode, print, lambda error: True, most_pending=num_stages + 1, look_every_s=1e-3
@@ -71,6 +85,9 @@ class Stage:
         def warm(asked: WarmupRequest) -> Capacity:
             shard.engine.begin(asked.session)
             cache = shard.engine.cache
+            if graphs:
+                replays.capture(cache, 100, ProcessGroup())
+                assert replays.captured_sizes == (1, 2, 4)
             return Capacity(cache.num_blocks * BLOCK, 100, 200)
 
         self._servicer = Servicer(shard.engine, self.device, facts, warm)
@@ -109,11 +126,11 @@ class StagedHarness:
 
 @contextlib.asynccontextmanager
 async def staged_scheduler(
-    tokenizer: Tokenizer, num_stages: int, dice: random.Random, **limits: Any
+    tokenizer: Tokenizer, num_stages: int, dice: random.Random, *, graphs: bool = False, **limits: Any
 ) -> AsyncIterator[StagedHarness]:
     """At the end nothing is left: no block is taken, and every stage has computed the same rows in the same order."""
     links: list[StageLinks | None] = [None] if num_stages == 1 else [*stage_links(num_stages)]
-    stages = [Stage(tokenizer, rank, link, num_stages, dice) for rank, link in enumerate(links)]
+    stages = [Stage(tokenizer, rank, link, num_stages, dice, graphs=graphs) for rank, link in enumerate(links)]
     pool = ShardPool(stages)
     await pool.clear_all()
     info = await pool.info()

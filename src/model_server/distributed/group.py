@@ -3,6 +3,7 @@
 | What                        | CPU          | CUDA                                                            |
 |-----------------------------|--------------|-----------------------------------------------------------------|
 | sums and gathers of tensors | gloo         | NCCL; most sums in one kernel where peers allow (`peer_reduce`) |
+| from one rank to another    | gloo         | NCCL, on a stream of its own behind what the sender has queued  |
 | agreement on numbers        | gloo         | gloo: nothing waits for the device, and a lost rank is an error |
 | a rank's end                | `peer_watch` | `peer_watch`                                                    |
 
@@ -85,12 +86,13 @@ class ProcessGroup:
         return ProcessGroup()
 
     def send(self, tensor: Tensor, to: int) -> Callable[[], object]:
-        """Start to send `tensor` to that rank of this group. What is returned waits for the end; until then the caller
-        does not write to the tensor."""
+        """Start to send `tensor` to that rank of this group, once what the caller has queued on the device is done.
+        What is returned waits for the end, on a device without holding up the host; until then the caller does not
+        write to the tensor."""
         raise FatalError("there is no other rank to send to")
 
     def receive(self, tensor: Tensor, source: int) -> None:
-        """Fill `tensor` with what that rank of this group has sent next."""
+        """Fill `tensor` with what that rank of this group has sent next. On a device this is only queued."""
         raise FatalError("there is no other rank to receive from")
 
     def on_lost(self, report: Callable[[str], object]) -> None:
@@ -239,11 +241,13 @@ class _TorchGroup(ProcessGroup):
         self._num_collectives = 0
         self._num_questions = 0
         self._watch = watch
+        self._device: torch.device | None = None
         self._peers: PeerReduce | None = None
         self._is_whole = True
 
     def use_device(self, device: torch.device, *, one_shot: bool) -> None:
         """Run each collective of a CUDA `device` once; see whether small sums can do without NCCL."""
+        self._device = device
         tensor = torch.ones(1, 64, device=device)
         self.all_gather_last(self.all_reduce(tensor))
         torch.cuda.synchronize(device)
@@ -305,6 +309,8 @@ class _TorchGroup(ProcessGroup):
                 rank = members.index(self._members[self.rank])
                 mine = _TorchGroup(rank, len(members), self._watch, store, self._timeout_s, tuple(members), handle)
         mine.barrier()  # the connections are there before the first call
+        if self._device is not None and isinstance(mine, _TorchGroup):
+            mine.use_device(self._device, one_shot=False)
         return mine
 
     def send(self, tensor: Tensor, to: int) -> Callable[[], object]:

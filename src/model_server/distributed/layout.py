@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from model_server.distributed.group import ProcessGroup
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,9 @@ class Ranks:
     after: ProcessGroup = field(default_factory=ProcessGroup)
 
     @classmethod
-    def of(cls, world: ProcessGroup, layout: Layout | None = None) -> Ranks:
-        """Divide `world` into stages. layout: this rank's; None: one stage. All ranks call this together."""
+    def of(cls, world: ProcessGroup, layout: Layout | None = None, device: torch.device = _CPU) -> Ranks:
+        """Divide `world` into stages, whose tensors are on `device`. layout: this rank's; None: one stage. All ranks
+        call this together."""
         if layout is None or layout.stage.size == 1:
             return cls(layout or Layout.of(world.rank, world.size), world, world)
         width, stages = layout.tensor.size, layout.stage.size
@@ -95,4 +100,16 @@ class Ranks:
         ]
         before = boundaries[layout.stage.rank - 1] if layout.stage.rank > 0 else ProcessGroup()
         after = ProcessGroup() if layout.has_last_stage else boundaries[layout.stage.rank]
-        return cls(layout, world, tensor, before, after)
+        ranks = cls(layout, world, tensor, before, after)
+        ranks._use_boundaries(device)
+        return ranks
+
+    def _use_boundaries(self, device: torch.device) -> None:
+        """One message over each: NCCL connects two ranks at their first, which would be in the middle of a step. The
+        last stage begins by receiving, so that all others come through."""
+        message = torch.ones(1, 1, device=device)
+        wait = None if self.layout.has_last_stage else self.after.send(message, 1)
+        if self.layout.stage.rank > 0:
+            self.before.receive(torch.empty_like(message), 0)
+        if wait is not None:
+            wait()

@@ -19,6 +19,7 @@ from model_server.batch.results import Drafted, Generation
 from model_server.batch.sequence import Sequence
 from model_server.distributed.stage_links import Passage
 from model_server.engine.calls import StepCall
+from model_server.memory.transfer import upload
 from model_server.sampling.sampler import HostSampled
 
 
@@ -89,7 +90,8 @@ class AwaitedTokens:
     def to_host(self) -> HostSampled:
         """Only what all ranks must know: logprobs and top tokens stay on the last stage, which answers."""
         tokens = self._passage.tokens()
-        self.ids.copy_(torch.tensor(tokens.ids, dtype=torch.int64))
+        # Not waited for: behind the steps of other batches that are on the device.
+        self.ids.copy_(upload(torch.tensor(tokens.ids, dtype=torch.int64), self.ids.device))
         count = len(tokens.ids)
         return HostSampled(tokens.ids, [0.0] * count, [[] for _ in range(count)], tokens.failed)
 

@@ -26,7 +26,7 @@ from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.runner.decode_buffers import DecodeBuffers
 from model_server.runner.graph_capture import CapturedGraph, GraphCapture
 from model_server.runner.piecewise import TOKEN_SIZES, PiecewiseBuffers, PiecewiseGraph, Recorder
-from model_server.runner.runner import ModelInputs, Runner, RunnerTraits
+from model_server.runner.runner import ModelInputs, Runner, RunnerTraits, TokenRow
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +58,11 @@ def graph_sizes(asked: Iterable[int], max_batch_size: int | None) -> tuple[int, 
 
 
 def with_graphs(runner: Runner, sizes: tuple[int, ...], capture: GraphCapture) -> Runner:
-    """A runner whose decode steps can be captured, or `runner` itself where that is not possible; says which."""
+    """A runner whose decode steps can be captured, or `runner` itself where that is not possible; says which. For
+    stages of a pipeline `GraphedRunner.capture` decides, since other stages have other layers."""
     if not sizes:
         logger.info("CUDA graphs are off (--cuda-graphs 0)")
-    elif not runner.traits.capturable:
+    elif not (runner.traits.capturable or runner.traits.is_stage):
         logger.info("CUDA graphs are off: this model's decode step, or its attention backend, needs the host")
     else:
         return GraphedRunner(runner, sizes, capture)
@@ -130,22 +131,24 @@ class GraphedRunner:
         self._runner.reserve_positions(max_positions)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """Replays where a graph fits. The logits of a replay hold until the next one."""
+        """Replays where a graph fits. The logits of a replay hold until the next one; a residual stream stays, since
+        it may still be on its way to the stage after."""
         if not self._may_replay(inputs, cache):
             return self._runner.forward(inputs, cache)
         assert self._buffers is not None
         size = self._size_for(inputs)
         if size is not None:
-            self._buffers.fill(inputs)
+            self._buffers.fill(inputs, size)
             self._graphs[size].replay()
-            return self._buffers.logits[: inputs.input_ids.shape[0]]
+            output = self._buffers.output[: inputs.input_ids.shape[0]]
+            return output if self.traits.passed_on is None else output.clone()
         tokens = self._tokens_for(inputs)
         if tokens is None:
             return self._runner.forward(inputs, cache)
         assert self._piece_buffers is not None and inputs.logit_rows is not None and self.traits.attention is not None
         self._piece_buffers.fill(inputs)
         self._pieces[tokens].replay(self.traits.attention.begin(inputs.attention, cache), inputs.input_ids.shape[0])
-        return self._buffers.logits[: inputs.logit_rows.shape[0]]
+        return self._buffers.output[: inputs.logit_rows.shape[0]]
 
     def capture(self, cache: KvCache, max_length: int, world: ProcessGroup) -> None:
         """Capture steps over `cache` for sequences of up to `max_length` tokens. All ranks call this together.
@@ -245,13 +248,17 @@ class GraphedRunner:
         return min(fitting)
 
     def _prepare(self, cache: KvCache, max_length: int, world: ProcessGroup) -> bool:
-        """Make the buffers; False if memory is short on some rank."""
+        """Make the buffers; False if memory is short on some rank, or its step cannot be captured."""
+        if self.traits.is_stage and not world.all_reduce_min(int(self.traits.capturable)):
+            logger.info("CUDA graphs are off: the decode step of a stage needs the host")
+            return False
         self._runner.reserve_positions(max_length)
         width, has_memory = -(-max_length // cache.block_size), 1
         self._cache = cache
         device = cache.rows[0].device
         try:
-            self._buffers = DecodeBuffers(self.sizes[0], width, max_length, self.vocab_size, device)
+            output = self.traits.passed_on or TokenRow(self.vocab_size, torch.float32)
+            self._buffers = DecodeBuffers(self.sizes[0], width, max_length, output, device, self.traits.received)
             self._piece_buffers = PiecewiseBuffers(TOKEN_SIZES[0], self.sizes[0], max_length, device)
         except torch.OutOfMemoryError:
             has_memory = 0
@@ -264,7 +271,7 @@ class GraphedRunner:
     def _capture_prompts(self, cache: KvCache, world: ProcessGroup) -> None:
         """The sizes of steps with prompts, first because they are the largest. Without memory for one, the others are
         captured; if they cannot be captured at all, decode steps still may."""
-        if self.traits.attention is None:
+        if self.traits.attention is None or self.traits.is_stage:
             return
         for tokens in TOKEN_SIZES:
             try:
@@ -294,11 +301,11 @@ class GraphedRunner:
     def _graph_of(self, size: int, cache: KvCache, world: ProcessGroup) -> CapturedGraph:
         buffers = self._buffers
         assert buffers is not None
-        inputs, logits = buffers.inputs(size), buffers.logits[:size]
+        inputs, output = buffers.inputs(size), buffers.output[:size]
 
         def work() -> None:
             # Copied: as outputs of their own, the logits of all sizes together would take gigabytes.
-            logits.copy_(self._runner.forward(inputs, cache))
+            output.copy_(self._runner.forward(inputs, cache))
 
         self._warm_up(work, world)
         return self._capture.capture(work)
@@ -306,7 +313,7 @@ class GraphedRunner:
     def _pieces_of(self, tokens: int, cache: KvCache, world: ProcessGroup) -> PiecewiseGraph:
         buffers, decode = self._piece_buffers, self._buffers
         assert buffers is not None and decode is not None
-        logits = decode.logits[: buffers.rows(tokens)]
+        logits = decode.output[: buffers.rows(tokens)]
         recorder = Recorder(buffers)
 
         def work(cut: Callable[[], None]) -> None:

@@ -5,21 +5,33 @@ from __future__ import annotations
 import torch
 
 from model_server.attention.metadata import AttentionMetadata
-from model_server.runner.runner import ModelInputs
+from model_server.runner.runner import ModelInputs, TokenRow
 
 
 class DecodeBuffers:
-    """Inputs and logits of up to `max_rows` rows with tables of `width` blocks. Smaller steps use the first rows.
+    """Inputs and outputs of up to `max_rows` rows with tables of `width` blocks. Smaller steps use the first rows.
 
     A row without a sequence is padding: token 0 at position 0, one key, table and slot 0. It reads and writes
     only block 0, which no sequence gets. max_length: the longest sequence, for planning on the host; the
-    lengths that count are those on the device.
+    lengths that count are those on the device. output: what a step gives each row. hidden: what it gets of the stage
+    before for each row; None: nothing.
     """
 
-    def __init__(self, max_rows: int, width: int, max_length: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        width: int,
+        max_length: int,
+        output: TokenRow,
+        device: torch.device,
+        hidden: TokenRow | None = None,
+    ) -> None:
         self.width = width
         self.max_length = max_length
-        self.logits = torch.zeros(max_rows, vocab_size, dtype=torch.float32, device=device)
+        self.output = torch.zeros(max_rows, output.width, dtype=output.dtype, device=device)
+        self._hidden = (
+            None if hidden is None else torch.zeros(max_rows, hidden.width, dtype=hidden.dtype, device=device)
+        )
         self._ids, self._positions, self._slots = (
             torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in range(3)
         )
@@ -39,10 +51,12 @@ class DecodeBuffers:
             query_lengths_host=(1,) * num_rows,
             kv_lengths_host=(self.max_length,) * num_rows,
         )
-        return ModelInputs(self._ids[:num_rows], self._positions[:num_rows], metadata, None)
+        hidden = None if self._hidden is None else self._hidden[:num_rows]
+        return ModelInputs(self._ids[:num_rows], self._positions[:num_rows], metadata, None, hidden=hidden)
 
-    def fill(self, inputs: ModelInputs) -> None:
-        """Put a decode step into the first rows, and padding into the further rows that the step before used.
+    def fill(self, inputs: ModelInputs, num_rows: int) -> None:
+        """Put a decode step into the first rows, and padding into the further rows that the step before used. num_rows:
+        of the step that reads it, padding included.
 
         Its tables may be wider than the buffers': no row's keys reach beyond `max_length`.
         """
@@ -64,5 +78,9 @@ class DecodeBuffers:
             [self._ids[:rows], self._positions[:rows], self._slots[:rows]],
             [inputs.input_ids, inputs.positions, metadata.slots],
         )
+        if self._hidden is not None:
+            assert inputs.hidden is not None, "the stage before has computed it"
+            self._hidden[:rows].copy_(inputs.hidden)
+            self._hidden[rows:num_rows].zero_()  # a step may write into what it gets
         self._kv_lengths[:rows].copy_(metadata.kv_lengths)
         self._tables[:rows, :width].copy_(tables)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from model_server.adapters.rows import AdapterRows
@@ -58,6 +59,14 @@ class ModelInputs:
     adapters: AdapterRows | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """What one token has in a tensor [num_tokens, width]."""
+
+    width: int
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerTraits:
     """What kind of runner a loaded model has, for those who must treat some differently.
@@ -72,6 +81,8 @@ class RunnerTraits:
     position_rows: longest sequence that a learned table of positions serves; None: there is no table.
     weight_bytes: what this rank's weights take; None: not counted.
     adapters: names of the LoRA adapters that are loaded; the place of one is its number.
+    received: the residual stream that comes from the stage before; None: this is the first stage. passed_on: the one
+    that the forward returns, for the stage after; None: it returns logits.
     """
 
     attention: AttentionBackend | None = None
@@ -81,6 +92,13 @@ class RunnerTraits:
     position_rows: int | None = None
     weight_bytes: int | None = None
     adapters: tuple[str, ...] = ()
+    received: TokenRow | None = None
+    passed_on: TokenRow | None = None
+
+    @property
+    def is_stage(self) -> bool:
+        """Other ranks have other layers."""
+        return self.received is not None or self.passed_on is not None
 
     @property
     def keeps_state(self) -> bool:
@@ -120,4 +138,5 @@ class Runner(Protocol):
         `max_positions`."""
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """Write the step's K/V into `cache` and return logits [num_rows, vocab_size] float32, equal on every rank."""
+        """Write the step's K/V into `cache` and return logits [num_rows, vocab_size] float32, equal on every rank; on a
+        stage that is not the last the residual stream, as `RunnerTraits.passed_on` says."""

@@ -23,7 +23,9 @@ from model_server.batch.extension import BlockExtension
 from model_server.batch.sequence import NewRequest, Sequence
 from model_server.batch.stopping import StoppingState
 from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Axis, Layout, Ranks
 from model_server.distributed.placement import Placement
+from model_server.distributed.stage_links import StageTokens
 from model_server.engine.calls import DecodeCall, Session
 from model_server.engine.running import StepTimes, SubmittedStep
 from model_server.engine.step import Stepper
@@ -55,14 +57,15 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, *given: Any, **named: An
     return query.new_empty(*query.shape[:-1], values.shape[-1])
 
 
-def decoder(state: dict[str, Tensor], config: ModelConfig) -> Decoder:
+def decoder(state: dict[str, Tensor], config: ModelConfig, ranks: Ranks | None = None) -> Decoder:
     spec = spec_of(config)
     made = {name: on_cuda(tensor, DTYPE) for name, tensor in state.items()}
     made |= {spec.names.base + name: t for name, t in made.items() if not name.startswith(spec.names.base)}
     made |= {name.removeprefix(spec.names.base): t for name, t in made.items()}
     reader = DictReader(made)
     reader.dtype = DTYPE
-    return build(spec, reader, Placement(CUDA, DTYPE), TorchVarlenBackend(attend))
+    placement = Placement(CUDA, DTYPE) if ranks is None else Placement(CUDA, DTYPE, ranks)
+    return build(spec, reader, placement, TorchVarlenBackend(attend))
 
 
 def requests(sampler: Sampler, kinds: list[dict[str, Any]], first_id: int = 0) -> list[Sequence]:
@@ -147,6 +150,69 @@ def test_every_step_stays_on_the_device(runner: Decoder, monkeypatch: pytest.Mon
     step()
     for _ in range(6):  # into its second block
         step()
+
+
+class PassageOnDevice:
+    """One step between two stages, both on the GPU: what a stage gets, and what it passes on."""
+
+    def __init__(self, runner: Decoder, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.is_last = runner.traits.passed_on is None
+        self._received = runner.traits.received
+        self.sent: list[Tensor] = []
+
+    def receive(self, num_tokens: int) -> Tensor | None:
+        row = self._received
+        return None if row is None else torch.empty(num_tokens, row.width, dtype=row.dtype, device=CUDA)
+
+    def send(self, hidden: Tensor) -> None:
+        self.sent.append(hidden)
+
+    def tokens(self) -> StageTokens:
+        return StageTokens([7] * self.num_rows, [False] * self.num_rows)
+
+
+class LinksOnDevice:
+    def __init__(self, runner: Decoder) -> None:
+        self._runner = runner
+        self.passages: list[PassageOnDevice] = []
+
+    def begin(self, call: int | None, num_rows: int) -> PassageOnDevice:
+        self.passages.append(PassageOnDevice(self._runner, num_rows))
+        return self.passages[-1]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(("family", "variant"), FAMILIES[:1])
+def test_a_step_of_a_stage_never_waits(
+    family: str, variant: str, stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It receives, replays, passes on or samples, and takes the ids that come back, all behind what is queued."""
+    folder = tiny_checkpoint(family, tmp_path, variant=variant, with_tokenizer=False)
+    state = load_file(folder / "model.safetensors")
+    config = ModelConfig(json.loads((folder / "config.json").read_text()))
+    ranks = Ranks(Layout(stage=Axis(stage, 2)), ProcessGroup(), ProcessGroup())
+    with fake_cuda(monkeypatch):
+        runner = decoder(state, config, ranks)
+        sampler = Sampler(runner.vocab_size, CUDA)
+        cache = KvCache(runner.kv_shapes, NUM_BLOCKS, BLOCK, DTYPE, CUDA)
+        graphs = GraphedRunner(runner, (8, 4), DeviceGraphCapture())
+        graphs.capture(cache, MAX_LENGTH, ProcessGroup())
+        assert graphs.captured_sizes == (4, 8) and graphs.captured_tokens == ()
+        links = LinksOnDevice(runner)
+        stepper = Stepper(graphs, sampler, CUDA, BLOCK, lambda running: None, links)  # type: ignore[arg-type]
+        running = stepper.start(Batch(0, requests(sampler, [{}, {"do_sample": True, "seed": 3}, {}])))
+        session = Session(extensions=frozenset(Extension), max_prefill_tokens=1000)
+        for number in range(4):
+            submitted = SubmittedStep(StepTimes())
+            with NeverWaits():
+                assert not stepper.submit(running, submitted, DecodeCall(batch_ids=(0,), sequence=0), cache, session)
+                assert submitted.sampled is not None and submitted.sampled.ids.device == CUDA
+                if stage == 0:
+                    submitted.sampled.to_host()
+            num_tokens = 3 * 5 if number == 0 else 3
+            (sent,) = links.passages[-1].sent
+            assert stage == 1 or (sent.device, sent.dtype, sent.shape[0]) == (CUDA, DTYPE, num_tokens)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import load_vocabulary
 from model_server.quantization.kv_cache import CacheScales
 from model_server.quantization.scheme import Scheme
+from model_server.runner.runner import TokenRow
 from model_server.weights.reader import WeightReader
 
 
@@ -87,6 +88,7 @@ def build(
         vocab_size=spec.vocab_size,
         max_positions=spec.max_positions,
         weight_bytes=loader.weight_bytes,
+        stream=TokenRow(spec.hidden_size, reader.dtype),
         stack=cpp_stack(blocks, group.size),
         adapters=adapters,
     )

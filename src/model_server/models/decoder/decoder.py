@@ -18,15 +18,15 @@ from model_server.models.decoder.blocks import Block, Stream, residual_norm
 from model_server.models.decoder.cpp_stack import CppStack
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
-from model_server.runner.runner import ModelInputs, RunnerTraits
+from model_server.runner.runner import ModelInputs, RunnerTraits, TokenRow
 
 
 class Decoder:
     """The layers of one stage on this rank, a `runner.Runner`. The caller enters `torch.inference_mode`.
 
     embedding: None where other ranks have the first layer: hidden states come instead of ids. output: None where other
-    ranks have the last layer: hidden states go out instead of logits. stack: all blocks in one, which is preferred to
-    them in the steps that it takes. adapters: that the layers were loaded with.
+    ranks have the last layer: hidden states go out instead of logits. stream: what those take for a token. stack: all
+    blocks in one, which is preferred to them in the steps that it takes. adapters: that the layers were loaded with.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Decoder:
         vocab_size: int,
         max_positions: int | None,
         weight_bytes: int,
+        stream: TokenRow,
         stack: CppStack | None = None,
         adapters: AdapterReader | None = None,
     ) -> None:
@@ -59,6 +60,8 @@ class Decoder:
             position_rows=None if embedding is None else embedding.position_rows,
             weight_bytes=weight_bytes,
             adapters=() if adapters is None else adapters.names,
+            received=stream if embedding is None else None,
+            passed_on=stream if output is None else None,
         )
 
     @property

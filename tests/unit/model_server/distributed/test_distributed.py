@@ -285,3 +285,61 @@ def test_one_rank_can_be_made_a_real_group() -> None:
         group.close()
         group.close()
     assert not dist.is_initialized()
+
+
+class StartedWork:
+    """Torch's object for a message under way."""
+
+    def __init__(self) -> None:
+        self.num_waits = 0
+
+    def wait(self) -> None:
+        self.num_waits += 1
+
+
+def test_what_a_stage_sends_is_only_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL sends on a stream of its own; waiting, which would put later work behind it, is the caller's choice."""
+    group = connect(0, 1, CPU, force=True)
+    work, sent = StartedWork(), []
+
+    def isend(tensor: torch.Tensor, to: int, group: object) -> StartedWork:
+        sent.append((tensor, to))
+        return work
+
+    try:
+        monkeypatch.setattr(dist, "isend", isend)
+        tensor = torch.ones(2, 4)
+        wait = group.send(tensor, 0)
+        assert sent == [(tensor, 0)] and work.num_waits == 0
+        wait()
+        assert work.num_waits == 1
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_part_of_a_group_on_a_device_is_connected_when_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, on_device: bool
+) -> None:
+    """NCCL would make its communicator at the first call, which may be in a capture."""
+    group = connect(0, 1, CPU, force=True)
+    calls: list[str] = []
+    for name in ("all_reduce", "all_gather_last"):
+
+        def noting(self: ProcessGroup, tensor: torch.Tensor, name: str = name) -> torch.Tensor:
+            calls.append(name)
+            return tensor
+
+        monkeypatch.setattr(type(group), name, noting)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("synchronize"))
+    monkeypatch.setattr(dist, "new_group", lambda members, timeout: None)
+    monkeypatch.setattr(type(group), "barrier", lambda self: None)
+    try:
+        if on_device:
+            group.use_device(CPU, one_shot=False)  # type: ignore[attr-defined]
+        calls.clear()
+        part = group.part([[0, 1], [2, 3]])
+        assert part.size == 2
+        assert calls == (["all_reduce", "all_gather_last", "synchronize"] if on_device else [])
+    finally:
+        group.close()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from concurrent.futures import ThreadPoolExecutor
 
-from model_server.distributed.layout import Axis, Layout
+import pytest
+import torch
+from support.stage_mailboxes import Mailboxes, wires
+
+from model_server.distributed.group import ProcessGroup
+from model_server.distributed.layout import Axis, Layout, Ranks
 
 
 def test_one_stage_on_one_node_divides_all_weights() -> None:
@@ -33,3 +38,34 @@ def test_stages_hold_all_layers_in_order() -> None:
     stages = [Layout.of(r, 3, num_stages=3).layers(7) for r in range(3)]
     assert [index for layers in stages for index in layers] == list(range(7))
     assert all(stages)
+
+
+def test_every_boundary_is_used_once_before_the_first_step() -> None:
+    """Three stages of two ranks, each on a thread; no rank waits for one that waits for it."""
+    parts: dict[tuple[int, ...], object] = {}
+    sent: list[tuple[int, ...]] = []
+
+    class World(ProcessGroup):
+        size = 6
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def part(self, members: list[list[int]]) -> ProcessGroup:
+            mine = next((one for one in members if self.rank in one), [self.rank])
+            return Noting(mine, mine.index(self.rank))
+
+    class Noting(Mailboxes):
+        def __init__(self, members: list[int], rank: int) -> None:
+            self.members = tuple(members)
+            super().__init__(rank, len(members), parts.setdefault(self.members, wires(len(members))))  # type: ignore[arg-type]
+
+        def send(self, tensor: torch.Tensor, to: int) -> object:  # type: ignore[override]
+            sent.append(self.members)
+            return super().send(tensor, to)
+
+    with ThreadPoolExecutor(6) as pool:
+        made = [pool.submit(Ranks.of, World(rank), Layout.of(rank, 6, num_stages=3)) for rank in range(6)]
+        ranks = [one.result(60) for one in made]
+    assert sorted(sent) == [(0, 2), (1, 3), (2, 4), (3, 5)]
+    assert [one.tensor.size for one in ranks] == [2] * 6

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
 import torch
 from support.engine_shard import BLOCK, CPU, EngineShard, slots_of, tokens_of
-from support.fake_model import FakeRunner, FakeStateRunner
-from support.graph_doubles import CapturableRunner, PlainGraphCapture
+from support.fake_model import FakeRunner, FakeStageRunner, FakeStateRunner
+from support.graph_doubles import CapturableRunner, CapturableStageRunner, PlainGraphCapture
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
@@ -280,6 +281,61 @@ def test_a_runner_with_graphs_looks_like_the_one_inside() -> None:
         inner.max_positions,
         inner.kv_shapes,
     )
+
+
+def middle_stage() -> tuple[GraphedRunner, CapturableStageRunner, KvCache]:
+    """Of three: it gets the ids as a residual stream and passes them on."""
+    inner = CapturableStageRunner(is_first=False, is_last=False)
+    runner = GraphedRunner(inner, (4, 2), PlainGraphCapture())
+    return runner, inner, cache_of(inner)
+
+
+def test_a_stage_replays_from_the_stream_of_the_stage_before() -> None:
+    runner, inner, cache = middle_stage()
+    runner.capture(cache, MAX_LENGTH, ALONE)
+    assert runner.captured_sizes == (2, 4) and runner.captured_tokens == ()
+    inner.seen.clear()
+    inputs = decode_step(cache, [9, 2, 17])
+    passed_on = []
+    for first in (20.0, 30.0):
+        ids = torch.arange(3)[:, None] + torch.full((3, 4), first)
+        passed_on.append(runner.forward(dataclasses.replace(inputs, hidden=ids.clone()), cache))
+        assert torch.equal(passed_on[-1], ids)
+    assert inner.seen == [4, 4]
+    assert passed_on[0][0, 0] == 20, "the first may still be on its way when the second is computed"
+
+
+def test_padding_of_a_stage_begins_at_zero_each_time() -> None:
+    """The double writes into what it gets."""
+    runner, inner, cache = middle_stage()
+    runner.capture(cache, MAX_LENGTH, ALONE)
+    got = []
+    forward = inner.forward
+
+    def noting(inputs: ModelInputs, cache: KvCache) -> torch.Tensor:
+        assert inputs.hidden is not None
+        got.append(inputs.hidden[:, 0].tolist())
+        return forward(inputs, cache)
+
+    inner.forward = noting  # type: ignore[method-assign]
+    for _ in range(2):
+        runner.forward(dataclasses.replace(decode_step(cache, [5, 5, 5]), hidden=torch.full((3, 4), 8.0)), cache)
+    assert got == [[8.0, 8.0, 8.0, 0.0]] * 2
+
+
+def test_no_stage_has_graphs_if_one_cannot() -> None:
+    """All of them decide together, since each has other layers."""
+    runner, _, cache = middle_stage()
+
+    class OtherStageCannot(ProcessGroup):
+        def all_reduce_min(self, value: int) -> int:
+            return 0
+
+    unable = FakeStageRunner(is_first=False)
+    assert isinstance(with_graphs(unable, SIZES, PlainGraphCapture()), GraphedRunner)
+    runner.capture(cache, MAX_LENGTH, OtherStageCannot())
+    assert runner.captured_sizes == ()
+    assert runner.measure(cache, MAX_LENGTH, OtherStageCannot()) == GraphCost(0, 0)
 
 
 def test_an_engine_says_the_same_with_graphs(tiny_tokenizer: Tokenizer) -> None:

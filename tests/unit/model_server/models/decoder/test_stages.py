@@ -48,7 +48,9 @@ def test_two_stages_give_the_whole_models_logits(model_type: str, native: bool, 
             expected = whole.forward(ours, batches[0].cache)
             hidden = first.forward(front, batches[1].cache)
             logits = second.forward(dataclasses.replace(back, hidden=hidden), batches[2].cache)
-        assert hidden.shape[0] == sum(counts)
+        stream = first.traits.passed_on
+        assert stream is not None and stream == second.traits.received
+        assert hidden.shape == (sum(counts), stream.width) and hidden.dtype == stream.dtype
         assert torch.equal(logits, expected)
         for batch in batches:
             batch.done = [done + count for done, count in zip(batch.done, counts, strict=True)]
