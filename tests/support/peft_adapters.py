@@ -21,8 +21,10 @@ def peft_adapter(model_path: Path, directory: Path, seed: int, **config: Any) ->
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "lora_" in name:
+            if "lora_" in name or "trainable_tokens_delta" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+            elif "modules_to_save" in name:
+                parameter[3:9].copy_(torch.randn(parameter[3:9].shape, generator=generator) * 0.2)
     with warnings.catch_warnings(action="ignore"):
         model.save_pretrained(str(directory))
     return directory

@@ -21,20 +21,24 @@ from wire.model_files import read_object
 
 MAX_CONFIG_BYTES = 2**20
 MAX_RANK = 256
+MAX_NEW_ROWS = 1024  # of an embedding or head
 _LARGEST = 1e6
 
 # Fields that say how the adapter was trained, or what the tensors say themselves.
 _WITHOUT_EFFECT = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "bias", "eva_config", "exclude_modules", "fan_in_fan_out",
-        "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "modules_to_save",
-        "peft_version", "qalora_group_size", "revision", "target_modules", "target_parameters",
-        "trainable_token_indices",
+        "inference_mode", "layers_pattern", "layers_to_transform", "lora_bias", "lora_dropout", "megatron_core",
+        "modules_to_save", "peft_version", "qalora_group_size", "revision", "target_modules", "target_parameters",
+        "use_dora",
     }
 )  # fmt: skip
 _READ = frozenset(
-    {"alpha_pattern", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern", "task_type", "use_rslora"}
-)
+    {
+        "alpha_pattern", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern", "task_type",
+        "trainable_token_indices", "use_rslora",
+    }
+)  # fmt: skip
 # Ways to initialise that leave the base model as it is; all others subtract the first product from its weights.
 _KEEPS_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 
@@ -45,13 +49,15 @@ _OPERATORS = re.compile(r"[*+?{}]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """Rank and alpha, for all modules or by patterns of their names. base: the model that it was made for."""
+    """Rank and alpha, for all modules or by patterns of their names. token_ids: of new rows, by the end of the name of
+    their module; "": of every one. base: the model that it was made for."""
 
     rank: int
     alpha: float
     rank_pattern: Mapping[str, float]
     alpha_pattern: Mapping[str, float]
     rank_stabilized: bool
+    token_ids: Mapping[str, tuple[int, ...]]
     base: str | None
 
     def rank_of(self, module: str) -> int:
@@ -62,6 +68,13 @@ class AdapterConfig:
         """The factor on B @ A."""
         rank = self.rank_of(module)
         return _of_module(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+    def token_ids_of(self, module: str) -> tuple[int, ...]:
+        """Of the new rows of `module`. Raises StartupError if it names none."""
+        for key, ids in self.token_ids.items():
+            if key in ("", module) or module.endswith("." + key):
+                return ids
+        raise StartupError(f"`trainable_token_indices` names no tokens for {module:.100}")
 
 
 def read_config(directory: Path) -> AdapterConfig:
@@ -83,6 +96,7 @@ def read_config(directory: Path) -> AdapterConfig:
         rank_pattern=_patterns(fields, "rank_pattern", whole=True),
         alpha_pattern=_patterns(fields, "alpha_pattern"),
         rank_stabilized=fields.get("use_rslora") is True,
+        token_ids=_token_ids(fields.get("trainable_token_indices")),
         base=base if isinstance(base, str) else None,
     )
 
@@ -128,6 +142,22 @@ def _patterns(fields: Mapping[str, Any], name: str, *, whole: bool = False) -> M
         except (re.error, RecursionError, OverflowError):
             raise StartupError(f"{ADAPTER_CONFIG}: `{name}` has the invalid pattern {key!r:.80}") from None
     return {key: _checked(name, value, whole=whole) for key, value in found.items()}
+
+
+def _token_ids(said: Any) -> Mapping[str, tuple[int, ...]]:
+    """`trainable_token_indices`: a list, or lists by module. In the order of the rows, which PEFT leaves as it is."""
+    if said is None:
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for module, ids in (said if isinstance(said, dict) else {"": said}).items():
+        are_ids = isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids)
+        if not are_ids or len(ids) > MAX_NEW_ROWS or len(set(ids)) < len(ids):
+            raise StartupError(
+                f"{ADAPTER_CONFIG}: `trainable_token_indices` must be a list of different tokens, or such lists by "
+                f"module, of at most {MAX_NEW_ROWS} tokens each"
+            )
+        found[module] = tuple(ids)
+    return found
 
 
 def _of_module(patterns: Mapping[str, float], module: str, default: float) -> float:

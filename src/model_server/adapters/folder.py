@@ -18,36 +18,67 @@ from model_server.weights.locate import stays_inside
 from model_server.weights.reader import FLOATING, SafetensorsReader
 
 _PREFIX = "base_model.model."
-_A, _B = ".lora_A.weight", ".lora_B.weight"
-_COPY = ".base_layer.weight"
 _MOST_NAMED = 8
 
-# (number of inputs, number of outputs) of each layer that takes adapters, by the name of its module.
-Targets = Mapping[str, tuple[int, int]]
+# What the tensor of a module is, by the end of its name.
+_LINEAR = {
+    ".lora_A.weight": "a", ".lora_B.weight": "b", ".lora_B.bias": "bias", ".base_layer.weight": "copy",
+    ".lora_magnitude_vector": "magnitude", ".lora_magnitude_vector.weight": "magnitude",
+}  # fmt: skip
+_TABLE = {
+    ".lora_embedding_A": "a", ".lora_embedding_B": "b", ".base_layer.weight": "copy",
+    ".lora_magnitude_vector": "magnitude", ".lora_magnitude_vector.weight": "magnitude",
+}  # fmt: skip
+_ROWS = {".token_adapter.trainable_tokens_delta": "rows", ".weight": "whole"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Which modules of a model take adapters, by the model's names. linear: (number of inputs, number of outputs) of
+    each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none."""
+
+    linear: Mapping[str, tuple[int, int]]
+    head: str = ""
+    embedding: str = ""
+    table: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """The matrices of one module, by their names in the files: A [rank, in] and B [out, rank]; scale: on B @ A.
+    """The matrices of one module, by their names in the files: A [rank, in] and B [out, rank]; scale: on B @ A. Of an
+    embedding A is [rank, vocabulary], and B [width, rank].
 
-    copy: the base model's own matrix, which PEFT saves beside the adapter of a tied head.
+    magnitude [out] (DoRA): the lengths that the rows of the sum of both matrices get; of an embedding its columns.
+    bias [out]: added, times `scale`. copy: the base model's own matrix, which PEFT saves beside some adapters.
     """
 
     a: str
     b: str
     rank: int
     scale: float
+    magnitude: str | None = None
+    bias: str | None = None
     copy: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewRows:
+    """Rows that an embedding or head has instead of the base model's: those of `ids` in the tensor `key`; None: `key`
+    is a whole matrix, of which a few rows differ from the base model's."""
+
+    key: str
+    ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A checked adapter. pairs: by the model's name of the module. rank: the largest of all pairs."""
+    """A checked adapter. pairs, rows: by the model's name of the module. rank: the largest of all pairs."""
 
     name: str
     base: str | None
     rank: int
     pairs: Mapping[str, Pair]
+    rows: Mapping[str, NewRows]
     headers: Mapping[Path, Header]
 
     def open(self) -> SafetensorsReader:
@@ -55,11 +86,11 @@ class Adapter:
         return SafetensorsReader(self.headers, dtype=torch.float32, device=torch.device("cpu"), base_prefix=_PREFIX)
 
 
-def read_adapter(name: str, directory: Path, targets: Targets, head: str, base_prefixes: Sequence[str]) -> Adapter:
+def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Sequence[str]) -> Adapter:
     """The adapter `name` in `directory`, for a model with these layers.
 
-    head: its module, of which the adapter may bring a copy of the base model's matrix. base_prefixes: modules may
-    be named with any of them, of which the first is the model's own, or without, as in the weight files of a model.
+    base_prefixes: modules may be named with any of them, of which the first is the model's own, or without, as in the
+    weight files of a model.
 
     Raises StartupError, one line that begins with the adapter's name, for whatever is missing, damaged or not served: a
     tensor is never skipped.
@@ -67,14 +98,15 @@ def read_adapter(name: str, directory: Path, targets: Targets, head: str, base_p
     try:
         config = read_config(directory)
         headers = read_headers(_files(directory))
-        pairs = _pairs(config, _tensors(headers), targets, head, base_prefixes)
+        found = _Found(config, targets, _tensors(headers), base_prefixes)
     except StartupError as error:
         raise StartupError(f"LoRA adapter `{name}`: {error}") from None
     return Adapter(
         name=name,
         base=config.base,
-        rank=max(pair.rank for pair in pairs.values()),
-        pairs=pairs,
+        rank=max((pair.rank for pair in found.pairs.values()), default=0),
+        pairs=found.pairs,
+        rows=found.rows,
         headers=headers,
     )
 
@@ -104,38 +136,91 @@ def _tensors(headers: Mapping[Path, Header]) -> dict[str, Stored]:
     return found
 
 
-def _pairs(
-    config: AdapterConfig, tensors: Mapping[str, Stored], targets: Targets, head: str, base_prefixes: Sequence[str]
-) -> Mapping[str, Pair]:
-    """Both matrices of each module. Every tensor must be one of them."""
-    by_short_name = {target.removeprefix(base_prefixes[0]): target for target in targets}
-    pairs: dict[str, Pair] = {}
-    for key in tensors:
-        module = key.removeprefix(_PREFIX)
-        ending = next((e for e in (_A, _B, _COPY) if module.endswith(e)), "")
-        module = module.removesuffix(ending)
-        prefix = max(filter(module.startswith, base_prefixes), key=len, default="")
-        target = by_short_name.get(module.removeprefix(prefix))
-        if not ending or not key.startswith(_PREFIX) or target is None or (ending == _COPY and target != head):
-            raise StartupError(f"tensor {key:.200} belongs to no layer that takes adapters")
-        rank, stem = config.rank_of(module), _PREFIX + module
-        num_inputs, num_outputs = targets[target]
-        shapes = {_A: (rank, num_inputs), _B: (num_outputs, rank), _COPY: (num_outputs, num_inputs)}
-        _check(key, tensors[key], shapes[ending])
-        copy = stem + _COPY if stem + _COPY in tensors else None
-        pair = Pair(stem + _A, stem + _B, rank, config.scale_of(module), copy)
-        for other in (pair.a, pair.b):
-            if other not in tensors:
-                raise StartupError(f"tensor {other:.200} is missing beside {key:.200}")
-        if pairs.setdefault(target, pair) != pair:
-            raise StartupError(f"tensor {key:.200}: another name of the same module has tensors too")
-    if not pairs:
-        raise StartupError("there are no tensors in it")
-    return pairs
+class _Found:
+    """What the tensors of a folder are, module by module; every one of them must be something. Raises StartupError."""
 
+    def __init__(
+        self, config: AdapterConfig, targets: Targets, tensors: Mapping[str, Stored], base_prefixes: Sequence[str]
+    ) -> None:
+        self._config, self._targets, self._tensors = config, targets, tensors
+        self.pairs: dict[str, Pair] = {}
+        self.rows: dict[str, NewRows] = {}
+        own, names = base_prefixes[0], {*targets.linear, targets.head, targets.embedding} - {""}
+        by_short_name = {name.removeprefix(own): name for name in names}
+        modules: dict[str, dict[str, str]] = {}
+        stems: dict[str, str] = {}
+        for key in tensors:
+            stem, role = self._split(key, base_prefixes, by_short_name)
+            prefix = max(filter(stem.startswith, base_prefixes), key=len, default="")
+            target = by_short_name[stem.removeprefix(prefix)]
+            if stems.setdefault(target, stem) != stem:
+                raise StartupError(f"tensor {key:.200}: another name of the same module has tensors too")
+            modules.setdefault(target, {})[role] = key
+        if not modules:
+            raise StartupError("there are no tensors in it")
+        for target, keys in modules.items():
+            self._add(target, stems[target], keys)
 
-def _check(key: str, stored: Stored, shape: tuple[int, int]) -> None:
-    if stored.shape != shape:
-        raise StartupError(f"tensor {key:.200} has shape {list(stored.shape)}; {list(shape)} is expected")
-    if stored.dtype not in FLOATING:
-        raise StartupError(f"tensor {key:.200} is stored as {stored.dtype}; floating-point numbers are expected")
+    def _split(self, key: str, base_prefixes: Sequence[str], by_short_name: Mapping[str, str]) -> tuple[str, str]:
+        """The module of a tensor, as the file names it, and what it is."""
+        name = key.removeprefix(_PREFIX)
+        for endings in (_LINEAR, _TABLE, _ROWS):
+            for ending, role in endings.items():
+                stem = name.removesuffix(ending)
+                prefix = max(filter(stem.startswith, base_prefixes), key=len, default="")
+                target = by_short_name.get(stem.removeprefix(prefix))
+                if stem == name or not key.startswith(_PREFIX) or target is None:
+                    continue
+                if self._takes(target, endings, role):
+                    return stem, role
+        raise StartupError(f"tensor {key:.200} belongs to no layer that takes adapters")
+
+    def _takes(self, target: str, endings: Mapping[str, str], role: str) -> bool:
+        is_table = target in (self._targets.head, self._targets.embedding)
+        if endings is _LINEAR:
+            return target in self._targets.linear and (role != "copy" or is_table)
+        return target == self._targets.embedding if endings is _TABLE else is_table
+
+    def _add(self, target: str, stem: str, keys: Mapping[str, str]) -> None:
+        if "rows" in keys or "whole" in keys:
+            self._add_rows(target, stem, keys)
+        if set(keys) <= {"rows", "whole"}:
+            return
+        is_embedding = target == self._targets.embedding
+        for role, name in zip("ab", list(_TABLE if is_embedding else _LINEAR)[:2], strict=True):
+            if role not in keys:
+                other = next(iter(keys.values()))
+                raise StartupError(f"tensor {_PREFIX + stem + name:.200} is missing beside {other:.200}")
+        rank = self._config.rank_of(stem)
+        inputs, outputs = self._targets.table if is_embedding else self._targets.linear[target]
+        shapes: dict[str, tuple[int, ...]] = {"a": (rank, inputs), "b": (outputs, rank)}
+        shapes |= {"magnitude": (outputs,), "bias": (outputs,), "copy": self._targets.table}
+        for role, shape in shapes.items():
+            if role in keys:
+                self._check(keys[role], shape)
+        if "magnitude" in keys and (target in self.rows or "bias" in keys):
+            raise StartupError(f"tensor {keys['magnitude']:.200} beside new rows or a bias of its module is not served")
+        optional = {role: keys.get(role) for role in ("magnitude", "bias", "copy")}
+        scale = self._config.scale_of(stem)
+        self.pairs[target] = Pair(a=keys["a"], b=keys["b"], rank=rank, scale=scale, **optional)
+
+    def _add_rows(self, target: str, stem: str, keys: Mapping[str, str]) -> None:
+        size, width = self._targets.table
+        if "whole" in keys:
+            self._check(keys["whole"], (size, width))
+            self.rows[target] = NewRows(key=keys["whole"], ids=None)
+        if "rows" in keys:
+            ids = self._config.token_ids_of(stem)
+            if any(token >= size for token in ids):
+                raise StartupError(f"`trainable_token_indices` names token {max(ids)}; the model has {size}")
+            self._check(keys["rows"], (len(ids), width))
+            self.rows[target] = NewRows(key=keys["rows"], ids=ids)
+        if "rows" in keys and "whole" in keys:
+            raise StartupError(f"tensor {keys['whole']:.200} beside {keys['rows']:.200} is not served")
+
+    def _check(self, key: str, shape: tuple[int, ...]) -> None:
+        stored = self._tensors[key]
+        if stored.shape != shape:
+            raise StartupError(f"tensor {key:.200} has shape {list(stored.shape)}; {list(shape)} is expected")
+        if stored.dtype not in FLOATING:
+            raise StartupError(f"tensor {key:.200} is stored as {stored.dtype}; floating-point numbers are expected")

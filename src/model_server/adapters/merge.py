@@ -1,24 +1,114 @@
-"""An adapter merged into its base model: the weights of the model are read as W + scale * B @ A, rounded once.
+"""An adapter merged into its base model: the weights of the model are read with what it changes, rounded once.
 
 Each rank merges the rows and columns that it reads, in float32 and in memory; nothing is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from model_server.adapters.folder import Adapter, Pair
+from model_server.adapters.folder import Adapter, NewRows, Pair
 from model_server.errors import StartupError
 from model_server.weights.reader import Place, Range, SafetensorsReader, WeightReader, copy_into
 
-_WEIGHT = ".weight"
+_WEIGHT, _BIAS = ".weight", ".bias"
+
+
+class Merging:
+    """What one adapter makes of matrices and biases of the base model, all in float32."""
+
+    def __init__(self, adapter: Adapter, opened: SafetensorsReader, embedding: str, dtype: torch.dtype) -> None:
+        """opened: the adapter's tensors. embedding: its module, whose matrix is [vocabulary, width]. dtype: of the
+        model."""
+        self._adapter = adapter
+        self._opened = opened
+        self._embedding = embedding
+        self._dtype = dtype
+        self._gains: dict[str, Tensor] = {}
+
+    def changes(self, module: str) -> bool:
+        """Whether its matrix is another one."""
+        return module in self._adapter.pairs or module in self._adapter.rows
+
+    def changes_bias(self, module: str) -> bool:
+        """Whether its bias is another one."""
+        return module in self._adapter.pairs and self._adapter.pairs[module].bias is not None
+
+    def matrix(
+        self, module: str, weight: Tensor, rows: Sequence[Range], columns: Range, whole: Callable[[], Tensor]
+    ) -> Tensor:
+        """weight: these rows and columns of the base model's matrix [out, in], which is overwritten; whole: all of it.
+
+        Raises StartupError for numbers that are not finite, and for a saved matrix that is not the copy it should be.
+        """
+        new, pair = self._adapter.rows.get(module), self._adapter.pairs.get(module)
+        if new is not None:
+            self._put_rows(new, weight, rows, columns)
+        if pair is None:
+            return weight
+        if pair.copy is not None:
+            self._check_copy(pair.copy, weight, rows, columns)
+        weight += self._product(module, pair, rows, columns).to(weight.device)
+        if pair.magnitude is not None:
+            gain = self._gain(module, pair, pair.magnitude, whole).to(weight.device)
+            weight *= gain[slice(*columns)] if module == self._embedding else _picked(gain, rows)[:, None]
+        return weight
+
+    def bias(self, module: str, bias: Tensor, rows: Sequence[Range]) -> Tensor:
+        """bias: these rows of the base model's."""
+        pair = self._adapter.pairs[module]
+        assert pair.bias is not None
+        return bias + pair.scale * self._read(pair.bias, rows).to(bias.device)
+
+    def _product(self, module: str, pair: Pair, rows: Sequence[Range], columns: Range) -> Tensor:
+        a = self._read(pair.a, [(0, pair.rank)])
+        if module == self._embedding:
+            return pair.scale * _picked(a.t(), rows) @ self._read(pair.b, [columns]).t()
+        return pair.scale * self._read(pair.b, rows) @ a[:, slice(*columns)]
+
+    def _put_rows(self, new: NewRows, weight: Tensor, rows: Sequence[Range], columns: Range) -> None:
+        if new.ids is None:
+            weight.copy_(self._read(new.key, rows)[:, slice(*columns)])
+            return
+        places = {token: place for place, token in enumerate(token for cut in rows for token in range(*cut))}
+        values = self._read(new.key, [(0, len(new.ids))])[:, slice(*columns)].to(weight.device)
+        for value, token in zip(values, new.ids, strict=True):
+            if token in places:
+                weight[places[token]] = value
+
+    def _gain(self, module: str, pair: Pair, magnitude: str, whole: Callable[[], Tensor]) -> Tensor:
+        """The lengths that rows (of an embedding: columns) are to have, over those that they have."""
+        if module not in self._gains:
+            weight = whole()
+            size, width = weight.shape
+            weight += self._product(module, pair, [(0, size)], (0, width)).to(weight.device)
+            found = torch.linalg.vector_norm(weight, dim=0 if module == self._embedding else 1)
+            gain = self._read(magnitude, [(0, len(found))]).to(found.device) / found
+            if not gain.isfinite().all():
+                raise self._error(f"tensor {magnitude:.200} gives a length to rows that are all 0")
+            self._gains[module] = gain
+        return self._gains[module]
+
+    def _check_copy(self, key: str, weight: Tensor, rows: Sequence[Range], columns: Range) -> None:
+        copy = self._read(key, rows)[:, slice(*columns)].to(weight.device, self._dtype)
+        if not torch.equal(copy, weight.to(self._dtype)):
+            raise self._error(f"tensor {key:.200} replaces the base model's; only a copy of it is served")
+
+    def _read(self, key: str, rows: Sequence[Range]) -> Tensor:
+        tensor = self._opened.rows(key, rows)
+        if not tensor.isfinite().all():
+            raise self._error(f"tensor {key:.200} holds numbers that are not finite")
+        return tensor
+
+    def _error(self, text: str) -> StartupError:
+        return StartupError(f"LoRA adapter `{self._adapter.name}`: {text}")
 
 
 class MergedReader:
-    """A `WeightReader` of the base model's tensors, those of the adapter's modules with its product added.
+    """A `WeightReader` of the base model's tensors with the adapter merged into them.
 
     tied: the modules of the embedding and the head. What the base model lacks of them is read as the other one: a head
     that the adapter changes is no longer tied.
@@ -35,12 +125,12 @@ class MergedReader:
     ) -> None:
         """opened: the adapter's tensors. transposed: matrices other than `tied` are stored as [in, out]."""
         self._base = base
-        self._adapter = adapter
-        self._opened = opened
+        self._merging = Merging(adapter, opened, tied[0], base.dtype)
         self._tied = tied
         self._transposed = transposed
         embedding, head = (module + _WEIGHT for module in tied)
-        self._others: Mapping[str, str] = {embedding: head, head: embedding}
+        is_changed = any(self._merging.changes(module) for module in tied)
+        self._others = {embedding: head, head: embedding} if is_changed else {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,7 +141,13 @@ class MergedReader:
         return self._base.device
 
     def has(self, name: str) -> bool:
-        return self._base.has(self._stored_name(name))
+        has = self._base.has(self._stored_name(name))
+        if not has and name.endswith(_BIAS) and self._merging.changes_bias(name.removesuffix(_BIAS)):
+            raise StartupError(
+                f"the adapter adds {name} to a layer without a bias, which cannot be merged: give the base model as "
+                "--model-id, and name the adapter in --lora-adapters"
+            )
+        return has
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._base.shape(self._stored_name(name))
@@ -63,7 +159,11 @@ class MergedReader:
         return self._base.raw(name, rows, columns)
 
     def rows(self, name: str, ranges: Sequence[Range], dtype: torch.dtype | None = None) -> Tensor:
-        if self._pair(name) is None:
+        module = name.removesuffix(_BIAS)
+        if name.endswith(_BIAS) and self._merging.changes_bias(module):
+            bias = self._base.rows(name, ranges, torch.float32)
+            return self._merging.bias(module, bias, ranges).to(dtype or self.dtype)
+        if not self._is_merged(name):
             return self._base.rows(self._stored_name(name), ranges, dtype)
         num_rows = sum(stop - start for start, stop in ranges)
         out = torch.empty((num_rows, *self.shape(name)[1:]), dtype=dtype or self.dtype, device=self.device)
@@ -81,58 +181,53 @@ class MergedReader:
         place: Place = copy_into,
         unit: int = 1,
     ) -> None:
-        stored, pair = self._stored_name(name), self._pair(name)
-        if pair is None or index is not None:
+        stored = self._stored_name(name)
+        if index is not None or not self._is_merged(name):
             self._base.fill(out, stored, rows, columns, index=index, place=place, unit=unit)
             return
-        merged = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        self._base.fill(merged, stored, rows, columns)
+        module = name.removesuffix(_WEIGHT)
+        weight = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        self._base.fill(weight, stored, rows, columns)
         wanted = (0, self.shape(name)[1]) if columns is None else columns
-        if pair.copy is not None:
-            self._check_copy(pair.copy, rows, merged)
-        is_transposed = self._transposed and name.removesuffix(_WEIGHT) not in self._tied
-        if is_transposed:
-            merged += product(self._adapter, self._opened, pair, [wanted], rows, out.device).t()
+        is_transposed = self._transposed and module not in self._tied
+
+        def whole() -> Tensor:
+            found = self._base.rows(stored, [(0, self.shape(name)[0])], torch.float32)
+            return found.t() if is_transposed else found
+
+        if not is_transposed:
+            merged = self._merging.matrix(module, weight, rows, wanted, whole)
         else:
-            merged += product(self._adapter, self._opened, pair, rows, [wanted], out.device)
+            inputs, width = rows[0], rows[0][1] - rows[0][0]
+            assert len(rows) == 1 and width == len(weight), "the columns of a rank are one range"
+            merged = self._merging.matrix(module, weight.t(), [wanted], inputs, whole).t()
         first = 0
         for start, stop in rows:
             last = first + stop - start
             place(out[first:last], merged[first:last])
             first = last
 
-    def _check_copy(self, key: str, rows: Sequence[Range], weight: Tensor) -> None:
-        """weight: these rows of the base model's, in float32."""
-        if not torch.equal(self._opened.rows(key, rows).to(self.device, self.dtype), weight.to(self.dtype)):
-            raise StartupError(
-                f"LoRA adapter `{self._adapter.name}`: tensor {key:.200} replaces the base model's; only a copy of it "
-                "is served"
-            )
-
-    def _pair(self, name: str) -> Pair | None:
-        return self._adapter.pairs.get(name.removesuffix(_WEIGHT)) if name.endswith(_WEIGHT) else None
+    def _is_merged(self, name: str) -> bool:
+        return name.endswith(_WEIGHT) and self._merging.changes(name.removesuffix(_WEIGHT))
 
     def _stored_name(self, name: str) -> str:
-        if name not in self._others or self._base.has(name):
-            return name
-        return self._others[name] if self._adapter.pairs.get(self._tied[1]) is not None else name
+        return self._others[name] if name in self._others and not self._base.has(name) else name
 
 
-def product(
-    adapter: Adapter,
-    opened: SafetensorsReader,
-    pair: Pair,
-    outputs: Sequence[Range],
-    inputs: Sequence[Range],
-    device: torch.device,
-) -> Tensor:
-    """scale * B @ A of these rows and columns, [outputs, inputs] in float32 on `device`. opened: the adapter's tensors.
+def with_tied_rows(adapter: Adapter, embedding: str, head: str) -> Adapter:
+    """`adapter` for a head that was tied to the embedding: new rows of tokens are the head's too."""
+    shared = adapter.rows.get(embedding)
+    if shared is None or shared.ids is None or head in adapter.rows:
+        return adapter
+    return Adapter(
+        name=adapter.name,
+        base=adapter.base,
+        rank=adapter.rank,
+        pairs=adapter.pairs,
+        rows={**adapter.rows, head: shared},
+        headers=adapter.headers,
+    )
 
-    Raises StartupError for numbers that are not finite.
-    """
-    b, whole = opened.rows(pair.b, outputs), opened.rows(pair.a, [(0, pair.rank)])
-    a = torch.cat([whole[:, slice(*cut)] for cut in inputs], 1)
-    for key, tensor in ((pair.a, a), (pair.b, b)):
-        if not tensor.isfinite().all():
-            raise StartupError(f"LoRA adapter `{adapter.name}`: tensor {key:.200} holds numbers that are not finite")
-    return pair.scale * (b.to(device) @ a.to(device))
+
+def _picked(tensor: Tensor, rows: Sequence[Range]) -> Tensor:
+    return torch.cat([tensor[slice(*cut)] for cut in rows])

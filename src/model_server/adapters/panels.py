@@ -15,7 +15,7 @@ from model_server.cpp.structs import AdapterExpansionStruct, AdapterFactorsStruc
 class AdapterPanels:
     """What the adapters of a model, by their numbers, add to one product. For what `cpp.library.usable` serves.
 
-    structs: one for each number; it holds the memory that they point to, and none of the given matrices but A.
+    structs: one for each number; it holds the memory that they point to.
     """
 
     def __init__(self, factors: Mapping[int, Factors], number: int) -> None:
@@ -54,12 +54,14 @@ class AdapterPanels:
         expansions = (AdapterExpansionStruct * len(packed))()
         for i, (e, b) in enumerate(zip(factors.expansions, packed, strict=True)):
             expansions[i] = AdapterExpansionStruct(e.start // panel, len(b), e.first, b.shape[1], b.data_ptr())
-        self._kept += [factors.a, packed, expansions]
+        self._kept += [factors, packed, expansions]
         return AdapterFactorsStruct(
             factors.a.data_ptr(),
             len(factors.a),
             len(packed),
             ctypes.cast(expansions, ctypes.POINTER(AdapterExpansionStruct)),
+            None if factors.gain is None else factors.gain.data_ptr(),
+            None if factors.shift is None else factors.shift.data_ptr(),
         )
 
 

@@ -90,6 +90,8 @@ class AdapterFactorsStruct(ctypes.Structure):
         ("inner", c_long),
         ("num_expansions", c_long),
         ("expansions", POINTER(AdapterExpansionStruct)),
+        ("gain", c_void_p),
+        ("shift", c_void_p),
     ]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from torch import Tensor
 
-from model_server.adapters.factors import Factors
+from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows
 from model_server.adapters.panels import AdapterPanels
 from model_server.adapters.rows import CurrentRows, RowIndex
 from model_server.cpp.library import usable
+from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
 
 
@@ -19,18 +21,27 @@ class AdaptedLinear:
     Rows without an adapter are what `base` gives, bit for bit.
     """
 
-    __slots__ = ("_current", "_factors", "base", "panels")
+    __slots__ = ("_current", "_factors", "_rows", "base", "panels")
 
-    def __init__(self, base: Linear, factors: Mapping[int, Factors], current: CurrentRows, number: int) -> None:
-        """factors: by the number of the adapter, one at least. current: whose rows are read at each call. number: of
-        all adapters of the model.
+    def __init__(
+        self,
+        base: Linear,
+        factors: Mapping[int, Factors],
+        current: CurrentRows,
+        number: int,
+        rows: Mapping[int, HeadRows] = MappingProxyType({}),
+    ) -> None:
+        """factors: by the number of the adapter. current: whose rows are read at each call. number: of all adapters of
+        the model. rows: what adapters have in place of rows of the base model's matrix.
 
-        panels: their form for the C++ operators; None where these do not serve.
+        panels: the factors as the C++ operators read them; None where these do not serve.
         """
         self.base = base
-        a = next(iter(factors.values())).a
-        self.panels = AdapterPanels(factors, number) if usable(a.device, a.dtype) else None
+        matrices = [f.a for f in factors.values()]
+        has_panels = bool(matrices) and usable(matrices[0].device, matrices[0].dtype)
+        self.panels = AdapterPanels(factors, number) if has_panels else None
         self._factors = factors if self.panels is None else {}
+        self._rows = rows
         self._current = current
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -43,6 +54,10 @@ class AdaptedLinear:
         rows = self._current.rows
         if rows is None:
             return out
+        if self._rows:
+            for number, index in rows.among(x.shape[0]):
+                if number in self._rows:
+                    self._rows[number].replace(x, out, index)
         if self.panels is not None:
             self.panels.add(rows.numbers_among(out.numel() // out.shape[-1]), x, out)
             return out
@@ -50,6 +65,26 @@ class AdaptedLinear:
             factors = self._factors.get(number)
             if factors is not None:
                 _add(factors, x, out, index)
+        return out
+
+
+class AdaptedEmbedding:
+    """An embedding of which adapters change rows."""
+
+    __slots__ = ("_base", "_current", "_factors")
+
+    def __init__(self, base: Embedding, factors: Mapping[int, EmbeddingFactors], current: CurrentRows) -> None:
+        """factors: by the number of the adapter. current: whose rows are read at each call."""
+        self._base = base
+        self._factors = factors
+        self._current = current
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        out = self._base(ids)
+        rows = self._current.rows
+        for number, index in () if rows is None else rows.groups:
+            if number in self._factors:
+                out[index] = self._factors[number].of(ids[index], out[index])
         return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,12 @@ class Embedding:
         return self._group.all_reduce(F.embedding(local, self._weight))
 
 
+class TokenEmbedding(Protocol):
+    """[n] int64 -> [n, hidden], in memory of its own."""
+
+    def __call__(self, ids: Tensor) -> Tensor: ...
+
+
 class InputEmbedding:
     """From token ids and positions to what the first block reads: scaled embedding, learned positions, norm, widening.
 
@@ -57,7 +64,7 @@ class InputEmbedding:
 
     def __init__(
         self,
-        embedding: Embedding,
+        embedding: TokenEmbedding,
         *,
         multiplier: Tensor | None = None,
         projection: Linear | None = None,

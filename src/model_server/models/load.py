@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
-from model_server.adapters.factors import AdapterReader
 from model_server.adapters.merge import MergedReader
+from model_server.adapters.reader import AdapterReader
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.models.decoder.attention.layers import attention_layers

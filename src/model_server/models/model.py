@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from model_server.adapters.folder import Adapter, read_adapter
+from model_server.adapters.merge import with_tied_rows
 from model_server.attention.choice import KEEP_MODEL_TYPE
 from model_server.cpp import library as cpp
 from model_server.errors import StartupError
@@ -83,9 +84,12 @@ def describe(
 
 
 def _merging(model: Model, spec: Spec, folder: Path) -> Model:
-    """`model` with the adapter in `folder`. Where it changes the head, the head is no longer tied."""
-    adapter = read_adapter(model.name, folder, adapter_targets(spec), spec.names.head, _bases(model, spec))
-    tied = spec.tied_head and spec.names.head not in adapter.pairs
+    """`model` with the adapter in `folder`. Where it changes embedding or head, they are no longer tied."""
+    adapter = read_adapter(model.name, folder, adapter_targets(spec), _bases(model, spec))
+    tables = (spec.names.embedding, spec.names.head)
+    if spec.tied_head:
+        adapter = with_tied_rows(adapter, *tables)
+    tied = spec.tied_head and not any(module in adapter.pairs or module in adapter.rows for module in tables)
     return dataclasses.replace(model, spec=dataclasses.replace(spec, tied_head=tied), merged=adapter)
 
 
@@ -122,9 +126,9 @@ def with_adapters(model: Model, folders: Mapping[str, Path]) -> Model:
             f"{model.config.model_type} is served by the transformers runner, which takes no LoRA adapters: merge the "
             "adapter into the model"
         )
-    names, targets = model.spec.names, adapter_targets(model.spec)
+    targets = adapter_targets(model.spec)
     bases = _bases(model, model.spec)
-    adapters = tuple(read_adapter(name, path, targets, names.head, bases) for name, path in folders.items())
+    adapters = tuple(read_adapter(name, path, targets, bases) for name, path in folders.items())
     return dataclasses.replace(model, adapters=adapters)
 
 

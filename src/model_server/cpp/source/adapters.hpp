@@ -20,6 +20,7 @@ struct AdapterFactors {
     const void* a;
     long inner, num_expansions;
     const AdapterExpansion* expansions;
+    const float *gain, *shift;  // [outputs]: what multiplies the sum, then what is added to it, or null
 };
 
 // The rows of a block by their adapters' numbers; those of the base model (below 0) are in no group.
@@ -144,6 +145,16 @@ INLINE void expand_tile(const T* b, long rank, const float* const* inner, Out* c
     for (int r = 0; r < R; r++) put(out[r], sums[r], 2, 0, limit, static_cast<const T*>(nullptr), out[r]);
 }
 
+// out = out * gain + shift, of one panel.
+template <class Out> INLINE void rescale(const float* gain, const float* shift, Out* out, long limit) {
+    for (long i = 0; i < limit; i++) {
+        float value = widen(out[i]);
+        if (gain) value *= gain[i];
+        if (shift) value += shift[i];
+        out[i] = narrow<Out>(value);
+    }
+}
+
 // out += B inner of panel `panel`, for rows [begin, end). out: the panel of row `begin`; `pitch`: from row to row.
 template <class T, class Out>
 INLINE void expand(const AdapterFactors* of_number, const AdapterGroups& groups, long begin, long end, const float* inner,
@@ -167,5 +178,9 @@ INLINE void expand(const AdapterFactors* of_number, const AdapterGroups& groups,
                 at += height;
             }
         }
+        if (!f.gain && !f.shift) return;
+        const float* gain = f.gain ? f.gain + panel * PANEL : nullptr;
+        const float* shift = f.shift ? f.shift + panel * PANEL : nullptr;
+        for (long at = 0; at < count; at++) rescale(gain, shift, out + (rows[at] - begin) * pitch, limit);
     });
 }

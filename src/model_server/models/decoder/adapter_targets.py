@@ -10,7 +10,8 @@ from model_server.models.decoder.spec import Spec
 
 
 def adapter_targets(spec: Spec) -> Targets:
-    """The linear layers of attention and MLP, and the head; not experts, latent attention, or a head of unit rows."""
+    """The linear layers of attention and MLP, the embedding and the head; not experts, latent attention, or a head of
+    unit rows."""
     found: dict[str, tuple[int, int]] = {}
     for index in range(spec.num_layers):
         prefix = f"{spec.names.layers}.{index}."
@@ -18,9 +19,15 @@ def adapter_targets(spec: Spec) -> Targets:
             found.update((prefix + name, shape) for name, shape in _attention(spec))
         if not spec.mlps or spec.mlps[index] is None:
             found.update((prefix + name, shape) for name, shape in _mlp(spec))
+    width = spec.embedding_size or spec.hidden_size
     if not spec.normalized_head:
-        found[spec.names.head] = spec.embedding_size or spec.hidden_size, spec.vocab_size
-    return found
+        found[spec.names.head] = width, spec.vocab_size
+    return Targets(
+        linear=found,
+        head="" if spec.normalized_head else spec.names.head,
+        embedding=spec.names.embedding,
+        table=(spec.vocab_size, width),
+    )
 
 
 def _attention(spec: Spec) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from model_server.adapters.factors import AdapterReader
+from model_server.adapters.reader import AdapterReader
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.latent import LatentBackend
 from model_server.distributed.placement import Placement

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from model_server.adapters.factors import AdapterReader
+from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import CurrentRows
 from model_server.attention.backend import AttentionBackend
 from model_server.layers.embedding import InputEmbedding

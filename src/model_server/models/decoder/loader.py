@@ -5,14 +5,16 @@ Knows ranges of rows and columns, not what they stand for: the heads of a packed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from model_server.adapters.factors import AdapterReader
+from model_server.adapters.factors import HeadRows
+from model_server.adapters.reader import AdapterReader, Product
 from model_server.attention.backend import Alibi
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
@@ -121,6 +123,11 @@ class Loader:
         wanted = MatrixSlice(parts=(part,), columns=(0, num_columns), num_columns=num_columns)
         return self.decoded(wanted)
 
+    def read_again(self, wanted: MatrixSlice, dtype: torch.dtype, *, as_stored: bool = False) -> Tensor:
+        """This part of matrices as the model has it, also if it was quantized on load, without counting it."""
+        uncounted = replace(self.scheme, _kinds=Counter(), _plain=set())
+        return uncounted.read(self.reader, wanted, as_stored=as_stored).dequantize(dtype)
+
     def decoded(self, wanted: MatrixSlice) -> Tensor:
         """This rank's part of matrices in the model's type, whatever they are stored in."""
         return self._count(self.scheme.read(self.reader, wanted, as_stored=True).dequantize(self.reader.dtype))
@@ -143,23 +150,42 @@ class Loader:
                 biases.append(bias if part.order is None else part.order.apply(bias))
         if biases and len(biases) < len(parts):
             raise StartupError(f"weight {parts[0].name}.bias: either all biases of this layer must exist or none")
-        return self.adapted(self.linears.make(form, torch.cat(biases) if biases else None), parts)
+        added = torch.cat(biases) if biases else None
+        product = Product(
+            parts=tuple(parts),
+            columns=None,
+            weight=lambda: self.read_again(wanted, torch.float32, as_stored=as_stored),
+            bias=added,
+        )
+        return self.adapted(self.linears.make(form, added), product)
 
     def row_linear(self, name: str, columns: Range, num_rows: int, *, transposed: bool = False) -> Linear:
         """This rank's columns of a matrix. Summed over the ranks, its bias must count once: rank 0 has it."""
         part = Part(name, ((0, num_rows),), num_rows)
         form = self.matrix(MatrixSlice(parts=(part,), columns=columns, transposed=transposed))
-        with_bias = self.tensor_group.rank == 0 and self.has(name + ".bias")
-        linear = self.linears.make(form, self.rows(name + ".bias", [(0, num_rows)]) if with_bias else None)
-        return self.adapted(linear, [part], columns)
+        is_first = self.tensor_group.rank == 0
+        bias = self.rows(name + ".bias", [(0, num_rows)]) if is_first and self.has(name + ".bias") else None
+        # Every rank has as many columns.
+        whole = MatrixSlice(
+            parts=(part,), columns=(0, (columns[1] - columns[0]) * self.tensor_group.size), transposed=transposed
+        )
+        product = Product(
+            parts=(part,),
+            columns=columns,
+            weight=lambda: self.read_again(whole, torch.float32),
+            bias=bias,
+            adds_bias=is_first,
+        )
+        return self.adapted(self.linears.make(form, bias), product)
 
-    def adapted(self, linear: Linear, parts: Sequence[Part], columns: Range | None = None) -> Linear:
-        """`linear`, the product of these parts, with what adapters add to it. columns: of this rank; None: all."""
-        factors = {} if self.adapters is None else self.adapters.columns(parts, columns)
-        if self.adapters is None or not factors:
+    def adapted(self, linear: Linear, product: Product, rows: Mapping[int, HeadRows] | None = None) -> Linear:
+        """`linear`, which computes `product`, with what adapters add to it. rows: what they have in place of its rows,
+        by their numbers."""
+        factors = {} if self.adapters is None else self.adapters.product(product)
+        if self.adapters is None or not (factors or rows):
             return linear
-        self.weight_bytes += sum(f.nbytes for f in factors.values())
-        return AdaptedLinear(linear, factors, self.adapters.current, len(self.adapters.names))
+        self.weight_bytes += sum(f.nbytes for f in factors.values()) + sum(r.nbytes for r in (rows or {}).values())
+        return AdaptedLinear(linear, factors, self.adapters.current, len(self.adapters.names), rows or {})
 
     def norm(self, name: str, size: int) -> AddNorm:
         """A norm over `size` numbers of every token, the same on every rank."""

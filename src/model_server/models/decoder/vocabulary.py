@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model_server.adapters.reader import Product, Table
 from model_server.errors import StartupError
+from model_server.layers.adapted import AdaptedEmbedding
 from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
 from model_server.layers.linear.linear import Linear
 from model_server.layers.norm import AddNorm
@@ -48,29 +50,44 @@ def load_vocabulary(
     if spec.tied_head and not loader.holds(embedding) and loader.holds(names.head):
         embedding = names.head  # of two names for one tensor some checkpoints kept the other
     table = _matrix(loader, spec, embedding, shared) if has_input else None
-    start = None if table is None else _input(loader, spec, table)
+    start = None if table is None else _input(loader, spec, table, embedding)
     if not has_output:
         return start, None
+    stored = embedding
     if not spec.tied_head and loader.holds(names.head):
+        stored = names.head
         form = _matrix(loader, spec, names.head, head_rows)
     elif table is not None and head_rows == shared:
         form = table
     else:
         form = _matrix(loader, spec, embedding, head_rows)
-    return start, _output(loader, spec, form, head_rows, sharded=sharded)
+    return start, _output(loader, spec, form, head_rows, stored, sharded=sharded)
 
 
 def _matrix(loader: Loader, spec: Spec, name: str, rows: Range) -> Form:
+    return loader.matrix(_slice(spec, name, rows), as_stored=True)
+
+
+def _slice(spec: Spec, name: str, rows: Range) -> MatrixSlice:
     width = _embedding_width(spec)
-    wanted = MatrixSlice(parts=(Part(name, (rows,), None),), columns=(0, width), num_columns=width)
-    return loader.matrix(wanted, as_stored=True)
+    return MatrixSlice(parts=(Part(name, (rows,), None),), columns=(0, width), num_columns=width)
+
+
+def _table(loader: Loader, spec: Spec, module: str, stored: str) -> Table:
+    """What adapters of `module` change, which is stored as the matrix of `stored`."""
+
+    def rows(wanted: Range) -> Tensor:
+        return loader.read_again(_slice(spec, stored, wanted), loader.reader.dtype, as_stored=True)
+
+    return Table(module=module, size=spec.vocab_size, rows=rows)
 
 
 def _embedding_width(spec: Spec) -> int:
     return spec.hidden_size if spec.embedding_size is None else spec.embedding_size
 
 
-def _input(loader: Loader, spec: Spec, rows: Form) -> InputEmbedding:
+def _input(loader: Loader, spec: Spec, rows: Form, stored: str) -> InputEmbedding:
+    """stored: the module whose matrix the embedding is."""
     names = spec.names
     start, _ = vocab_range(spec.vocab_size, loader.tensor_group)
     embedding = Embedding(rows.dequantize(loader.reader.dtype), start, loader.tensor_group)
@@ -90,7 +107,7 @@ def _input(loader: Loader, spec: Spec, rows: Form) -> InputEmbedding:
         # It has the weights' dtype, as transformers multiplies: in bfloat16 Gemma's root of the width is a rounded one.
         multiplier = torch.tensor(spec.embedding_multiplier, dtype=embedding.dtype, device=loader.device)
     return InputEmbedding(
-        embedding,
+        _adapted(loader, spec, embedding, stored),
         multiplier=multiplier,
         projection=projection,
         position_table=table,
@@ -99,19 +116,37 @@ def _input(loader: Loader, spec: Spec, rows: Form) -> InputEmbedding:
     )
 
 
-def _output(loader: Loader, spec: Spec, form: Form, rows: Range, *, sharded: bool) -> Output:
+def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str) -> Embedding | AdaptedEmbedding:
+    """`embedding` with what adapters change of it."""
+    if loader.adapters is None:
+        return embedding
+    factors = loader.adapters.embedding(_table(loader, spec, spec.names.embedding, stored))
+    loader.weight_bytes += sum(f.nbytes for f in factors.values())
+    return AdaptedEmbedding(embedding, factors, loader.adapters.current) if factors else embedding
+
+
+def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *, sharded: bool) -> Output:
+    """stored: the module whose matrix the head is."""
     names, projection = spec.names, None
     if spec.normalized_head:
         form = Plain(F.normalize(form.dequantize(loader.reader.dtype)))
-    if loader.adapters is not None:
-        loader.adapters.check_copies(names.head, rows, form.dequantize(loader.reader.dtype))
     bias = loader.rows(names.head + ".bias", [rows]) if loader.has(names.head + ".bias") else None
     norm = None if names.norm is None else loader.norm(names.norm, spec.hidden_size)
     if names.output_projection is not None and loader.holds(names.output_projection):
         part = Part(names.output_projection, ((0, _embedding_width(spec)),), None)
         projection = loader.column_linear([part], spec.hidden_size, as_stored=True)
+    replaced = None
+    if loader.adapters is not None and not spec.normalized_head:
+        tied_to = names.embedding if spec.tied_head or stored != names.head else None
+        replaced = loader.adapters.head(_table(loader, spec, names.head, stored), rows, bias, tied_to)
+    product = Product(
+        parts=(Part(names.head, (rows,), None),),
+        columns=None,
+        weight=lambda: loader.read_again(_slice(spec, stored, rows), torch.float32, as_stored=True),
+        bias=bias,
+    )
     head = Head(
-        loader.adapted(loader.linears.make(form, bias), [Part(names.head, (rows,), None)]),
+        loader.adapted(loader.linears.make(form, bias), product, replaced),
         loader.tensor_group,
         sharded=sharded,
         gathers_rounded=loader.device.type == "cuda",

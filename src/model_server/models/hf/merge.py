@@ -6,31 +6,55 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from model_server.adapters.folder import read_adapter
-from model_server.adapters.merge import product
+from model_server.adapters.folder import Targets, read_adapter
+from model_server.adapters.merge import Merging, with_tied_rows
+from model_server.errors import StartupError
 
 
 def merge(model: Any, directory: Path, name: str) -> None:
-    """Add the products of the adapter in `directory` to the weights of `model`, in float32, rounded once.
+    """Change the weights of `model` as the adapter in `directory` says, in float32, rounded once.
 
     Raises StartupError, which names the adapter, for a folder that is not served, or a module that takes no adapter.
     """
     from transformers.pytorch_utils import Conv1D
 
-    modules = {path: one for path, one in model.named_modules() if isinstance(one, nn.Linear | Conv1D)}
+    paths = {one: path for path, one in model.named_modules()}
+    modules = {path: one for one, path in paths.items() if isinstance(one, nn.Linear | Conv1D)}
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding, head_name = paths.get(table, ""), paths.get(head, "")
     targets: dict[str, tuple[int, int]] = {}
     for path, one in modules.items():
         rows, columns = one.weight.shape
         targets[path] = (rows, columns) if isinstance(one, Conv1D) else (columns, rows)
-    head = next((path for path, one in modules.items() if one is model.get_output_embeddings()), "")
-    adapter = read_adapter(name, directory, targets, head, ("",))
+    size, width = table.weight.shape
+    found = Targets(linear=targets, head=head_name, embedding=embedding, table=(size, width))
+    adapter = read_adapter(name, directory, found, ("",))
+    if head is not None and head.weight is table.weight:
+        adapter = with_tied_rows(adapter, embedding, head_name)
     with torch.inference_mode(), adapter.open() as opened:
-        for path, pair in adapter.pairs.items():
-            module, (inputs, outputs) = modules[path], targets[path]
-            delta = product(adapter, opened, pair, [(0, outputs)], [(0, inputs)], module.weight.device)
-            delta = delta.t() if isinstance(module, Conv1D) else delta
-            # A parameter of its own: a tied head must leave the embedding as it is.
-            merged = (module.weight.float() + delta).to(module.weight.dtype)
-            module.weight = nn.Parameter(merged, requires_grad=False)
+        merging = Merging(adapter, opened, embedding, table.weight.dtype)
+        for path in {*adapter.pairs, *adapter.rows}:
+            module = table if path == embedding else modules[path]
+            _merge_into(module, merging, path, name, is_transposed=isinstance(module, Conv1D))
+
+
+def _merge_into(module: Any, merging: Merging, path: str, name: str, *, is_transposed: bool) -> None:
+    stored = module.weight
+
+    def whole() -> Tensor:
+        weight: Tensor = stored.detach().float().clone()
+        return weight.t() if is_transposed else weight
+
+    weight = whole()
+    merged = merging.matrix(path, weight, [(0, weight.shape[0])], (0, weight.shape[1]), whole)
+    merged = merged.t() if is_transposed else merged
+    # Parameters of their own: a tied head must leave the embedding as it is.
+    module.weight = nn.Parameter(merged.to(stored.dtype).contiguous(), requires_grad=False)
+    if not merging.changes_bias(path):
+        return
+    if module.bias is None:
+        raise StartupError(f"LoRA adapter `{name}`: it adds a bias to {path}, which has none, and cannot be merged")
+    bias = merging.bias(path, module.bias.detach().float(), [(0, len(module.bias))])
+    module.bias = nn.Parameter(bias.to(module.bias.dtype), requires_grad=False)

@@ -12,15 +12,23 @@ import pytest
 import torch
 from support.adapters import write_adapter
 
-from model_server.adapters.folder import Adapter, read_adapter
+from model_server.adapters.folder import Adapter, Targets, read_adapter
+from model_server.adapters.reader import AdapterReader, Product
 from model_server.errors import StartupError
+from model_server.weights.matrix import Part
 
 Q, HEAD = "model.layers.0.self_attn.q_proj", "lm_head"
-TARGETS = {Q: (16, 32), "model.layers.1.self_attn.q_proj": (16, 32), HEAD: (16, 100)}
+TABLE = "model.embed_tokens"
+TARGETS = Targets(
+    linear={Q: (16, 32), "model.layers.1.self_attn.q_proj": (16, 32), HEAD: (16, 100)},
+    head=HEAD,
+    embedding=TABLE,
+    table=(100, 16),
+)
 
 
 def read(directory: Path) -> Adapter:
-    return read_adapter("mine", directory, TARGETS, HEAD, ("model.",))
+    return read_adapter("mine", directory, TARGETS, ("model.",))
 
 
 def refusal(directory: Path) -> str:
@@ -61,7 +69,7 @@ def test_modules_without_the_base_prefix(tmp_path: Path) -> None:
 def test_modules_under_other_names_of_a_vision_model(base: str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path, {base + "layers.0.self_attn.q_proj": (16, 32)})
     bases = ("model.", "model.language_model.", "language_model.model.", "model.")
-    assert set(read_adapter("mine", folder, TARGETS, HEAD, bases).pairs) == {Q}
+    assert set(read_adapter("mine", folder, TARGETS, bases).pairs) == {Q}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,9 @@ def test_modules_under_other_names_of_a_vision_model(base: str, tmp_path: Path) 
         ({"peft_type": "IA3"}, "`peft_type` is 'IA3'; only LORA is served"),
         ({"task_type": "SEQ_CLS"}, "`task_type` is 'SEQ_CLS'; only CAUSAL_LM is served"),
         ({"init_lora_weights": "pissa_niter_4"}, "`init_lora_weights` 'pissa_niter_4' changes the base model; convert"),
-        ({"use_dora": True}, "`use_dora` is not served; merge the adapter into the model"),
+        ({"use_qalora": True}, "`use_qalora` is not served; merge the adapter into the model"),
+        ({"trainable_token_indices": [1, 1]}, "adapter_config.json: `trainable_token_indices` must be a list of diff"),
+        ({"trainable_token_indices": {"lm_head": ["a"]}}, "adapter_config.json: `trainable_token_indices` must be a l"),
         ({"layer_replication": [[0, 1]]}, "`layer_replication` is not served; merge the adapter into the model"),
         ({"from_the_future": 1}, "`from_the_future` is not served; merge the adapter into the model"),
         ({"r": 8}, f"tensor base_model.model.{Q}.lora_A.weight has shape [4, 16]; [8, 16] is expected"),
@@ -93,7 +103,13 @@ def test_initial_values_that_keep_the_base_model(tmp_path: Path, start: object) 
 
 
 def test_every_tensor_belongs_to_a_layer(tmp_path: Path) -> None:
-    for key in (f"base_model.model.{Q}.lora_magnitude_vector", "base_model.model.model.norm.weight", f"{Q}.weight"):
+    for key in (
+        "base_model.model.q.lora_magnitude_vector",
+        f"base_model.model.{Q}.weight",
+        f"base_model.model.{Q}.bias",
+        "base_model.model.model.norm.weight",
+        f"{Q}.weight",
+    ):
         write_adapter(tmp_path, {Q: (16, 32)}, tensors={key: torch.ones(32)})
         assert refusal(tmp_path) == f"tensor {key} belongs to no layer that takes adapters"
     write_adapter(tmp_path, {"model.layers.7.self_attn.q_proj": (16, 32)})
@@ -103,6 +119,39 @@ def test_every_tensor_belongs_to_a_layer(tmp_path: Path) -> None:
 def test_a_matrix_without_the_other(tmp_path: Path) -> None:
     write_adapter(tmp_path, {}, tensors={f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 16)})
     assert refusal(tmp_path).startswith(f"tensor base_model.model.{Q}.lora_B.weight is missing beside ")
+
+
+def test_what_the_tensors_of_embedding_and_head_are(tmp_path: Path) -> None:
+    table = "base_model.model.model.embed_tokens"
+    factors = {f"{table}.lora_embedding_A": torch.ones(4, 100), f"{table}.lora_embedding_B": torch.ones(16, 4)}
+    rows = {f"{table}.token_adapter.trainable_tokens_delta": torch.ones(2, 16)}
+    adapter = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors=factors | rows, trainable_token_indices=[99, 3]))
+    assert adapter.pairs[TABLE].a == f"{table}.lora_embedding_A" and adapter.rows[TABLE].ids == (99, 3)
+    write_adapter(tmp_path, {}, tensors=rows, trainable_token_indices={"embed_tokens": [100, 3]})
+    assert refusal(tmp_path) == "`trainable_token_indices` names token 100; the model has 100"
+    write_adapter(tmp_path, {}, tensors=rows, trainable_token_indices={"lm_head": [1, 3]})
+    assert refusal(tmp_path) == "`trainable_token_indices` names no tokens for model.embed_tokens"
+    write_adapter(tmp_path, {}, tensors=rows, trainable_token_indices=[1])
+    assert refusal(tmp_path).endswith("has shape [2, 16]; [1, 16] is expected")
+    both = rows | {f"{table}.weight": torch.ones(100, 16)}
+    assert refusal(write_adapter(tmp_path, {}, tensors=both, trainable_token_indices=[1, 2])).endswith("is not served")
+    lengths = factors | rows | {f"{table}.lora_magnitude_vector": torch.ones(16)}
+    write_adapter(tmp_path, {}, tensors=lengths, trainable_token_indices=[1, 2])
+    assert refusal(tmp_path).endswith("beside new rows or a bias of its module is not served")
+
+
+def test_lengths_of_rows_that_are_all_0(tmp_path: Path) -> None:
+    key = f"base_model.model.{Q}.lora_magnitude_vector"
+    adapter = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors={key: torch.ones(32)}))
+    assert adapter.pairs[Q].magnitude == key
+    zeros = {f"base_model.model.{Q}.lora_B.weight": torch.zeros(32, 4)}
+    adapter = read(write_adapter(tmp_path, {Q: (16, 32)}, tensors={key: torch.ones(32)} | zeros))
+    product = Product(parts=(Part(Q, ((0, 32),), 32),), columns=None, weight=lambda: torch.zeros(32, 16), bias=None)
+    with (
+        AdapterReader([adapter], torch.float32, torch.device("cpu")) as reader,
+        pytest.raises(StartupError, match="gives a length to rows that are all 0"),
+    ):
+        reader.product(product)
 
 
 def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:

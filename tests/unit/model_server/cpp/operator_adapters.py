@@ -18,20 +18,23 @@ class Adapters:
     ) -> None:
         self.structs = (AdapterFactorsStruct * (number + 1))()
         self._deltas: list[np.ndarray] = []
+        self._scaled: list[tuple[np.ndarray | float, np.ndarray | float]] = []
         self._kept: list[object] = []
         for place in range(number):
             self._deltas.append(self._add(operators, random, type, place, outputs, inputs))
         self._deltas.append(np.zeros((outputs, inputs)))
+        self._scaled.append((1.0, 0.0))
 
     def numbers(self, random: np.random.Generator, rows: int) -> np.ndarray:
         """Of each row, -1 where it has none."""
         return exact(random.integers(-1, len(self._deltas), rows))
 
-    def product(self, numbers: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """[rows, outputs] in float64."""
-        out = np.zeros((len(x), self._deltas[0].shape[0]))
-        for place, delta in enumerate(self._deltas):
-            out[numbers == place] = x[numbers == place] @ delta.T
+    def applied(self, numbers: np.ndarray, x: np.ndarray, base: np.ndarray) -> np.ndarray:
+        """base: the base model's product; [rows, outputs] in float64."""
+        out = base.copy()
+        for place, (delta, (gain, shift)) in enumerate(zip(self._deltas, self._scaled, strict=True)):
+            rows = numbers == place
+            out[rows] = (base[rows] + x[rows] @ delta.T) * gain + shift
         return out
 
     def _add(
@@ -56,8 +59,13 @@ class Adapters:
             self._kept.append(packed)
             first += rank
         pointer = ctypes.cast(expansions, ctypes.POINTER(AdapterExpansionStruct))
-        self.structs[place] = AdapterFactorsStruct(address(a), len(a), len(starts), pointer)
-        self._kept += [a, expansions]
+        gain = exact(random.random(outputs).astype(np.float32) + 0.5) if random.random() < 0.4 else None
+        shift = exact(random.standard_normal(outputs).astype(np.float32)) if random.random() < 0.4 else None
+        self._scaled.append((1.0 if gain is None else gain, 0.0 if shift is None else shift))
+        self.structs[place] = AdapterFactorsStruct(
+            address(a), len(a), len(starts), pointer, address(gain), address(shift)
+        )
+        self._kept += [a, expansions, gain, shift]
         return delta
 
 
@@ -82,7 +90,7 @@ def adapter_case(operators: Operators, random: np.random.Generator, type: int) -
         return out
 
     whole = operators.same_on_one_thread(lambda: product(0, rows))
-    wanted = widen(base) + adapters.product(numbers, widen(x))
+    wanted = adapters.applied(numbers, widen(x), widen(base))
     assert_near(whole, wanted, 1e-4 if is_wide else TOLERANCE[type], 1 + np.abs(wanted))
     np.testing.assert_array_equal(whole[numbers < 0], base[numbers < 0])
     row = int(random.integers(rows))

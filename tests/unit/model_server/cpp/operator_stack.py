@@ -80,7 +80,7 @@ class Block:
         weight = widen(self.weights[name]) if stored is None else stored.decoded()
         out: np.ndarray = x @ weight.T + (0 if bias is None else widen(bias))
         if self.numbers is not None and name in self.adapters:
-            out += self.adapters[name].product(self.numbers, x)
+            out = self.adapters[name].applied(self.numbers, x, out)
         return out
 
     def run(self, x: np.ndarray, paging: Paging, cache: np.ndarray, rotations: list[np.ndarray]) -> np.ndarray:

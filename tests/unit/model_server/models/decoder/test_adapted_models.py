@@ -13,13 +13,16 @@ from support.adapters import write_adapter
 from support.loading import load
 from support.peft_adapters import peft_adapter, peft_logits
 from support.quantized import quantize_folder
+from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
+from torch import Tensor
 
 from model_server.adapters.rows import BASE
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.cpp import CppBackend
 from model_server.attention.reference import ReferenceBackend
 from model_server.cpp import library as cpp
+from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
 
 SEQUENCES = prompts(512)
@@ -78,6 +81,92 @@ def test_some_layers_patterns_and_the_head(tmp_path: Path) -> None:
     got = run_protocol(load(model, adapters={"a": first, "b": second}), SEQUENCES, 4, adapters=MIXED)
     wanted = [peft_logits(model, a, [s])[0] for a, s in zip((first, None, second), SEQUENCES, strict=True)]
     assert_equal_logits(got, wanted)
+
+
+CONSTRUCTS: list[Any] = [
+    ("llama", "plain", {"use_dora": True}),
+    ("llama", "biases_tied", {"use_dora": True, "target_modules": ["embed_tokens", "k_proj", "down_proj", "lm_head"]}),
+    ("llama", "biases_tied", {"lora_bias": True, "target_modules": ["q_proj", "o_proj"]}),
+    ("llama", "biases_tied", {"target_modules": ["embed_tokens", "lm_head"]}),
+    ("llama", "biases_tied", {"target_modules": ["q_proj"], "trainable_token_indices": [44, 9, 130]}),
+    (
+        "llama",
+        "plain",
+        {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [7], "lm_head": [5]}},
+    ),
+    ("llama", "biases_tied", {"target_modules": ["lm_head"], "trainable_token_indices": [44, 9]}),
+    ("llama", "biases_tied", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}),
+    ("llama", "biases_tied", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    ("gpt2", "plain", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True, "use_dora": True}),
+    *(
+        pytest.param(name, variant, config, marks=pytest.mark.parity)
+        for name, variant, config in (
+            ("phi3", "plain", {"use_dora": True}),
+            ("gpt_neox", "plain", {"use_dora": True}),
+            ("gemma2", "plain", {"target_modules": ["embed_tokens", "v_proj"], "use_dora": True}),
+            ("opt", "plain", {"use_dora": True, "target_modules": ["q_proj", "fc2"]}),
+            ("mixtral", "plain", {"target_modules": LAST, "use_dora": True}),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("model_type", "variant", "config"), CONSTRUCTS)
+def test_lengths_biases_embeddings_and_rows(
+    model_type: str, variant: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """DoRA, `lora_bias`, adapters and new rows of the embedding and the head: beside a plain adapter, and merged."""
+    pytest.importorskip("peft")
+    model = tiny_checkpoint(model_type, tmp_path / "model", variant=variant, with_tokenizer=False)
+    first = peft_adapter(model, tmp_path / "first", 1, **config)
+    modules = {"target_modules": LAST} if model_type == "mixtral" else {}
+    second = peft_adapter(model, tmp_path / "second", 2, fan_in_fan_out=config.get("fan_in_fan_out", False), **modules)
+    sequences = [s.clone() for s in SEQUENCES]
+    for sequence in sequences:
+        sequence[1:5] = torch.tensor([7, 9, 44, 5])
+    wanted = [peft_logits(model, a, [s])[0] for a, s in zip((first, None, second), sequences, strict=True)]
+    runner = load(model, adapters={"a": first, "b": second})
+    base = peft_logits(model, None, sequences[:1])[0]
+    assert_equal_logits(run_protocol(runner, sequences, 4, adapters=MIXED), wanted)
+    assert float((wanted[0] - base).abs().max()) > 0.1
+    merged = run_protocol(load(model, merged=first), sequences, 4)
+    assert_equal_logits(merged[:1], wanted[:1])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"use_dora": True, "target_modules": ["embed_tokens", "q_proj", "o_proj", "down_proj", "lm_head"]},
+        {"lora_bias": True, "target_modules": ["k_proj", "o_proj"], "trainable_token_indices": [44, 9, 500]},
+        {"target_modules": ["v_proj"], "modules_to_save": ["lm_head", "embed_tokens"]},
+    ],
+)
+def test_two_ranks_and_the_operator_of_all_layers(config: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    model = tiny_checkpoint("llama", tmp_path / "model", variant="biases_tied", with_tokenizer=False)
+    adapter = peft_adapter(model, tmp_path / "adapter", 1, **config)
+    wanted = [peft_logits(model, a, [s])[0] for a, s in zip((adapter, None, adapter), SEQUENCES, strict=True)]
+
+    def logits(group: ProcessGroup | None, backend: AttentionBackend | None = None) -> list[Tensor]:
+        runner = load(model, group=group, backend=backend, adapters={"a": adapter})
+        return run_protocol(runner, SEQUENCES, 4, adapters=(0, BASE, 0))
+
+    for of_rank in on_ranks(2, logits):
+        assert_equal_logits(of_rank, wanted)
+    if cpp.usable(torch.device("cpu"), torch.float32):
+        assert_equal_logits(logits(None, CppBackend()), wanted)
+    for of_rank in on_ranks(2, lambda group: run_protocol(load(model, group=group, merged=adapter), SEQUENCES, 4)):
+        assert_equal_logits([of_rank[0], of_rank[2]], [wanted[0], wanted[2]])
+
+
+def test_a_saved_matrix_with_too_many_other_rows(tmp_path: Path) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False, vocab_size=2000)
+    table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    table[:1025] += 1
+    adapter = write_adapter(tmp_path / "a", {}, tensors={"base_model.model.model.embed_tokens.weight": table})
+    with pytest.raises(StartupError, match="changes 1025 rows of the base model's; 1024 are served at most; merge"):
+        load(model, adapters={"a": adapter})
+    assert load(model, merged=adapter) is not None
 
 
 def test_a_quantized_base(tmp_path: Path) -> None:
