@@ -30,11 +30,12 @@ from router.openai.answers import usage
 from router.openai.chat.answer import completion, prompt_tokens_of, reasoning_tokens_of
 from router.openai.chat.calls import CallStream, is_call
 from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
-from router.openai.chat.prompt import ending_of, model_name, request_of, turns_of, variables_of
+from router.openai.chat.prompt import ending_of, model_name, request_of, turns_of, variables_of, with_counted_ids
 from router.openai.chat.read_stream import ReadStream
 from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.tools import OfferedTools, offered_tools
 from router.openai.chat.two_passes import TwoPasses, permits_of_one_pass
+from router.openai.formats.format import IdKind
 from router.openai.parameters import choices_of
 from router.openai.stops import stops_left_out
 from router.openai.template.messages import Turn
@@ -174,7 +175,7 @@ class Chat:
         format, budget = self.state.model_format, self.body.thinking_budget
         if not self._has_frames:
             if budget is not None and asked is None and format.may_think(self._prompt):
-                raise ValidationError("`thinking_token_budget` is not supported by the model server in use")
+                raise ValidationError("a budget of reasoning tokens is not supported by the model server in use")
             return asked
         schemas = tools.schemas if tools is not None and format.can_force(tools.schemas) else {}
         if asked is not None:
@@ -191,13 +192,13 @@ class Chat:
 
     async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
         body = self.body
+        prepare = partial(_prepared, body, tools, is_native=self._is_native, ids=self.state.model_format.ids)
         try:
             # Schemas and long chats may take a tenth of a second to go through.
             if tools is not None or len(body.messages) > _MANY_MESSAGES:
-                work = partial(_prepared, body, tools, is_native=self._is_native)
-                turns, listed, grammar = await self.state.bodies.run(_cost(body), work)
+                turns, listed, grammar = await self.state.bodies.run(_cost(body), prepare)
             else:
-                turns, listed, grammar = _prepared(body, tools, is_native=self._is_native)
+                turns, listed, grammar = prepare()
             prompt = self._prompt = await self._template.render(
                 turns,
                 listed,
@@ -207,6 +208,8 @@ class Chat:
                 documents=body.documents,
             )
             grammar = self._own_grammar(tools, grammar)
+            if grammar is not None and tools is not None and self.state.model_format.has_json_arguments:
+                grammar = replace(grammar, loose=tools.loose)
         except RouterError as error:
             raise self._inference.refused(error) from None
         return replace(request_of(body, prompt, grammar), adapter_id=self.state.adapter_of(body.model))
@@ -219,10 +222,12 @@ def _cost(body: ChatBody) -> int:
 
 
 def _prepared(
-    body: ChatBody, tools: OfferedTools | None, *, is_native: bool
+    body: ChatBody, tools: OfferedTools | None, *, is_native: bool, ids: IdKind
 ) -> tuple[list[Turn], list[dict[str, Any]] | None, AskedGrammar | None]:
     """What goes into the template, and the grammar; native calls are read, without a grammar."""
     turns = turns_of(body)
+    if ids is IdKind.COUNTED:
+        turns = with_counted_ids(turns)
     if tools is not None:
         return turns, tools.for_template(), None if is_native else tools.grammar()
     return turns, None, body.constraint

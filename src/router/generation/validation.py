@@ -265,7 +265,7 @@ class Validator:
         if kind == "lark" and Extension.LARK_GRAMMAR not in self._extensions:
             raise ValidationError("a grammar in Lark or EBNF is not supported by the model server in use")
         try:
-            return kind, await self._grammars.check(kind, text)
+            return kind, await self._grammars.check(kind, text, request.grammar.loose if request.grammar else ())
         except ValidationError as error:
             if request.grammar is None or not request.grammar.is_optional:
                 raise

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
 from router.errors import ValidationError
+from router.grammar.listed import listed
 from router.worker.pair import LARGE_BYTES, WorkerPair
 from router.worker.process import WorkerEndedError
 
@@ -37,11 +37,13 @@ class AskedGrammar:
     """TGI's `grammar` or OpenAI's `response_format`, as sent; `value` holds the schema, the regular expression or, for
     `grammar`, the client's text in Lark or EBNF.
 
-    `lark` is the router's own: a text of llguidance's grammars. `is_optional`: one that cannot be compiled is left out.
+    `lark` is the router's own: a text of llguidance's grammars. `loose`: names of schemas in it that become any object
+    where they cannot be compiled. `is_optional`: one that cannot be compiled even so is left out.
     """
 
     type: Literal["json", "json_object", "json_schema", "regex", "grammar", "text", "lark"]
     value: Any = None
+    loose: tuple[str, ...] = ()
     is_optional: bool = False
 
 
@@ -73,17 +75,10 @@ def read_grammar(asked: AskedGrammar) -> tuple[GrammarKind, str] | None:
     return "json", orjson.dumps(value).decode()
 
 
-def listed(frame: str, *others: Mapping[str, Any], **fields: Any) -> str:
-    """The text of a `lark` grammar: the frame in Lark, and grammars that it names, each with one of `json_schema`,
-    `regex` and `text_grammar`. `fields` come before them."""
-    grammars = [{"name": "frame", "lark_grammar": frame}, *others]
-    return json.dumps({**fields, "grammars": grammars}, ensure_ascii=False)
-
-
 @dataclass(frozen=True)
 class _Outcome:
     grammar: str | None
-    fault: str = ""
+    fault: str = ""  # also what was wrong with schemas that became any object
 
     @property
     def num_bytes(self) -> int:
@@ -111,27 +106,32 @@ class GrammarChecker:
         self._cache_bytes = cache_bytes
         self._num_bytes = 0
 
-    async def check(self, kind: GrammarKind, text: str) -> str:
-        """The text for the shards. Raises ValidationError, and OverloadedError while too many others wait."""
-        key = hashlib.sha256(f"{kind} {text}".encode()).digest()
+    async def check(self, kind: GrammarKind, text: str, loose: Sequence[str] = ()) -> str:
+        """The text for the shards; `loose` as in `AskedGrammar`.
+
+        Raises ValidationError, and OverloadedError while too many others wait.
+        """
+        key = hashlib.sha256(f"{kind} {' '.join(loose)} {text}".encode()).digest()
         outcome = self._known.get(key)
         if outcome is not None:
             self._known.move_to_end(key)
         else:
-            outcome = await self._shared(key, kind, text)
+            outcome = await self._shared(key, orjson.dumps([kind, text, loose]))
         if outcome.grammar is None:
             raise ValidationError(f"grammar is not valid: {outcome.fault}")
+        if outcome.fault:
+            logger.info("calls of a request may have any arguments instead of their schema's: %s", outcome.fault)
         return outcome.grammar
 
     def close(self) -> None:
         """Ends the processes, whatever they do."""
         self._workers.close()
 
-    async def _shared(self, key: bytes, kind: GrammarKind, text: str) -> _Outcome:
+    async def _shared(self, key: bytes, asked: bytes) -> _Outcome:
         """One compilation for all requests that wait for it; it is dropped when the last of them has left."""
         check = self._running.get(key)
         if check is None:
-            check = self._running[key] = _Check(asyncio.create_task(self._outcome(key, kind, text)))
+            check = self._running[key] = _Check(asyncio.create_task(self._outcome(key, asked)))
         check.num_waiting += 1
         try:
             return await asyncio.shield(check.outcome)
@@ -141,15 +141,15 @@ class GrammarChecker:
                 del self._running[key]
                 check.outcome.cancel()
 
-    async def _outcome(self, key: bytes, kind: GrammarKind, text: str) -> _Outcome:
+    async def _outcome(self, key: bytes, asked: bytes) -> _Outcome:
         try:
-            reply = orjson.loads(await self._workers.ask(orjson.dumps([kind, text])))
+            reply = orjson.loads(await self._workers.ask(asked))
             outcome = _Outcome(reply.get("grammar"), reply.get("fault", ""))
         except TimeoutError:
-            logger.warning("a grammar of %d characters took more than %g s to compile", len(text), self._timeout_s)
+            logger.warning("a grammar of %d bytes took more than %g s to compile", len(asked), self._timeout_s)
             outcome = _Outcome(None, f"it takes more than {self._timeout_s:g} s to compile")
         except WorkerEndedError:
-            logger.warning("a grammar of %d characters ended the process that compiles it", len(text))
+            logger.warning("a grammar of %d bytes ended the process that compiles it", len(asked))
             outcome = _Outcome(None, "it takes too much memory or time to compile")
         except (OSError, RuntimeError) as error:  # RuntimeError: closed in the meantime
             logger.error("the process that checks grammars cannot be started: %s", error)

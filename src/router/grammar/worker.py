@@ -7,12 +7,14 @@ when it takes too long. Frames hold JSON. Knows nothing of requests.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from router.grammar.closed_schema import close_objects
+from router.grammar.listed import listed
 from router.grammar.text_grammar import lark_of, lark_of_regex
 from router.worker.forked import Forked, JobEndedError
 from router.worker.main import serve
@@ -25,6 +27,8 @@ _LONGEST_FAULT = 300
 _NOTHING_FITS = "NoExtensionBias"  # how llguidance calls it
 _REGEX_FAULT = re.compile(r"^error: (.*)$", re.MULTILINE)
 _PLACE = re.compile(r"^at \d+\(\d+\): ")
+
+_ANY_OBJECT = {"type": "object"}
 
 _TOKENS = re.compile(r"(?<=[\[^,])\d+(?=[\d,]*(?:,\$END)?\]>)")
 _END_ID = 256
@@ -44,8 +48,28 @@ class _Bytes:
         return list(text if isinstance(text, bytes) else text.encode())
 
 
-def check(kind: GrammarKind, text: str, tokenizer: LLTokenizer) -> dict[str, str]:
-    """`{"grammar": text}` with the text for the shard, or `{"fault": sentence}`."""
+def check(kind: GrammarKind, text: str, tokenizer: LLTokenizer, loose: Sequence[str] = ()) -> dict[str, str]:
+    """`{"grammar": text}` with the text for the shard, or `{"fault": sentence}`.
+
+    Both, where schemas of a `lark` grammar whose names are in `loose` have become any object.
+    """
+    found = _checked(kind, text, tokenizer)
+    if "fault" in found and loose and (other := _loosened(text, tokenizer, loose)) is not None:
+        return found | _checked(kind, other, tokenizer)
+    return found
+
+
+def _loosened(text: str, tokenizer: LLTokenizer, loose: Sequence[str]) -> str | None:
+    """With any object for those of the schemas that cannot be compiled even alone; None: they are not to blame."""
+    asked = orjson.loads(text)
+    has_changed = False
+    for each in asked["grammars"]:
+        if each["name"] in loose and "fault" in _checked("lark", listed("start: @x", {**each, "name": "x"}), tokenizer):
+            each["json_schema"], has_changed = _ANY_OBJECT, True
+    return orjson.dumps(asked).decode() if has_changed else None
+
+
+def _checked(kind: GrammarKind, text: str, tokenizer: LLTokenizer) -> dict[str, str]:
     try:
         text = _closed(kind, text)
         matcher = compile_grammar(kind, _with_known_tokens(text) if kind == "lark" else text, tokenizer, [_END_ID])
@@ -112,9 +136,9 @@ def main() -> None:
     forked = Forked()
 
     def answer(asked: bytes, limit_s: float) -> bytes:
-        kind, text = orjson.loads(asked)
+        kind, text, loose = orjson.loads(asked)
         try:
-            return forked.run(lambda: orjson.dumps(check(kind, text, tokenizer)), limit_s)
+            return forked.run(lambda: orjson.dumps(check(kind, text, tokenizer, loose)), limit_s)
         except JobEndedError:
             return orjson.dumps({"fault": "it takes too much memory or time to compile"})
 

@@ -43,7 +43,15 @@ def chat_of(body: CountTokensBody) -> ChatBody:
     if isinstance(body, MessagesBody):
         fields |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences or None, "stream": body.stream}
         fields |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+        fields |= {"thinking_token_budget": _budget(body)}
     return chat_body(fields)
+
+
+def _budget(body: MessagesBody) -> int | None:
+    """None where nothing would be left of `max_tokens` behind the budget and the mark that ends it: clients ask for all
+    but one token where they mean that there is no bound."""
+    budget = None if body.thinking is None or body.thinking.type != "enabled" else body.thinking.budget_tokens
+    return None if budget is None or budget + 1 >= body.max_tokens else budget
 
 
 def _system(body: CountTokensBody) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ from router.errors import StartupError, ValidationError
 from router.generation.asked import GenerateRequest
 from router.grammar.checker import AskedGrammar
 from router.openai import parameters
+from router.openai.formats.format import IdKind
 from router.openai.template.messages import PromptEnding, Turn
 from router.schemas.chat import ChatBody, Message, ToolCall
 
@@ -31,6 +33,26 @@ _DEFAULTS = "`--default-chat-template-kwargs`"
 def turns_of(body: ChatBody) -> list[Turn]:
     """The messages as the template module takes them."""
     return [_turn(message) for message in body.messages]
+
+
+def with_counted_ids(turns: list[Turn]) -> list[Turn]:
+    """Calls and their results with ids that have the name in them, for models that find it there: an id of another form
+    becomes one, by the number of the call in the chat."""
+    renamed: dict[str, str] = {}
+    number, found = 0, []
+    for turn in turns:
+        calls = []
+        for call in turn.tool_calls or ():
+            given = call.get("id")
+            if given is None or not IdKind.COUNTED.accepts(given):
+                call = {**call, "id": IdKind.COUNTED.new(call["function"]["name"], number)}
+            if given is not None:
+                renamed[given] = call["id"]
+            calls.append(call)
+            number += 1
+        answered = None if turn.tool_call_id is None else renamed.get(turn.tool_call_id, turn.tool_call_id)
+        found.append(replace(turn, tool_calls=calls or turn.tool_calls, tool_call_id=answered))
+    return found
 
 
 def request_of(body: ChatBody, prompt: str, grammar: AskedGrammar | None) -> GenerateRequest:

@@ -40,6 +40,11 @@ class OfferedTools:
     def is_strict(self) -> bool:
         return any(function.strict for function in self.functions)
 
+    @property
+    def loose(self) -> tuple[str, ...]:
+        """Names that grammars in a model's own format give to the schemas that need not be enforced as they are."""
+        return tuple(f"tool_{number}" for number, function in enumerate(self.functions) if not function.strict)
+
     def grammar(self) -> AskedGrammar:
         """Raises ToolError for parameters that no call can have."""
         functions = [(function.name, function.schema_of_parameters) for function in self.functions]
@@ -108,6 +113,13 @@ def _check(body: ChatBody, functions: tuple[FunctionDefinition, ...]) -> None:
         if name in names:
             raise ToolError(f"the function `{name}` is listed twice")
         names.add(name)
+        _check_parameters(name, function.schema_of_parameters)
+
+
+def _check_parameters(name: str, schema: Any) -> None:
+    kind = schema.get("type", "object") if isinstance(schema, dict) else "object" if schema is None else None
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise ToolError(f"the parameters of the function `{name}` must be a JSON schema of an object")
 
 
 def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:

@@ -67,6 +67,11 @@ class ModelFormat:
         return self.format is not None and has_rules(self.format, self.markers, schemas)
 
     @property
+    def has_json_arguments(self) -> bool:
+        """Whether the arguments of a call are one JSON object."""
+        return self.format is not None and self.format.form is not None and self.format.form.arguments is None
+
+    @property
     def takes_forms(self) -> bool:
         """Whether a grammar can tell the beginning of a call from that of an answer that is JSON."""
         if self.format is None or (form := self.format.form) is None:
@@ -134,7 +139,9 @@ class ModelFormat:
         """
         thinking = self._thinking(prompt, budget)
         if not isinstance(self.markers.pieces(thinking.closes)[0], int):
-            raise ValidationError("`thinking_token_budget` needs a model whose reasoning ends with a token of its own")
+            raise ValidationError(
+                "a budget of reasoning tokens needs a model whose reasoning ends with a token of its own"
+            )
         return AskedGrammar("lark", limited_thinking(thinking, self.format, self.markers, schemas, is_one=is_one))
 
     def _thinking(self, prompt: str, budget: int | None) -> Thinking:

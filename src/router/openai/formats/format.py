@@ -110,7 +110,7 @@ class IdKind(Enum):
         """Whether an id that the model wrote can be the call's."""
         if self is IdKind.SHORT:
             return re.fullmatch(r"[A-Za-z0-9]{9}", own_id) is not None
-        return self is IdKind.COUNTED
+        return self is IdKind.COUNTED and re.fullmatch(r"functions\..+:\d+", own_id, re.DOTALL) is not None
 
 
 class Values(Enum):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.grammar.checker import listed
+from router.grammar.listed import listed
 from router.openai.formats.format import INDEX, LINE_END, SPACE, CallForm, Format
 from router.openai.formats.markers import Markers
 from router.openai.formats.pieces.argument_rules import ArgumentRules, UnsuitableError, symbols

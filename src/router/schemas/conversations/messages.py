@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from router.schemas.base import Body, Items, TextOrItems
+from router.schemas.base import Body, Items, TextOrItems, UInt32
 from router.schemas.parameters import OpenAITemperature, PositiveInt, Stream, TopK, TopP
 
 
@@ -118,6 +118,11 @@ class Thinking(Body):
 
     type: Literal["enabled", "adaptive", "disabled"] = Field(
         description="`adaptive` leaves it to the model.", examples=["enabled"]
+    )
+    budget_tokens: UInt32 | None = Field(
+        default=None,
+        description="Most tokens of reasoning before the answer begins, where that is less than `max_tokens` allows.",
+        examples=[1024],
     )
 
 

@@ -222,17 +222,57 @@ async def test_tools_that_cannot_be_called_leave_a_form_alone(make_native: MakeR
         assert router.scheduler.last.sampling.grammar_kind != "none"
 
 
-async def test_a_schema_that_cannot_be_enforced(make_native: MakeRouter) -> None:
-    """Free calls go without; `strict` and demanded calls are refused."""
+async def test_a_schema_that_cannot_be_enforced(make_native: MakeRouter, caplog: pytest.LogCaptureFixture) -> None:
+    """It becomes any object, and the schemas of other functions are enforced; `strict` is refused."""
     wrong = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": wrong}}
     strict = {"type": "function", "function": {"name": "f", "parameters": wrong, "strict": True}}
-    for tools, choice, status in (([tool], "auto", 200), ([strict], "auto", 422), ([tool], "required", 422)):
+    held = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    caplog.set_level("INFO", logger="router.grammar.checker")
+    for choice in ("auto", "required"):
         router = make_native(ANSWER, info=OWN, model_format=with_tokens())
-        answer = await router.post(PATH, body(tools=tools, tool_choice=choice))
-        assert answer.status_code == status, answer.text
-        if status == 200:
-            assert router.scheduler.last.sampling.grammar_kind == "none"
+        answer = await router.post(PATH, body(tools=[held, tool], tool_choice=choice))
+        assert answer.status_code == 200, answer.text
+        _, first, second = json.loads(router.scheduler.last.sampling.grammar)["grammars"]
+        assert "city" in first["json_schema"]["properties"]
+        assert second["json_schema"]["type"] == "object" and "properties" not in second["json_schema"]
+        assert "instead of their schema's" in caplog.text and "uniqueItems" in caplog.text
+        caplog.clear()
+        refused = await router.post(PATH, body(tools=[held, strict], tool_choice=choice))
+        assert refused.status_code == 422 and "uniqueItems" in refused.json()["error"]
+
+
+async def test_parameters_that_are_no_object_are_refused(make_native: MakeRouter) -> None:
+    for parameters in ("x", [], {"type": "string"}, {"type": ["string", "null"]}, {"type": 1}):
+        router = make_native(ANSWER, info=OWN, model_format=with_tokens())
+        wrong = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        for choice in ("auto", "required"):
+            answer = await router.post(PATH, body(tools=[wrong], tool_choice=choice))
+            assert answer.status_code == 422 and "`f` must be a JSON schema of an object" in answer.json()["error"]
+
+
+async def test_ids_without_the_name_get_it_where_the_model_looks_for_it(make_native: MakeRouter) -> None:
+    """Kimi's template shows a call by its id alone."""
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.id }}]{% endfor %}{{ m.tool_call_id or '' }};"
+        "{% endfor %}"
+    )
+    router = make_native(["Fine", "</s>"], templates={"default": template}, model_format=model_format("kimi_k2", None))
+
+    def turn(*calls: tuple[str | None, str]) -> dict[str, Any]:
+        return {"role": "assistant", "tool_calls": [{"id": one, "function": {"name": name}} for one, name in calls]}
+
+    def result(name: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": name, "content": "x"}
+
+    messages = [
+        turn(("call_1", "f"), ("functions.g:1", "g")), result("functions.g:1"), result("call_1"),
+        turn(("call_1", "h"), (None, "f")), result("call_1"), result("other"), {"role": "user", "content": "?"},
+    ]  # fmt: skip
+    await router.post(PATH, {"messages": messages})
+    assert router.scheduler.last.inputs == (
+        "[functions.f:0][functions.g:1];functions.g:1;functions.f:0;[functions.h:2][functions.f:3];functions.h:2;other;;"
+    )
 
 
 async def test_names_that_the_format_cannot_hold(make_native: MakeRouter) -> None:
@@ -314,7 +354,7 @@ async def test_a_budget_that_cannot_be_kept_is_refused(make_native: MakeRouter) 
     for options in ({}, {"info": OWN}):
         router = make_native(["Hi", "</s>"], **options)
         answer = await router.post(PATH, hello)
-        assert answer.status_code == 422 and "`thinking_token_budget`" in answer.json()["error"]
+        assert answer.status_code == 422 and "a budget of reasoning tokens" in answer.json()["error"]
 
 
 FORM = {"response_format": {"type": "json_object"}}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from router_fakes import Router, failing, says
+from router_fakes import INFO, Router, failing, says
 from tool_chats import PARAMETERS, script
 
 from router.config import RouterConfig
@@ -16,9 +17,11 @@ from router.openai.formats.choice import ModelFormat
 from router.openai.formats.markers import Markers
 from router.openai.formats.reasoning import named as style_named
 from router.openai.formats.table import FORMATS
+from wire.extensions import Extension
 
 MakeRouter = Callable[..., Router]
 
+WITH_GRAMMARS = dataclasses.replace(INFO, extensions=INFO.extensions | {Extension.LARK_GRAMMAR})
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 TEMPLATE = (
     "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}"
@@ -169,6 +172,27 @@ async def test_a_whole_conversation_reaches_the_template(make_native: MakeRouter
         "<assistant>(A call.)Let me see.toolu_1=get_weather{'city': 'Paris'}\n"
         "<tool>18toolu_1\n<tool>Error: no networktoolu_2\n<user>Go on.\nTruehigh<assistant>"
     )
+
+
+@pytest.mark.parametrize(
+    ("thinking", "max_tokens", "expected"),
+    [
+        ({"type": "enabled", "budget_tokens": 20}, 50, "{0,20}"),
+        ({"type": "enabled", "budget_tokens": 49}, 50, None),  # nothing would be left for an answer
+        ({"type": "enabled"}, 50, None),
+        ({"type": "adaptive", "budget_tokens": 20}, 50, None),
+    ],
+)
+async def test_a_budget_of_thinking(
+    make_native: MakeRouter, thinking: dict[str, Any], max_tokens: int, expected: str | None
+) -> None:
+    marks = {"<think>": 9, "</think>": 10}
+    chosen = ModelFormat(style=style_named("think"), markers=Markers(marks, marks))
+    router = make_native(["Fine", "</s>"], info=WITH_GRAMMARS, model_format=chosen)
+    answer = await router.post(PATH, body(thinking=thinking, max_tokens=max_tokens))
+    assert answer.status_code == 200, answer.text
+    sampling = router.scheduler.last.sampling
+    assert (expected in sampling.grammar) if expected else (sampling.grammar_kind == "none")
 
 
 async def test_choices_of_tools(make_native: MakeRouter) -> None:

@@ -108,7 +108,7 @@ def test_a_text_opens_calls_that_fit_their_schemas(name: str, num_samples: int) 
 def test_an_answer_behind_thinking_fits_its_schema(is_open: bool) -> None:
     _, _, markers = tokenizer_of("hermes")
     thinking = Thinking(opens=THINKS[0], closes=THINKS[1], is_open=is_open, budget=5)
-    matcher = matcher_of("hermes", answer_behind(thinking, markers, SCHEMAS["get_weather"]))
+    matcher = matcher_of("hermes", answer_behind(thinking, markers, {"json_schema": SCHEMAS["get_weather"]}))
     for seed in range(20):
         events = read("hermes", written("hermes", matcher, seed), style="think", is_open=is_open)
         jsonschema.validate(
