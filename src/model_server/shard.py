@@ -192,8 +192,9 @@ def _encoder(config: ServeConfig, model: Model, device: torch.device, dtype: tor
     """What reads images, on every rank; None: they are not served. Raises StartupError."""
     name = model.config.model_type
     family = vision_family(model.checkpoint.fields)
-    if family is not None and config.num_stage > 1:
-        logger.warning("Only the text model of %s is served: images are not, with --num-stage", name)
+    other = "--num-stage" if config.num_stage > 1 else "--speculator" if config.speculator is not None else None
+    if family is not None and other is not None:
+        logger.warning("Only the text model of %s is served: images are not, with %s", name, other)
         family = None
     if family is None:
         if config.encoder_cache_tokens is not None:

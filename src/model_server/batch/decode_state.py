@@ -42,6 +42,8 @@ class DecodeState:
         self._host_positions: Indices = np.zeros(0, np.int64)
         self._host_kv_lengths: npt.NDArray[np.int32] = np.zeros(0, np.int32)
         self._host_slots: Indices = np.zeros(0, np.int64)
+        self._host_offset_positions: Indices | None = None  # positions of the tokens, where they are not their places
+        self._offset_positions: Tensor | None = None
         self._positions = self._slots = torch.zeros(0, dtype=torch.int64, device=device)
         self._kv_lengths = self._cu_seqlens = torch.zeros(0, dtype=torch.int32, device=device)
         self._query_lengths: tuple[int, ...] = ()
@@ -92,9 +94,8 @@ class DecodeState:
             query_lengths_host=self._query_lengths,
             kv_lengths_host=tuple(self._host_kv_lengths.tolist()),
         )
-        return ModelInputs(
-            self._ids(rows, newest), self._positions, metadata, None, self._states, adapters=self._adapters
-        )
+        positions = self._positions if self._offset_positions is None else self._offset_positions
+        return ModelInputs(self._ids(rows, newest), positions, metadata, None, self._states, adapters=self._adapters)
 
     def _advance(self, rows: list[Sequence]) -> None:
         """The same rows, each one token further."""
@@ -106,8 +107,12 @@ class DecodeState:
             self.tables.apply(change, self._staging.upload(*change.arrays))
         if self._shares_memory:
             self._advance_host_slots()
+            if self._host_offset_positions is not None:
+                self._host_offset_positions += 1
             return
         self._positions.add_(1)
+        if self._offset_positions is not None:
+            self._offset_positions.add_(1)
         self._kv_lengths.add_(1)
         self._slots = self._slots_on_device()
 
@@ -127,9 +132,13 @@ class DecodeState:
         self._host_positions = np.fromiter((s.cache_length for s in rows), np.int64, count)
         self._host_kv_lengths = (self._host_positions + 1).astype(np.int32)
         change = self.tables.follow(rows)
-        positions, *uploaded = self._staging.upload(self._host_positions, *change.arrays)
-        self.tables.apply(change, uploaded)
+        offsets = np.fromiter((s.position_offset for s in rows), np.int64, count)
+        self._host_offset_positions = self._host_positions + offsets if offsets.any() else None
+        offset = () if self._host_offset_positions is None else (self._host_offset_positions,)
+        positions, *uploaded = self._staging.upload(self._host_positions, *offset, *change.arrays)
+        self.tables.apply(change, uploaded[len(offset) :])
         self._positions = positions
+        self._offset_positions = uploaded[0] if offset else None
         if self._shares_memory:
             self._host_slots = self._slots_on_host()
             self._slots = torch.from_numpy(self._host_slots)

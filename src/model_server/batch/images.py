@@ -1,11 +1,15 @@
-"""The images of a step are encoded before its forward. What is wrong with one is the error of its request alone."""
+"""The images of a step: encoded before its forward, where what is wrong with one is the error of its request alone."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from model_server.batch.extension import Failure
 from model_server.batch.sequence import Sequence
@@ -36,3 +40,39 @@ def encode_images(encoder: ImageEncoder, sequences: Iterable[Sequence]) -> list[
             logger.exception("an image of request %d cannot be encoded", sequence.id)
             failures.append((sequence, f"request {sequence.id}: the model's vision tower cannot read the image"))
     return failures
+
+
+# Of each sequence in a step its first token, and the one behind its last.
+Spans = list[tuple[int, int]]
+# (first row of the step, what is there instead or added)
+Embeddings = tuple[tuple[int, Tensor], ...]
+
+
+def step_positions(sequences: Rows[Sequence], spans: Spans) -> npt.NDArray[np.int64]:
+    """[num_tokens] int64; [3, num_tokens] if some token has three positions that are not the same."""
+    if any(s.images is not None and s.images.has_sections(a, b) for s, (a, b) in zip(sequences, spans, strict=True)):
+        parts = [
+            np.tile(np.arange(a, b, dtype=np.int64), (3, 1)) if s.images is None else s.images.positions(a, b)
+            for s, (a, b) in zip(sequences, spans, strict=True)
+        ]
+        return np.concatenate(parts, axis=1)
+    starts = [
+        (a, b, 0) if s.images is None else (a, b, s.images.offset_at(a))
+        for s, (a, b) in zip(sequences, spans, strict=True)
+    ]
+    return np.concatenate([np.arange(a + offset, b + offset, dtype=np.int64) for a, b, offset in starts])
+
+
+def step_embeddings(sequences: Rows[Sequence], spans: Spans) -> tuple[Embeddings, Embeddings]:
+    """What takes the place of the rows of image tokens, and what is added to them behind the first layers."""
+    embeddings: list[tuple[int, Tensor]] = []
+    deep: list[tuple[int, Tensor]] = []
+    start = 0
+    for sequence, (first, stop) in zip(sequences, spans, strict=True):
+        if sequence.images is not None:
+            for row, rows, layers in sequence.images.spans(first, stop):
+                embeddings.append((start + row, rows))
+                if layers is not None:
+                    deep.append((start + row, layers))
+        start += stop - first
+    return tuple(embeddings), tuple(deep)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model_server.adapters.rows import adapter_rows
 from model_server.attention.metadata import AttentionMetadata
+from model_server.batch.images import step_embeddings, step_positions
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
@@ -56,7 +57,7 @@ def ragged_inputs(
     ids = np.concatenate(
         [np.asarray([0] if s.has_unseen else s.ids[a:b], np.int64) for s, (a, b) in zip(sequences, spans, strict=True)]
     )
-    positions = np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in spans])
+    positions = step_positions(sequences, spans)
     slots = np.concatenate([s.slots[a:b] for s, (a, b) in zip(sequences, spans, strict=True)])
     query_lengths = np.array([b - a for a, b in spans], np.int32)
     kv_lengths = np.array([b for _, b in spans], np.int32)
@@ -81,19 +82,15 @@ def ragged_inputs(
         query_lengths_host=tuple(query_lengths.tolist()),
         kv_lengths_host=tuple(kv_lengths.tolist()),
     )
-    embeddings = [
-        (start + row, rows)
-        for s, (a, b), start in zip(sequences, spans, cu_seqlens.tolist(), strict=False)
-        if s.images is not None
-        for row, rows in s.images.spans(a, b)
-    ]
+    embeddings, deep = step_embeddings(sequences, spans)
     inputs = ModelInputs(
         input_ids=uploaded[0],
         positions=uploaded[1],
         attention=metadata,
         logit_rows=uploaded[2],
         states=tuple([s.state for s in sequences]),
-        embeddings=tuple(embeddings),
+        embeddings=embeddings,
+        deep_embeddings=deep,
         adapters=adapter_rows(
             np.repeat([s.adapter for s in sequences], query_lengths), logit_rows, tables.device.device
         ),

@@ -106,6 +106,11 @@ class Sequence:
         self._replay(request.resume_ids)
 
     @property
+    def position_offset(self) -> int:
+        """What is added to a generated token's place in the cache to get its position."""
+        return 0 if self.images is None else self.images.offset
+
+    @property
     def is_prefilling(self) -> bool:
         """Not all of its first tokens are in the cache, nor on their way there."""
         return self.cache_length < self.prefill_length

@@ -44,6 +44,22 @@ class Rope:
             raise StartupError(f"config.json: `mrope_section` must be three counts of {self.dim // 2} pairs in all")
         return tuple(value)
 
+    @property
+    def axes(self) -> Tensor | None:
+        """[dim / 2] int64: the row of positions [3, n] that each pair follows; None: all follow the first.
+
+        Interleaved (`mrope_interleaved`), the second and third row have every third pair, as many as their sections.
+        """
+        sections = self.sections
+        if not sections:
+            return None
+        if not self.parameters.get("mrope_interleaved"):
+            return torch.arange(3).repeat_interleave(torch.tensor(sections))
+        axes = torch.zeros(self.dim // 2, dtype=torch.int64)
+        for row in (1, 2):
+            axes[row : 3 * sections[row] : 3] = row
+        return axes
+
     def number(self, name: str, default: float | None = None) -> float:
         """Parameter `name`; raises StartupError if it is absent without a default, or not a positive number."""
         value = self.parameters.get(name)
@@ -203,10 +219,8 @@ class Rotary:
         frequencies, self._scale = inverse_frequencies(rope)
         self._frequencies = frequencies.to(device)
         self._beyond = beyond_original_length(rope)
-        sections = rope.sections
-        self._axes: Tensor | None = None  # [dim / 2]: the row of positions [3, n] that each pair follows
-        if sections:
-            self._axes = torch.arange(3).repeat_interleave(torch.tensor(sections)).to(device)
+        axes = rope.axes
+        self._axes = None if axes is None else axes.to(device)
         self._table = self._rotations(min(rope.max_positions, INITIAL_POSITIONS))
 
     def reserve(self, max_positions: int) -> None:

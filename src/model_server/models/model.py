@@ -222,7 +222,16 @@ def with_linear_rope(spec: Spec, factor: float) -> Spec:
     if not any(spec.ropes):
         raise StartupError("--rope-scaling: this model has no rotary positions; leave it out")
     scaled = [
-        None if rope is None else dataclasses.replace(rope, kind="linear", parameters={"factor": factor})
+        None
+        if rope is None
+        else dataclasses.replace(
+            rope,
+            kind="linear",
+            parameters={
+                "factor": factor,
+                **{name: value for name, value in rope.parameters.items() if name.startswith("mrope_")},
+            },
+        )
         for rope in spec.ropes
     ]
     return dataclasses.replace(spec, ropes=tuple(scaled))

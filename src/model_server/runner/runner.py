@@ -42,6 +42,7 @@ class ModelInputs:
     logit_rows: the token rows whose logits are wanted, in order; None: all.
     states: one for each sequence; only a runner that keeps states asks for them.
     embeddings: (first row, [n, hidden]) that take the place of what the ids there would give, without overlaps.
+    deep_embeddings: (first row, [layers, n, hidden]), which are added to those rows behind the first layers.
     hidden: [num_tokens, hidden], what the layers before this rank's have given, which may be overwritten; None where
     this rank has the first layer.
     attention_step: answers the calls of attention; None: the runner's own backend does.
@@ -54,6 +55,7 @@ class ModelInputs:
     logit_rows: Tensor | None  # [num_rows] int64
     states: tuple[RequestState, ...] = ()
     embeddings: tuple[tuple[int, Tensor], ...] = ()
+    deep_embeddings: tuple[tuple[int, Tensor], ...] = ()
     hidden: Tensor | None = None
     attention_step: AttentionStep | None = None
     adapters: AdapterRows | None = None

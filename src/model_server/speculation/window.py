@@ -41,10 +41,12 @@ class Window:
         starts = np.array([s.cache_length for s in self.rows], np.int64)
         firsts = np.cumsum(counts) - counts
         positions = starts[of_row] + np.arange(len(of_row)) - firsts[of_row]
+        offsets = np.array([s.position_offset for s in self.rows], np.int64)
         ids = np.array([i for s, draft in zip(self.rows, self.drafts, strict=True) for i in (s.ids[-1], *draft)])
         slots = [s.slots[a : a + n] for s, a, n in zip(self.rows, starts.tolist(), counts.tolist(), strict=True)]
         change = tables.follow(self.rows)
-        arrays = (ids, positions, np.concatenate(slots), of_row, np.arange(len(of_row) + 1, dtype=np.int32))
+        rotated = positions + offsets[of_row]
+        arrays = (ids, rotated, np.concatenate(slots), of_row, np.arange(len(of_row) + 1, dtype=np.int32))
         uploaded = staging.upload(*arrays, (positions + 1).astype(np.int32), *change.arrays)
         tables.apply(change, uploaded[6:])
         metadata = AttentionMetadata(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 # Tokens count one after another, or the three positions of an image's token follow its place in the image.
@@ -14,16 +14,19 @@ Positions = Literal["plain", "sections"]
 class VisionFamily:
     """features: names of all that the tower reads, as transformers' image processor gives them for one image.
 
-    optional: those of them that may be left out.
+    optional: those of them that may be left out. is_deep: rows of the
+    tower are added behind the first layers too.
     """
 
     features: tuple[str, ...]
     optional: tuple[str, ...] = ()
     positions: Positions = "plain"
+    is_deep: bool = False
 
 
 _PIXELS = VisionFamily(("pixel_values",))
 _SIZED = VisionFamily(("pixel_values", "image_sizes"))
+_GRID = VisionFamily(("pixel_values", "image_grid_thw"), positions="sections")
 _MASKED = VisionFamily(("pixel_values", "pixel_attention_mask"), optional=("pixel_attention_mask",))
 
 FAMILIES: dict[str, VisionFamily] = {
@@ -33,6 +36,9 @@ FAMILIES: dict[str, VisionFamily] = {
     "llava": _PIXELS,
     "llava_next": _SIZED,
     "mistral3": _SIZED,
+    "qwen2_5_vl": _GRID,
+    "qwen2_vl": _GRID,
+    "qwen3_vl": replace(_GRID, is_deep=True),
     "smolvlm": _MASKED,
 }
 """Model type -> family, of those whose images are served."""

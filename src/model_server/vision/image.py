@@ -79,12 +79,14 @@ class ImagePlace:
 
 
 class Encoded:
-    """What a tower has made of an image. rows: [num_embeds, hidden], as the first layer reads them."""
+    """What a tower has made of an image. rows: [num_embeds, hidden], as the first layer reads them. deep: [layers,
+    num_embeds, hidden], what is added to them behind the first layers; None: nothing."""
 
-    __slots__ = ("__weakref__", "rows")
+    __slots__ = ("__weakref__", "deep", "rows")
 
-    def __init__(self, rows: Tensor) -> None:
+    def __init__(self, rows: Tensor, deep: Tensor | None = None) -> None:
         self.rows = rows
+        self.deep = deep
 
 
 class SeesImages(Protocol):

@@ -45,17 +45,21 @@ class PromptImages:
         of_place = [tokens[(tokens >= p.start) & (tokens < p.stop)] for p in places]
         for place, found in zip(places, of_place, strict=True):
             _check(family, place, len(found))
+        self._positions: Indices | None = None
         self._images = [PlacedImage(p, t) for p, t in zip(places, of_place, strict=True) if p.image is not None]
         self._left = list(self._images)  # whose last tokens are not yet in the cache
         self.all_tokens: Indices = np.concatenate([np.zeros(0, np.int64), *of_place])
         self.offset = 0
+        if family.positions == "sections":
+            self._positions, self.offset = _sections(places, of_place, len(ids))
 
     def wanted(self, start: int, stop: int) -> list[PlacedImage]:
         """Those with image tokens from `start` to `stop` that are not encoded."""
         return [one for one in self._left if one.encoded is None and _touches(one, start, stop)]
 
-    def spans(self, start: int, stop: int) -> list[tuple[int, Tensor]]:
-        """(token, rows) of all image tokens from `start` to `stop`, counted from `start`; what is wanted is encoded."""
+    def spans(self, start: int, stop: int) -> list[tuple[int, Tensor, Tensor | None]]:
+        """Of all image tokens from `start` to `stop` (token, rows, what is added to the rows behind the first layers),
+        tokens counted from `start`. All that is wanted is encoded."""
         found = []
         for one in self._left:
             if not _touches(one, start, stop):
@@ -64,9 +68,28 @@ class PromptImages:
             for token, row, count in one.runs:
                 first, last = max(token, start), min(token + count, stop)
                 if first < last:
-                    rows = one.encoded.rows[row + first - token : row + last - token]
-                    found.append((first - start, rows))
+                    rows = slice(row + first - token, row + last - token)
+                    deep = one.encoded.deep
+                    found.append((first - start, one.encoded.rows[rows], None if deep is None else deep[:, rows]))
         return found
+
+    def has_sections(self, start: int, stop: int) -> bool:
+        """Some token from `start` to `stop` has three positions that are not the same."""
+        return self._positions is not None and any(one.start < stop and start < one.stop for one in self._images)
+
+    def offset_at(self, token: int) -> int:
+        """How far positions are ahead of the count from `token` to the next image, or for good behind the last one."""
+        if self._positions is None or token >= self._positions.shape[1]:
+            return self.offset
+        return int(self._positions[0, token]) - token
+
+    def positions(self, start: int, stop: int) -> Indices:
+        """[3, n] int64, of the tokens from `start` to `stop`, generated ones among them."""
+        counted = np.broadcast_to(np.arange(start, stop, dtype=np.int64) + self.offset, (3, stop - start))
+        if self._positions is None or start >= self._positions.shape[1]:
+            return counted
+        known = self._positions[:, start:stop]
+        return np.concatenate([known, counted[:, known.shape[1] :]], axis=1)
 
     def pass_by(self, cache_length: int) -> None:
         """So many tokens are in the cache, or on their way: what stands for those is not needed again."""
@@ -94,6 +117,30 @@ def check_places(request_id: int, places: Rows[ImagePlace], prompt_length: int, 
         end = place.stop
         if place.stop > cache_length and (place.image is None or not place.image.features):
             raise RequestError(f"request {request_id}: the image at token {place.start} was not sent")
+
+
+def _sections(places: Rows[ImagePlace], tokens: Rows[Indices], length: int) -> tuple[Indices, int]:
+    """Positions [3, length] of a prompt, time, height and width, and how much they are ahead of the count at its end.
+
+    Tokens of text count on in all three; those of an image are where it has them, and the next token follows the
+    largest of its positions.
+    """
+    positions = np.empty((3, length), np.int64)
+    done, position = 0, 0
+    for place, found in zip(places, tokens, strict=True):
+        grid = () if place.image is None else place.image.grid
+        if len(grid) != 3 or int(np.prod(grid)) != len(found):
+            raise RequestError(f"the image at token {place.start} has {len(found)} tokens for a grid of {list(grid)}")
+        if not len(found) or found[-1] - found[0] != len(found) - 1:
+            raise RequestError(f"the image tokens at token {place.start} do not follow one another")
+        first = int(found[0])
+        positions[:, done:first] = position + np.arange(first - done)
+        position += first - done
+        done = first + len(found)
+        positions[:, first:done] = position + np.indices(grid).reshape(3, -1)
+        position += max(grid)
+    positions[:, done:] = position + np.arange(length - done)
+    return positions, position + length - done - length
 
 
 def _touches(one: PlacedImage, start: int, stop: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class Tower:
     def __init__(
         self, model: Any, family: VisionFamily, image_token: int, width: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """model: transformers', with a text model of no layers. width: of the text model's hidden states."""
+        """model: transformers', with a text model of no layers. width: numbers that are kept for an image token."""
         self._model = model
         self.family = family
         self.image_token = image_token
@@ -37,12 +37,18 @@ class Tower:
 
     def encode(self, image: Image) -> Encoded:
         features = {name: feature.tensor().to(self._device) for name, feature in image.features.items()}
-        found = self._model.get_image_features(**features, return_dict=True).pooler_output
-        parts = [found] if isinstance(found, Tensor) else list(found)
-        rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+        found = self._model.get_image_features(**features, return_dict=True)
+        rows = _rows(found.pooler_output)
         if len(rows) != image.num_embeds:
             raise RequestError(f"an image has {image.num_embeds} tokens, but its tower makes {len(rows)} rows of it")
-        return Encoded(rows)
+        deep = torch.stack([_rows(part) for part in found.deepstack_features]) if self.family.is_deep else None
+        return Encoded(rows, deep)
+
+
+def _rows(found: Tensor | Sequence[Tensor]) -> Tensor:
+    """[num_embeds, hidden] of one tensor, or of several."""
+    parts = [found] if isinstance(found, Tensor) else found
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
 
 def load_tower(directory: Path, name: str, family: VisionFamily, device: torch.device, dtype: torch.dtype) -> Tower:
@@ -81,6 +87,8 @@ def load_tower(directory: Path, name: str, family: VisionFamily, device: torch.d
         raise StartupError(f"config.json of {name} has no `image_token_id`")
     tower = tower.eval().to(device)
     width = config.get_text_config(decoder=True).hidden_size
+    if family.is_deep:
+        width *= 1 + len(config.vision_config.deepstack_visual_indexes)
     loaded = Tower(tower, family, image_token, width, device, dtype)
     logger.info(
         "Loaded the vision tower of %s, %.1f MiB, in %.2f s",

@@ -96,7 +96,7 @@ class Decoder:
             attention=inputs.attention_step or self._attention.begin(metadata, cache),
             is_decode=metadata.is_decode,
         )
-        hidden, added = self._through_blocks(self._first(inputs, step), step, inputs.logit_rows)
+        hidden, added = self._through_blocks(self._first(inputs, step), step, inputs)
         if self._output is not None:
             return self._output(hidden, added)
         return residual_norm(None, hidden, added)[0]
@@ -108,11 +108,14 @@ class Decoder:
         assert inputs.hidden is not None, "the ranks with the layers before have computed it"
         return inputs.hidden
 
-    def _through_blocks(self, hidden: Tensor, step: Step, logit_rows: Tensor | None) -> Stream:
-        kept_rows = None if self._output is None else logit_rows
-        if self._stack is not None and self._stack.takes(step, hidden):
+    def _through_blocks(self, hidden: Tensor, step: Step, inputs: ModelInputs) -> Stream:
+        kept_rows = None if self._output is None else inputs.logit_rows
+        if self._stack is not None and not inputs.deep_embeddings and self._stack.takes(step, hidden):
             return self._stack(hidden, step, kept_rows, self._current.rows), None
         added = None
-        for block in self._blocks[:-1]:
+        for number, block in enumerate(self._blocks[:-1]):
             hidden, added = block(hidden, added, step)
+            for first, layers in inputs.deep_embeddings:
+                if number < len(layers):
+                    hidden[first : first + layers.shape[1]] += layers[number]
         return self._blocks[-1](hidden, added, step, kept_rows)

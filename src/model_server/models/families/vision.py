@@ -68,13 +68,13 @@ def text_config(config: ModelConfig) -> ModelConfig:
         return config
     block = config.get("text_config")
     if block is None:  # the first files of Qwen 2 VL have all of it on the top level
-        return _plain_positions(config.replaced(model_type=default))
+        return _rope_kind(config.replaced(model_type=default), config.model_type)
     if not isinstance(block, Mapping):
         raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
     text = ModelConfig({"model_type": default, **block})
     text_type = _SAME_TEXT.get(text.model_type, text.model_type)
     missing = {name: value for name, value in DEFAULTS.get(text_type, {}).items() if not text.has(name)}
-    return _plain_positions(text.replaced(model_type=text_type, **missing))
+    return _rope_kind(text.replaced(model_type=text_type, **missing), config.model_type)
 
 
 def text_names(names: Names, tensors: Iterable[str]) -> Names:
@@ -102,14 +102,20 @@ def text_names(names: Names, tensors: Iterable[str]) -> Names:
     )
 
 
-def _plain_positions(text: ModelConfig) -> ModelConfig:
-    """Without Qwen's sections of a rotation: the three positions of a token of text are the same."""
+def _rope_kind(text: ModelConfig, model_type: str) -> ModelConfig:
+    """With the sections of Qwen's rotations, which images need, as transformers reads them for `model_type`.
+
+    The three positions of a token of text are the same: the kind of its rotation is an ordinary one.
+    """
     for name in ("rope_parameters", "rope_scaling"):
         block = text.get(name)
-        if isinstance(block, Mapping) and "mrope_section" in block:
-            kept = {key: value for key, value in block.items() if not key.startswith("mrope_")}
-            for kind in ("rope_type", "type"):
-                if kept.get(kind) == "mrope":
-                    kept[kind] = "default"
-            text = text.replaced(**{name: kept})
+        if not isinstance(block, Mapping):
+            continue
+        kept = dict(block)
+        if model_type == "qwen3_vl":
+            kept = {"mrope_section": [24, 20, 20], **kept, "mrope_interleaved": True}
+        for kind in ("rope_type", "type"):
+            if kept.get(kind) == "mrope":
+                kept[kind] = "default"
+        text = text.replaced(**{name: kept})
     return text

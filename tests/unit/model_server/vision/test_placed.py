@@ -43,7 +43,7 @@ def test_rows_go_to_the_image_tokens_of_any_part_of_the_prompt() -> None:
         first = random.randint(0, len(ids) - 1)
         last = random.randint(first + 1, len(ids))
         found = [0.0] * (last - first)
-        for token, part in images.spans(first, last):
+        for token, part, _ in images.spans(first, last):
             found[token : token + len(part)] = part[:, 0].tolist()
         assert found == expected[first:last]
 
