@@ -39,9 +39,10 @@ test-all:
 thorough: $(VENV)/.installed-test docs
 	$(PYTEST) --thorough -m "parity or long or random"
 
-# All tests of groups of nodes, on machines made of namespaces; needs root. `make thorough` has them too.
+# All tests of groups of nodes, on machines made of namespaces; needs root. `make thorough` has them too, with fewer
+# starts of a group.
 test-nodes: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "long or not long" tests/e2e/test_node_groups.py tests/e2e/test_ray_placement.py \
+	NODE_RESTARTS=20 $(BIN)/python -m pytest -m "long or not long" tests/e2e/test_node_groups.py tests/e2e/test_ray_placement.py \
 		tests/unit/launcher/nodes
 
 # The model families that `make test` leaves out.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from support.factories import make_request
 from support.fake_shard import FakeShard, ShardFailure
 from support.fake_shard_server import serve
 from support.node_certificates import certificates
+from support.slow_relay import slow_relay
 
 from model_server.errors import StartupError
 from model_server.rpc.endpoint import Endpoint, EndpointPlan
@@ -127,6 +129,28 @@ async def test_the_router_calls_each_endpoint_once_however_many_ranks_are_behind
     assert set(sent.values()) == {1}
     assert [i for columns in prefilled.columns for i in columns.request_ids] == [0, 1]
     assert all(shard.trace[-2:] == ["P(a,b)", "D(a,b)"] and not shard.violations for shard in shards)
+
+
+async def test_a_slow_connection_changes_no_answer_and_shows_in_the_time_of_a_call(tmp_path, shards):
+    """The shards' own times stay those of the forward, so what is left of a call is the network's."""
+    delay_s = 0.05
+    async with nodes(shards, str(tmp_path / "shard"), token=TOKEN) as path:
+        *_, far = shards[0].urls
+        async with slow_relay(int(far.rpartition(":")[2]), delay_s) as port:
+            shards[0].urls = (shards[0].urls[0], f"tcp://127.0.0.1:{port}")
+            pool = await connected(path)
+            await pool.clear_all()
+            await pool.info()
+            await pool.warm_up(PLAN)
+            started = time.monotonic()
+            calls = [pool.prefill(PrefillCall(batch_of("a", "b"))), *(pool.decode(DecodeCall([0])) for _ in "12")]
+            answers = [await call for call in calls]
+            assert time.monotonic() - started >= 2 * delay_s
+            await pool.close()
+    assert [[i for columns in one.columns for i in columns.request_ids] for one in answers[:2]] == [[0, 1], [0, 1]]
+    assert all(answer.timings.forward_s < delay_s for answer in answers)
+    for shard in shards:
+        assert shard.trace[-3:] == ["P(a,b)", "D(a,b)", "D(a,b)"] and shard.violations == []
 
 
 async def test_the_failure_of_any_rank_of_a_node_reaches_the_router(tmp_path, shards):

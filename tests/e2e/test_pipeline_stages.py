@@ -52,6 +52,13 @@ def test_the_same_answers_alone_and_together(servers: list[RunningServer]) -> No
     assert together == [expected[kind] for kind in twice]
 
 
+def test_several_answers_to_one_request(servers: list[RunningServer]) -> None:
+    body = {"model": "demo", "prompt": "one, two,", "n": 3, "seed": 5, "temperature": 0.9, "max_tokens": 12}
+    answers = [httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json() for server in servers]
+    texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
+    assert texts[0] == texts[1] and len(set(texts[0])) > 1
+
+
 def test_a_request_that_is_refused_leaves_the_others(servers: list[RunningServer]) -> None:
     _, staged = servers
     bad = {"inputs": "x", "parameters": {"grammar": {"type": "regex", "value": "a("}}}

@@ -45,7 +45,7 @@ class Placed:
 
     def found(self, number: int, part: str) -> list[psutil.Process]:
         """Processes of a machine whose command line has `part`."""
-        return [one for one in self.net.machines[number].processes() if part in " ".join(one.cmdline())]
+        return self.net.machines[number].running(part)
 
     def machine_of(self, rank: int) -> Machine:
         """Ray chooses which it is."""

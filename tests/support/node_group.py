@@ -58,7 +58,7 @@ class Node:
         return process
 
     def shard(self) -> psutil.Process:
-        return next(p for p in self.machine.processes() if p.cmdline()[-8:] and "model_server" in p.cmdline())
+        return self.machine.running("model_server")[0]
 
     def freeze(self) -> None:
         """Stops all processes on the machine."""
@@ -68,7 +68,8 @@ class Node:
 
     def thaw(self) -> None:
         for process in self._frozen:
-            process.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
         self._process.send_signal(signal.SIGCONT)  # nsenter stops with its child
 
     def close(self) -> None:

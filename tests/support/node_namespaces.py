@@ -96,6 +96,15 @@ class Machine:
                     found.append(process)
         return found
 
+    def running(self, part: str) -> list[psutil.Process]:
+        """Processes whose command line has `part`. Others may end meanwhile."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if part in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
     def listening(self) -> set[tuple[str, int]]:
         """Addresses and ports on which something accepts TCP connections."""
         found = set()
