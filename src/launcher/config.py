@@ -13,9 +13,10 @@ from launcher.errors import ArgumentValidation
 from launcher.group_config import GroupConfig, check_group, num_nodes
 from launcher.http_config import HttpConfig, check_http, http_port
 from wire import tracing
-from wire.adapters import adapter_sources, check_speculation
+from wire.adapters import adapter_sources
 from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize, refuse_unserved
+from wire.speculation.options import check_speculation
 
 DEFAULT_MODEL_ID = "bigscience/bloom-560m"
 """TGI's default. Kept because scripts rely on it, warned about because it mostly means a misspelt variable."""
@@ -201,19 +202,13 @@ class LauncherConfig(HttpConfig, GroupConfig):
         "for each request. Pipes and JSON always get the whole log.",
     )  # fmt: skip
     graceful_termination_timeout: int = option(
-        90,
-        short="g",
-        panel=_RUN,
-        maximum=_U32,
+        90, short="g", panel=_RUN, maximum=_U32,
         help="Seconds that running requests have to finish after a signal to stop.",
-    )
+    )  # fmt: skip
     startup_timeout: int | None = option(
-        None,
-        panel=_RUN,
-        minimum=1,
-        maximum=_U32,
+        None, panel=_RUN, minimum=1, maximum=_U32,
         help="Seconds in which everything must be ready, not counting a download. Default: no limit.",
-    )
+    )  # fmt: skip
     verbose_startup: bool = option(False, panel=_RUN, help="Log where the time of the start-up went.")
     env: bool = option(False, env=None, short="e", panel=_RUN, help="Report the machine and the versions at the start.")
     profile: Path | None = option(
@@ -229,8 +224,8 @@ class LauncherConfig(HttpConfig, GroupConfig):
     otlp_service_name: str = option("text-generation-inference.router", panel=_RUN, help="Service name in traces.")
     response_store: int = option(0, panel=_RUN, help="Responses of /v1/responses that are kept in memory.")
     usage_stats: Literal["on", "off", "no-stack"] = option("on", panel=_RUN, help="Ignored: nothing is ever sent.")
-    speculate: int | None = option(None, panel=_RUN, maximum=15, help="Most tokens drafted for a step. Default: none.")
-    speculator: str | None = option(None, panel=_RUN, metavar="ID[@REV]", help="Draft model: a folder or a hub id.")
+    speculate: int | None = option(None, panel=_RUN, maximum=15, help="Most tokens drafted for a step.")
+    speculator: str | None = option(None, panel=_RUN, metavar="ID[@REV]", help="What drafts: a folder or hub id.")
     encoder_cache_tokens: int | None = option(
         None, panel=_RUN, unit="tokens", help="Image tokens whose embeddings are kept. Default: two prompts' worth."
     )

@@ -25,9 +25,10 @@ from launcher.processes.signals import Signals
 from launcher.processes.supervisor import Supervisor
 from launcher.processes.timeouts import Timeouts
 from launcher.terminal import Terminal, how_to_ask, info_of
-from wire.adapters import adapter_sources, is_hub_speculator
+from wire.adapters import adapter_sources
 from wire.log import console, log_setup, progress_bars
 from wire.log.levels import level_from_filter
+from wire.speculation.options import is_hub_speculator
 
 if TYPE_CHECKING:
     from launcher.nodes.node_group import NodeGroup
@@ -127,6 +128,7 @@ class _Launch:
         check(config)
         preflight.check_router_variables(self._environ)
         self._environ = model_info.with_hub_cache(self._environ, config.huggingface_hub_cache)
+        self._config = preflight.with_base_model(config, self._environ)
         return self._serve(machine) if num_nodes(config) == 1 else self._serve_in_group(machine)
 
     def _serve_in_group(self, machine: Hardware) -> int:
@@ -242,6 +244,8 @@ class _Launch:
                 status = self._download(model_id, directory, supervisor)
                 if status is not None:
                     return status
+                self._config = config = preflight.with_base_model(config, self._environ)
+                model_id = config.model_id or model_id
                 directory = model_info.model_directory(model_id, config.revision, self._environ)
                 self._end_phase("download")
             try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from model_server.config import (
@@ -18,7 +20,6 @@ from model_server.config import (
 )
 from model_server.errors import FatalError, LostPeerError, MissingPeerError, StartupError
 from wire import phases
-from wire.adapters import speculator_source
 from wire.cli.commands import installed_version, run_group
 from wire.exit_status import LOST_PEER, MISSING_PEER
 from wire.log import log_setup
@@ -27,6 +28,8 @@ from wire.processes import stack_dump
 from wire.quantization.config import by_tensors, said_of
 from wire.quantization.methods import choose
 from wire.rpc.local_grpc import poll_in_place
+from wire.speculation.heads import heads_of, served_model
+from wire.speculation.options import speculator_source
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -59,10 +62,17 @@ def serve(config: ServeConfig) -> int:
         from model_server.weights.checkpoint import examine
         from model_server.weights.locate import resolve_merged
 
-        checkpoint = examine(*resolve_merged(config.model_id, config.revision))
+        folder, adapter = resolve_merged(config.model_id, config.revision)
+        found = served_model(config.model_id, config.revision, folder, config.speculator, StartupError)
+        if found is not None:
+            config = dataclasses.replace(
+                config, model_id=found.model_id, revision=found.revision, speculator=found.speculator
+            )
+            folder, adapter = resolve_merged(config.model_id, config.revision)
+        checkpoint = examine(folder, adapter)
         size = checkpoint.file_bytes / 2**20
-        found = counted(len(checkpoint.headers), "weight file")
-        logger.info("Found %s, %.1f MiB; importing torch", found, size)
+        files = counted(len(checkpoint.headers), "weight file")
+        logger.info("Found %s, %.1f MiB; importing torch", files, size)
         phases.enter(phases.IMPORTING)
         poll_in_place()
         # Imported here: torch takes seconds, and there is no need of it to see that a checkpoint cannot be served.
@@ -91,14 +101,17 @@ def download(config: DownloadConfig) -> int:
     # The default would end the process at once, and leave half-written files.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        fetch(
-            config.model_id,
-            config.revision,
+        get = partial(
+            fetch,
             trust_remote_code=config.trust_remote_code,
             auto_convert=config.auto_convert,
             with_bars=draws_progress_bars(),
             check=lambda directory: _refuse_quantized(directory, config),
         )
+        folder = get(config.model_id, config.revision)
+        found = served_model(config.model_id, config.revision, folder, config.speculator, StartupError)
+        if found is not None:
+            get(found.model_id, found.revision)
         if config.speculator is not None:
             _download_speculator(config.speculator)
         download_adapters(config.lora_adapters, with_bars=draws_progress_bars())
@@ -124,6 +137,8 @@ def _refuse_quantized(directory: Path, config: DownloadConfig) -> None:
     """What cannot be served as it is quantized, or in stages, by the configs in `directory`. Raises StartupError."""
     from model_server.weights.locate import INDEX, weight_map
 
+    if heads_of(directory, StartupError) is not None:
+        return  # what their base is
     fields = read_object(directory / "config.json", StartupError)
     said = said_of(directory, fields, StartupError)
     if said is None and (directory / INDEX).exists():

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from model_server.errors import StartupError
-from wire.adapters import check_speculation
 from wire.cli.options import argument, option
 from wire.log import progress_bars
 from wire.quantization.methods import Quantize, refuse_unserved
+from wire.speculation.options import check_speculation
 
 DtypeName = Literal["float16", "bfloat16", "float32"]
 
@@ -136,13 +136,13 @@ class ServeConfig:
         None,
         env=None,
         maximum=15,
-        help="The most tokens that are drafted and checked in one step, as long as that pays; unset: none, or 3 with "
-        "--speculator",
+        help="The most tokens that are drafted and checked in one step, as long as that pays; unset: none, or with "
+        "--speculator 3, or as many as there are heads",
     )
     speculator: str | None = option(
         None,
-        help="Draft model whose guesses are checked: a folder, ID or ID@REVISION of an ordinary checkpoint with the "
-        "model's tokenizer",
+        help="What drafts: a folder, ID or ID@REVISION of Medusa heads, of an MLP speculator, or of an ordinary "
+        "checkpoint with the model's tokenizer",
     )
     disable_custom_kernels: bool = option(
         False, help="Let NCCL do every sum over the shards, even if the GPUs can read each other's memory"
@@ -271,7 +271,7 @@ class DownloadConfig:
         "weights are downloaded",
     )
     speculator: str | None = option(
-        None, env=None, help="Draft model to fetch too, as of `serve`; folders stay where they are"
+        None, env=None, help="Draft model or heads to fetch too, as of `serve`; folders stay where they are"
     )
     lora_adapters: str | None = option(
         None,

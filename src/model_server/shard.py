@@ -35,8 +35,8 @@ from model_server.runner.cuda_graphs import GraphedRunner, graph_sizes, with_gra
 from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
-from model_server.speculation.draft_model import DraftedRunner
-from model_server.speculation.loading import check_speculator, load_draft_model
+from model_server.speculation.drafters.drafter import DraftedRunner
+from model_server.speculation.loading import find_speculator, load_drafter
 from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
@@ -47,6 +47,7 @@ from model_server.weights.load_progress import LoadProgress
 from wire import phases
 from wire.rpc import remote_grpc
 from wire.rpc.mutual_tls import MutualTls
+from wire.speculation.heads import check_length
 from wire.text.counting import counted
 from wire.tracing import Tracing, TracingError
 
@@ -64,7 +65,9 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
-    draft_folder = None if config.speculator is None else check_speculator(config.speculator, tokenizer)
+    found = None if config.speculator is None else find_speculator(config.speculator, tokenizer)
+    if found is not None and found.heads is not None:
+        config = replace(config, speculate=check_length(found.heads, config.speculate, StartupError))
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
     if model.scheme.method == "exl2" and layout.tensor.size > 1:
         raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
@@ -74,7 +77,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         logger.warning("%s", model.scheme.warning)
     device = resolve_device(layout.local.rank, layout.local.size)
     if config.num_drafted and device.type != "cpu":
-        raise StartupError(f"--speculate {config.num_drafted}: drafts are checked on CPUs only; leave it out on a GPU")
+        flag = f"--speculate {config.speculate}" if config.speculator is None else f"--speculator {config.speculator}"
+        raise StartupError(f"{flag}: drafts are checked on CPUs only; leave it out on a GPU")
     dtype = resolve_dtype(
         config.dtype,
         device,
@@ -100,10 +104,9 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         runner = _load(config, model, placement, attention, graphs)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
         speculator = _speculator(config, runner)
-        if speculator is not None and draft_folder is not None:
-            assert config.speculator is not None
+        if speculator is not None and found is not None:
             choice = AttentionChoice(config.attention, device, dtype, stored)
-            drafter = load_draft_model(config.speculator, draft_folder, runner, tokenizer.vocab_size, placement, choice)
+            drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
             runner, speculator = DraftedRunner(runner, drafter), ModelSpeculator(config.num_drafted, drafter)
         encoder = _encoder(config, model, device, dtype)
         engine = _engine(config, runner, tokenizer, device, layout, links, speculator, encoder)

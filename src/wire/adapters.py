@@ -1,5 +1,4 @@
-"""What is loaded beside the model, and where it is: `--lora-adapters`, which are served under names, and
-`--speculator`."""
+"""Which adapters are loaded with the model under names of their own, and where they are: `--lora-adapters`."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class AdapterSource:
 
     @property
     def is_folder(self) -> bool:
-        return _is_folder(self.place)
+        return is_folder(self.place)
 
 
 def adapter_sources(value: str | None, error: type[Exception], *, taken: Collection[str] = ()) -> list[AdapterSource]:
@@ -59,33 +58,8 @@ def _source(entry: str, error: type[Exception]) -> AdapterSource:
         or (at and not revision)
     ):
         raise error(f"Invalid LoRA adapter format: {entry[:200]}")  # TGI's words
-    return AdapterSource(named or (Path(place).name if _is_folder(place) else place), place, revision or None)
+    return AdapterSource(named or (Path(place).name if is_folder(place) else place), place, revision or None)
 
 
-def _is_folder(place: str) -> bool:
+def is_folder(place: str) -> bool:
     return place.startswith(("/", "./", "../", "~")) or Path(place).is_dir()
-
-
-def is_hub_speculator(value: str | None) -> bool:
-    """Whether `--speculator` names a hub id."""
-    return value is not None and not _is_folder(value)
-
-
-def speculator_source(value: str, error: type[Exception]) -> tuple[str, str | None]:
-    """`--speculator`: a folder, or a hub id that may have `@` and a revision behind it. Raises `error`."""
-    if _is_folder(value):
-        return value, None
-    place, at, revision = value.partition("@")
-    if not place or (at and not revision) or "@" in revision:
-        raise error(f"`--speculator` must be a folder, ID or ID@REVISION. Given: {value[:200]}")
-    return place, revision or None
-
-
-def check_speculation(speculator: str | None, speculate: int | None, num_stages: int, error: type[Exception]) -> None:
-    """Refuses options that contradict each other. Raises `error`."""
-    if speculator is not None:
-        speculator_source(speculator, error)
-        if speculate == 0:
-            raise error("`--speculator` drafts nothing with `--speculate 0`: leave one of them out")
-    if (speculate or speculator is not None) and num_stages > 1:
-        raise error("`--speculate` cannot be combined with `--num-stage`: leave one of them out")

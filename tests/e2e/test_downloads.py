@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from support.hub_server import Fault, HubServer, Repository, wait_until
 from support.running_server import RunningServer, free_port, running_server
+from support.tiny_drafters import medusa
 from support.tiny_models import tiny_checkpoint
 from support.tokenizer_kinds import KINDS
 
@@ -215,6 +216,28 @@ def test_a_draft_model_of_the_hub_is_fetched_with_the_model(
         refusal = pytest.raises(AssertionError, match=f"Error: .*--speculator {place}: .*{words}")
         with refusal, running_server(ID, "--speculator", place, environ=hub.environment(tmp_path)):
             pass
+
+
+@pytest.mark.long
+def test_heads_are_fetched_with_the_model_that_they_are_for(
+    hub: HubServer, files: dict[str, bytes], tmp_path: Path
+) -> None:
+    """As in TGI they are `--model-id`, and without a tokenizer; and again from the cache."""
+    config = json.loads(files["config.json"])
+    sizes = {"hidden": config["hidden_size"], "vocab": config["vocab_size"]}
+    heads = {p.name: p.read_bytes() for p in medusa(tmp_path / "medusa", base=ID, **sizes).iterdir()}
+    hub.add(ID, files)
+    hub.add("org/heads", heads)
+    for _ in range(2):
+        with running_server("org/heads", environ=hub.environment(tmp_path)) as running:
+            body = {"model": "org/heads", "prompt": "Hello", "max_tokens": 4}
+            assert post(running, "/v1/completions", body)["model"] == "org/heads"
+            assert f"org/heads drafts for {ID}, which is served" in running.log()
+            assert "Drafts by medusa models, 4 heads" in running.log()
+    assert len(hub.gets("model.safetensors")) == len(hub.gets("medusa_lm_head.safetensors")) == 1
+    refusal = pytest.raises(AssertionError, match=r"Error: .*Speculate is set to `5` but this medusa models only has")
+    with refusal, running_server("org/heads", "--speculate", "5", environ=hub.environment(tmp_path)):
+        pass
 
 
 @pytest.mark.parametrize("spelling", ["1", "true", "yes"])

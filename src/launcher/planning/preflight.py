@@ -25,7 +25,7 @@ from launcher.config import LauncherConfig
 from launcher.errors import ArgumentValidation
 from launcher.http_config import http_port as asked_http_port
 from launcher.planning.hardware import Hardware
-from launcher.planning.model_info import ModelInfo
+from launcher.planning.model_info import ModelInfo, directory
 from launcher.planning.plan import DEFAULT_MASTER_PORT
 from wire import tokenizer_file
 from wire.cli.spelling import variable_of
@@ -33,6 +33,7 @@ from wire.processes import unix_socket
 from wire.processes.python_child import child_environment, module_command
 from wire.quantization import gguf
 from wire.quantization.methods import ON_LOAD
+from wire.speculation.heads import served_model
 from wire.text import tokenizer_trial
 from wire.text.counting import counted
 
@@ -54,6 +55,25 @@ def with_gguf_file(config: LauncherConfig) -> LauncherConfig:
     if not gguf.names_file(name) or name.startswith(("/", "~")) or ".." in Path(name).parts:
         raise ArgumentValidation(f"`--gguf-file` {name} is no name of a GGUF file in the folder of `--model-id`")
     return dataclasses.replace(config, model_id=f"{config.model_id.rstrip('/')}/{name}", gguf_file=None)
+
+
+def with_base_model(config: LauncherConfig, environ: Mapping[str, str]) -> LauncherConfig:
+    """`config` with the model that heads were trained for as `--model-id`, where that names heads which are on this
+    machine, and these as `--speculator`. Raises ArgumentValidation."""
+    if config.model_id is None:
+        return config
+    folder = directory(config.model_id, config.revision, environ)
+    found = served_model(config.model_id, config.revision, folder, config.speculator, ArgumentValidation)
+    if found is None:
+        return config
+    logger.info("%s drafts for %s, which is served", found.speculator, found.model_id)
+    return dataclasses.replace(
+        config,
+        model_id=found.model_id,
+        revision=found.revision,
+        speculator=found.speculator,
+        served_model_name=config.served_model_name or [config.model_id],
+    )
 
 
 def check_memory(

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,9 +61,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "adapter", "blocks", "cache_length", "detokenizer", "ended_in", "finished", "id", "ids", "images",
-        "input_length", "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length", "prefill_logprobs",
-        "prompt_length", "prompt_logprobs", "row", "seed", "slots", "state", "stopping", "top_n_tokens",
+        "adapter", "blocks", "cache_length", "detokenizer", "drafts_from", "ended_in", "finished", "id", "ids",
+        "images", "input_length", "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length",
+        "prefill_logprobs", "prompt_length", "prompt_logprobs", "row", "seed", "slots", "state", "stopping",
+        "top_n_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +96,7 @@ class Sequence:
         self.num_sampled = len(request.resume_ids)
         self.row = row
         self.prediction = request.prediction_ids
+        self.drafts_from: Any = None  # what a drafter keeps of the last steps, which alone reads and writes it
         self.stopping = stopping
         self.detokenizer = detokenizer
         self.owned = owned

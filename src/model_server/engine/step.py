@@ -23,9 +23,10 @@ from model_server.engine.profile import NoProfiler, StepProfiler
 from model_server.engine.running import AwaitedTokens, Running, SubmittedStep
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.transfer import Staging, upload
-from model_server.runner.runner import ModelInputs, Runner
+from model_server.runner.runner import Kept, ModelInputs, Runner
 from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.drafters.drafter import decoded_rows, ragged_rows
 from model_server.speculation.speculator import Speculator
 from model_server.speculation.window import Window
 from model_server.vision.encoder import ImageEncoder
@@ -131,11 +132,12 @@ class Stepper:
         with self.profiler.phase("inputs"):
             inputs = window.inputs(running.decode.tables, self._staging)
         running.decode.note_other_step()
-        logits = self._forward(step, inputs, cache)
+        kept = self._speculator.keeps()
+        logits = self._forward(step, inputs, cache, kept)
         with self.profiler.phase("sampling"):
             checked = window.check(logits, self._sampler)
         step.times.sampled = time.perf_counter_ns()
-        step.drafted = self._speculator.note(window, checked)
+        step.drafted = self._speculator.note(window, checked, kept)
         step.rows, step.sampled = window.rows, checked
         running.in_flight, running.gives_several = step, True
         running.newest = NewestTokens(window.rows, checked.ids)
@@ -146,8 +148,11 @@ class Stepper:
         """One forward of one token for each row."""
         with self.profiler.phase("inputs"):
             inputs = running.decode.next(rows, running.newest)
-        logits = self._forward(step, inputs, cache)
+        kept = None if self._speculator is None else self._speculator.keeps()
+        logits = self._forward(step, inputs, cache, kept)
         self._sample(running, step, rows, logits)
+        if self._speculator is not None and kept is not None:
+            self._speculator.saw(decoded_rows(rows), kept)
         for sequence in rows:
             sequence.advance()
 
@@ -156,7 +161,8 @@ class Stepper:
         with self.profiler.phase("inputs"):
             inputs = ragged_inputs(rows, running.decode.tables, self._staging, running.newest)
         running.decode.note_other_step()
-        logits = self._forward(step, inputs.model, cache)
+        kept = None if self._speculator is None else self._speculator.keeps()
+        logits = self._forward(step, inputs.model, cache, kept)
         sampling = [s for s in rows if s.samples]
         if step.passage is None or step.passage.is_last:
             _keep_prompt_logprobs(inputs, logits)
@@ -167,11 +173,15 @@ class Stepper:
         elif logits.is_cuda:
             # No caller waits for ids of this step; without this one, whole prompts would queue up on the device.
             torch.cuda.current_stream(logits.device).synchronize()
+        if self._speculator is not None and kept is not None:
+            self._speculator.saw(ragged_rows(rows, inputs), kept)
         for sequence in rows:
             sequence.advance()
 
-    def _forward(self, step: SubmittedStep, inputs: ModelInputs, cache: KvCache) -> Tensor:
+    def _forward(self, step: SubmittedStep, inputs: ModelInputs, cache: KvCache, kept: Kept | None) -> Tensor:
         step.times.laid_out = time.perf_counter_ns()
+        if kept is not None:
+            inputs = dataclasses.replace(inputs, kept=kept)
         passage = step.passage
         if passage is not None:
             with self.profiler.phase("receive"):

@@ -24,9 +24,6 @@ from model_server.memory.budget import DeviceMemory, Measured, cache_blocks
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.report import MemoryUse, host_memory
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
-from model_server.speculation.costs import step_costs
-from model_server.speculation.model_speculator import ModelSpeculator
-from model_server.speculation.pace import Pace
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -114,10 +111,7 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     engine.set_cache(cache)
     capacity = _limits(engine, plan, request, cache.num_blocks)
     if engine.speculator is not None:
-        engine.speculator.pace = Pace(step_costs(engine.runner, cache, world))
-        if isinstance(engine.speculator, ModelSpeculator):
-            model = engine.speculator.model
-            model.pace = Pace(step_costs(model.runner, model.cache_of(cache), world))
+        engine.speculator.measure(engine.runner, cache, world)
     logger.info(
         "%s: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
         "Room for the states of requests" if engine.keeps_state else f"KV cache in {_name(plan.dtype)}",

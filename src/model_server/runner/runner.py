@@ -34,6 +34,19 @@ class RequestState:
         self.kept: Any = None
 
 
+@dataclass(slots=True)
+class Kept:
+    """Hidden states of one forward that guess the next tokens, filled by the runner.
+
+    all_tokens: `final` is of every token, not only of those whose logits are wanted. final: [n, hidden], what the head
+    reads. inputs: of each layer that `Decoder.keep_inputs` was asked for, what it reads, [num_tokens, hidden].
+    """
+
+    all_tokens: bool = False
+    final: Tensor | None = None
+    inputs: tuple[Tensor, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
     """One flattened forward.
@@ -47,6 +60,7 @@ class ModelInputs:
     this rank has the first layer.
     attention_step: answers the calls of attention; None: the runner's own backend does.
     adapters: which rows get which LoRA adapter; None: all are the base model's.
+    kept: takes hidden states, from the native decoder alone; None: none are wanted.
     """
 
     input_ids: Tensor  # [num_tokens] int64
@@ -59,6 +73,7 @@ class ModelInputs:
     hidden: Tensor | None = None
     attention_step: AttentionStep | None = None
     adapters: AdapterRows | None = None
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)

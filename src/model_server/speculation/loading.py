@@ -1,68 +1,189 @@
-"""From `--speculator` to a draft model that fits the model. Whatever does not fit is refused in one line."""
+"""From `--speculator` to a drafter that fits the model. Whatever does not fit is refused in one line."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
+from model_server.models.decoder.decoder import Decoder
+from model_server.models.decoder.loader import Loader
+from model_server.models.decoder.spec import Spec
 from model_server.models.load import load_runner
-from model_server.models.model import describe
+from model_server.models.model import Model, describe
 from model_server.runner.runner import Runner
-from model_server.speculation.draft_model import DraftModel
+from model_server.speculation.drafters.draft_model import DraftModel
+from model_server.speculation.drafters.drafter import Drafter
+from model_server.speculation.drafters.heads import Guesser, Heads
+from model_server.speculation.drafters.medusa import load_medusa
+from model_server.speculation.drafters.mlp_speculator import SpeculatorShape, load_mlp_speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
-from model_server.weights.locate import resolve
-from wire.adapters import speculator_source
+from model_server.weights.header import read_headers
+from model_server.weights.locate import resolve, weight_files
+from model_server.weights.reader import SafetensorsReader
+from wire.model_files import read_object
+from wire.speculation.heads import MEDUSA_WEIGHTS, SpeculatorKind, heads_in
+from wire.speculation.heads import Heads as NamedHeads
+from wire.speculation.options import speculator_source
+
+logger = logging.getLogger(__name__)
 
 # Characters of a token that are shown.
 _SHOWN = 40
 
 
-def check_speculator(value: str, tokenizer: Tokenizer) -> Path:
-    """The folder of the draft model, whose tokenizer gives each id the text that the model's gives it.
+@dataclass(frozen=True, slots=True)
+class FoundSpeculator:
+    """value: `--speculator`. heads: None: it is an ordinary model, with the tokenizer of the one it drafts for."""
 
-    Raises StartupError.
-    """
+    value: str
+    folder: Path
+    fields: dict[str, Any]
+    heads: NamedHeads | None
+
+
+def find_speculator(value: str, tokenizer: Tokenizer) -> FoundSpeculator:
+    """The files of a drafter. Raises StartupError for a draft model whose tokenizer gives an id another text."""
     place, revision = speculator_source(value, StartupError)
     try:
         folder = resolve(place, revision)
-        _check_tokenizer(value, tokenizer, Tokenizer.load(folder))
+        fields = read_object(folder / "config.json", StartupError)
+        heads = heads_in(fields, StartupError)
+        if heads is None:
+            _refuse_unknown(value, fields)
+            _check_tokenizer(value, tokenizer, Tokenizer.load(folder))
     except StartupError as error:
         raise _named(value, error) from None
-    return folder
+    return FoundSpeculator(value, folder, fields, heads)
 
 
-def load_draft_model(
-    value: str,
-    folder: Path,
+def load_drafter(
+    found: FoundSpeculator,
+    number: int,
+    model: Model,
     base: Runner,
     vocab_size: int,
     placement: Placement,
     attention: AttentionChoice,
-) -> DraftModel:
-    """The draft model in `folder` for the model `base`, whose tokenizer has ids below `vocab_size`.
-
-    Raises StartupError.
-    """
+) -> Drafter:
+    """What drafts for `model`, which is loaded as `base`, and whose tokenizer has ids below `vocab_size`. number: the
+    longest draft. Raises StartupError."""
     try:
-        runner = load_runner(describe(examine(folder), name=value), placement, attention)
+        with torch.inference_mode():
+            if found.heads is None:
+                return _load_draft_model(found, base, vocab_size, placement, attention)
+            if model.spec is None or not isinstance(base, Decoder):
+                raise StartupError(
+                    f"heads draft only for models of the native runner, not for {model.config.model_type}: leave it out"
+                )
+            return _load_heads(found, found.heads, number, model.spec, base, placement)
     except StartupError as error:
-        raise _named(value, error) from None
+        raise _named(found.value, error) from None
+
+
+def _load_draft_model(
+    found: FoundSpeculator, base: Runner, vocab_size: int, placement: Placement, attention: AttentionChoice
+) -> DraftModel:
+    runner = load_runner(describe(examine(found.folder), name=found.value), placement, attention)
     traits = runner.traits
     if traits.keeps_state or traits.decoder_prefix is not None:
-        raise StartupError(f"--speculator {value}: it keeps a state that cannot go back behind a wrong draft")
+        raise StartupError("it keeps a state that cannot go back behind a wrong draft")
     if runner.vocab_size < vocab_size:
-        raise StartupError(
-            f"--speculator {value}: its {runner.vocab_size} logits are fewer than the {vocab_size} ids of the tokenizer"
-        )
+        raise StartupError(f"its {runner.vocab_size} logits are fewer than the {vocab_size} ids of the tokenizer")
     if traits.block_size != base.traits.block_size:
         raise StartupError(
-            f"--speculator {value}: its attention needs KV blocks of {traits.block_size} tokens, the model's "
-            f"{base.traits.block_size}"
+            f"its attention needs KV blocks of {traits.block_size} tokens, the model's {base.traits.block_size}"
         )
     return DraftModel(runner, base)
+
+
+def _load_heads(
+    found: FoundSpeculator, heads: NamedHeads, number: int, spec: Spec, base: Decoder, placement: Placement
+) -> Drafter:
+    load = _medusa if heads.kind is SpeculatorKind.MEDUSA else _mlp_speculator
+    reading = SafetensorsReader(
+        read_headers(_files(found.folder, heads.kind)), dtype=placement.dtype, device=placement.device, base_prefix=""
+    )
+    with reading as reader:
+        loader = Loader(reader, placement.device, placement.ranks.tensor)
+        made = Heads(load(found, number, spec, base, loader), number, _width(spec), loader)
+    if placement.ranks.world.rank == 0:
+        logger.info("Drafts by %s, %d heads, %.1f MiB of weights", heads.kind.value, number, made.weight_bytes / 2**20)
+    return made
+
+
+def _files(folder: Path, kind: SpeculatorKind) -> list[Path]:
+    if kind is SpeculatorKind.MLP:
+        return weight_files(folder)
+    if (folder / MEDUSA_WEIGHTS).is_file():
+        return [folder / MEDUSA_WEIGHTS]
+    pickled = Path(MEDUSA_WEIGHTS).with_suffix(".pt").name
+    if (folder / pickled).is_file():
+        raise StartupError(
+            f"{folder} holds {pickled}, which is pickled, and no {MEDUSA_WEIGHTS}: save its tensors once with "
+            "safetensors.torch.save_file"
+        )
+    raise StartupError(f"{folder} has no {MEDUSA_WEIGHTS}")
+
+
+def _medusa(found: FoundSpeculator, number: int, spec: Spec, base: Decoder, loader: Loader) -> Guesser:
+    num_layers = _size(found, "medusa_num_layers", 1)
+    assert base.output is not None
+    name = f"0.{num_layers}.weight"
+    vocab_size = _vocab_size(loader, name, spec) if loader.has(name) else spec.vocab_size
+    return load_medusa(loader, number, num_layers, _width(spec), vocab_size, base.output.head)
+
+
+def _mlp_speculator(found: FoundSpeculator, number: int, spec: Spec, base: Decoder, loader: Loader) -> Guesser:
+    shape = SpeculatorShape(
+        number=_size(found, "n_predict"),
+        inner=_size(found, "inner_dim", 0) or _width(spec),
+        hidden_size=_width(spec),
+        vocab_size=_vocab_size(loader, "speculator.head.0.weight", spec),
+        tied=found.fields.get("tie_weights") is True,
+        scales_input=found.fields.get("scale_input") is True,
+    )
+    return load_mlp_speculator(loader, number, shape)
+
+
+def _width(spec: Spec) -> int:
+    """Of what the model's head reads."""
+    return spec.hidden_size if spec.embedding_size is None else spec.embedding_size
+
+
+def _vocab_size(loader: Loader, name: str, spec: Spec) -> int:
+    """The rows of a head."""
+    rows = loader.reader.shape(name)[0]
+    if rows > spec.vocab_size:
+        raise StartupError(f"weight {name} has {rows} rows, the model {spec.vocab_size} ids: it is of another model")
+    return rows
+
+
+def _size(found: FoundSpeculator, name: str, default: int | None = None) -> int:
+    value = found.fields.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 2**24:
+        raise StartupError(f"{found.folder / 'config.json'}: `{name}` is {value!r:.100}")
+    return value
+
+
+def _refuse_unknown(value: str, fields: dict[str, Any]) -> None:
+    """Drafters of kinds that are not served would be taken for models."""
+    for name in fields.get("architectures") or ():
+        if isinstance(name, str) and any(word in name.lower() for word in _UNSERVED):
+            raise StartupError(
+                f"--speculator {value}: drafters of architecture {name[:100]} are not served; use Medusa heads, an MLP "
+                "speculator, or an ordinary model with the same tokenizer"
+            )
+
+
+_UNSERVED = ("eagle", "dflash", "medusa", "speculator", "mtp", "hydra")
 
 
 def _check_tokenizer(value: str, tokenizer: Tokenizer, other: Tokenizer) -> None:
@@ -81,4 +202,4 @@ def _named(value: str, error: StartupError) -> StartupError:
     named = f"--speculator {value}: "
     if said.startswith("--model-id "):
         said = said.partition(": ")[2]
-    return StartupError(said if said.startswith(named) else named + said)
+    return StartupError(said if said.startswith((named, "Speculate is set")) else named + said)

@@ -1,4 +1,4 @@
-"""Drafts by a draft model, and which of them pay: it takes time to draft, so that is decided before."""
+"""Drafts by a drafter that computes, and which of them pay: it takes time to draft, so that is decided before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import replace
 
 from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
-from model_server.speculation.draft_model import DraftModel, DraftRow
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.runner import Kept, Runner
+from model_server.speculation.drafters.drafter import ComputedRow, DraftedRunner, Drafter, DraftRow
 from model_server.speculation.lookup import NO_GUESS
 from model_server.speculation.pace import Pace
 from model_server.speculation.speculator import Draft, Drafting, Speculator
@@ -21,18 +24,31 @@ _MOST_TIME = 0.01
 
 
 class ModelSpeculator(Speculator):
-    """Drafts by grammars first, then by what requests foretell, else by the draft model."""
+    """Drafts by grammars first, then by what requests foretell, else by the drafter."""
 
-    def __init__(self, most: int, model: DraftModel) -> None:
+    def __init__(self, most: int, drafter: Drafter) -> None:
         """most: the longest draft."""
         super().__init__(most)
-        self.model = model
+        self.drafter = drafter
         self._plain_steps = 0
 
-    def note(self, window: Window, checked: CheckedTokens) -> Drafted:
-        """As in `Speculator`. The draft model keeps the keys of the tokens that were right."""
+    def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup) -> None:
+        super().measure(runner, cache, world)
+        assert isinstance(runner, DraftedRunner)
+        self.drafter.measure(runner.drafters_part(cache), world)
+
+    def keeps(self) -> Kept | None:
+        return self.drafter.keeps()
+
+    def saw(self, rows: list[ComputedRow], kept: Kept) -> None:
+        self.drafter.saw(rows, kept)
+
+    def note(self, window: Window, checked: CheckedTokens, kept: Kept | None = None) -> Drafted:
+        """As in `Speculator`. A draft model keeps the keys of the tokens that were right."""
         drafted = super().note(window, checked)
         counts = checked.to_host().counts or []
+        if kept is not None:
+            self.drafter.saw(_accepted_rows(window, counts), kept)
         for sequence, count in zip(window.rows, counts, strict=True):
             drafting = self.drafting.get(sequence.id)
             if drafting is not None and drafting.written:
@@ -41,7 +57,7 @@ class ModelSpeculator(Speculator):
         return drafted
 
     def _drafts(self, rows: list[Sequence], known: list[Drafting], pace: Pace) -> list[Draft] | None:
-        if self.model.pace is None:
+        if self.drafter.pace is None:
             return None
         mosts = [self.longest(sequence) for sequence in rows]
         drafts = [self._without_model(*one) for one in zip(rows, known, mosts, strict=True)]
@@ -57,7 +73,7 @@ class ModelSpeculator(Speculator):
             most = min(longest, length) - len(one.ids)
             if one.others is DraftKind.MODEL and most > 0:
                 asked.append((row, DraftRow(sequence, known[row].keys, one.ids, most)))
-        found = self.model.draft([one for _, one in asked]) if asked else []
+        found = self.drafter.draft([one for _, one in asked]) if asked else []
         for (row, wanted), ids in zip(asked, found, strict=True):
             known[row].written = len(wanted.ids) + len(ids) - 1
             drafts[row] = replace(drafts[row], ids=[*wanted.forced, *ids])
@@ -72,7 +88,8 @@ class ModelSpeculator(Speculator):
             num_generated = len(sequence.ids) - sequence.prompt_length + len(forced)
             end = drafting.history.end(forced)
             foretold = drafting.prediction.guess(most - len(forced), end, num_generated)
-        kind = DraftKind.PREDICTION if foretold.ids else DraftKind.MODEL
+        by_drafter = not foretold.ids and self.drafter.can_draft(sequence)
+        kind = DraftKind.MODEL if by_drafter else DraftKind.PREDICTION
         return Draft([*forced, *foretold.ids], num_forced=len(forced), others=kind)
 
     def _possible(self, sequence: Sequence, draft: Draft, longest: int) -> Draft:
@@ -96,6 +113,15 @@ class ModelSpeculator(Speculator):
 
     def _seconds(self, by_model: list[int], length: int) -> float:
         """What it takes to draft so many tokens for rows that may have these lengths."""
-        assert self.model.pace is not None
+        assert self.drafter.pace is not None
         rows = (sum(most > place for most in by_model) for place in range(length))
-        return sum(self.model.pace.cost(count) for count in rows if count)
+        return sum(self.drafter.pace.cost(count) for count in rows if count)
+
+
+def _accepted_rows(window: Window, counts: list[int]) -> list[ComputedRow]:
+    """Of a window whose rows got so many tokens: the places before these are computed for good."""
+    found, first = [], 0
+    for sequence, draft, count in zip(window.rows, window.drafts, counts, strict=True):
+        found.append(ComputedRow(sequence, sequence.cache_length, first, count, first + count - 1))
+        first += 1 + len(draft)
+    return found

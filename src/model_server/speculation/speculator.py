@@ -6,6 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from model_server.batch.results import Drafted
 from model_server.batch.sequence import Sequence
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.runner import Kept, Runner
+from model_server.speculation.costs import step_costs
+from model_server.speculation.drafters.drafter import ComputedRow
 from model_server.speculation.lookup import NO_GUESS, History, Prediction
 from model_server.speculation.pace import Acceptance, Pace
 from model_server.speculation.window import CheckedTokens, Window
@@ -63,8 +68,19 @@ class Speculator:
             drafting.draft = one
         return Window(rows, [one.ids for one in drafts])
 
-    def note(self, window: Window, checked: CheckedTokens) -> Drafted:
-        """What became of a window."""
+    def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup) -> None:
+        """Set `pace`. What the cache holds is overwritten."""
+        self.pace = Pace(step_costs(runner, cache, world))
+
+    def keeps(self) -> Kept | None:
+        """What the next step must keep of its hidden states; None: nothing."""
+        return None
+
+    def saw(self, rows: list[ComputedRow], kept: Kept) -> None:
+        """A step without drafts was computed, and `kept` filled."""
+
+    def note(self, window: Window, checked: CheckedTokens, kept: Kept | None = None) -> Drafted:
+        """What became of a window. kept: of its step."""
         counts = checked.to_host().counts or []
         tokens, rights = [0] * len(DraftKind), [0] * len(DraftKind)
         longest = 0

@@ -69,6 +69,11 @@ class Decoder:
         return self._vocab_size
 
     @property
+    def output(self) -> Output | None:
+        """Whose head drafts tokens too, where a drafter has none of its own."""
+        return self._output
+
+    @property
     def max_positions(self) -> int | None:
         return self._max_positions
 
@@ -96,10 +101,18 @@ class Decoder:
             attention=inputs.attention_step or self._attention.begin(metadata, cache),
             is_decode=metadata.is_decode,
         )
-        hidden, added = self._through_blocks(self._first(inputs, step), step, inputs)
-        if self._output is not None:
-            return self._output(hidden, added)
-        return residual_norm(None, hidden, added)[0]
+        kept = inputs.kept
+        rows_last = kept is not None and kept.all_tokens and inputs.logit_rows is not None
+        kept_rows = None if self._output is None or rows_last else inputs.logit_rows
+        hidden, added = self._through_blocks(self._first(inputs, step), step, inputs, kept_rows)
+        if self._output is None:
+            return residual_norm(None, hidden, added)[0]
+        hidden = self._output.before_head(hidden, added)
+        if kept is not None:
+            kept.final = hidden
+        if rows_last and inputs.logit_rows is not None:
+            hidden = hidden.index_select(0, inputs.logit_rows)
+        return self._output.head(hidden)
 
     def _first(self, inputs: ModelInputs, step: Step) -> Tensor:
         """What the first of the blocks reads, [num_tokens, hidden]."""
@@ -108,8 +121,7 @@ class Decoder:
         assert inputs.hidden is not None, "the ranks with the layers before have computed it"
         return inputs.hidden
 
-    def _through_blocks(self, hidden: Tensor, step: Step, inputs: ModelInputs) -> Stream:
-        kept_rows = None if self._output is None else inputs.logit_rows
+    def _through_blocks(self, hidden: Tensor, step: Step, inputs: ModelInputs, kept_rows: Tensor | None) -> Stream:
         if self._stack is not None and not inputs.deep_embeddings and self._stack.takes(step, hidden):
             return self._stack(hidden, step, kept_rows, self._current.rows), None
         added = None

@@ -30,12 +30,10 @@ class Output:
     projection: Linear | None
     head: Head
 
-    def __call__(self, hidden: Tensor, added: Tensor | None) -> Tensor:
-        """[n, hidden], and what is still to be added to it -> [n, vocab] float32."""
+    def before_head(self, hidden: Tensor, added: Tensor | None) -> Tensor:
+        """[n, hidden], and what is still to be added to it -> what the head reads, [n, embedding size]."""
         _, hidden = residual_norm(self.norm, hidden, added)
-        if self.projection is not None:
-            hidden = self.projection(hidden)
-        return self.head(hidden)
+        return hidden if self.projection is None else self.projection(hidden)
 
 
 def load_vocabulary(
@@ -62,6 +60,15 @@ def load_vocabulary(
     else:
         form = _matrix(loader, spec, embedding, head_rows)
     return start, _output(loader, spec, form, head_rows, stored, sharded=sharded)
+
+
+def head_over(loader: Loader, name: str, vocab_size: int, width: int) -> Head:
+    """A head of its own over a vocabulary: the matrix `name` [vocab_size, width], divided as `load_vocabulary` does."""
+    group = loader.tensor_group
+    sharded = group.size > 1 and vocab_size % group.size == 0
+    rows = vocab_range(vocab_size, group) if sharded else (0, vocab_size)
+    linear = loader.column_linear([Part(name, (rows,), vocab_size)], width, as_stored=True)
+    return Head(linear, group, sharded=sharded)
 
 
 def _matrix(loader: Loader, spec: Spec, name: str, rows: Range) -> Form:
@@ -145,12 +152,14 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *,
         weight=lambda: loader.read_again(_slice(spec, stored, rows), torch.float32, as_stored=True),
         bias=bias,
     )
+    plain = loader.linears.make(form, bias)
     head = Head(
-        loader.adapted(loader.linears.make(form, bias), product, replaced),
+        loader.adapted(plain, product, replaced),
         loader.tensor_group,
         sharded=sharded,
         gathers_rounded=loader.device.type == "cuda",
         multiplier=spec.logits_multiplier,
         softcap=spec.logits_softcap,
+        plain=plain,
     )
     return Output(norm, projection, head)

@@ -41,6 +41,7 @@ from wire.model_files import read_object
 from wire.quantization import gguf
 from wire.quantization.config import FILES
 from wire.quantization.methods import refuse_gguf
+from wire.speculation.heads import heads_in, heads_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def download(
         weight_files(directory)
         if auto_convert and not has_tokenizer(directory):
             logger.warning("%s: only its weights were asked for", nothing_found(str(directory)))
-        else:
+        elif heads_of(directory, StartupError) is None:
             ensure_tokenizer(directory)
         logger.info("Files are already present on the host. Skipping download.")
         return directory
@@ -113,7 +114,8 @@ def download(
         return _prepared(model_id, revision)
     if is_adapter(_names(directory)):
         return _base_of(directory, fetch, is_local=False)
-    ensure_tokenizer(directory)
+    if heads_of(directory, StartupError) is None:
+        ensure_tokenizer(directory)
     return directory
 
 
@@ -194,7 +196,8 @@ class HubDownload:
         except StartupError:
             return None
         lacks_code = self._code and "auto_map" in config and not any(directory.glob("*.py"))
-        return directory if has_tokenizer(directory) and not lacks_code else None
+        serves = has_tokenizer(directory) or heads_in(config, StartupError) is not None
+        return directory if serves and not lacks_code else None
 
     def _cached_adapter(self) -> Path | None:
         directory = snapshot(self._model_id, self._revision, ADAPTER_CONFIG)
@@ -216,7 +219,8 @@ class HubDownload:
         refuse_gguf(found.sizes, self._model_id, StartupError)
         if "config.json" not in found.sizes:
             raise StartupError(f"{self._where}: the repository has no config.json")
-        if "tokenizer.json" not in found.sizes and not tokenizer_file.sources(found.sizes):
+        has_text = "tokenizer.json" in found.sizes or tokenizer_file.sources(found.sizes)
+        if not has_text and not self._holds_heads(found):
             raise StartupError(nothing_found(f"{self._where}: the repository"))
         wanted = self._wanted(found, directory)
         missing = self._missing(found, wanted)
@@ -247,6 +251,12 @@ class HubDownload:
             self._model_id, names, indices.get(INDEX), indices.get(PICKLE_INDEX), pickled_allowed=self._convert
         )
         return [*side, *(name for name in picked if name not in side)]
+
+    def _holds_heads(self, found: Repository) -> bool:
+        """Whether it drafts for another model, whose tokenizer it has."""
+        return (
+            heads_in(read_object(self._fetch(found, "config.json", _Nobody()), StartupError), StartupError) is not None
+        )
 
     def _check_configs(self, found: Repository, directory: Path) -> None:
         if self._check is None:

@@ -13,6 +13,7 @@ from support.fake_model import FakeRunner
 
 from model_server.batch.results import Drafted, FinishReason, Generation
 from model_server.batch.sequence import NewRequest, Sequence
+from model_server.runner.runner import Kept
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.speculation.speculator import Speculator
 from model_server.speculation.window import CheckedTokens, Window
@@ -36,8 +37,8 @@ class Oracle(Speculator):
         self.runner, self.dice, self.wrong, self.known = runner, random.Random(seed), wrong, known
         self.num_drafted = self.num_right = 0
 
-    def note(self, window: Window, checked: CheckedTokens) -> Drafted:
-        drafted = super().note(window, checked)
+    def note(self, window: Window, checked: CheckedTokens, kept: Kept | None = None) -> Drafted:
+        drafted = super().note(window, checked, kept)
         self.num_drafted += drafted.num_tokens
         self.num_right += drafted.num_right
         return drafted

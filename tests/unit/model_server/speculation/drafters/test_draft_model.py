@@ -18,12 +18,14 @@ from model_server.attention.choice import AttentionChoice
 from model_server.batch.extension import BlockExtension
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
-from model_server.runner.runner import Runner
-from model_server.speculation.draft_model import DraftedRunner, DraftModel
-from model_server.speculation.loading import check_speculator, load_draft_model
+from model_server.models.model import describe
+from model_server.speculation.drafters.draft_model import DraftModel
+from model_server.speculation.drafters.drafter import DraftedRunner, Drafter
+from model_server.speculation.loading import find_speculator, load_drafter
 from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
+from model_server.weights.checkpoint import examine
 from wire.step_phases import DraftKind
 
 FREE, CHEAP = Pace([(1, 1.0)]), Pace([(1, 0.01)])
@@ -160,20 +162,21 @@ def test_where_no_drafts_pay_one_step_in_many_tries(folders: dict[str, Path], to
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, folders: dict[str, Path], tokenizer: Tokenizer) -> None:
-    def loaded(path: Path, vocab_size: int = tokenizer.vocab_size) -> Runner:
+    def loaded(path: Path, vocab_size: int = tokenizer.vocab_size) -> Drafter:
         choice = AttentionChoice("reference", CPU)
         placement = Placement(CPU, torch.float32)
-        return load_draft_model(str(path), path, load(folders["base"]), vocab_size, placement, choice).runner
+        model, base = describe(examine(folders["base"])), load(folders["base"])
+        return load_drafter(find_speculator(str(path), tokenizer), 3, model, base, vocab_size, placement, choice)
 
-    assert check_speculator(str(folders["other"]), tokenizer) == folders["other"]
-    assert loaded(folders["other"]).vocab_size >= tokenizer.vocab_size
+    found = loaded(folders["other"])
+    assert isinstance(found, DraftModel) and found.runner.vocab_size >= tokenizer.vocab_size
     with pytest.raises(StartupError, match=r"--speculator \S*other: its \d+ logits are fewer than the 9999 ids"):
         loaded(folders["other"], 9999)
     strange = tiny_checkpoint("llama", tmp_path / "strange", with_tokenizer=False)
     write_tokenizer(strange, vocab_size=tokenizer.vocab_size - 20)
     with pytest.raises(StartupError, match=r"gives id \d+ another text than the model's, .* for .*: choose a draft"):
-        check_speculator(str(strange), tokenizer)
+        find_speculator(str(strange), tokenizer)
     with pytest.raises(StartupError, match=r"^--speculator /nowhere: "):
-        check_speculator("/nowhere", tokenizer)
+        find_speculator("/nowhere", tokenizer)
     with pytest.raises(StartupError, match="ID or ID@REVISION"):
-        check_speculator("a@b@c", tokenizer)
+        find_speculator("a@b@c", tokenizer)

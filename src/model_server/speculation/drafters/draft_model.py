@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,57 +17,59 @@ from torch import Tensor
 
 from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
-from model_server.memory.kv_cache import KvCache, KvShape
-from model_server.runner.runner import ModelInputs, Runner, RunnerTraits
+from model_server.distributed.group import ProcessGroup
+from model_server.memory.kv_cache import KvCache
+from model_server.runner.runner import Kept, ModelInputs, Runner
+from model_server.speculation.costs import step_costs
+from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
 from model_server.speculation.pace import Pace
 
 # The most tokens that one forward computes where a request's keys are behind by many.
 _MOST_TOKENS = 512
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRow:
-    """What to draft for one request. known: tokens whose keys the draft model has; forced: the first tokens of the
-    draft; most: how many may follow them, at least 1."""
-
-    sequence: Sequence
-    known: int
-    forced: list[int]
-    most: int
-
-    @property
-    def ids(self) -> list[int]:
-        return [*self.sequence.ids, *self.forced]
-
-
 class DraftModel:
-    """Drafts the likeliest tokens, one forward for each place. Belongs to the device thread.
-
-    pace: what its own steps cost, measured at the warm-up; none are drafted before.
-    """
+    """Drafts the likeliest tokens, one forward for each place; a `Drafter`."""
 
     def __init__(self, runner: Runner, base: Runner) -> None:
         """base: the model that it drafts for."""
         self.runner = runner
         self.pace: Pace | None = None
-        self._first_layer = len(base.kv_shapes)
+        self.kv_shapes = runner.kv_shapes
+        self.position_rows = runner.traits.position_rows
+        self.weight_bytes = runner.traits.weight_bytes or 0
         self._vocab_size = min(runner.vocab_size, base.vocab_size)
         self._cache: KvCache | None = None
 
-    def cache_of(self, cache: KvCache) -> KvCache:
-        """Its layers of a cache that has the model's before them."""
-        return cache.layers(self._first_layer, len(self.runner.kv_shapes))
+    def reserve_positions(self, max_positions: int) -> None:
+        self.runner.reserve_positions(max_positions)
 
     def use(self, cache: KvCache) -> None:
-        """Its layers of this cache hold its keys from now on."""
-        self._cache = self.cache_of(cache)
+        self._cache = cache
+
+    def measure(self, cache: KvCache, world: ProcessGroup) -> None:
+        self.pace = Pace(step_costs(self.runner, cache, world))
+
+    def keeps(self) -> Kept | None:
+        return None
+
+    def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None:
+        """It computes tokens itself."""
+
+    def can_draft(self, sequence: Sequence) -> bool:
+        return True
 
     def follow(self, inputs: ModelInputs) -> None:
         """Compute the keys of a step that has prompts."""
         assert self._cache is not None
         first = torch.zeros(1, dtype=torch.int64, device=inputs.input_ids.device)
         own = dataclasses.replace(
-            inputs, input_ids=self._embedded(inputs.input_ids), logit_rows=first, attention_step=None, adapters=None
+            inputs,
+            input_ids=self._embedded(inputs.input_ids),
+            logit_rows=first,
+            attention_step=None,
+            adapters=None,
+            kept=None,
         )
         self.runner.forward(own, self._cache)
 
@@ -125,49 +126,6 @@ class DraftModel:
     def _embedded(self, ids: Tensor) -> Tensor:
         """Ids that have an embedding: the model may have more, which no text has."""
         return ids.clamp(max=self.runner.vocab_size - 1)
-
-
-class DraftedRunner:
-    """A model with its draft model, a `runner.Runner`: their layers share one cache, the draft model's behind."""
-
-    def __init__(self, base: Runner, model: DraftModel) -> None:
-        self._base = base
-        self._model = model
-        own, traits = base.traits, model.runner.traits
-        rows = [one.position_rows for one in (own, traits) if one.position_rows is not None]
-        self.traits: RunnerTraits = dataclasses.replace(
-            own,
-            position_rows=min(rows, default=None),
-            weight_bytes=None if own.weight_bytes is None else own.weight_bytes + (traits.weight_bytes or 0),
-        )
-        self._whole: KvCache | None = None
-        self._cache: KvCache | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        return self._base.vocab_size
-
-    @property
-    def max_positions(self) -> int | None:
-        return self._base.max_positions
-
-    @property
-    def kv_shapes(self) -> tuple[KvShape, ...]:
-        return (*self._base.kv_shapes, *self._model.runner.kv_shapes)
-
-    def reserve_positions(self, max_positions: int) -> None:
-        for runner in (self._base, self._model.runner):
-            runner.reserve_positions(max_positions)
-
-    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
-        """The model's logits. Where there are prompts the draft model computes them too."""
-        if self._whole is not cache or self._cache is None:
-            self._whole, self._cache = cache, cache.layers(0, len(self._base.kv_shapes))
-            self._model.use(cache)
-        logits = self._base.forward(inputs, self._cache)
-        if not inputs.attention.is_decode:
-            self._model.follow(inputs)
-        return logits
 
 
 def _tables(rows: list[Sequence]) -> npt.NDArray[np.int32]:

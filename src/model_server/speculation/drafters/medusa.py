@@ -1,0 +1,58 @@
+"""Medusa heads: head k guesses, from one hidden state, the token k + 1 places behind the one that is drawn from it.
+
+Of the first version each head has residual layers and a matrix over the vocabulary; of the second one residual layer,
+and the matrix is the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_server.layers.embedding import Head
+from model_server.layers.linear.linear import Linear
+from model_server.models.decoder.loader import Loader
+from model_server.models.decoder.vocabulary import head_over
+from model_server.weights.matrix import Part
+
+
+class Medusa:
+    """layers: of each head, `x + silu(W x + b)`. heads: of each, from x to the vocabulary."""
+
+    def __init__(self, layers: list[list[Linear]], heads: list[Head]) -> None:
+        self._layers = layers
+        self._heads = heads
+
+    def guess(self, hidden: Tensor, newest: list[int], forced: Rows[list[int]], most: int) -> Tensor:
+        found = []
+        for layers, head in zip(self._layers[:most], self._heads, strict=False):
+            x = hidden
+            for layer in layers:
+                x = x + F.silu(layer(x))
+            found.append(head.likeliest(x))
+        return torch.stack(found, dim=1)
+
+
+def load_medusa(
+    loader: Loader, number: int, num_layers: int, hidden_size: int, vocab_size: int, base_head: Head
+) -> Medusa:
+    """The first `number` heads. num_layers: what the config says of the first version. Raises StartupError."""
+    has_own_heads = loader.has(f"0.{num_layers}.weight")
+    num_layers = num_layers if has_own_heads else 1
+    layers = [
+        # Whole on each rank: they are small, and their results are needed whole.
+        [
+            loader.column_linear(
+                [Part(f"{head}.{layer}.linear", ((0, hidden_size),), hidden_size)], hidden_size, as_stored=True
+            )
+            for layer in range(num_layers)
+        ]
+        for head in range(number)
+    ]
+    heads = [base_head] * number
+    if has_own_heads:
+        heads = [head_over(loader, f"{head}.{num_layers}", vocab_size, hidden_size) for head in range(number)]
+    return Medusa(layers, heads)

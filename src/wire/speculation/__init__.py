@@ -1,0 +1,1 @@
+"""What drafts tokens, as launcher and model server must agree on it."""

@@ -1,0 +1,30 @@
+"""`--speculator` and `--speculate`."""
+
+from __future__ import annotations
+
+from wire.adapters import is_folder
+
+
+def is_hub_speculator(value: str | None) -> bool:
+    """Whether `--speculator` names a hub id."""
+    return value is not None and not is_folder(value)
+
+
+def speculator_source(value: str, error: type[Exception]) -> tuple[str, str | None]:
+    """`--speculator`: a folder, or a hub id that may have `@` and a revision behind it. Raises `error`."""
+    if is_folder(value):
+        return value, None
+    place, at, revision = value.partition("@")
+    if not place or (at and not revision) or "@" in revision:
+        raise error(f"`--speculator` must be a folder, ID or ID@REVISION. Given: {value[:200]}")
+    return place, revision or None
+
+
+def check_speculation(speculator: str | None, speculate: int | None, num_stages: int, error: type[Exception]) -> None:
+    """Refuses options that contradict each other. Raises `error`."""
+    if speculator is not None:
+        speculator_source(speculator, error)
+        if speculate == 0:
+            raise error("`--speculator` drafts nothing with `--speculate 0`: leave one of them out")
+    if (speculate or speculator is not None) and num_stages > 1:
+        raise error("`--speculate` cannot be combined with `--num-stage`: leave one of them out")
