@@ -109,6 +109,11 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
             runner, speculator = DraftedRunner(runner, drafter), ModelSpeculator(config.num_drafted, drafter)
         encoder = _encoder(config, model, device, dtype)
+        if encoder is not None and encoder.tower.family.sight == "prompt":
+            logger.info(
+                "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"
+            )
+            config = replace(config, prefill_chunking=False, prefix_caching=False)
         engine = _engine(config, runner, tokenizer, device, layout, links, speculator, encoder)
         facts, plan = (
             replace(
@@ -197,6 +202,8 @@ def _encoder(config: ServeConfig, model: Model, device: torch.device, dtype: tor
     family = vision_family(model.checkpoint.fields)
     other = "--num-stage" if config.num_stage > 1 else "--speculator" if config.speculator is not None else None
     if family is not None and other is not None:
+        if family.sight == "prompt":
+            raise StartupError(f"{other} is not served for {name}, whose prompts are read as a whole; leave it out")
         logger.warning("Only the text model of %s is served: images are not, with %s", name, other)
         family = None
     if family is None:

@@ -23,6 +23,7 @@ from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import vision_family
 from model_server.vision.image import Feature, Image, ImagePlace
 from model_server.vision.tower import load_tower
+from wire.images.borders import chunk_end
 
 NEW_TOKENS = 12
 FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw")
@@ -63,7 +64,8 @@ class VisionScene:
         self.name = name
         self.folder = folder
         self.model = write_vision_checkpoint(folder, name)
-        self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        has_processor = (folder / "preprocessor_config.json").exists()
+        self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil") if has_processor else None
 
     @cached_property
     def tower(self) -> Any:
@@ -76,6 +78,11 @@ class VisionScene:
     def process(self, numbers: Sequence[int]) -> dict[str, Any]:
         """What the processor makes of these pictures together, as arrays."""
         drawn: Any = [picture(number) for number in numbers]
+        if self.processor is None:  # Llama 4's is not Pillow's: tiles of the right size, as many as there are
+            tiles = [
+                np.asarray(one.resize((56, 56)), np.float32) / 255 for one in drawn for _ in range(one.width // 60)
+            ]
+            return {"pixel_values": np.stack(tiles).transpose(0, 3, 1, 2)}
         made = self.processor(
             images=[drawn] if self.name in NESTED else drawn, return_tensors="np", input_data_format="channels_last"
         )
@@ -87,7 +94,8 @@ class VisionScene:
         features = {n: Feature(str(a.dtype), a.shape, np.ascontiguousarray(a).tobytes()) for n, a in arrays.items()}
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            found = self.model.model.get_image_features(**tensors, return_dict=True).pooler_output
+            made = self.model.get_image_features(**tensors, return_dict=True)
+            found = made.last_hidden_state if self.name == "llama4" else made.pooler_output
         rows = sum(part[..., 0].numel() for part in ([found] if isinstance(found, torch.Tensor) else found))
         grid: tuple[int, ...] = ()
         if "image_grid_thw" in arrays:
@@ -109,6 +117,11 @@ class VisionScene:
             places.append(ImagePlace(image.key, len(ids), len(span), image))
             ids += [*span, *generator.integers(3, 300, 4).tolist()]
         return Prompt(ids, places, list(numbers))
+
+    def first_chunk(self, prompt: Prompt, length: int) -> int:
+        """The router's first chunk, of about `length` tokens."""
+        whole = [(p.start, p.stop) for p in prompt.places] if self.name == "gemma3" else []
+        return chunk_end(0, min(length, len(prompt.ids)), whole)
 
     def generate(self, prompt: Prompt, new_tokens: int = NEW_TOKENS) -> list[int]:
         """transformers' greedy answer."""

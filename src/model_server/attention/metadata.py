@@ -13,7 +13,9 @@ class AttentionMetadata:
 
     Slot = block * block_size + offset: a row of the flattened cache. The step's own K/V are written to `slots` before
     attention reads, so `kv_lengths` counts them. Query token j of sequence i is at position
-    kv_lengths[i] - query_lengths[i] + j and sees the keys up to and including its own position.
+    kv_lengths[i] - query_lengths[i] + j and sees the keys up to and including its own position, if `last_keys` does not
+    say more: tokens of an image may see each other both ways. `first_keys` is the first key that a query sees in a
+    layer with a window, -1 where the window says it. Both are for steps of prompts; all keys are below the kv_length.
 
     The `_host` fields hold the same numbers as plain ints, so that no backend has to ask the device for them.
     """
@@ -24,6 +26,8 @@ class AttentionMetadata:
     kv_lengths: Tensor  # [num_seqs] int32
     query_lengths_host: tuple[int, ...]  # [num_seqs]
     kv_lengths_host: tuple[int, ...]  # [num_seqs]
+    last_keys: Tensor | None = None  # [num_tokens] int64
+    first_keys: Tensor | None = None  # [num_tokens] int64, beside last_keys
 
     @property
     def is_decode(self) -> bool:

@@ -296,8 +296,10 @@ class ReferenceStep:
 
     def _prefill_pieces(self, sequence: int, start: int, reach: _Reach, dtype: torch.dtype) -> list[_PrefillPiece]:
         queries = self._metadata.query_lengths_host[sequence]
-        prefix = self._metadata.kv_lengths_host[sequence] - queries
-        if prefix == 0 and not reach.biased and reach.first(queries - 1) == 0 and not reach.unfused:
+        length = self._metadata.kv_lengths_host[sequence]
+        prefix = length - queries
+        ahead = self._metadata.last_keys is not None
+        if prefix == 0 and not ahead and not reach.biased and reach.first(queries - 1) == 0 and not reach.unfused:
             tokens, slots = slice(start, start + queries), None
             if self._float8:
                 slots = self._slots_of(sequence, self._arange[:queries])
@@ -305,22 +307,31 @@ class ReferenceStep:
         pieces = []
         for offset in range(0, queries, PREFILL_CHUNK_TOKENS):
             count = min(PREFILL_CHUNK_TOKENS, queries - offset)
-            last = prefix + offset + count  # one past the last key in reach
-            first = reach.first(prefix + offset)
-            positions = self._arange[first:last]
-            at = self._arange[prefix + offset : last].unsqueeze(1)
-            hidden = positions > at
-            if reach.window is not None:
-                hidden |= positions <= at - reach.window
-            elif reach.chunk is not None:
-                hidden |= positions < at - at % reach.chunk
-            keys = self._keys(hidden, positions, at, reach, dtype)
             tokens = slice(start + offset, start + offset + count)
+            at = self._arange[prefix + offset : prefix + offset + count].unsqueeze(1)
+            last = length if ahead else prefix + offset + count  # one past the last key in reach
+            first = 0 if ahead else reach.first(prefix + offset)
+            positions = self._arange[first:last]
+            keys = self._keys(self._hidden(tokens, positions, at, reach), positions, at, reach, dtype)
             if prefix or self._float8:
                 pieces.append(_PrefillPiece(tokens, self._slots_of(sequence, positions), slice(0), keys))
             else:
                 pieces.append(_PrefillPiece(tokens, None, slice(start + first, start + last), keys))
         return pieces
+
+    def _hidden(self, tokens: slice, positions: Tensor, at: Tensor, reach: _Reach) -> Tensor:
+        """Which keys at `positions` the queries `tokens`, which are at `at` [n, 1], do not see: [n, num_keys] bool."""
+        metadata = self._metadata
+        hidden = positions > (at if metadata.last_keys is None else metadata.last_keys[tokens].unsqueeze(1))
+        if reach.window is not None:
+            before = positions <= at - reach.window
+            if metadata.first_keys is not None:
+                firsts = metadata.first_keys[tokens].unsqueeze(1)
+                before = torch.where(firsts >= 0, positions < firsts, before)
+            hidden |= before
+        elif reach.chunk is not None:
+            hidden |= positions < at - at % reach.chunk
+        return hidden
 
     def _keys(self, hidden: Tensor, positions: Tensor, at: Tensor, reach: _Reach, dtype: torch.dtype) -> _Keys:
         """hidden: [n, num_keys] bool; positions of the keys; `at`: those of the queries [n, 1]."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Set
 from model_server.batch.results import CachedBatch
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError
+from wire.images.borders import chunk_end
 
 
 class Batch:
@@ -41,7 +42,7 @@ class Batch:
         One token is kept for each sequence but one, also for those whose end the router does not know yet; what is left
         of `max_prefill_tokens`, but not more than `chunk_tokens`, goes to the oldest first (TGI's shard gives it to the
         newest, which starves the older ones).
-        Each advances by at least one token.
+        Each advances by at least one token, and over an image whose tokens see each other both ways as a whole.
         """
         self.is_prefilling = False
         budget = max_prefill_tokens - (len(self.sequences) - 1)
@@ -52,6 +53,10 @@ class Batch:
                 self.is_prefilling = True
                 rest = sequence.prefill_length - sequence.cache_length
                 sequence.input_length = max(min(rest, budget), 1)
+                if sequence.images is not None:
+                    start = sequence.cache_length
+                    end = chunk_end(start, start + sequence.input_length, sequence.images.whole)
+                    sequence.input_length = end - start
                 budget -= sequence.input_length
 
     def note_several(self, rows: list[Sequence], counts: list[int]) -> None:

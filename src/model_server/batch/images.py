@@ -63,6 +63,18 @@ def step_positions(sequences: Rows[Sequence], spans: Spans) -> npt.NDArray[np.in
     return np.concatenate([np.arange(a + offset, b + offset, dtype=np.int64) for a, b, offset in starts])
 
 
+def step_reach(sequences: Rows[Sequence], spans: Spans) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """`last_keys` and `first_keys` of the step's attention; None: all tokens see what is before them."""
+    found = [None if s.images is None else s.images.reach(a, b) for s, (a, b) in zip(sequences, spans, strict=True)]
+    if not any(found):
+        return None
+    parts = [
+        (np.arange(a, b, dtype=np.int64), np.full(b - a, -1, np.int64)) if one is None else one
+        for one, (a, b) in zip(found, spans, strict=True)
+    ]
+    return np.concatenate([last for last, _ in parts]), np.concatenate([first for _, first in parts])
+
+
 def step_embeddings(sequences: Rows[Sequence], spans: Spans) -> tuple[Embeddings, Embeddings]:
     """What takes the place of the rows of image tokens, and what is added to them behind the first layers."""
     embeddings: list[tuple[int, Tensor]] = []

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_server.adapters.rows import adapter_rows
 from model_server.attention.metadata import AttentionMetadata
-from model_server.batch.images import step_embeddings, step_positions
+from model_server.batch.images import step_embeddings, step_positions, step_reach
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
@@ -74,6 +74,8 @@ def ragged_inputs(
     if newest is not None and unseen:
         to, source = uploaded[len(arrays) + len(picked) :][:2]
         uploaded[0].index_copy_(0, to, newest.ids.index_select(0, source))
+    seen = step_reach(sequences, spans)
+    reach = None if seen is None else staging.upload(*seen)
     metadata = AttentionMetadata(
         slots=uploaded[3],
         block_tables=tables.device,
@@ -81,6 +83,8 @@ def ragged_inputs(
         kv_lengths=uploaded[5],
         query_lengths_host=tuple(query_lengths.tolist()),
         kv_lengths_host=tuple(kv_lengths.tolist()),
+        last_keys=None if reach is None else reach[0],
+        first_keys=None if reach is None else reach[1],
     )
     embeddings, deep = step_embeddings(sequences, spans)
     inputs = ModelInputs(

@@ -18,6 +18,7 @@ from model_server.text.detokenizer import Detokenizer
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.image import SeesImages
 from model_server.vision.placed import PromptImages, check_places
+from wire.images.borders import chunk_end
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class SequenceFactory:
 
     def _images(self, request: NewRequest, prompt: list[int]) -> PromptImages | None:
         """Raises RequestError for images that do not fit the prompt or the model."""
-        if not request.images:
+        if not request.images and (self._tower is None or self._tower.family.sight != "prompt"):
             return None
         if self._tower is None:
             raise RequestError(f"request {request.id}: this model takes text only, not images")
@@ -155,6 +156,12 @@ class SequenceFactory:
             images = PromptImages(self._tower.family, request.images, prompt, self._tower.image_token)
         except RequestError as error:
             raise RequestError(f"request {request.id}: {error}") from None
+        if request.chunk_len is not None:
+            end = request.cache_len + request.chunk_len
+            if chunk_end(request.cache_len, end, images.whole) != end:
+                raise RequestError(
+                    f"request {request.id}: its first chunk ends within an image that is read as a whole"
+                )
         images.pass_by(request.cache_len)
         return images
 

@@ -241,6 +241,8 @@ class GraphedRunner:
         """The number of tokens to replay; None: this step is too large, or has more than tokens."""
         if inputs.logit_rows is None or inputs.embeddings or inputs.hidden is not None or inputs.positions.dim() > 1:
             return None
+        if inputs.attention.last_keys is not None:
+            return None
         tokens, rows = inputs.input_ids.shape[0], inputs.logit_rows.shape[0]
         fitting = [size for size in self._pieces if size >= tokens]
         if self._piece_buffers is None or not fitting or rows > self._piece_buffers.rows(min(fitting)):

@@ -8,13 +8,16 @@ from typing import Any, Literal
 
 # Tokens count one after another, or the three positions of an image's token follow its place in the image.
 Positions = Literal["plain", "sections"]
+# Tokens of an image, or of a whole prompt, see each other both ways; None: only those before them.
+Sight = Literal["image", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
     """features: names of all that the tower reads, as transformers' image processor gives them for one image.
 
-    optional: those of them that may be left out. is_deep: rows of the
+    sight: prompts of a model where it is the prompt are computed whole. first_position: of every prompt, also without
+    images. optional: those of them that may be left out. is_deep: rows of the
     tower are added behind the first layers too.
     """
 
@@ -22,6 +25,8 @@ class VisionFamily:
     optional: tuple[str, ...] = ()
     positions: Positions = "plain"
     is_deep: bool = False
+    sight: Sight | None = None
+    first_position: int = 0
 
 
 _PIXELS = VisionFamily(("pixel_values",))
@@ -29,13 +34,18 @@ _SIZED = VisionFamily(("pixel_values", "image_sizes"))
 _GRID = VisionFamily(("pixel_values", "image_grid_thw"), positions="sections")
 _MASKED = VisionFamily(("pixel_values", "pixel_attention_mask"), optional=("pixel_attention_mask",))
 
+_PALIGEMMA = VisionFamily(("pixel_values",), sight="prompt", first_position=1)
+
 FAMILIES: dict[str, VisionFamily] = {
+    "gemma3": VisionFamily(("pixel_values",), sight="image"),
     "idefics2": _MASKED,
     "idefics3": _MASKED,
     "internvl": _PIXELS,
+    "llama4": VisionFamily(("pixel_values",)),
     "llava": _PIXELS,
     "llava_next": _SIZED,
     "mistral3": _SIZED,
+    "paligemma": _PALIGEMMA,
     "qwen2_5_vl": _GRID,
     "qwen2_vl": _GRID,
     "qwen3_vl": replace(_GRID, is_deep=True),

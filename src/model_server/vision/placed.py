@@ -49,7 +49,9 @@ class PromptImages:
         self._images = [PlacedImage(p, t) for p, t in zip(places, of_place, strict=True) if p.image is not None]
         self._left = list(self._images)  # whose last tokens are not yet in the cache
         self.all_tokens: Indices = np.concatenate([np.zeros(0, np.int64), *of_place])
-        self.offset = 0
+        self.offset = family.first_position
+        self.length = len(ids)
+        self.sight = family.sight
         if family.positions == "sections":
             self._positions, self.offset = _sections(places, of_place, len(ids))
 
@@ -72,6 +74,26 @@ class PromptImages:
                     deep = one.encoded.deep
                     found.append((first - start, one.encoded.rows[rows], None if deep is None else deep[:, rows]))
         return found
+
+    @property
+    def whole(self) -> list[tuple[int, int]]:
+        """Where chunks must not end: (first token, behind the last) of images whose tokens see each other both ways."""
+        return [(int(i.tokens[0]), int(i.tokens[-1]) + 1) for i in self._images] if self.sight == "image" else []
+
+    def reach(self, start: int, stop: int) -> tuple[Indices, Indices] | None:
+        """The last keys that the tokens from `start` to `stop` see, and the first ones (-1: as far as the layer lets
+        them); None: all see what is before them."""
+        if self.sight is None or start >= self.length:
+            return None
+        tokens = np.arange(start, stop, dtype=np.int64)
+        firsts = np.full_like(tokens, -1)
+        if self.sight == "prompt":
+            in_prompt = tokens < self.length
+            return np.where(in_prompt, self.length - 1, tokens), np.where(in_prompt, 0, firsts)
+        lasts = tokens.copy()
+        for first, behind in self.whole:
+            lasts[(tokens >= first) & (tokens < behind)] = behind - 1
+        return None if (lasts == tokens).all() else (lasts, firsts)
 
     def has_sections(self, start: int, stop: int) -> bool:
         """Some token from `start` to `stop` has three positions that are not the same."""

@@ -38,7 +38,12 @@ class Tower:
     def encode(self, image: Image) -> Encoded:
         features = {name: feature.tensor().to(self._device) for name, feature in image.features.items()}
         found = self._model.get_image_features(**features, return_dict=True)
-        rows = _rows(found.pooler_output)
+        # The projector of Llama 4 is outside of what transformers calls its features.
+        rows = _rows(
+            self._model.multi_modal_projector(found.last_hidden_state)
+            if self._model.config.model_type == "llama4"
+            else found.pooler_output
+        )
         if len(rows) != image.num_embeds:
             raise RequestError(f"an image has {image.num_embeds} tokens, but its tower makes {len(rows)} rows of it")
         deep = torch.stack([_rows(part) for part in found.deepstack_features]) if self.family.is_deep else None

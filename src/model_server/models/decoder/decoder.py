@@ -10,7 +10,9 @@ from torch import Tensor
 
 from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import CurrentRows
-from model_server.attention.backend import AttentionBackend
+from model_server.attention.backend import AttentionBackend, AttentionStep
+from model_server.attention.metadata import AttentionMetadata
+from model_server.attention.reference import ReferenceBackend
 from model_server.layers.embedding import InputEmbedding
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
@@ -19,6 +21,8 @@ from model_server.models.decoder.cpp_stack import CppStack
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
 from model_server.runner.runner import ModelInputs, RunnerTraits, TokenRow
+
+_SEES_AHEAD = ReferenceBackend()
 
 
 class Decoder:
@@ -84,7 +88,7 @@ class Decoder:
     def reserve_positions(self, max_positions: int) -> None:
         """For the longest sequence that will ever be decoded."""
         for rotary in self._rotaries:
-            rotary.reserve(max_positions)
+            rotary.reserve(max_positions + 1)
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """Tokens whose logits are not needed are dropped after the last layer's attention.
@@ -95,10 +99,11 @@ class Decoder:
         metadata, positions = inputs.attention, inputs.positions
         step = Step(
             positions=positions if positions.dim() == 1 else positions[0],
-            rotations=tuple(r.rotations(positions, metadata.max_kv_length) for r in self._rotaries),
+            # Positions may count from 1.
+            rotations=tuple(r.rotations(positions, metadata.max_kv_length + 1) for r in self._rotaries),
             slots=metadata.slots,
             cache=cache,
-            attention=inputs.attention_step or self._attention.begin(metadata, cache),
+            attention=inputs.attention_step or self._begin(metadata, cache),
             is_decode=metadata.is_decode,
         )
         kept = inputs.kept
@@ -113,6 +118,11 @@ class Decoder:
         if rows_last and inputs.logit_rows is not None:
             hidden = hidden.index_select(0, inputs.logit_rows)
         return self._output.head(hidden)
+
+    def _begin(self, metadata: AttentionMetadata, cache: KvCache) -> AttentionStep:
+        """Kernels know causal masks only: prompts whose tokens see ahead are computed without them."""
+        backend = self._attention if metadata.last_keys is None else _SEES_AHEAD
+        return backend.begin(metadata, cache)
 
     def _first(self, inputs: ModelInputs, step: Step) -> Tensor:
         """What the first of the blocks reads, [num_tokens, hidden]."""

@@ -25,6 +25,7 @@ TEXT_TYPES: dict[str, str] = {
     "llava_onevision": "qwen2",
     "mistral3": "mistral",
     "ovis2": "qwen2",
+    "paligemma": "gemma",
     "qwen2_5_vl": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen3_vl": "qwen3",

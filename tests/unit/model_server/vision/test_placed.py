@@ -93,3 +93,18 @@ def test_images_that_do_not_fit(changes: dict[str, object], said: str) -> None:
     bad = dataclasses.replace(image(2), **changes)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=said):
         placed([1, TOKEN, TOKEN], ImagePlace(b"k" * 32, 1, 2, bad))
+
+
+def test_tokens_of_an_image_or_of_the_whole_prompt_see_ahead() -> None:
+    ids = [1, TOKEN, TOKEN, TOKEN, 2, 3]
+    place = ImagePlace(b"k" * 32, 1, 3, image(3))
+    of_image = PromptImages(FAMILIES["gemma3"], [place], ids, TOKEN)
+    assert of_image.whole == [(1, 4)] and of_image.offset == 0
+    assert of_image.reach(4, 6) is None
+    seen = of_image.reach(2, 6)
+    assert seen is not None and [part.tolist() for part in seen] == [[3, 3, 4, 5], [-1] * 4]
+    of_prompt = PromptImages(FAMILIES["paligemma"], [], ids, TOKEN)
+    assert of_prompt.whole == [] and of_prompt.offset == 1 and of_prompt.reach(6, 9) is None
+    seen = of_prompt.reach(0, 8)  # with two tokens from before a preemption
+    assert seen is not None and [part.tolist() for part in seen] == [[5] * 6 + [6, 7], [0] * 6 + [-1] * 2]
+    assert placed(ids, place).reach(0, 6) is None and placed(ids, place).whole == []
