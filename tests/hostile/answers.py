@@ -12,31 +12,39 @@ REFUSALS = frozenset({400, 413, 415, 422, 429})
 """Statuses of requests that are wrong or too many."""
 _INTERNALS = ("Traceback", "site-packages", ".py", "/proc/", "/tmp/", KEY)
 _LONGEST_ERROR = 4096
+_SHAPES = {"/v1/messages": {"type", "error", "request_id"}, "/v1/responses": {"error"}}
+_ENDS = ("message_stop", "response.completed", "response.incomplete")
+"""Of streams that do not fail."""
 
 
 def check(answer: httpx.Response, refusals: frozenset[int] = REFUSALS) -> None:
     """Raises AssertionError."""
     if answer.status_code != 200:
         assert answer.status_code in refusals, f"{answer.status_code}: {answer.text[:500]}"
-        check_error(answer.text)
+        check_error(answer.text, answer.request.url.path)
     elif answer.headers["content-type"].startswith("text/event-stream"):
-        check_stream(answer.text)
+        check_stream(answer.text, answer.request.url.path)
     elif answer.headers["content-type"].startswith("application/json"):
         json.loads(answer.text)
 
 
-def check_error(text: str) -> None:
-    """Of a refusal: TGI's shape, and no word about where or how we run."""
-    assert set(json.loads(text)) == {"error", "error_type"}, text[:500]
+def check_error(text: str, path: str = "") -> None:
+    """Of a refusal: the shape of the API that `path` belongs to, TGI's by default, and no word about where or how we
+    run."""
+    shape = next((shape for begin, shape in _SHAPES.items() if path.startswith(begin)), {"error", "error_type"})
+    assert set(json.loads(text)) == shape, text[:500]
     assert len(text) < _LONGEST_ERROR, text[:500]
     assert not any(word in text for word in _INTERNALS), text[:500]
 
 
-def check_stream(text: str) -> None:
+def check_stream(text: str, path: str = "") -> None:
     """Exactly one end, and nothing after it."""
-    events = [line[5:].strip() for line in text.splitlines() if line.startswith("data:")]
+    events = [line[5:].strip() for line in text.split("\n") if line.startswith("data:")]
     assert events, text[:500]
-    if events[-1] == "[DONE]":
+    if path.startswith(tuple(_SHAPES)):
+        ends = [json.loads(event)["type"] in _ENDS for event in events]
+        assert ends == [False] * (len(ends) - 1) + [True], text[-500:]
+    elif events[-1] == "[DONE]":
         _check_openai_events([json.loads(event) for event in events[:-1]])
     else:
         ends = [_is_end(json.loads(event)) for event in events]

@@ -10,6 +10,8 @@ import orjson
 
 from router.schemas.chat import ChatBody, Message
 from router.schemas.completion import CompletionBody
+from router.schemas.conversations.messages import MessagesBody
+from router.schemas.conversations.responses import ResponsesBody
 from router.schemas.generate import CompatBody, GenerateParameters
 
 MARK = "mark3r"
@@ -34,7 +36,17 @@ _NUMBERS = [0, 1, -1, 2, 3.5, 0.0, -0.0, 1e-30, 1e30, 2**31, 2**32, 2**63, 2**64
 _NAMES = [
     *GenerateParameters.model_fields, *ChatBody.model_fields, *CompatBody.model_fields, *Message.model_fields,
     *CompletionBody.model_fields,
+    *MessagesBody.model_fields, *ResponsesBody.model_fields,
     "type", "text", "function", "url", "image_url", "arguments", "include_usage", "value", "schema", "unknown",
+]  # fmt: skip
+
+_PARTS = [
+    "text", "image", "tool_use", "tool_result", "thinking", "document", "message", "function_call",
+    "function_call_output", "custom_tool_call", "reasoning", "item_reference", "input_text", "input_image",
+]  # fmt: skip
+_PART_FIELDS = [
+    "text", "source", "id", "name", "input", "tool_use_id", "content", "is_error", "thinking", "role", "call_id",
+    "arguments", "output", "encrypted_content",
 ]  # fmt: skip
 
 
@@ -85,6 +97,29 @@ def infer_body(source: random.Random) -> Any:
     return {"id": "1", "inputs": [one] * number, "outputs": [{"name": name}] * number} | some(source, ChatBody)
 
 
+def part(source: random.Random) -> Any:
+    """A block of the Messages API, or an item or part of the Responses API; mostly with something wrong."""
+    fields = source.sample(_PART_FIELDS, k=source.randrange(1, 5))
+    return {"type": source.choice(_PARTS)} | {
+        name: source.choice([MARK, {}, [], "{}", value(source)]) for name in fields
+    }
+
+
+def messages_body(source: random.Random) -> Any:
+    content = source.choice([f"Hello {MARK}", [part(source)], [part(source), part(source)], value(source)])
+    messages = [{"role": "user", "content": f"Hello {MARK}"}, {"role": "assistant", "content": content}]
+    fixed = {"model": "tgi", "max_tokens": 5, "messages": messages[: source.randint(1, 2)]}
+    tools = {"tools": [{"name": "f", "input_schema": value(source)}]} if source.random() < 0.2 else {}
+    return some(source, MessagesBody) | fixed | tools | {"stream": source.random() < 0.5}
+
+
+def responses_body(source: random.Random) -> Any:
+    asked = source.choice([f"Hello {MARK}", [part(source)], [{"role": "user", "content": MARK}, part(source)]])
+    tools = {"tools": [{"type": "function", "name": "f", "parameters": value(source)}]} if source.random() < 0.2 else {}
+    fixed = {"input": asked, "max_output_tokens": 5, "stream": source.random() < 0.5}
+    return some(source, ResponsesBody) | tools | fixed
+
+
 def damaged(source: random.Random, raw: bytes) -> bytes:
     """With one byte changed, removed or doubled."""
     position = source.randrange(len(raw))
@@ -104,6 +139,9 @@ ROUTES = [
     ("/invocations", completion_body),
     ("/chat_tokenize", chat_body),
     ("/vertex", vertex_body),
+    ("/v1/messages", messages_body),
+    ("/v1/messages/count_tokens", messages_body),
+    ("/v1/responses", responses_body),
     ("/v2/models/m/versions/1/infer", infer_body),
 ]
 

@@ -35,6 +35,7 @@ from router.openai.chat.read_stream import ReadStream
 from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.tools import OfferedTools, offered_tools
 from router.openai.chat.two_passes import TwoPasses, permits_of_one_pass
+from router.openai.formats.choice import ModelFormat
 from router.openai.formats.format import IdKind
 from router.openai.parameters import choices_of
 from router.openai.stops import stops_left_out
@@ -192,7 +193,7 @@ class Chat:
 
     async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
         body = self.body
-        prepare = partial(_prepared, body, tools, is_native=self._is_native, ids=self.state.model_format.ids)
+        prepare = partial(_prepared, body, tools, self.state.model_format, is_native=self._is_native)
         try:
             # Schemas and long chats may take a tenth of a second to go through.
             if tools is not None or len(body.messages) > _MANY_MESSAGES:
@@ -222,14 +223,14 @@ def _cost(body: ChatBody) -> int:
 
 
 def _prepared(
-    body: ChatBody, tools: OfferedTools | None, *, is_native: bool, ids: IdKind
+    body: ChatBody, tools: OfferedTools | None, format: ModelFormat, *, is_native: bool
 ) -> tuple[list[Turn], list[dict[str, Any]] | None, AskedGrammar | None]:
     """What goes into the template, and the grammar; native calls are read, without a grammar."""
     turns = turns_of(body)
-    if ids is IdKind.COUNTED:
+    if format.ids is IdKind.COUNTED:
         turns = with_counted_ids(turns)
     if tools is not None:
-        return turns, tools.for_template(), None if is_native else tools.grammar()
+        return turns, tools.for_template(describes=format.describes), None if is_native else tools.grammar()
     return turns, None, body.constraint
 
 

@@ -98,6 +98,7 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
         model_format = await choose(
             chat_template,
             tokenizer.added_tokens,
+            tokenizer.special_tokens,
             tool_call_parser=config.tool_call_parser,
             reasoning_parser=config.reasoning_parser,
         )

@@ -49,7 +49,9 @@ class PromptTokenizer:
         tokenizer.no_padding()
         self._on_loop = tokenizer
         self._source = tokenizer.to_str()
-        self.added_tokens = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+        added = tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {token.content: number for number, token in added.items()}
+        self.special_tokens = frozenset(token.content for token in added.values() if token.special)
         self._per_thread = threading.local()
         self._lanes = Lanes(
             "tokenizer", large_from=LONG_CHARACTERS, num_threads=num_workers, after_large=memory.give_back

@@ -50,9 +50,11 @@ class OfferedTools:
         functions = [(function.name, function.schema_of_parameters) for function in self.functions]
         return AskedGrammar("json", call_schema(functions, or_none=self.or_none))
 
-    def for_template(self) -> list[dict[str, Any]]:
-        """OpenAI's form, keys in the order that models were trained with."""
-        return [{"type": "function", "function": _described(function)} for function in self.listed or self.functions]
+    def for_template(self, *, describes: bool = False) -> list[dict[str, Any]]:
+        """OpenAI's form, keys in the order that models were trained with. `describes`: with an empty description where
+        there is none."""
+        functions = self.listed or self.functions
+        return [{"type": "function", "function": _described(function, describes=describes)} for function in functions]
 
 
 def offered_tools(body: ChatBody) -> OfferedTools | None:
@@ -139,10 +141,10 @@ def _choice(given: str | dict[str, Any] | None) -> str | tuple[str]:
     return (name,)
 
 
-def _described(function: FunctionDefinition) -> dict[str, Any]:
+def _described(function: FunctionDefinition, *, describes: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"name": function.name}
-    if function.description is not None:
-        described["description"] = function.description
+    if function.description is not None or describes:
+        described["description"] = function.description or ""
     parameters = function.schema_of_parameters
     described["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
     return described

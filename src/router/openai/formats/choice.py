@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,11 @@ class ModelFormat:
     @property
     def ids(self) -> IdKind:
         return self.format.ids if self.format else IdKind.RANDOM
+
+    @property
+    def describes(self) -> bool:
+        """Whether the template fails where a function has no description."""
+        return self.format is not None and self.format.describes
 
     def can_force(self, schemas: Mapping[str, Any]) -> bool:
         """Whether a grammar can hold an answer to calls of these functions, in the model's own format."""
@@ -137,7 +142,7 @@ class ModelFormat:
 
         Raises ValidationError where no token of its own ends the thinking.
         """
-        thinking = self._thinking(prompt, budget)
+        thinking = replace(self._thinking(prompt, budget), space=False)  # anything may follow
         if not isinstance(self.markers.pieces(thinking.closes)[0], int):
             raise ValidationError(
                 "a budget of reasoning tokens needs a model whose reasoning ends with a token of its own"
@@ -153,7 +158,12 @@ class ModelFormat:
         is_over = prompt.rstrip().endswith(self.style.closes)
         is_open = self.style.is_open_in(prompt)
         return Thinking(
-            opens=self.style.opens, closes=self.style.closes, is_open=is_open, is_over=is_over, budget=budget
+            opens=self.style.opens,
+            closes=self.style.closes,
+            space=True,
+            is_open=is_open,
+            is_over=is_over,
+            budget=budget,
         )
 
     def reader(self, schemas: Mapping[str, Any] | None, prompt: str) -> AnswerReader | None:
@@ -169,14 +179,22 @@ class ModelFormat:
 
 
 async def choose(
-    template: ChatTemplate, added_tokens: Mapping[str, int], *, tool_call_parser: str, reasoning_parser: str
+    template: ChatTemplate,
+    added_tokens: Mapping[str, int],
+    special_tokens: Collection[str] = (),
+    *,
+    tool_call_parser: str,
+    reasoning_parser: str,
 ) -> ModelFormat:
-    """Raises StartupError for names that are not in the tables."""
+    """`special_tokens`: those of `added_tokens` that texts never show.
+
+    Raises StartupError for names that are not in the tables.
+    """
     source = "\n".join(template.sources.values())
     format = _format(source, tool_call_parser)
     style = _style(source, reasoning_parser)
     marks = [*(format.marks if format else ()), *(style.marks if style else ())]
-    markers = Markers(marks, added_tokens)
+    markers = Markers(marks, added_tokens, special_tokens)
     if format is not None and source:
         format = await _proved(template, format, style, markers, is_given=tool_call_parser != AUTO)
     if format is not None and format.turn is not None and reasoning_parser != NONE:

@@ -65,13 +65,13 @@ class CallReader:
         self.events.append(CallStarted(self.visible(name), own_id))
 
     def say(self, kind: type[Content] | type[Reasoning], text: str) -> None:
-        if text:
-            self.events.append(kind(self.visible(text)))
+        if text := self._markers.shown(text):
+            self.events.append(kind(text))
 
     def argue(self, text: str) -> None:
         """Passes on more of the arguments' JSON text."""
-        if text:
-            self.events.append(Arguments(self.visible(text)))
+        if text := self._markers.shown(text):
+            self.events.append(Arguments(text))
 
 
 class ObjectWriter:
@@ -174,6 +174,7 @@ class Format:
     others: tuple[str, ...] = ()  # further marks that may be tokens
     ids: IdKind = IdKind.RANDOM
     is_one: bool = False  # one call for each answer
+    describes: bool = False  # its templates fail where a function has no description
     aliases: tuple[str, ...] = ()  # names of other servers' parsers
     signs: Callable[[str], bool]  # whether a template is written for it
     form: CallForm | None = None  # None: calls are not forced in this format

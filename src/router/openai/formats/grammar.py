@@ -29,10 +29,12 @@ _META = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
 
 @dataclass(frozen=True, kw_only=True)
 class Thinking:
-    """What may come before the rest of an answer. `is_open`: the prompt has begun it; `is_over`: it has ended it."""
+    """What may come before the rest of an answer. `is_open`: the prompt has begun it; `is_over`: it has ended it.
+    `space`: white space behind it belongs to its mark."""
 
     opens: str = ""  # no thinking
     closes: str = ""
+    space: bool = False
     is_open: bool = False
     is_over: bool = False
     budget: int | None = None  # tokens
@@ -41,14 +43,15 @@ class Thinking:
         """The symbol at the beginning of the frame, and its rules; both empty where nothing comes first."""
         if not self.opens or self.is_over:
             return "", ""
-        first, closes = markers.pieces(self.closes)[0], symbols(self.closes, markers)
+        space = SPACE if self.space else ""
+        first, closes = markers.pieces(self.closes)[0], symbols(self.closes + space, markers)
         if isinstance(first, int):
             marks = ",".join(map(str, markers.ids))
             count = "*" if self.budget is None else f"{{0,{min(self.budget, _MOST_THOUGHTS)}}}"
             thoughts = "" if self.budget == 0 else f"thought{count} "
             rules = f"inside: {thoughts}{closes}\nthought: <[^{marks},{_END}]>\n"
         else:
-            rules = f"inside[lazy]: /(.|\\n)*{_literal(self.closes)}/\n"
+            rules = f"inside: thoughts {symbols(space, markers)}\nthoughts[lazy]: /(.|\\n)*{_literal(self.closes)}/\n"
         if self.is_open:
             return "inside ", rules
         return "thinking? ", f"thinking: {symbols(self.opens, markers)} inside\n{rules}"
@@ -136,7 +139,7 @@ def limited_thinking(
 def answer_behind(thinking: Thinking, markers: Markers, form: Mapping[str, Any], answers: str = "") -> str:
     """An answer of a form, behind the thinking. `form`: as in `listed`; `answers`: what comes before it."""
     first, rules = thinking.rules(markers)
-    frame = f"start: {first}{symbols(answers + SPACE, markers)} @answer\n{rules}"
+    frame = f"start: {first}{symbols(answers, markers)} @answer\n{rules}"
     return listed(frame, {"name": "answer", **form})
 
 

@@ -6,7 +6,7 @@ in ordinary tokens are only text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from router.events import Token
 
@@ -16,11 +16,13 @@ _FIRST = 0xD800
 class Markers:
     """The markers of one model."""
 
-    def __init__(self, marks: Iterable[str], added_tokens: Mapping[str, int]) -> None:
-        """`added_tokens`: the tokenizer's, by their text. Any other mark is known by its letters."""
+    def __init__(self, marks: Iterable[str], added_tokens: Mapping[str, int], special: Collection[str] = ()) -> None:
+        """`added_tokens`: the tokenizer's, by their text. Any other mark is known by its letters. `special`: those that
+        texts never show."""
         tokens = sorted({mark for mark in marks if mark in added_tokens}, key=lambda mark: (-len(mark), mark))
         self._characters = {text: chr(_FIRST + number) for number, text in enumerate(tokens)}
         self._texts = {ord(character): text for text, character in self._characters.items()}
+        self._shown = self._texts | {ord(self._characters[text]): "" for text in tokens if text in special}
         self._ids = {text: added_tokens[text] for text in tokens}
         self._by_id = {number: text for text, number in self._ids.items()}
 
@@ -33,6 +35,10 @@ class Markers:
     def visible(self, text: str) -> str:
         """The opposite."""
         return text.translate(self._texts)
+
+    def shown(self, text: str) -> str:
+        """As `visible`, without special tokens."""
+        return text.translate(self._shown)
 
     def is_token(self, mark: str) -> bool:
         return mark in self._characters

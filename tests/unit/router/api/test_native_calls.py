@@ -251,6 +251,14 @@ async def test_parameters_that_are_no_object_are_refused(make_native: MakeRouter
             assert answer.status_code == 422 and "`f` must be a JSON schema of an object" in answer.json()["error"]
 
 
+async def test_functions_without_a_description_suit_the_template_of_gpt_oss(make_native: MakeRouter) -> None:
+    template = "{% for t in tools %}{{ '// ' + t.function.description }}{% endfor %}{{ messages[0].content }}"
+    router = make_native(["Fine", "</s>"], templates={"default": template}, model_format=model_format("harmony", None))
+    answer = await router.post(PATH, body())
+    assert answer.status_code == 200, answer.text
+    assert router.scheduler.last.inputs == "// Weather// Hello"
+
+
 async def test_ids_without_the_name_get_it_where_the_model_looks_for_it(make_native: MakeRouter) -> None:
     """Kimi's template shows a call by its id alone."""
     template = (
@@ -365,7 +373,7 @@ FORM = {"response_format": {"type": "json_object"}}
     [
         ({}, "start: inside (calls | answer)\n"),
         ({"tool_choice": "required"}, "start: inside calls\n"),
-        ({"tool_choice": "none"}, "start: inside /"),
+        ({"tool_choice": "none"}, "start: inside  @answer\n"),
     ],
 )
 async def test_calls_or_an_answer_of_a_form(make_native: MakeRouter, fields: dict[str, Any], begins: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from format_outputs import OUTPUTS
+from own_templates import STYLES as OWN_STYLES
 
 from router.errors import StartupError
 from router.openai.formats.choice import ModelFormat, choose
@@ -47,6 +48,22 @@ async def test_a_template_shows_its_format(renderer: Renderer, template: str, ca
     assert (found.tool_call_parser, found.reasoning_parser) == (calls, reasoning)
     if found.format is not None:
         assert found.format.is_one == (calls in ("harmony", "llama_json", "deepseek_v3"))
+
+
+@pytest.mark.parametrize("name", OWN_STYLES)
+async def test_calls_come_back_from_a_template_in_the_style_of_each_format(renderer: Renderer, name: str) -> None:
+    """Two in one answer; and one changed mark is noticed."""
+    style = OWN_STYLES[name]
+    found = await chosen(renderer, style.template)
+    assert found.tool_call_parser == name and not found.has_one_call
+    mark, other = style.wrong
+    changed = style.template.replace(mark, other)
+    assert changed != style.template and (await chosen(renderer, changed)).tool_call_parser != name
+
+
+def test_each_format_has_a_template() -> None:
+    files = {"hermes", "harmony", "llama_json", "mistral_json", "deepseek_v3"}
+    assert files | set(OWN_STYLES) == set(FORMATS)
 
 
 async def test_one_changed_mark_gives_tgis_form(renderer: Renderer, caplog: pytest.LogCaptureFixture) -> None:

@@ -148,6 +148,21 @@ def test_the_letters_of_a_mark_that_is_a_token_are_text() -> None:
     assert events == [Content(text)]
 
 
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_marks_that_are_special_tokens_are_never_shown(name: str) -> None:
+    """Noise of marks and words, with calls that break: the words come out, and no mark does."""
+    marks = [*marks_of(name), "<think>", "</think>"]
+    markers = Markers(marks, {mark: number for number, mark in enumerate(marks)}, marks)
+    for seed in range(60):
+        chosen = random.Random(f"{name} {seed}")
+        words = [chosen.choice([*marks, "one ", "two", '{"a', "f(", "\n"]) for _ in range(chosen.randrange(1, 12))]
+        for is_open in (False, True):
+            reader = reader_of(name, markers, thinks=FORMATS[name].turn is None, is_open=is_open)
+            content, reasoning, calls = message_of(read(reader, [markers.encoded(word) for word in words]))
+            shown = content + reasoning + "".join(name + arguments for name, arguments in calls)
+            assert not any(mark in shown for mark in marks), (words, shown)
+
+
 def test_tokens_become_text_and_marks() -> None:
     markers = Markers(["<tool_call>", "<a>"], {"<tool_call>": 7, "</s>": 8})
     tokens = [

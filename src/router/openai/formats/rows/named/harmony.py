@@ -76,6 +76,7 @@ FORMAT = Format(
     closers=(_END, _RETURN, _CALL),
     others=(_START, _CHANNEL, _CONSTRAIN, _MESSAGE),
     is_one=True,
+    describes=True,
     signs=lambda template: _CHANNEL in template,
     form=CallForm(
         before_name=_CHANNEL + "commentary to=functions.",

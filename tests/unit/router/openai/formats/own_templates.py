@@ -1,0 +1,120 @@
+"""Chat templates of our own, one in the style of each format that the files beside those of other tests do not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_NAME = "{{ c.function.name }}"
+_JSON = "{{ c.function.arguments | tojson }}"
+_VALUE = "{{ v if v is string else v | tojson }}"
+
+
+def _each(body: str, between: str = "") -> str:
+    """A part for each argument: `k` and `v`."""
+    then = "{% if not loop.first %}" + between + "{% endif %}" if between else ""
+    return "{% for k, v in c.function.arguments.items() %}" + then + body + "{% endfor %}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How a template writes calls. `wrong`: a mark, and another that the format does not have."""
+
+    call: str
+    begin: str = ""
+    between: str = ""
+    end: str = ""
+    wrong: tuple[str, str]
+
+    @property
+    def template(self) -> str:
+        then = "{% if not loop.first %}" + self.between + "{% endif %}"
+        calls = self.begin + "{% for c in m.tool_calls %}" + then + self.call + "{% endfor %}" + self.end
+        return (
+            "{% for t in tools or [] %}{{ t.function.name }}: {{ t.function.parameters | tojson }}\n{% endfor %}"
+            "{% for m in messages %}<|user|>{{ m.role }}: {{ m.content or '' }}"
+            "{% if m.tool_calls %}" + calls + "{% endif %}\n{% endfor %}"
+            "{% if add_generation_prompt %}<|user|>assistant: {% endif %}"
+        )
+
+
+STYLES: dict[str, Style] = {
+    "qwen_xml": Style(
+        call=f"<tool_call>\n<function={_NAME}>\n"
+        + _each("<parameter={{ k }}>\n" + _VALUE + "\n</parameter>\n")
+        + "</function>\n</tool_call>",
+        between="\n",
+        wrong=("</parameter>", "</param>"),
+    ),
+    "pythonic": Style(
+        begin="<|python_start|>[",
+        call=_NAME + "(" + _each("{{ k }}={{ v | tojson }}", ", ") + ")",
+        between=", ",
+        end="]<|python_end|>",
+        wrong=("={{ v", ":{{ v"),
+    ),
+    "mistral_args": Style(call=f"[TOOL_CALLS]{_NAME}[ARGS]{_JSON}", wrong=("[TOOL_CALLS]", "[CALLS]")),
+    "deepseek_v31": Style(
+        begin="<｜tool▁calls▁begin｜>",
+        call=f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>{_JSON}<｜tool▁call▁end｜>",
+        end="<｜tool▁calls▁end｜>",
+        wrong=("<｜tool▁call▁begin｜>", "<｜tool▁call▁start｜>"),
+    ),
+    "deepseek_dsml": Style(
+        begin="<｜DSML｜function_calls>\n",
+        call=f'<｜DSML｜invoke name="{_NAME}">\n'
+        + _each(
+            '<｜DSML｜parameter name="{{ k }}" string="{{ "true" if v is string else "false" }}">'
+            + _VALUE
+            + "</｜DSML｜parameter>\n"
+        )
+        + "</｜DSML｜invoke>\n",
+        end="</｜DSML｜function_calls>",
+        wrong=(' string="', ' text="'),
+    ),
+    "glm": Style(
+        call=f"<tool_call>{_NAME}\n"
+        + _each("<arg_key>{{ k }}</arg_key>\n<arg_value>" + _VALUE + "</arg_value>\n")
+        + "</tool_call>",
+        between="\n",
+        wrong=("<arg_value>", "<value>"),
+    ),
+    "kimi_k2": Style(
+        begin="<|tool_calls_section_begin|>",
+        call="<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>" + _JSON + "<|tool_call_end|>",
+        end="<|tool_calls_section_end|>",
+        wrong=("<|tool_call_argument_begin|>", "<|arguments|>"),
+    ),
+    "gemma4": Style(
+        call=f"<|tool_call>call:{_NAME}{{{{ '{{' }}}}"
+        + _each("{{ k }}:{{ '<|\"|>' ~ v ~ '<|\"|>' if v is string else v | tojson }}", ",")
+        + "{{ '}' }}<tool_call|>",
+        wrong=("call:", "func:"),
+    ),
+    "functiongemma": Style(
+        call=f"<start_function_call>call:{_NAME}{{{{ '{{' }}}}"
+        + _each("{{ k }}:<escape>" + _VALUE + "<escape>", ",")
+        + "{{ '}' }}<end_function_call>",
+        wrong=("<escape>", "<quote>"),
+    ),
+    "granite3": Style(
+        begin="<|tool_call|>[",
+        call=f'{{"name": "{_NAME}", "arguments": {_JSON}}}',
+        between=", ",
+        end="]",
+        wrong=('{"name"', '{"function"'),
+    ),
+    "phi4_mini": Style(
+        begin="functools[",
+        call=f'{{"name": "{_NAME}", "arguments": {_JSON}}}',
+        between=", ",
+        end="]",
+        wrong=("functools[", "functools("),
+    ),
+    "cohere": Style(
+        begin="<|START_ACTION|>[\n",
+        call=f'{{"tool_call_id": "{{{{ loop.index0 }}}}", "tool_name": "{_NAME}", "parameters": {_JSON}}}',
+        between=",\n",
+        end="\n]<|END_ACTION|>",
+        wrong=('"tool_name"', '"name"'),
+    ),
+}
