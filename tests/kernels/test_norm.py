@@ -111,6 +111,22 @@ def test_add_layer_norm(device: torch.device, dtype: torch.dtype) -> None:
         assert error(LayerNorm(weight, bias, 1e-5)(total), normed.double()) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_sum_from_another_stage_gives_the_norm_of_one_formed_here(device: torch.device, dtype: torch.dtype) -> None:
+    """To the bit; the interpreter cuts off the sums of bfloat16 that torch rounds, and a card does not."""
+    hidden, added = (made(device, dtype, 5, 100) for _ in range(2))
+    weight, bias = (made(device, torch.float32, 100) for _ in range(2))
+    for add, alone in (
+        (norm.add_rms_norm, norm.rms_norm),
+        (norm.add_layer_norm, norm.layer_norm),
+    ):
+        constants = (weight, 1e-5) if add is norm.add_rms_norm else (weight, bias, 1e-5)
+        total, normed = add(hidden, added.clone(), *constants)
+        assert torch.equal(alone(total, *constants), normed)
+        if dtype != torch.bfloat16 or device.type == "cuda":
+            assert torch.equal(total, hidden + added)
+
+
 def test_a_row_of_nan_stays_alone(device: torch.device) -> None:
     x, weight = made(device, torch.float32, 20, 64), made(device, torch.float32, 64)
     wanted = norm.rms_norm(x, weight, 1e-6)

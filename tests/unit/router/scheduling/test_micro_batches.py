@@ -95,6 +95,46 @@ async def test_a_batch_without_blocks_is_not_starved_by_the_others(monkeypatch: 
         assert h.entries["b"].num_preemptions > h.entries["a"].num_preemptions == 0
 
 
+class Stages:
+    """When a step has been through all stages, each of which takes 1 for it: 0.02 from one to the next, 0.1 for the ids
+    on their way back."""
+
+    def __init__(self, count: int) -> None:
+        self.free_at = [0.0] * count
+
+    def end_of(self, sent_at: float) -> float:
+        come_at = sent_at
+        for stage, free_at in enumerate(self.free_at):
+            self.free_at[stage] = max(free_at, come_at) + 1
+            come_at = self.free_at[stage] + 0.02
+        return come_at - 0.02 + 0.1
+
+
+@pytest.mark.parametrize("num_stages", [2, 4, 8])
+@pytest.mark.parametrize("is_full", [True, False])
+async def test_stages_are_busy(num_stages: int, is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler on a clock of the test's own: with one micro-batch more than stages no stage waits, with as many
+    the time between them is lost."""
+    monkeypatch.setattr(batches, "FULL_ROWS", 4 if is_full else 1000)
+    shard = FakeShard(chunking=True, micro_batches=num_stages + 1)
+    num_micro_batches = num_stages + is_full
+    warm, num_steps = 4 * num_micro_batches, 14 * num_micro_batches
+    stages, ends, now = Stages(num_stages), [], 0.0
+    async with running_scheduler(shard, max_batch_prefill_tokens=4096) as h:
+        for number in range(4 * (num_stages + 1)):
+            h.submit(f"r{number}", 3, 16)
+        await settle()
+        for step in range(num_steps):
+            ends += [stages.end_of(now) for _ in range(shard.num_waiting + step - len(ends))]
+            now = ends[step]
+            await h.step(1)
+        assert shard.max_in_flight == num_micro_batches
+    busy = (num_steps - warm) / (ends[num_steps - 1] - ends[warm - 1])
+    possible = num_micro_batches / max(num_micro_batches, num_stages + 0.02 * (num_stages - 1) + 0.1)
+    assert busy == pytest.approx(possible, abs=0.01)
+    assert busy > (0.95 if is_full else 0.9)
+
+
 @settings(max_examples=examples(25, 500), deadline=None)
 @given(
     arrivals=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 25), st.integers(1, 9)), min_size=1, max_size=12),

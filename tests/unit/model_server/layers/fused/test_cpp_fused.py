@@ -33,6 +33,9 @@ def test_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
     torch.testing.assert_close(norm(x), plain(x))
     got, expected = norm.add(x, added.clone()), plain.add(x, added.clone())
     torch.testing.assert_close(got, expected)
+    # A stage of a pipeline that begins with this norm gets the sum, and goes on as if it had formed it itself.
+    assert torch.equal(got[0], x + added)
+    assert torch.equal(norm(x + added), got[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -25,22 +25,29 @@ from model_server.weights.checkpoint import examine
 FAMILIES = ["llama", "gemma2", "cohere", "deepseek_v2", "mixtral", "gpt2", "granite"]
 
 
-def stage_of(model: Model, rank: int, count: int, attention: AttentionChoice) -> Runner:
+def stage_of(
+    model: Model, rank: int, count: int, attention: AttentionChoice, dtype: torch.dtype = torch.float32
+) -> Runner:
     ranks = Ranks(Layout(stage=Axis(rank, count)), ProcessGroup(), ProcessGroup())
-    return load_runner(model, Placement(CPU, torch.float32, ranks), attention)
+    return load_runner(model, Placement(CPU, dtype, ranks), attention)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("native", [False, True], ids=["reference", "best"])
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_two_stages_give_the_whole_models_logits(model_type: str, native: bool, tmp_path: Path) -> None:
+def test_two_stages_give_the_whole_models_logits(
+    model_type: str, native: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
     model = describe(examine(tiny_checkpoint(model_type, tmp_path, with_tokenizer=False)))
-    attention = AttentionChoice(None, CPU) if native else FixedAttention(ReferenceBackend())
+    attention = AttentionChoice(None, CPU, dtype) if native else FixedAttention(ReferenceBackend())
     whole, first, second = (
-        stage_of(model, 0, 1, attention), stage_of(model, 0, 2, attention), stage_of(model, 1, 2, attention)
-    )  # fmt: skip
+        stage_of(model, 0, 1, attention, dtype),
+        stage_of(model, 0, 2, attention, dtype),
+        stage_of(model, 1, 2, attention, dtype),
+    )
     assert first.kv_shapes + second.kv_shapes == whole.kv_shapes and first.kv_shapes and second.kv_shapes
     sequences = prompts(whole.vocab_size)
-    batches = [PagedBatch(runner, sequences, 4) for runner in (whole, first, second)]
+    batches = [PagedBatch(runner, sequences, 4, dtype) for runner in (whole, first, second)]
     for counts in STEPS:
         rows = torch.tensor([sum(counts) - 1])
         ours, front, back = (batch.inputs(counts, rows) for batch in batches)
