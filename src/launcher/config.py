@@ -14,6 +14,7 @@ from launcher.group_config import GroupConfig, check_group, num_nodes
 from launcher.http_config import HttpConfig, check_http, http_port
 from wire import tracing
 from wire.adapters import adapter_sources
+from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize, refuse_unserved
 from wire.speculation.options import check_speculation
@@ -39,7 +40,7 @@ _NOT_YET = "Not served yet (refused at start)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherConfig(HttpConfig, GroupConfig):
+class LauncherConfig(HttpConfig, GroupConfig, ImageOptions):
     """Options of the launcher."""
 
     model_id: str | None = option(
@@ -166,7 +167,10 @@ class LauncherConfig(HttpConfig, GroupConfig):
         help="Prompt and generated tokens of one request. Default: what fits.",
     )  # fmt: skip
     max_client_batch_size: int = option(4, panel=_REQUEST, help="Largest number of inputs in one request.")
-    payload_limit: int = option(2_000_000, panel=_REQUEST, unit="bytes", minimum=1, help="Largest request body.")
+    payload_limit: int = option(
+        2_000_000, panel=_REQUEST, unit="bytes", minimum=1,
+        help="Largest request body. The default becomes 32 MiB for models that read images.",
+    )  # fmt: skip
     enable_prefill_logprobs: bool = option(
         False, panel=_REQUEST, help="Allow requests for the logprobs of prompt tokens."
     )
@@ -235,7 +239,6 @@ class LauncherConfig(HttpConfig, GroupConfig):
     watermark_delta: float | None = option(None, panel=_RUN, help="Bias that a watermark adds to its share.")
 
     weights_cache_override: Path | None = option(None, panel=_NOT_YET, help="A flat directory of weight files.")
-    max_image_fetch_size: int | None = option(None, panel=_NOT_YET, unit="bytes", help="Largest image that is fetched.")
     ngrok: bool = option(False, panel=_NOT_YET, help="A tunnel to the internet.")
     ngrok_authtoken: str | None = option(None, panel=_NOT_YET, help="Token of the tunnel.")
     ngrok_edge: str | None = option(None, panel=_NOT_YET, help="Edge of the tunnel.")
@@ -262,6 +265,7 @@ ROUTER_FLAGS = (
     "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
+    *IMAGE_FLAGS,
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""
@@ -366,7 +370,6 @@ def _check_served(config: LauncherConfig) -> None:
     for flag, is_set, remedy in (
         ("--rope-scaling dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind of config.json"),
         ("--weights-cache-override", not _is_the_model(config), "give the directory as `--model-id`"),
-        ("--max-image-fetch-size", _limits_images(config), "leave it out, requests with images are refused"),
         ("--ngrok", config.ngrok, "put a tunnel of your choice in front of `--port`"),
     ):
         if is_set:
@@ -379,11 +382,6 @@ def _check_adapters(config: LauncherConfig) -> None:
         folder = Path(source.place).expanduser()
         if source.is_folder and not (folder / "adapter_config.json").is_file():
             raise ArgumentValidation(f"LoRA adapter `{source.name}`: no adapter_config.json in {folder}")
-
-
-def _limits_images(config: LauncherConfig) -> bool:
-    """TGI's default limits nothing that is served."""
-    return config.max_image_fetch_size not in (None, 1 << 30)
 
 
 def _is_the_model(config: LauncherConfig) -> bool:

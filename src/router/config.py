@@ -6,12 +6,13 @@ What the server will really do after it has seen the shards is `router.limits.Se
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from router.errors import ArgumentValidation
 from wire import tls
+from wire.cli.image_options import ImageOptions
 from wire.cli.options import option
 from wire.tracing import TracingError
 from wire.tracing import check as check_tracing
@@ -19,8 +20,9 @@ from wire.tracing import check as check_tracing
 TGI_VERSION = "3.3.7"
 """The TGI level that we are compatible with; connectors gate features on it."""
 
-_TGI_IMAGE_FETCH_SIZE = 1 << 30
-"""TGI's default: who gives it asks for nothing."""
+DEFAULT_PAYLOAD_LIMIT = 2_000_000
+IMAGE_PAYLOAD_LIMIT = 32 << 20
+"""Of models that read images, where no other limit is asked for."""
 _U32 = 2**32 - 1
 """Largest value of the options that are u32 in TGI."""
 _LIMITS = "Limits of a request"
@@ -32,7 +34,7 @@ _UNSERVED = "Accepted for compatibility"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig:
+class RouterConfig(ImageOptions):
     """Options of the router."""
 
     max_concurrent_requests: int = option(
@@ -58,7 +60,10 @@ class RouterConfig:
         help="Prompt and generated tokens of one request. Default: what fits, from the warm-up.",
     )
     max_client_batch_size: int = option(4, panel=_LIMITS, help="Largest number of prompts or choices in a request.")
-    payload_limit: int = option(2_000_000, panel=_LIMITS, unit="bytes", minimum=1, help="Largest request body.")
+    payload_limit: int = option(
+        DEFAULT_PAYLOAD_LIMIT, panel=_LIMITS, unit="bytes", minimum=1,
+        help="Largest request body. The default becomes 32 MiB for models that read images.",
+    )  # fmt: skip
     max_stop_sequence_bytes: int = option(
         4096, panel=_LIMITS, unit="bytes", help="Most bytes of all `stop` texts of a request together."
     )
@@ -247,9 +252,6 @@ class RouterConfig:
     usage_stats: Literal["on", "no-stack", "off"] = option(
         "on", panel=_UNSERVED, help="Accepted and ignored: nothing is ever sent."
     )
-    max_image_fetch_size: int = option(
-        _TGI_IMAGE_FETCH_SIZE, unit="bytes", panel=_UNSERVED, help="Not served: requests with images are refused."
-    )
     ngrok: bool = option(False, panel=_UNSERVED, help="Not served.")
     ngrok_authtoken: str | None = option(None, panel=_UNSERVED, help="Not served.")
     ngrok_edge: str | None = option(None, panel=_UNSERVED, help="Not served.")
@@ -270,6 +272,13 @@ class ImageLabels:
 def image_labels() -> ImageLabels:
     """From the variables that the image's build sets."""
     return ImageLabels(os.environ.get("GIT_SHA") or None, os.environ.get("DOCKER_LABEL") or None)
+
+
+def with_image_payload(config: RouterConfig) -> RouterConfig:
+    """For a model that reads images: with room for some in a body, unless another limit was asked for."""
+    if config.payload_limit != DEFAULT_PAYLOAD_LIMIT:
+        return config
+    return replace(config, payload_limit=IMAGE_PAYLOAD_LIMIT)
 
 
 def check(config: RouterConfig) -> None:
@@ -293,8 +302,6 @@ def check(config: RouterConfig) -> None:
         raise ArgumentValidation(str(error)) from None
     if "" in config.served_model_name:
         raise ArgumentValidation("`--served-model-name` is empty")
-    if config.max_image_fetch_size != _TGI_IMAGE_FETCH_SIZE:
-        raise ArgumentValidation("images are not served; remove `--max-image-fetch-size` (MAX_IMAGE_FETCH_SIZE)")
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise ArgumentValidation("ngrok tunnels are not served; remove `--ngrok*`")
     for flag, route in (

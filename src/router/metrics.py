@@ -73,6 +73,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_lora_requests": _counter(
         "Requests for LoRA adapters, by the first hundred names", "requests", ("adapter", (_OTHER_ADAPTERS,))
     ),
+    "tgi_image_count": _counter("Images in requests", "images"),
     "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
     "tgi_batch_current_size": _gauge("Requests in the running batch", "requests"),
     "tgi_batch_current_max_tokens": _gauge("Tokens that the running batch may grow to", "tokens"),
@@ -99,6 +100,8 @@ DECLARED: dict[str, Declared] = {
     ),
     # TGI's only value, also for what joins within a prefill.
     "tgi_batch_concat_duration": _histogram("Joining batches in seconds", "seconds", ("method", ("decode",))),
+    "tgi_image_prepare_duration": _histogram("Preparing an image that was not known in seconds", "seconds"),
+    "tgi_image_tokens": _histogram("Tokens of an image", "tokens"),
     "tgi_batch_next_size": _histogram("Requests in a new prefill", "requests"),
     "tgi_request_input_length": _histogram("Prompt tokens of a request", "tokens"),
     "tgi_request_generated_tokens": _histogram("Generated tokens of a request", "tokens"),
@@ -164,6 +167,7 @@ class Metrics:
     def set_limits(self, *, max_input_tokens: int, max_total_tokens: int, speculate: int) -> None:
         """Sets the bucket edges that depend on the limits; what these histograms held is dropped."""
         self._set_edges("tgi_request_input_length", _hundredths(max_input_tokens))
+        self._set_edges("tgi_image_tokens", _hundredths(max_input_tokens))
         self._set_edges("tgi_request_generated_tokens", _hundredths(max_total_tokens))
         self._set_edges("tgi_request_max_new_tokens", _hundredths(max_total_tokens))
         self._set_edges("tgi_request_skipped_tokens", range(speculate + 2))

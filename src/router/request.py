@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from router.generation_trace import GenerationTrace
 from wire.extensions import Extension
+from wire.images.prepared import ImagePlace, PreparedImage
 
 GrammarKind = Literal["none", "json", "regex", "lark"]
 
@@ -76,13 +77,23 @@ class StoppingParameters:
     stop_token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image of a prompt and where it is. is_indivisible: no chunk of the prompt may end within it."""
+
+    image: PreparedImage
+    place: ImagePlace
+    is_indivisible: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValidRequest:
     """A request that the scheduler may run as it is.
 
     `input_ids` are the router's own token ids of the prompt after truncation, `input_length` their number. `truncate`
     is the largest number of prompt tokens the shard may keep (the user's value, else the server's limit).
-    `prediction_ids` are the tokens of what the answer will probably be, for shards that draft tokens.
+    `prediction_ids` are the tokens of what the answer will probably be, for shards that draft tokens. `images` are in
+    the order of their places in `input_ids`.
     """
 
     inputs: str
@@ -94,6 +105,7 @@ class ValidRequest:
     top_n_tokens: int = 0
     adapter_id: str | None = None
     prediction_ids: tuple[int, ...] = ()
+    images: tuple[PlacedImage, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
     trace: GenerationTrace | None = field(default=None, compare=False, repr=False)  # only with a collector

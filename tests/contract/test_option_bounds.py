@@ -33,6 +33,8 @@ ZERO_MEANS_SOMETHING = {
     "master_port", "port", "aip_http_port", "prometheus_port",  # a free one, none
     "max_stop_sequences", "max_stop_sequence_bytes", "max_top_n_tokens",  # no request may have any
     "max_waiting_tokens", "waiting_served_ratio",  # do not wait
+    "max_images",  # no request may have any
+    "image_cache_mib",  # none is kept
     "rank",
     "speculate",  # off
     "tgi_wiggle_room",

@@ -23,7 +23,6 @@ NEEDED = {canonicalize_name(one.name): one for one in map(Requirement, PROJECT["
 UNIMPORTED = {
     "accelerate": "transformers imports it",
     "fastapi-offline": "its files are served",
-    "pillow": "transformers reads images with it",
 }
 TESTS_OF_EXTENDED_CLASSES = ("tests/unit/router/api/http", "tests/unit/router/server")
 RUN_LIMIT_S = 280

@@ -26,11 +26,21 @@ from router.generation.collect import GenerationResult, collect_all, interleaved
 from router.generation.permits import HeldPermits
 from router.generation.running import Run, Running
 from router.grammar.checker import AskedGrammar
+from router.images.prompt import ImagePrompts
 from router.openai.answers import usage
 from router.openai.chat.answer import completion, prompt_tokens_of, reasoning_tokens_of
 from router.openai.chat.calls import CallStream, is_call
 from router.openai.chat.chunks import ChatHead, ChoiceStream, usage_chunk
-from router.openai.chat.prompt import ending_of, model_name, request_of, turns_of, variables_of, with_counted_ids
+from router.openai.chat.prompt import (
+    ending_of,
+    images_of,
+    model_name,
+    request_of,
+    turns_of,
+    variables_of,
+    with_counted_ids,
+    with_marked_images,
+)
 from router.openai.chat.read_stream import ReadStream
 from router.openai.chat.reading import CallIds, ChoiceReader
 from router.openai.chat.tools import OfferedTools, offered_tools
@@ -99,9 +109,15 @@ class Chat:
         self._inference = state.inference
         self._template = state.chat_template
         self.state = state
-        self.body = body
         self._prompt = ""
+        self._image_prompts = images = state.inference.images
+        if images is not None and not self._template.iterates_content:
+            body = with_marked_images(body, images.reader.max_images)
+        self.body = body
+        self._images = images_of(body)
         try:
+            if images is not None:
+                images.reader.check_number(len(self._images))
             self.number = _number_of_choices(state, body)
             self.tools = offered_tools(body)
             is_disabled = state.config.disable_grammar_support
@@ -193,7 +209,9 @@ class Chat:
 
     async def _request(self, tools: OfferedTools | None) -> GenerateRequest:
         body = self.body
-        prepare = partial(_prepared, body, tools, self.state.model_format, is_native=self._is_native)
+        prepare = partial(
+            _prepared, body, tools, self._image_prompts, self.state.model_format, is_native=self._is_native
+        )
         try:
             # Schemas and long chats may take a tenth of a second to go through.
             if tools is not None or len(body.messages) > _MANY_MESSAGES:
@@ -213,7 +231,7 @@ class Chat:
                 grammar = replace(grammar, loose=tools.loose)
         except RouterError as error:
             raise self._inference.refused(error) from None
-        return replace(request_of(body, prompt, grammar), adapter_id=self.state.adapter_of(body.model))
+        return replace(request_of(body, prompt, grammar, self._images), adapter_id=self.state.adapter_of(body.model))
 
 
 def _cost(body: ChatBody) -> int:
@@ -223,10 +241,10 @@ def _cost(body: ChatBody) -> int:
 
 
 def _prepared(
-    body: ChatBody, tools: OfferedTools | None, format: ModelFormat, *, is_native: bool
+    body: ChatBody, tools: OfferedTools | None, images: ImagePrompts | None, format: ModelFormat, *, is_native: bool
 ) -> tuple[list[Turn], list[dict[str, Any]] | None, AskedGrammar | None]:
     """What goes into the template, and the grammar; native calls are read, without a grammar."""
-    turns = turns_of(body)
+    turns = turns_of(body, images)
     if format.ids is IdKind.COUNTED:
         turns = with_counted_ids(turns)
     if tools is not None:

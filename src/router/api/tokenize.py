@@ -17,6 +17,7 @@ from router.api.openapi.answers import READS_ONLY
 from router.api.routes import Routes
 from router.errors import RouterError, ValidationError
 from router.generation import parsed_bodies
+from router.generation.asked import GenerateRequest
 from router.schemas.chat import ChatBody
 from router.schemas.generate import ChatTokenizeResponse, TokenizeBody, TokenSpan
 from router.text.spans import TokenSpan as Span
@@ -35,7 +36,8 @@ async def tokenize(request: Request) -> Response:
     body = await state.read(request, TokenizeBody)
     if not body.inputs:
         raise ValidationError("`inputs` cannot be empty")
-    spans = await cancel_on_disconnect(request.receive, _spans(state, body.inputs, add_special_tokens=True))
+    asked = GenerateRequest(inputs=body.inputs)
+    spans = await cancel_on_disconnect(request.receive, _spans(state, asked))
     if len(spans) <= _PIECE:
         return JsonResponse(_listed(spans))
     return StreamingResponse(_pieces(state, spans), media_type="application/json")
@@ -55,13 +57,14 @@ async def chat_tokenize(request: Request) -> Response:
 
 
 async def _chat_spans(state: AppState, body: ChatBody) -> tuple[str, TokenSpans]:
-    prompt = (await first_request(state, body)).inputs
-    return prompt, await _spans(state, prompt, add_special_tokens=False)
+    asked = await first_request(state, body)
+    return asked.inputs, await _spans(state, asked)
 
 
-async def _spans(state: AppState, text: str, *, add_special_tokens: bool) -> TokenSpans:
+async def _spans(state: AppState, asked: GenerateRequest) -> TokenSpans:
+    asked = await state.inference.with_images(asked)
     try:
-        spans = await state.inference.tokenizer.spans(text, add_special_tokens=add_special_tokens)
+        spans = await state.inference.tokenizer.spans(asked.inputs, add_special_tokens=asked.add_special_tokens)
     except RouterError as error:
         raise state.inference.refused(error) from None
     parsed_bodies.leave()  # the client may take its time to read them

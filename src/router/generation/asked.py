@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from router.grammar.checker import AskedGrammar
+from router.images.asked import AskedImage
+from router.images.prompt import ImagePrompt
 from router.request import SamplingParameters
 from router.schemas.parameters import CommonParameters
 
@@ -20,6 +22,8 @@ class GenerateRequest:
 
     `sampling`: unchecked, what was not given has its default; `given`: the names of those that were.
     `input_ids`: the prompt instead of `inputs`, which is then empty. It cannot be combined with `truncate`.
+    `images`: of a rendered chat, in the order of its placeholders; None: `inputs` may have markers.
+    `image_prompt`: the prompt once its images have been read.
     """
 
     inputs: str = ""
@@ -39,6 +43,8 @@ class GenerateRequest:
     grammar: AskedGrammar | None = None
     adapter_id: str | None = None
     prediction: str = ""  # what the answer will probably be
+    images: tuple[AskedImage, ...] | None = None
+    image_prompt: ImagePrompt | None = None
 
     @classmethod
     def of(cls, body: CommonParameters, sampling: Mapping[str, Any] | None = None, **others: Any) -> GenerateRequest:

@@ -23,6 +23,7 @@ from router.generation.collect import GenerationResult, collect, collect_all, st
 from router.generation.permits import HeldPermits, PermitPool
 from router.generation.running import Running
 from router.generation.validation import Validator
+from router.images.prompt import ImagePrompts
 from router.limits import ServingLimits
 from router.metrics import Metrics
 from router.scheduling.loop import Scheduler
@@ -78,7 +79,7 @@ class Inference:
         asked = permits.request_span
         try:
             valid = await (validation if asked is None else asked.around_validation(validation))
-        except (ValidationError, OverloadedError) as error:
+        except (TemplateError, ValidationError, OverloadedError) as error:
             raise self.refused(error) from None
         parsed_bodies.leave()
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
@@ -89,12 +90,28 @@ class Inference:
         entry = self._scheduler.submit(valid)
         return Running(valid, entry, self.metrics, permits)
 
+    @property
+    def images(self) -> ImagePrompts | None:
+        """None where the model reads text only."""
+        return self.validator.images
+
+    async def with_images(self, request: GenerateRequest) -> GenerateRequest:
+        """See Validator; counts the refusal."""
+        try:
+            return await self.validator.with_images(request)
+        except (TemplateError, ValidationError, OverloadedError) as error:
+            raise self.refused(error) from None
+
     async def generate(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
         """One generation, to its end. Cancelling the caller ends the generation."""
         return await collect(await self.start(request, permits))
 
     async def start_many(self, requests: Sequence[GenerateRequest], permits: HeldPermits) -> list[Running]:
-        """Queues all or none."""
+        """Queues all or none. Requests that are one object read their images once."""
+        with_images = {
+            id(request): await self.with_images(request) for request in {id(r): r for r in requests}.values()
+        }
+        requests = [with_images[id(request)] for request in requests]
         return await start_all(partial(self.start, request, permits) for request in requests)
 
     async def generate_many(self, requests: Sequence[GenerateRequest], permits: HeldPermits) -> list[GenerationResult]:

@@ -14,12 +14,14 @@ from typing import Any
 from router.errors import ValidationError
 from router.generation.asked import GenerateRequest
 from router.grammar.checker import GrammarChecker, read_grammar
+from router.images.prompt import ImagePrompts
 from router.limits import ServingLimits, ShardInfo
 from router.request import (
     FILTERS_OFF,
     SAMPLING_EXTENSIONS,
     SAMPLING_RANGES,
     GrammarKind,
+    PlacedImage,
     SamplingParameters,
     StoppingParameters,
     ValidRequest,
@@ -48,9 +50,10 @@ class Validator:
         *,
         can_ever_fit: Callable[[int, int], bool],
         grammars: GrammarChecker | None,
+        images: ImagePrompts | None = None,
         max_stop_bytes: int = 4096,
     ) -> None:
-        """`grammars`: None refuses every request that has one."""
+        """`grammars`: None refuses every request that has one. `images`: None where the model reads text only."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._extensions = info.extensions
@@ -58,6 +61,7 @@ class Validator:
         self._can_ever_fit = can_ever_fit
         self._max_stop_bytes = max_stop_bytes
         self._grammars = grammars
+        self.images = images
 
     def check_streamed(self, request: GenerateRequest) -> None:
         """What only a stream refuses; comes before the permit."""
@@ -74,6 +78,25 @@ class Validator:
         if best_of > limit:
             raise ValidationError(f"`best_of` must be > 0 and <= {limit}. Given: {best_of}")
 
+    async def with_images(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with its prompt as the model reads it: every image written out as its tokens.
+
+        Raises TemplateError, ValidationError, OverloadedError.
+        """
+        if self.images is None or request.image_prompt is not None:
+            return request
+        if request.input_ids is not None:
+            self.images.check_ids(request.input_ids)
+            return request
+        if request.images is None:
+            prompt = await self.images.of_text(request.inputs)
+        else:
+            prompt = await self.images.of_chat(request.inputs, request.images)
+        if prompt.images and request.decoder_input_details:
+            raise ValidationError("logprobs of the prompt are not supported for prompts with images")
+        adds_special_tokens = request.add_special_tokens and self.images.family.adds_special_tokens
+        return replace(request, inputs=prompt.text, image_prompt=prompt, add_special_tokens=adds_special_tokens)
+
     async def validate(self, request: GenerateRequest) -> ValidRequest:
         """The request that the scheduler gets. Raises ValidationError at the first check that fails."""
         self._check_parameters(request)
@@ -85,6 +108,7 @@ class Validator:
             raise ValidationError("`inputs` cannot be empty")
         if request.truncate is not None and not 1 <= request.truncate <= limits.max_input_tokens:
             raise ValidationError(f"`truncate` must be in 1..={limits.max_input_tokens}. Given: {request.truncate}")
+        request = await self.with_images(request)
         inputs, input_ids = request.inputs, request.input_ids
         if input_ids is None:
             self._check_fewest_tokens(request)
@@ -110,6 +134,7 @@ class Validator:
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=request.adapter_id,
             prediction_ids=prediction_ids,
+            images=self._places(request, input_ids),
             sampling=self._sampling(request, kind, grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
@@ -119,6 +144,11 @@ class Validator:
                 stop_token_ids=request.stop_token_ids,
             ),
         )
+
+    def _places(self, request: GenerateRequest, input_ids: tuple[int, ...]) -> tuple[PlacedImage, ...]:
+        if self.images is None or request.image_prompt is None:
+            return ()
+        return self.images.places(input_ids, request.image_prompt.images)
 
     def _check_parameters(self, request: GenerateRequest) -> None:
         best_of = request.best_of or 1

@@ -48,6 +48,7 @@ def image_to(image: PreparedImage) -> bytes:
         "expansion": image.expansion,
         "num_embeds": image.num_embeds,
         "grid": image.grid,
+        "num_pixels": image.num_pixels,
         "features": features,
     }
     return _joined(header, *(one.data for one in image.features.values()))
@@ -71,6 +72,7 @@ def answer_from(answer: bytes) -> PreparedImage | str:
         num_embeds=header["num_embeds"],
         grid=None if grid is None else tuple(grid),
         features=features,
+        num_pixels=header["num_pixels"],
     )
 
 

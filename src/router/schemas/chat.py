@@ -16,10 +16,15 @@ class ImageUrl(Body):
     """Where an image is."""
 
     url: str = Field(description="An address or a data URL.", examples=["data:image/png;base64,iVBORw0KGgo="])
+    detail: Literal["auto", "high", "low"] | None = Field(
+        default=None,
+        description="`low`: at most 512 pixels a side; else as the model's processor does.",
+        examples=["low"],
+    )
 
 
 class ImagePart(Body):
-    """An image: refused, the model reads text only."""
+    """An image, for models that read images."""
 
     type: Literal["image_url"] = Field(description="The kind of part.", examples=["image_url"])
     image_url: ImageUrl = Field(description="The image.", examples=[{"url": "data:image/png;base64,iVBORw0KGgo="}])

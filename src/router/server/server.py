@@ -17,17 +17,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.app_state import AppState
 from router.api.http.connection import Bounds, Connection
-from router.config import RouterConfig, image_labels
+from router.config import RouterConfig, image_labels, with_image_payload
 from router.errors import StartupError
 from router.generation.inference import Inference
 from router.generation.validation import Validator
 from router.grammar.checker import GrammarChecker
+from router.images.prompt import ImagePrompts
 from router.metrics import CONTENT_TYPE, Metrics
 from router.openai.chat.prompt import default_variables
 from router.openai.formats.choice import ModelFormat, choose
 from router.openai.template.template import ChatTemplate
 from router.responses.store import ResponseStore
 from router.server.app import create_app
+from router.server.images import image_prompts
 from router.server.sockets import allow_connections, bind, listen, warn_without_key
 from router.server.startup import Started, connect_and_warm_up
 from router.server.stop import FLUSH_TIMEOUT_S, Drain, Server, Stop
@@ -113,7 +115,13 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             tracing=tracing,
         )
         try:
-            state = _app_state(config, files, tokenizer, chat_template, model_format, grammars, metrics, started)
+            images = await image_prompts(config, files, tokenizer, started.info, metrics)
+            if images is not None:
+                resources.callback(images.reader.close)
+                config = with_image_payload(config)
+            state = _app_state(
+                config, files, tokenizer, chat_template, model_format, grammars, images, metrics, started
+            )
             state = replace(state, template_defaults=template_defaults)
             return await _answer(config, state, started, stop, listener, metrics_listener, tracing)
         finally:
@@ -135,6 +143,7 @@ def _app_state(
     chat_template: ChatTemplate,
     model_format: ModelFormat,
     grammars: GrammarChecker | None,
+    images: ImagePrompts | None,
     metrics: Metrics,
     started: Started,
 ) -> AppState:
@@ -151,6 +160,7 @@ def _app_state(
         started.info,
         can_ever_fit=started.scheduler.can_ever_fit,
         grammars=grammars,
+        images=images,
         max_stop_bytes=config.max_stop_sequence_bytes,
     )
     inference = Inference(

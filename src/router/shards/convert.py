@@ -29,6 +29,7 @@ from router.shards.interface import (
     UnsendableError,
 )
 from wire.extensions import Extension
+from wire.images.prepared import PreparedImage
 from wire.v3 import generate_pb2 as pb
 
 StepMessage = pb.PrefillResponse | pb.DecodeResponse
@@ -88,6 +89,28 @@ def batch_to(batch: NewBatch, extensions: frozenset[Extension]) -> pb.Batch:
         size=len(batch.requests),
         max_tokens=batch.max_tokens,
         max_blocks=batch.max_blocks,
+        images=_images_to(batch.requests) if Extension.IMAGES in extensions else (),
+    )
+
+
+def _images_to(requests: Sequence[NewRequest]) -> list[pb.PreparedImage]:
+    """Each image once: its arrays only if tokens of it are still to be computed, its grid in any case."""
+    needed: dict[bytes, tuple[PreparedImage, bool]] = {}
+    for new in requests:
+        for one in new.request.images:
+            is_cached = one.place.stop <= new.cache_len
+            _, was_cached = needed.get(one.image.key, (one.image, True))
+            needed[one.image.key] = one.image, is_cached and was_cached
+    return [_image_to(image, with_features=not is_cached) for image, is_cached in needed.values()]
+
+
+def _image_to(image: PreparedImage, *, with_features: bool) -> pb.PreparedImage:
+    features = image.features.items() if with_features else ()
+    return pb.PreparedImage(
+        key=image.key,
+        features=[pb.Feature(name=n, dtype=f.dtype, shape=f.shape, data=f.data) for n, f in features],
+        grid=image.grid or (),
+        num_embeds=image.num_embeds,
     )
 
 
@@ -133,6 +156,11 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
     else:  # upstream TGI shards read `input_chunks`, older ones `inputs`
         message.inputs = request.inputs
         message.input_chunks.chunks.add(text=request.inputs)
+    if request.images:
+        if Extension.IMAGES not in extensions:
+            raise ValueError("the model server in use reads no images")
+        for one in request.images:
+            message.images.add(key=one.place.key, start=one.place.start, length=one.place.length)
     if new.resume_ids:
         message.resume_ids.extend(new.resume_ids)
     if Extension.PREDICTION in extensions:

@@ -45,7 +45,7 @@ class PreparedImage:
     images, counts and positions. expansion: the text that takes the place of the family's placeholder; empty on the
     side of the shard. num_embeds: rows that the tower makes, and image tokens in the expansion. grid: merged patches
     (frames, rows, columns), for families whose positions follow it. features: what the tower takes, by name; empty
-    where the KV of all its tokens is known.
+    where the KV of all its tokens is known. num_pixels: of the picture, before it is prepared.
     """
 
     key: bytes
@@ -53,6 +53,7 @@ class PreparedImage:
     num_embeds: int
     grid: tuple[int, int, int] | None = None
     features: Mapping[str, Feature] = field(default_factory=dict)
+    num_pixels: int = 0
 
     @property
     def num_bytes(self) -> int:

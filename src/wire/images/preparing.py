@@ -113,6 +113,7 @@ class Preparer:
             num_embeds=layout.num_embeds,
             grid=layouts.grid(arrays, self._config) if self._row.has_grid else None,
             features={name: feature_of(arrays[name], self._dtype) for name in self._row.features if name in arrays},
+            num_pixels=image.width * image.height,
         )
 
     def _arrays(self, image: Image.Image) -> Mapping[str, Any]:

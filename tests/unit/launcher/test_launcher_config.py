@@ -54,7 +54,6 @@ def test_defaults_of_tgi() -> None:
             {"kv_cache_dtype": "fp8_e5m2", "attention": "flash_attn"},
             ["--attention flash_attn keeps its cache in the model's type; leave --kv-cache-dtype out or use triton"],
         ),
-        ({"max_image_fetch_size": 5}, ["--max-image-fetch-size", "not served yet", "images"]),
         ({"ngrok": True}, ["--ngrok", "not served yet"]),
         ({"rope_scaling": "dynamic"}, ["--rope-scaling dynamic", "not served yet", "`linear`"]),
         ({"rope_factor": 0.0}, ["--rope-factor", "> 0"]),

@@ -26,7 +26,7 @@ TGI = {
     "--api-key": None, "--json-output": False, "--otlp-endpoint": None,
     "--otlp-service-name": "text-generation-inference.router", "--cors-allow-origin": (), "--ngrok": False,
     "--ngrok-authtoken": None, "--ngrok-edge": None, "--disable-grammar-support": False, "--max-client-batch-size": 4,
-    "--usage-stats": "on", "--payload-limit": 2_000_000, "--max-image-fetch-size": 1_073_741_824,
+    "--usage-stats": "on", "--payload-limit": 2_000_000,
 }  # fmt: skip
 
 
@@ -35,8 +35,9 @@ def test_tgis_options_have_tgis_defaults_and_variables() -> None:
     for flag, default in TGI.items():
         assert ours[flag].default == default, flag
         assert ours[flag].env == flag.removeprefix("--").replace("-", "_").upper()
-    # 33 options in TGI: these and --prometheus-port, which has a default there and opens a port.
-    assert len(TGI) + 1 == 33
+    # 33 options in TGI: these, --max-image-fetch-size (1 GiB there), and --prometheus-port, which opens a port there.
+    assert len(TGI) + 2 == 33
+    assert ours["--max-image-fetch-size"].default == 10 << 20
     assert ours["--prometheus-port"].default is None
     assert ours["--port"].short == "-p"
 
@@ -71,7 +72,6 @@ def test_a_port_out_of_range() -> None:
         ({"max_input_tokens": 10, "max_total_tokens": 10}, "--max-input-tokens"),
         ({"max_batch_total_tokens": 4095}, "--max-batch-prefill-tokens"),
         ({"max_batch_total_tokens": 5000, "max_total_tokens": 5001}, "--max-total-tokens"),
-        ({"max_image_fetch_size": 5_000_000}, "images are not served; remove `--max-image-fetch-size`"),
         ({"ngrok": True}, "ngrok"),
         ({"ngrok_edge": "x"}, "ngrok"),
         ({"tokenizer_config_path": "/nowhere/x.json"}, "--tokenizer-config-path"),

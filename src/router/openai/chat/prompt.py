@@ -11,10 +11,13 @@ import pydantic
 from router.errors import StartupError, ValidationError
 from router.generation.asked import GenerateRequest
 from router.grammar.checker import AskedGrammar
+from router.images.asked import AskedImage, split_markers
+from router.images.prompt import ImagePrompts
 from router.openai import parameters
 from router.openai.formats.format import IdKind
 from router.openai.template.messages import PromptEnding, Turn
-from router.schemas.chat import ChatBody, Message, ToolCall
+from router.schemas.chat import ChatBody, ImagePart, ImageUrl, Message, ToolCall
+from router.schemas.openai import TextPart
 
 BASE_MODEL = "tgi"
 """The `model` that clients of TGI send when they mean "whatever you serve"."""
@@ -30,9 +33,12 @@ TAKEN_NAMES = frozenset(
 _DEFAULTS = "`--default-chat-template-kwargs`"
 
 
-def turns_of(body: ChatBody) -> list[Turn]:
-    """The messages as the template module takes them."""
-    return [_turn(message) for message in body.messages]
+def turns_of(body: ChatBody, images: ImagePrompts | None) -> list[Turn]:
+    """The messages as the template module takes them. `images`: None where the model reads text only.
+
+    Raises ValidationError for images that it cannot read, and for texts that would stand for one.
+    """
+    return [_turn(message, images) for message in body.messages]
 
 
 def with_counted_ids(turns: list[Turn]) -> list[Turn]:
@@ -55,7 +61,45 @@ def with_counted_ids(turns: list[Turn]) -> list[Turn]:
     return found
 
 
-def request_of(body: ChatBody, prompt: str, grammar: AskedGrammar | None) -> GenerateRequest:
+def with_marked_images(body: ChatBody, most: int) -> ChatBody:
+    """The body with images as parts where its texts have markers, as TGI reads them. `most`: images of a request."""
+    messages = [_with_marked_images(message, most) for message in body.messages]
+    return body.model_copy(update={"messages": messages})
+
+
+def _with_marked_images(message: Message, most: int) -> Message:
+    content = message.content
+    if content is None:
+        return message
+    parts: list[TextPart | ImagePart] = []
+    for part in [TextPart(type="text", text=content)] if isinstance(content, str) else content:
+        if isinstance(part, ImagePart):
+            parts.append(part)
+            continue
+        texts, urls = split_markers(part.text, most)
+        parts.append(TextPart(type="text", text=texts[0]))
+        for url, text in zip(urls, texts[1:], strict=True):
+            parts.append(ImagePart(type="image_url", image_url=ImageUrl(url=url)))
+            parts.append(TextPart(type="text", text=text))
+    if len(parts) == 1 and isinstance(content, str):
+        return message
+    return message.model_copy(update={"content": parts})
+
+
+def images_of(body: ChatBody) -> tuple[AskedImage, ...]:
+    """The images of all messages, in order."""
+    return tuple(
+        AskedImage(part.image_url.url, part.image_url.detail or "auto")
+        for message in body.messages
+        if isinstance(message.content, list)
+        for part in message.content
+        if isinstance(part, ImagePart)
+    )
+
+
+def request_of(
+    body: ChatBody, prompt: str, grammar: AskedGrammar | None, images: tuple[AskedImage, ...] = ()
+) -> GenerateRequest:
     """The generation that a chat body asks for. Raises ValidationError."""
     return parameters.request_of(
         body,
@@ -64,6 +108,7 @@ def request_of(body: ChatBody, prompt: str, grammar: AskedGrammar | None) -> Gen
         max_new_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         top_n_tokens=body.top_logprobs,
         grammar=grammar,
+        images=images,
     )
 
 
@@ -117,11 +162,13 @@ def model_name(asked: str | None, served: str) -> str:
     return served if asked is None or asked == BASE_MODEL else asked
 
 
-def _turn(message: Message) -> Turn:
+def _turn(message: Message, images: ImagePrompts | None) -> Turn:
     content = message.content
-    if isinstance(content, list) and any(part.type == "image_url" for part in content):
-        raise ValidationError("`image_url` is not supported: the model reads text only")
-    parts = content if content is None or isinstance(content, str) else [part.model_dump() for part in content]
+    parts: str | list[dict[str, Any]] | None = content if content is None or isinstance(content, str) else []
+    if isinstance(content, list):
+        parts = [_part(part, images) for part in content]
+    elif content is not None and images is not None:
+        images.check_text(content)
     return Turn(
         role=message.role,
         parts=parts,
@@ -130,6 +177,16 @@ def _turn(message: Message) -> Turn:
         name=message.name,
         reasoning=message.reasoning_content if message.reasoning_content is not None else message.reasoning,
     )
+
+
+def _part(part: TextPart | ImagePart, images: ImagePrompts | None) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        if images is not None:
+            images.check_text(part.text)
+        return part.model_dump()
+    if images is None:
+        raise ValidationError("`image_url` is not supported: the model reads text only")
+    return {"type": "image", "marker": images.family.marker}
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

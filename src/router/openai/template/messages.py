@@ -31,7 +31,10 @@ _ID_LENGTH = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A message. `parts` is the content as sent: None, a text, or the dictionaries of a list of parts."""
+    """A message. `parts` is the content as sent: None, a text, or the dictionaries of a list of parts.
+
+    A part is a text, or an image: `{"type": "image", "marker": what stands for it in a text}`.
+    """
 
     role: str
     parts: str | list[dict[str, Any]] | None = None
@@ -42,7 +45,7 @@ class Turn:
 
     @property
     def text(self) -> str:
-        """The content as one text; an image becomes TGI's marker."""
+        """The content as one text; an image becomes its marker."""
         if self.parts is None or isinstance(self.parts, str):
             return self.parts or ""
         return "".join(_part_text(part) for part in self.parts)
@@ -60,8 +63,13 @@ class Turn:
 
 
 def _part_text(part: dict[str, Any]) -> str:
-    text: str = part["text"] if part["type"] == "text" else f"![]({part['image_url']['url']})"
+    text: str = part["text"] if part["type"] == "text" else part["marker"]
     return text
+
+
+def _shown_part(part: dict[str, Any] | str) -> dict[str, Any] | str:
+    """Templates see that there is an image, never where it is from."""
+    return {"type": "image"} if isinstance(part, dict) and part["type"] == "image" else part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +88,7 @@ class Traits:
         tree = environment.parse(source)
         variables = meta.find_undeclared_variables(tree)
         return cls(
-            iterates_content=_iterates_content(tree),
+            iterates_content=iterates_content(tree),
             knows_tool_calls="tool_calls" in source,
             knows_developer="developer" in source,
             reads_tools="tools" in variables,
@@ -107,7 +115,7 @@ def message(turn: Turn, traits: Traits) -> dict[str, Any]:
         fields["content"] = "\n".join(filter(None, (turn.text, orjson.dumps(calls).decode())))
     elif turn.parts is not None or not calls:
         is_list = isinstance(turn.parts, list) and traits.iterates_content
-        fields["content"] = turn.parts if is_list else turn.text
+        fields["content"] = [_shown_part(part) for part in turn.parts or ()] if is_list else turn.text
     if calls and traits.knows_tool_calls:
         fields["tool_calls"] = [_with_short_id(call) for call in calls] if traits.wants_short_ids else calls
     if turn.tool_call_id is not None:
@@ -130,7 +138,7 @@ def _short_id(identifier: str) -> str:
     return letters[-_ID_LENGTH:].zfill(_ID_LENGTH)
 
 
-def _iterates_content(tree: nodes.Template) -> bool:
+def iterates_content(tree: nodes.Template) -> bool:
     """Whether a template reads parts of `content`: loops over it, or indexes into it."""
     aliases = {
         target.name

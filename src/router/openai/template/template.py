@@ -8,7 +8,7 @@ from typing import Any
 from jinja2.exceptions import TemplateSyntaxError
 
 from router.errors import StartupError, TemplateError
-from router.openai.template.messages import PromptEnding, Turn
+from router.openai.template.messages import PromptEnding, Turn, iterates_content
 from router.openai.template.renderer import Renderer
 from router.openai.template.sandbox import ChatEnvironment
 
@@ -31,6 +31,9 @@ class ChatTemplate:
                 environment.compile(source, raw=True)
             except TemplateSyntaxError as error:
                 raise StartupError(f"the chat template ({name}) does not compile: {error}") from None
+        default = self.sources.get("default")
+        self.iterates_content = default is not None and iterates_content(environment.parse(default))
+        """Whether the default template shows parts, images among them, or gets one text."""
         self._is_owner = renderer is None
         self._renderer = renderer or Renderer()
         if self._is_owner and sources:

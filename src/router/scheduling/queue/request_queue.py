@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from router.request import ValidRequest
 from router.scheduling.cache.blocks import BlockAllocator
+from router.scheduling.cache.keys import ContentRange
 from router.scheduling.entry import Entry
 from router.scheduling.queue.budget import Budget, round_up
+from wire.images.borders import chunk_end
 
 # Entries whose caller has disconnected are skipped when they reach the front. While the head waits for blocks they
 # could pile up, so the queue is swept when they are many.
@@ -213,7 +215,8 @@ class RequestQueue:
         self, entry: Entry, allocator: BlockAllocator, scan: _Scan, prefill_budget: int, spare_blocks: int
     ) -> bool:
         token_ids = entry.token_ids if self._may_share(entry.request) else None
-        allocation = allocator.allocate(self._num_reserved(entry), token_ids, entry.request.adapter_id or "")
+        content = [ContentRange(p.start, p.stop, p.key) for p in (image.place for image in entry.request.images)]
+        allocation = allocator.allocate(self._num_reserved(entry), token_ids, entry.request.adapter_id or "", content)
         scan.has_blocks = False
         if allocation is None:
             return False
@@ -231,7 +234,11 @@ class RequestQueue:
             return True
         if not self._chunking or left <= 0:
             return False
-        entry.admit(allocation, chunk_len=left)
+        chunk_len = _first_chunk(entry, allocation.prefix_length, left)
+        if chunk_len > left and scan.prefill_tokens:  # an image that is first in its step is computed whole
+            return False
+        if chunk_len < to_compute:
+            entry.admit(allocation, chunk_len=chunk_len)
         scan.is_full = True
         return True
 
@@ -255,3 +262,9 @@ class RequestQueue:
             self._allocator.free(entry.allocation)  # nothing has been written
             entry.release()
         self._entries.appendleft(entry)
+
+
+def _first_chunk(entry: Entry, prefix_length: int, left: int) -> int:
+    """How many tokens of its prompt come first, where `left` would be too few for all of them."""
+    whole = [(one.place.start, one.place.stop) for one in entry.request.images if one.is_indivisible]
+    return chunk_end(prefix_length, prefix_length + left, whole) - prefix_length

@@ -53,7 +53,7 @@ def test_a_model_that_cannot_be_prepared_is_said_once_asked(tmp_path: Path) -> N
 @pytest.mark.parametrize("grid", [None, (1, 2, 3)])
 def test_an_image_travels_whole(grid: tuple[int, int, int] | None) -> None:
     features = {"a": Feature("bfloat16", (1, 3), b"abcdef"), "b": Feature("int64", (1, 1), bytes(8))}
-    image = PreparedImage(KEY, "<image>", 6, grid, features)
+    image = PreparedImage(KEY, "<image>", 6, grid, features, 7)
     assert frames.answer_from(frames.image_to(image)) == image
 
 

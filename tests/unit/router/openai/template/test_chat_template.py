@@ -152,16 +152,18 @@ async def test_the_same_text_as_transformers(templates: Any, source: str) -> Non
 
 
 async def test_parts_are_flattened_unless_the_template_iterates_them(templates: Any) -> None:
-    image = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
+    image = {"type": "image", "marker": "<image>"}
     turn = Turn(role="user", parts=[{"type": "text", "text": "a"}, image])
-    assert await templates("{{ messages[0].content }}").render([turn]) == "a![](http://x/y.png)"
+    assert await templates("{{ messages[0].content }}").render([turn]) == "a<image>"
     for loop in (
         "{% for part in messages[0].content %}",
         "{% for part in messages[0]['content'] | list %}",
         "{% set c = messages[0]['content'] %}{% for part in c %}",
     ):
-        assert await templates(loop + "{{ part.type }};{% endfor %}").render([turn]) == "text;image_url;"
+        assert await templates(loop + "{{ part.type }};{% endfor %}").render([turn]) == "text;image;"
     assert await templates("{{ messages[0]['content'][0]['text'] }}").render([turn]) == "a"
+    shown = await templates("{% for part in messages[0].content %}{{ part | tojson }}{% endfor %}").render([turn])
+    assert shown.endswith('{"type": "image"}')
 
 
 async def test_developer_is_system_where_the_template_does_not_know_it(templates: Any) -> None:

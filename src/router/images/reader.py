@@ -1,0 +1,116 @@
+"""From the images that requests name to what the model's tower is given."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.errors import ValidationError
+from router.images.asked import AskedImage, data_of
+from router.images.frames import Job
+from router.images.store import ImageStore
+from router.images.workers import ImageWorkers
+from router.metrics import Metrics
+from wire.images.prepared import PreparedImage
+
+_PIXELS_OF_A_REQUEST = 2  # as many images of the largest size
+
+
+class Fetcher(Protocol):
+    """Gets files from the network."""
+
+    async def fetch(self, url: str, max_bytes: int) -> bytes:
+        """Raises ValidationError, with a reason from a fixed list."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLimits:
+    """max_images: of a request. max_bytes: of a file. max_pixels: of an image; a request may have twice as many."""
+
+    max_images: int
+    max_bytes: int
+    max_pixels: int
+
+
+class ImageReader:
+    """Reads images one after the other for each request; what several requests need is prepared once."""
+
+    def __init__(
+        self, workers: ImageWorkers, store: ImageStore, fetcher: Fetcher, limits: ImageLimits, metrics: Metrics
+    ) -> None:
+        self._workers = workers
+        self._store = store
+        self._fetcher = fetcher
+        self._limits = limits
+        self._metrics = metrics
+        self._running: dict[bytes, asyncio.Lock] = {}
+
+    @property
+    def max_images(self) -> int:
+        """Of a request."""
+        return self._limits.max_images
+
+    def check_number(self, number: int) -> None:
+        """Raises ValidationError."""
+        if number > self._limits.max_images:
+            raise ValidationError(f"a request may have up to {self._limits.max_images} images. Given: {number}")
+
+    async def read(self, asked: Sequence[AskedImage]) -> tuple[PreparedImage, ...]:
+        """The images, in order. Raises ValidationError and OverloadedError."""
+        self.check_number(len(asked))
+        left = _PIXELS_OF_A_REQUEST * self._limits.max_pixels
+        images: list[PreparedImage] = []
+        for one in asked:
+            if one.prepared is None:
+                one.prepared = await self._read(one, left)
+            left -= one.prepared.num_pixels
+            if left < 0:
+                most = _PIXELS_OF_A_REQUEST * self._limits.max_pixels
+                raise ValidationError(f"invalid image: the images of a request may have {most} pixels in all")
+            images.append(one.prepared)
+        return tuple(images)
+
+    def close(self) -> None:
+        self._workers.close()
+
+    async def _read(self, asked: AskedImage, max_pixels: int) -> PreparedImage:
+        self._store.check_memory()
+        data, key = await self._file(asked)
+        self._metrics.count("tgi_image_count")
+        lock = self._running.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:  # the first prepares it, the others find it
+                image = self._store.find(key)
+                if image is None:
+                    began = time.monotonic()
+                    job = Job(key, data, min(max_pixels, self._limits.max_pixels), asked.detail)
+                    image = self._store.add(await self._workers.prepare(job))
+                    self._metrics.observe("tgi_image_prepare_duration", time.monotonic() - began)
+        finally:
+            if not lock.locked() and self._running.get(key) is lock:
+                del self._running[key]
+        self._metrics.observe("tgi_image_tokens", image.num_embeds)
+        return image
+
+    async def _file(self, asked: AskedImage) -> tuple[bytes, bytes]:
+        """The bytes and their key. Decoding megabytes takes a thread, not the event loop."""
+        url, max_bytes = asked.url, self._limits.max_bytes
+        if url.startswith("data:"):
+            data = await asyncio.to_thread(data_of, url, max_bytes)
+            assert data is not None
+        elif url.startswith(("http://", "https://")):
+            data = await self._fetcher.fetch(url, max_bytes)
+        else:
+            raise ValidationError(f"invalid image content: {url[:50]}")
+        return data, await asyncio.to_thread(self._workers.key, data, asked.detail)
+
+
+class NoFetcher:
+    """Where images come in data URLs only."""
+
+    async def fetch(self, url: str, max_bytes: int) -> bytes:
+        raise ValidationError("Could not fetch image: this server fetches no images; send it as a data URL")

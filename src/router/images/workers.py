@@ -1,0 +1,94 @@
+"""The processes that prepare images, from the side of the router."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.metadata
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from router.errors import StartupError
+from router.images import frames
+from router.images.asked import invalid
+from router.images.frames import Job
+from router.worker.lane import Lane
+from router.worker.pair import QueuedWorker
+from router.worker.process import WorkerEndedError
+from wire.images.decoding import Detail
+from wire.images.prepared import PreparedImage
+
+logger = logging.getLogger(__name__)
+
+LIMIT_S = 10.0
+_MODULE = "router.images.worker"
+_SETTINGS = ("config.json", "preprocessor_config.json", "processor_config.json")
+
+
+class ImageWorkers:
+    """Processes that decode and prepare images for one model, each one image at a time."""
+
+    def __init__(self, folder: Path, dtype: str, *, num_workers: int, limit_s: float = LIMIT_S) -> None:
+        """dtype: of the model, as torch names it. limit_s: seconds for one image."""
+        self._limit_s = limit_s
+        self._settings = _digest(folder, dtype)
+        arguments = (str(folder), dtype)
+        self._workers = [QueuedWorker(_MODULE, Lane(f"images-{i}"), arguments) for i in range(num_workers)]
+        self._num_jobs = [0] * num_workers
+
+    async def start(self) -> None:
+        """Waits for the first process. Raises StartupError where the model's images cannot be prepared."""
+        for worker in self._workers[1:]:
+            worker.warm_up()
+        try:
+            fault = frames.answer_from(await self._workers[0].ask(0, frames.job_to(Job(b"", b"", 0)), self._limit_s))
+        except (OSError, TimeoutError) as error:
+            raise StartupError(f"the process that prepares images cannot be started: {error}") from None
+        if fault:
+            raise StartupError(str(fault))
+
+    def key(self, data: bytes, detail: Detail) -> bytes:
+        """Equal for images that are prepared alike. Takes milliseconds for megabytes."""
+        digest = hashlib.sha256(self._settings)
+        digest.update(detail.encode().ljust(8))
+        digest.update(data)
+        return digest.digest()
+
+    async def prepare(self, job: Job) -> PreparedImage:
+        """The image of a file. Raises ValidationError, and OverloadedError while too many others wait."""
+        index = min(range(len(self._workers)), key=self._num_jobs.__getitem__)
+        self._num_jobs[index] += 1
+        try:
+            answer = await self._workers[index].ask(len(job.data), frames.job_to(job), self._limit_s)
+        except TimeoutError:
+            raise invalid(f"it takes more than {self._limit_s:g} s to decode") from None
+        except WorkerEndedError:
+            raise invalid("it takes too much memory or time to decode") from None
+        except (OSError, RuntimeError) as error:  # RuntimeError: closed in the meantime
+            logger.error("the process that prepares images cannot be started: %s", error)
+            raise invalid("it cannot be decoded at the moment") from None
+        finally:
+            self._num_jobs[index] -= 1
+        image = await asyncio.to_thread(frames.answer_from, answer)
+        if isinstance(image, str):
+            raise invalid(image)
+        return image
+
+    def close(self) -> None:
+        """Ends the processes, whatever they do."""
+        for worker in self._workers:
+            worker.close()
+
+
+def _digest(folder: Path, dtype: str) -> bytes:
+    """Of all besides the file that decides what an image is prepared to."""
+    parts: Sequence[bytes] = [
+        dtype.encode(),
+        *(importlib.metadata.version(package).encode() for package in ("transformers", "pillow")),
+        *((folder / name).read_bytes() if (folder / name).is_file() else b"" for name in _SETTINGS),
+    ]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.digest()

@@ -1,0 +1,61 @@
+"""Whether the model reads images, and what reads them."""
+
+from __future__ import annotations
+
+import logging
+
+from router.config import RouterConfig
+from router.errors import StartupError
+from router.images.prompt import ImagePrompts
+from router.images.reader import ImageLimits, ImageReader, NoFetcher
+from router.images.store import ImageStore
+from router.images.workers import ImageWorkers
+from router.limits import ShardInfo
+from router.metrics import Metrics
+from router.text.model_files import ModelFiles
+from router.text.tokenizer import PromptTokenizer
+from wire.extensions import Extension
+from wire.images.families import FAMILIES, family_name
+from wire.model_files import read_optional_object
+
+logger = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+_NEEDED = frozenset({Extension.IMAGES, Extension.TOKEN_IDS})
+
+
+async def image_prompts(
+    config: RouterConfig, files: ModelFiles, tokenizer: PromptTokenizer, info: ShardInfo, metrics: Metrics
+) -> ImagePrompts | None:
+    """None where the model, or the shards that run it, read text only; images are then refused.
+
+    The caller closes the `reader` of what is returned.
+    """
+    model_config = read_optional_object(files.folder / "config.json", StartupError)
+    name = family_name(model_config)
+    if name is None or not info.extensions >= _NEEDED:
+        if name is not None or "vision_config" in model_config:
+            logger.warning("requests with images are refused: the model server reads only the text of this model")
+        return None
+    family = FAMILIES[name]
+    token_id = tokenizer.added_tokens.get(family.image_token)
+    if token_id is None:
+        logger.warning("requests with images are refused: the tokenizer has no token %s", family.image_token)
+        return None
+    dtype = info.dtype.removeprefix("torch.")
+    workers = ImageWorkers(files.folder, dtype, num_workers=config.validation_workers)
+    try:
+        await workers.start()
+    except StartupError as error:
+        logger.warning("requests with images are refused: %s", error)
+        workers.close()
+        return None
+    except BaseException:
+        workers.close()
+        raise
+    store = ImageStore(cache_bytes=config.image_cache_mib * _MIB, memory_bytes=config.max_image_memory_mib * _MIB)
+    limits = ImageLimits(
+        max_images=config.max_images, max_bytes=config.max_image_fetch_size, max_pixels=config.max_image_pixels
+    )
+    reader = ImageReader(workers, store, NoFetcher(), limits, metrics)
+    return ImagePrompts(family, token_id, files.named_tokens.get("bos_token", ""), reader)

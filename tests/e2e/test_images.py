@@ -1,0 +1,132 @@
+"""Pictures through the whole server: the tokens of transformers' generate, the cache, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.pictures import picture
+from support.running_server import RunningServer, running_server
+from support.vision_models import write_vision_checkpoint
+from tokenizers import Tokenizer
+from transformers import AutoImageProcessor
+
+pytestmark = pytest.mark.e2e
+NUM_TOKENS = 8
+PER_IMAGE = 16
+TEMPLATE = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+def data_url(data: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+class Scene:
+    def __init__(self, server: RunningServer, folder: Path, model: Any) -> None:
+        self.url = f"http://127.0.0.1:{server.port}"
+        self._model = model.eval()
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+
+    def expected(self, text: str, *pictures: bytes, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of transformers for a text with `<image>` for each picture."""
+        written = text.replace("<image>", "<image>" * PER_IMAGE)
+        ids = self._tokenizer.encode(written, add_special_tokens=add_special_tokens).ids
+        pixels = [np.asarray(Image.open(io.BytesIO(one)).convert("RGB")) for one in pictures]
+        read = self._processor(pixels, return_tensors="pt", input_data_format="channels_last") if pixels else {}
+        with torch.no_grad():
+            answer = self._model.generate(
+                input_ids=torch.tensor([ids]), max_new_tokens=NUM_TOKENS, do_sample=False, **read
+            )
+        return [int(token) for token in answer[0, len(ids) :]]
+
+    def generate(self, inputs: str, **parameters: Any) -> list[int]:
+        body = {"inputs": inputs, "parameters": {"max_new_tokens": NUM_TOKENS, "details": True, **parameters}}
+        answer = httpx.post(f"{self.url}/generate", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        return [token["id"] for token in answer.json()["details"]["tokens"]]
+
+    def metric(self, name: str) -> float:
+        text = httpx.get(f"{self.url}/metrics").text
+        (value,) = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
+        return float(value)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("llava")
+    model = write_vision_checkpoint(folder, "llava")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    options = ("--dtype", "float32", "--max-total-tokens", "500", "--max-batch-prefill-tokens", "400")
+    with running_server(folder, *options) as server:
+        yield Scene(server, folder, model)
+
+
+def test_the_tokens_of_generate(scene: Scene) -> None:
+    first, second = picture(60, 80), picture(60, 80, 3)
+    found = {}
+    for name, text, pictures in (
+        ("none", "What is this", ()),
+        ("one", "What <image> is this", (first,)),
+        ("another", "What <image> is this", (second,)),
+        ("two", "<image> and <image> differ", (first, second)),
+        ("swapped", "<image> and <image> differ", (second, first)),
+    ):
+        inputs = text
+        for one in pictures:
+            inputs = inputs.replace("<image>", f"![]({data_url(one)})", 1)
+        found[name] = scene.generate(inputs)
+        assert found[name] == scene.expected(text, *pictures), name
+    assert found["one"] != found["another"] and found["two"] != found["swapped"]
+
+
+def test_a_picture_that_was_seen_is_not_prepared_again(scene: Scene) -> None:
+    inputs = f"Look: ![]({data_url(picture(50, 40, 7))}) well"
+    first = scene.generate(inputs)
+    prepared, read = scene.metric("tgi_image_prepare_duration_count"), scene.metric("tgi_image_count")
+    assert scene.generate(inputs) == first
+    assert scene.metric("tgi_image_prepare_duration_count") == prepared
+    assert scene.metric("tgi_image_count") == read + 1
+
+
+def test_a_streamed_chat(scene: Scene) -> None:
+    seen = picture(70, 50, 5)
+    content = [
+        {"type": "text", "text": "What "},
+        {"type": "image_url", "image_url": {"url": data_url(seen)}},
+        {"type": "text", "text": " now"},
+    ]
+    body = {
+        "messages": [{"role": "user", "content": content}], "max_tokens": NUM_TOKENS, "temperature": 0, "stream": True,
+        "logprobs": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    answer = httpx.post(f"{scene.url}/v1/chat/completions", json=body, timeout=120)
+    assert answer.status_code == 200, answer.text
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+    expected = scene.expected("What <image> now", seen, add_special_tokens=False)
+    assert text == scene._tokenizer.decode(expected)
+    assert events[-1]["usage"]["prompt_tokens"] > PER_IMAGE
+
+
+def test_harmful_files_cost_their_own_requests_only(scene: Scene) -> None:
+    expected = scene.expected("What is this")
+    for data in (b"", b"<svg/>", picture(64, 64)[:90], b"%!PS", bytes(1000)):
+        answer = httpx.post(f"{scene.url}/generate", json={"inputs": f"![]({data_url(data)})"}, timeout=60)
+        assert answer.status_code == 422 and answer.json()["error_type"] == "validation"
+        assert "invalid image" in answer.json()["error"]
+    assert scene.generate("What is this") == expected

@@ -1,0 +1,59 @@
+"""Markers in prompts and what data URLs hold."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from router.errors import ValidationError
+from router.images.asked import data_of, split_markers
+
+
+@pytest.mark.parametrize(
+    ("text", "texts", "urls"),
+    [
+        ("", [""], []),
+        ("a ![](http://x/y.png) b", ["a ", " b"], ["http://x/y.png"]),
+        ("![](https://x)![](data:;base64,AA==)", ["", "", ""], ["https://x", "data:;base64,AA=="]),
+        ("![alt](http://x) b", ["![alt](http://x) b"], []),
+        ("![](file:///etc/passwd) ![](HTTP://x)", ["![](file:///etc/passwd) ![](HTTP://x)"], []),
+        ("![](http://x", ["![](http://x"], []),
+        ("![]( ![](http://x) )", ["![]( ", " )"], ["http://x"]),
+        ("![](http://a ![](http://b)", ["", ""], ["http://a ![](http://b"]),
+    ],
+)
+def test_markers(text: str, texts: list[str], urls: list[str]) -> None:
+    assert split_markers(text, 8) == (texts, urls)
+
+
+def test_markers_are_not_looked_for_beyond_the_limit() -> None:
+    texts, urls = split_markers("![](http://x)" * 100_000, 3)
+    assert len(urls) == 4 and len(texts) == 5
+    assert split_markers("![](" * 1_000_000, 3)[1] == []
+
+
+def test_data_urls() -> None:
+    for encoded in ("aGVsbG8=", "aGVsbG8"):  # padding may be absent
+        assert data_of(f"data:image/png;base64,{encoded}", 100) == b"hello"
+    assert data_of("http://x", 100) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("data:image/png,AAAA", "invalid image content: data:image/png,AAAA"),
+        ("data:image/png;charset=x;base64,AAAA", "invalid image content"),
+        ("data:image/png;hex,AAAA", "invalid image content"),
+        ("data:image/png;base64,AA*A", "base64 encoding is invalid"),
+        ("data:image/png;base64,A", "base64 encoding is invalid"),
+        ("data:image/png;base64,ÄÄÄÄ", "base64 encoding is invalid"),
+        (
+            "data:;base64," + base64.b64encode(bytes(101)).decode(),
+            "Image size 101 bytes exceeds maximum allowed size of 100 bytes",
+        ),
+    ],
+)
+def test_what_is_no_image(url: str, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        data_of(url, 100)
