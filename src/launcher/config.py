@@ -231,7 +231,11 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions):
     speculate: int | None = option(None, panel=_RUN, maximum=15, help="Most tokens drafted for a step.")
     speculator: str | None = option(None, panel=_RUN, metavar="ID[@REV]", help="What drafts: a folder or hub id.")
     encoder_cache_tokens: int | None = option(
-        None, panel=_RUN, unit="tokens", help="Image tokens whose embeddings are kept. Default: two prompts' worth."
+        None,
+        panel=_RUN,
+        unit="tokens",
+        minimum=1,
+        help="Image tokens whose embeddings are kept. Default: two prompts' worth.",
     )
     watermark_gamma: float | None = option(
         None, panel=_RUN, minimum=0.0, maximum=1.0, help="Share of the vocabulary that a watermark favours."

@@ -69,6 +69,8 @@ DECLARED: dict[str, Declared] = {
     ),
     "tgi_speculation_drafted_tokens": _counter("Tokens that were drafted", "tokens", _DRAFT_KINDS),
     "tgi_speculation_accepted_tokens": _counter("Drafted tokens that were right", "tokens", _DRAFT_KINDS),
+    "tgi_encoder_cache_hits": _counter("Images of prompts that were already encoded", "images"),
+    "tgi_encoder_cache_misses": _counter("Images of prompts that had to be encoded", "images"),
     "tgi_request_preempted": _counter("Requests that gave up their KV blocks and began again", "requests"),
     "tgi_lora_requests": _counter(
         "Requests for LoRA adapters, by the first hundred names", "requests", ("adapter", (_OTHER_ADAPTERS,))
@@ -84,6 +86,7 @@ DECLARED: dict[str, Declared] = {
     "tgi_kv_blocks_live": _gauge("KV blocks that requests hold", "blocks"),
     "tgi_kv_cache_usage": _gauge("Share of the KV blocks that requests hold, 0 to 1", "ratio"),
     "tgi_cache_config_info": Declared("info", "Tokens of a KV block and number of blocks", "blocks"),
+    "tgi_image_encode_duration": _histogram("Encoding of the images of a step in seconds", "seconds"),
     "tgi_request_duration": _histogram("Whole request in seconds", "seconds"),
     "tgi_request_validation_duration": _histogram("From arrival to the queue in seconds", "seconds"),
     "tgi_request_queue_duration": _histogram("From the queue to a batch in seconds", "seconds"),

@@ -181,12 +181,14 @@ OURS = {
         "columns": (100, "Columns", "opt"),
         "phases_ns": (101, "uint64", "rep"),
         "speculation": (102, "Speculation", "opt"),
+        "images": (103, "EncodedImages", "opt"),
         "other_ranks": (120, "PrefillResponse", "rep"),
     },
     "DecodeResponse": {
         "columns": (100, "Columns", "opt"),
         "phases_ns": (101, "uint64", "rep"),
         "speculation": (102, "Speculation", "opt"),
+        "images": (103, "EncodedImages", "opt"),
         "other_ranks": (120, "DecodeResponse", "rep"),
     },
     "Generation": {"error": (100, "string", "opt")},
@@ -252,7 +254,8 @@ def test_our_fields_can_be_ignored(name):
 
 def test_there_are_no_other_messages_than_those_of_extensions():
     assert set(FILE.message_types_by_name) - set(STOCK) == {
-        "BlockGrowth", "Columns", "Feature", "ImagePlace", "LogitBias", "OtherRanks", "PreparedImage", "Speculation",
+        "BlockGrowth", "Columns", "EncodedImages", "Feature", "ImagePlace", "LogitBias", "OtherRanks", "PreparedImage",
+        "Speculation",
     }  # fmt: skip
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from parity.vision_scene import BLOCK, VisionScene, request
 from safetensors.torch import load_file, save_file
 from support.engine_shard import EngineShard, errors_of, tokens_of
+from support.running_server import free_port
 from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
 
 from model_server.batch.sequence import NewRequest
@@ -96,6 +99,31 @@ def test_preempted_requests_go_on(scene: VisionScene) -> None:
         assert alone(shard, shared) == expected, cached
     encoder = shard.engine.encoder
     assert encoder is not None and encoder.misses == 2 and encoder.hits > 0
+
+    again = shard.prefill(1, dataclasses.replace(first, id=99))  # the blocks are the same, their content too
+    assert again.images is not None and (again.images.hits, again.images.misses) == (2, 0)
+
+
+@pytest.mark.long
+def test_two_ranks_give_the_tokens_of_one(scene: VisionScene) -> None:
+    prompts = [scene.prompt((0, 1)), scene.prompt(()), scene.prompt((1, 0))]
+    if scene.name.startswith("paligemma"):
+        pytest.skip("its prompts are not cut")
+    torch.save([(one, scene.first_chunk(one, 5)) for one in prompts], scene.folder / "prompts.pt")
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "parity.vision_worker", str(rank), "2", port, str(scene.folder), scene.name],
+            cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process, output in [(process, process.communicate(timeout=240)[0]) for process in ranks]:
+        assert process.returncode == 0, output
+    said: dict[int, list[int]] = {}
+    for rank in range(2):
+        said |= torch.load(scene.folder / f"said{rank}.pt")
+    assert [said[number] for number in range(3)] == [scene.generate(one) for one in prompts]
 
 
 def test_an_image_that_cannot_be_encoded_fails_alone(scene: VisionScene) -> None:

@@ -76,8 +76,7 @@ class Engine:
         speculator: Speculator | None = None,
         encoder: ImageEncoder | None = None,
     ) -> None:
-        """links: to the other stages of a pipeline; None: this rank's stage is the only one. speculator, encoder: as
-        in `Stepper`."""
+        """links, speculator, encoder: as in `Stepper`."""
         self.runner = runner
         self.tokenizer = tokenizer
         self.options = options
@@ -351,6 +350,7 @@ class Engine:
             concat_ns=step.times.concat_ns,
             phases_ns=step.times.phases(found.waited_from, found.on_host, found.done),
             drafted=step.drafted,
+            images=step.images,
         )
 
     def _see_last(self, running: Running) -> None:

@@ -21,6 +21,7 @@ from model_server.distributed.stage_links import Passage
 from model_server.engine.calls import StepCall
 from model_server.memory.transfer import upload
 from model_server.sampling.sampler import HostSampled
+from model_server.vision.image import EncodedImages
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class SubmittedStep:
     for requests that took no part in it; `joined_since`: requests that came into its batch after it was submitted;
     `passage`: its way through the stages of the pipeline, None without stages or without rows; `number`: its call's,
     where the next step may be submitted before this one is collected; `seen`: what it brought (`seen.SeenStep`);
-    `drafted`: what was drafted for it."""
+    `drafted`: what was drafted for it; `images`: what was encoded for it."""
 
     times: StepTimes
     rows: list[Sequence] = field(default_factory=list)
@@ -113,6 +114,7 @@ class SubmittedStep:
     number: int | None = None
     seen: Future[Any] = field(default_factory=Future)
     drafted: Drafted | None = None
+    images: EncodedImages | None = None
 
 
 @dataclass(slots=True, eq=False)

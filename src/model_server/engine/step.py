@@ -84,6 +84,7 @@ class Stepper:
             failed = {sequence.id for sequence, _ in failures}
             with self.profiler.phase("images"):
                 failures += encode_images(self._encoder, [s for s in running.batch.sequences if s.id not in failed])
+            step.images = self._encoder.take_counts()
         for sequence, _ in failures:
             sequence.finished = True
         if failures:

@@ -213,6 +213,9 @@ def _fill(response: R, result: StepResult, column_tokens: int) -> R:
             response.generations.append(_generation_to(generation))
     if plain:
         response.columns.CopyFrom(_columns_to(plain))
+    if result.images is not None:
+        images = result.images
+        response.images.CopyFrom(pb.EncodedImages(hits=images.hits, misses=images.misses, encode_ns=images.encode_ns))
     if result.drafted is not None:
         drafted = result.drafted
         response.speculation.CopyFrom(

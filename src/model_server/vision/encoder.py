@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from weakref import WeakValueDictionary
 
-from model_server.vision.image import Encoded, Image, SeesImages
+from model_server.vision.image import Encoded, EncodedImages, Image, SeesImages
 
 
 class ImageEncoder:
@@ -27,8 +27,15 @@ class ImageEncoder:
         self.hits = 0
         self.misses = 0
         self.encode_ns = 0
+        self._told = EncodedImages()
         self._alive: WeakValueDictionary[bytes, Encoded] = WeakValueDictionary()
         self._recent: OrderedDict[bytes, Encoded] = OrderedDict()
+
+    def take_counts(self) -> EncodedImages | None:
+        """What was found and encoded since the last call; None: nothing."""
+        counted = (self.hits - self._told.hits, self.misses - self._told.misses, self.encode_ns - self._told.encode_ns)
+        self._told = EncodedImages(self.hits, self.misses, self.encode_ns)
+        return EncodedImages(*counted) if any(counted) else None
 
     @property
     def num_rows(self) -> int:

@@ -78,6 +78,15 @@ class ImagePlace:
         return self.start + self.length
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedImages:
+    """The images that the prompts of a step needed: hits were encoded before, misses in `encode_ns` for this step."""
+
+    hits: int = 0
+    misses: int = 0
+    encode_ns: int = 0
+
+
 class Encoded:
     """What a tower has made of an image. rows: [num_embeds, hidden], as the first layer reads them. deep: [layers,
     num_embeds, hidden], what is added to them behind the first layers; None: nothing."""

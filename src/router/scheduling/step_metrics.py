@@ -73,6 +73,11 @@ class StepMetrics:
         observe("tgi_batch_filter_duration", delivery_s, method=method)
         observe("tgi_batch_inference_duration", step_s, method=method)
         self._metrics.count("tgi_batch_inference_success", method=method)
+        if reply.images is not None:
+            self._metrics.count("tgi_encoder_cache_hits", reply.images.hits)
+            self._metrics.count("tgi_encoder_cache_misses", reply.images.misses)
+            if reply.images.misses:
+                observe("tgi_image_encode_duration", reply.images.encode_s)
         if reply.drafted is not None:
             for kind, (num_tokens, num_right) in reply.drafted.labelled().items():
                 self._metrics.count("tgi_speculation_drafted_tokens", num_tokens, kind=kind)

@@ -18,6 +18,7 @@ from router.shards.interface import (
     Columns,
     DecodeCall,
     Drafted,
+    EncodedImages,
     Ended,
     Growth,
     NewBatch,
@@ -248,6 +249,7 @@ def step_from(messages: Sequence[StepMessage]) -> StepReply:
     """One step of all ranks: rows of all, the batch of the last, timings of the slowest."""
     reply = StepReply()
     reply.drafted = _drafted_from([message.speculation for message in messages if message.HasField("speculation")])
+    reply.images = _images_from([message.images for message in messages if message.HasField("images")])
     for message in messages:
         if message.HasField("columns"):
             columns = message.columns  # read once: protobuf wraps it again each time
@@ -279,6 +281,14 @@ def _drafted_from(messages: Sequence[pb.Speculation]) -> Drafted | None:
         longest=max(m.window for m in messages),
         by_kind=tuple((sum(drafted for drafted, _ in one), sum(right for _, right in one)) for one in by_kind),
     )
+
+
+def _images_from(messages: Sequence[pb.EncodedImages]) -> EncodedImages | None:
+    """Every rank encodes all images: the slowest one's time."""
+    if not messages:
+        return None
+    first = messages[0]
+    return EncodedImages(first.hits, first.misses, max(m.encode_ns for m in messages) * _NS)
 
 
 def _columns_from(message: pb.Columns) -> Columns:

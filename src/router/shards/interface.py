@@ -180,6 +180,15 @@ class Drafted:
         return known | {OTHER_DRAFTS: (self.num_tokens - num_tokens, self.num_right - num_right)}
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedImages:
+    """The images that the prompts of a step needed: hits were encoded before, misses for this step."""
+
+    hits: int
+    misses: int
+    encode_s: float
+
+
 @dataclass(slots=True)
 class StepReply:
     """Answer of a Prefill or Decode, merged over the ranks. `batch` is None when nothing continues."""
@@ -189,6 +198,7 @@ class StepReply:
     batch: CachedBatch | None = None
     timings: Timings = field(default_factory=Timings)
     drafted: Drafted | None = None
+    images: EncodedImages | None = None
 
 
 class Shards(Protocol):

@@ -381,7 +381,7 @@ class PrefillRequest(_message.Message):
     def __init__(self, batch: _Optional[_Union[Batch, _Mapping]] = ..., cached_batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefillResponse(_message.Message):
-    __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns", "speculation", "other_ranks")
+    __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns", "speculation", "images", "other_ranks")
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
@@ -391,6 +391,7 @@ class PrefillResponse(_message.Message):
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PHASES_NS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
     generations: _containers.RepeatedCompositeFieldContainer[Generation]
     batch: CachedBatch
@@ -401,8 +402,9 @@ class PrefillResponse(_message.Message):
     columns: Columns
     phases_ns: _containers.RepeatedScalarFieldContainer[int]
     speculation: Speculation
+    images: EncodedImages
     other_ranks: _containers.RepeatedCompositeFieldContainer[PrefillResponse]
-    def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[PrefillResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., images: _Optional[_Union[EncodedImages, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[PrefillResponse, _Mapping]]] = ...) -> None: ...
 
 class Speculation(_message.Message):
     __slots__ = ("drafted", "accepted", "window", "drafted_by_kind", "accepted_by_kind")
@@ -417,6 +419,16 @@ class Speculation(_message.Message):
     drafted_by_kind: _containers.RepeatedScalarFieldContainer[int]
     accepted_by_kind: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., window: _Optional[int] = ..., drafted_by_kind: _Optional[_Iterable[int]] = ..., accepted_by_kind: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EncodedImages(_message.Message):
+    __slots__ = ("hits", "misses", "encode_ns")
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
+    hits: int
+    misses: int
+    encode_ns: int
+    def __init__(self, hits: _Optional[int] = ..., misses: _Optional[int] = ..., encode_ns: _Optional[int] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
     __slots__ = ("batches", "sequence", "unanswered", "growth", "chunk_tokens")
@@ -433,7 +445,7 @@ class DecodeRequest(_message.Message):
     def __init__(self, batches: _Optional[_Iterable[_Union[CachedBatch, _Mapping]]] = ..., sequence: _Optional[int] = ..., unanswered: _Optional[int] = ..., growth: _Optional[_Iterable[_Union[BlockGrowth, _Mapping]]] = ..., chunk_tokens: _Optional[int] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
-    __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns", "speculation", "other_ranks")
+    __slots__ = ("generations", "batch", "forward_ns", "decode_ns", "total_ns", "concat_ns", "columns", "phases_ns", "speculation", "images", "other_ranks")
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +455,7 @@ class DecodeResponse(_message.Message):
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PHASES_NS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     OTHER_RANKS_FIELD_NUMBER: _ClassVar[int]
     generations: _containers.RepeatedCompositeFieldContainer[Generation]
     batch: CachedBatch
@@ -453,8 +466,9 @@ class DecodeResponse(_message.Message):
     columns: Columns
     phases_ns: _containers.RepeatedScalarFieldContainer[int]
     speculation: Speculation
+    images: EncodedImages
     other_ranks: _containers.RepeatedCompositeFieldContainer[DecodeResponse]
-    def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[DecodeResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, generations: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., batch: _Optional[_Union[CachedBatch, _Mapping]] = ..., forward_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., concat_ns: _Optional[int] = ..., columns: _Optional[_Union[Columns, _Mapping]] = ..., phases_ns: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., images: _Optional[_Union[EncodedImages, _Mapping]] = ..., other_ranks: _Optional[_Iterable[_Union[DecodeResponse, _Mapping]]] = ...) -> None: ...
 
 class WarmupRequest(_message.Message):
     __slots__ = ("batch", "max_input_tokens", "max_prefill_tokens", "max_total_tokens", "extensions", "sequence")

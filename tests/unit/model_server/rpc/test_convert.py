@@ -8,6 +8,7 @@ from model_server.batch.results import CachedBatch, FinishReason, GeneratedText,
 from model_server.errors import RequestError
 from model_server.rpc import convert
 from model_server.sampling.parameters import Grammar
+from model_server.vision.image import EncodedImages
 from wire.v3 import generate_pb2 as pb
 
 
@@ -164,3 +165,10 @@ def test_images_come_to_the_requests_that_have_them() -> None:
     assert found.features["pixel_values"].tensor().shape == (1, 2)
     assert (first.images[0].start, first.images[0].stop) == (2, 9)
     assert first.images[1].image is None and second.images == ()
+
+
+def test_what_was_encoded_is_told() -> None:
+    result = StepResult([], None, 1, 2, 3, images=EncodedImages(1, 2, 3))
+    images = convert.prefill_response(result, 1).images
+    assert (images.hits, images.misses, images.encode_ns) == (1, 2, 3)
+    assert not convert.decode_response(StepResult([], None, 1, 2, 3), 1).HasField("images")

@@ -8,7 +8,7 @@ import torch
 
 from model_server.vision.encoder import ImageEncoder
 from model_server.vision.families import FAMILIES
-from model_server.vision.image import Encoded, Image
+from model_server.vision.image import Encoded, EncodedImages, Image
 
 
 class CountingTower:
@@ -37,6 +37,11 @@ def test_the_longest_unused_goes_first() -> None:
         assert encoder.find(image(number)).rows[0] == number
     assert tower.encoded == [1, 2, 3, 2]
     assert (encoder.hits, encoder.misses, encoder.num_rows) == (2, 4, 8)
+    told = encoder.take_counts()
+    assert told is not None and (told.hits, told.misses) == (2, 4) and told.encode_ns > 0
+    assert encoder.take_counts() is None
+    encoder.find(image(2))
+    assert encoder.take_counts() == EncodedImages(hits=1)
 
 
 def test_what_a_request_needs_is_encoded_once_however_little_room_there_is() -> None:

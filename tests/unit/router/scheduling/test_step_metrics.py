@@ -9,6 +9,7 @@ from support.scheduler_harness import running_scheduler
 
 from router.scheduling import step_metrics
 from router.scheduling.step_metrics import DrainRate
+from router.shards.interface import EncodedImages, StepReply
 
 
 async def test_names_of_a_short_run():
@@ -64,6 +65,15 @@ def test_every_name_is_known_to_the_real_metrics():
     text = real.render().decode()
     for key in [*recorded.counts, *recorded.observed, *recorded.gauges]:
         assert key.split("{")[0] in text
+
+
+def test_images_of_a_step():
+    recorded = RecordingMetrics()
+    step = step_metrics.StepMetrics(recorded)
+    for misses in (2, 0):
+        step.answered("prefill", StepReply(images=EncodedImages(hits=1, misses=misses, encode_s=0.5)), 1.0, 0.1)
+    assert recorded.counts["tgi_encoder_cache_hits"] == 2 and recorded.counts["tgi_encoder_cache_misses"] == 2
+    assert recorded.observed["tgi_image_encode_duration"] == [0.5]
 
 
 class TestDrainRate:

@@ -128,6 +128,14 @@ def test_drafts_are_counted_by_what_guessed_them():
     assert reply.drafted.labelled() == {"lookup": (4, 2), "grammar": (1, 1), "other": (2, 1)}
 
 
+def test_images_are_counted_once_for_all_ranks():
+    ranks = [pb.EncodedImages(hits=1, misses=2, encode_ns=ns) for ns in (2_000_000, 3_000_000)]
+    reply = convert.step_from([pb.PrefillResponse(images=one) for one in ranks])
+    assert reply.images is not None and (reply.images.hits, reply.images.misses) == (1, 2)
+    assert reply.images.encode_s == pytest.approx(0.003)
+    assert convert.step_from([pb.PrefillResponse()]).images is None
+
+
 @pytest.mark.parametrize("counts", [(), (1, 1)], ids=["columns", "rows"])
 def test_logprobs_are_written_as_short_as_a_float32(counts: tuple[int, ...]):
     columns = pb.Columns(

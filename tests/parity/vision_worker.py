@@ -1,0 +1,53 @@
+"""One rank of a vision model: `python -m parity.vision_worker RANK WORLD PORT FOLDER NAME`.
+
+Runs the prompts in FOLDER/prompts.pt in small chunks, one joining after another, and writes its tokens beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from parity.vision_scene import Prompt, request
+from support.engine_shard import EngineShard
+from support.loading import CPU, load
+
+from model_server.distributed.group import connect
+from model_server.distributed.layout import Layout, Ranks
+from model_server.text.tokenizer import Tokenizer
+from model_server.vision.encoder import ImageEncoder
+from model_server.vision.families import vision_family
+from model_server.vision.tower import load_tower
+
+
+def main(rank: int, world_size: int, port: int, folder: Path, name: str) -> None:
+    torch.set_num_threads(1)
+    group = connect(rank, world_size, CPU, port=port, timeout_s=120)
+    group.on_lost(lambda message: None)  # the ranks end one by one
+    prompts: list[tuple[Prompt, int]] = torch.load(folder / "prompts.pt", weights_only=False)
+    family = vision_family(json.loads((folder / "config.json").read_text()))
+    assert family is not None
+    with torch.inference_mode():
+        runner: Any = load(folder, ranks=Ranks.of(group, Layout.of(rank, world_size)))
+        encoder = ImageEncoder(load_tower(folder, name, family, CPU, torch.float32), 10_000)
+        shard = EngineShard(
+            Tokenizer.load(folder), rank=rank, world_size=world_size, budget=7, runner=runner, encoder=encoder,
+            num_blocks=256,
+        )  # fmt: skip
+        requests = [request(shard, prompt, chunk_len=first) for prompt, first in prompts]
+        results = [shard.prefill(n, one, cached=0 if n else None) for n, one in enumerate(requests)]
+        results += shard.run_out(results.pop(), 0)
+    said: dict[int, list[int]] = {}
+    for generation in (g for result in results for g in result.generations):
+        assert generation.tokens is not None, generation.error
+        said.setdefault(generation.request_id, []).extend(generation.tokens.ids)
+    torch.save(said, folder / f"said{rank}.pt")
+    group.barrier()
+    group.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
