@@ -30,7 +30,11 @@ def chat_of(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> ChatB
 
     Raises ToolError for a choice among tools that cannot be honoured, ValidationError for other faults.
     """
-    fields: dict[str, Any] = {"model": body.model, "messages": _turns(body, items), **tools.choice(body.tool_choice)}
+    fields: dict[str, Any] = {
+        "model": body.model,
+        "messages": _turns(body, tools, items),
+        **tools.choice(body.tool_choice),
+    }
     if tools.functions:
         fields |= {"tools": tools.functions, "parallel_tool_calls": body.parallel_tool_calls}
     if (form := body.text.format).type != "text":
@@ -46,8 +50,8 @@ def encrypted(text: str) -> str:
     return _PREFIX + base64.b64encode(text.encode()).decode()
 
 
-def _turns(body: ResponsesBody, items: list[Item]) -> list[dict[str, Any]]:
-    turns = _of_items(items)
+def _turns(body: ResponsesBody, tools: ServedTools, items: list[Item]) -> list[dict[str, Any]]:
+    turns = _of_items(items, tools)
     if body.instructions:
         turns.insert(0, {"role": "system", "content": body.instructions})
     return _one_system_turn(turns)
@@ -66,7 +70,7 @@ def _text(content: str | list[dict[str, Any]]) -> str:
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
-def _of_items(items: list[Item]) -> list[dict[str, Any]]:
+def _of_items(items: list[Item], tools: ServedTools) -> list[dict[str, Any]]:
     """Reasoning, text and calls of the assistant that follow each other are one turn."""
     turns: list[dict[str, Any]] = []
     for item in items:
@@ -77,7 +81,7 @@ def _of_items(items: list[Item]) -> list[dict[str, Any]]:
             else:
                 turns.append({"role": item.role, "content": content})
         elif isinstance(item, CallItem | CustomCallItem):
-            _assistant(turns).setdefault("tool_calls", []).append(_call(item))
+            _assistant(turns).setdefault("tool_calls", []).append(_call(item, tools))
         elif isinstance(item, ReasoningItem):
             if text := _reasoning(item):
                 _assistant(turns, without=("content", "tool_calls", "reasoning"))["reasoning"] = text
@@ -93,9 +97,10 @@ def _assistant(turns: list[dict[str, Any]], without: tuple[str, ...] = ()) -> di
     return turns[-1]
 
 
-def _call(item: CallItem | CustomCallItem) -> dict[str, Any]:
+def _call(item: CallItem | CustomCallItem, tools: ServedTools) -> dict[str, Any]:
     arguments = custom_arguments(item.input) if isinstance(item, CustomCallItem) else item.arguments
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+    name = tools.name_of(item.name, item.namespace) if isinstance(item, CallItem) else item.name
+    return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _content(parts: str | list[InputPart]) -> str | list[dict[str, Any]]:

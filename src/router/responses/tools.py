@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,15 +23,22 @@ class ServedTools:
     echoed: list[dict[str, Any]] = field(default_factory=list)
     custom: set[str] = field(default_factory=set)
     """Names of tools whose input is a text; in the chat they are functions with one argument."""
-    namespaces: dict[str, str] = field(default_factory=dict)
-    """From a function to the namespace that it comes from."""
+    namespaced: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """From the name of a function that comes from a namespace to the namespace and its name there."""
 
     @classmethod
     def of(cls, tools: Sequence[ResponsesTool]) -> ServedTools:
         served = cls()
+        outside = {tool.name for tool in tools if tool.type in ("function", "custom")}
         for tool in tools:
-            served._add(tool)
+            served._add(tool, outside)
         return served
+
+    def name_of(self, name: str, namespace: str | None) -> str:
+        """What the model knows a function as."""
+        if namespace is None:
+            return name
+        return next((known for known, place in self.namespaced.items() if place == (namespace, name)), name)
 
     def choice(self, asked: str | dict[str, Any]) -> dict[str, Any]:
         """The chat's fields for `tool_choice`. Raises ToolError."""
@@ -44,28 +51,34 @@ class ServedTools:
             return {
                 "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": asked.get("mode"), "tools": named}}
             }
-        name = asked.get("name")
+        name, namespace = asked.get("name"), asked.get("namespace")
+        if isinstance(name, str) and isinstance(namespace, str):
+            name = self.name_of(name, namespace)
         if asked.get("type") not in ("function", "custom") or not isinstance(name, str):
             raise ToolError('`tool_choice` must be auto, none, required or {"type": "function", "name": ...}')
         return {"tool_choice": {"type": "function", "function": {"name": name}}}
 
-    def _add(self, tool: ResponsesTool, namespace: str | None = None) -> None:
+    def _add(self, tool: ResponsesTool, outside: Collection[str | None], namespace: str | None = None) -> None:
+        """`outside`: names of the functions that come from no namespace. Another one of the same name gets its
+        namespace before its name."""
         if tool.type == "namespace" and namespace is None:
             self.echoed.append(_echo(tool))
             for inner in tool.tools:
-                self._add(inner, tool.name)
+                self._add(inner, outside, tool.name)
         elif tool.type in ("function", "custom"):
             assert tool.name is not None
             is_custom = tool.type == "custom"
             schema = _CUSTOM_SCHEMA if is_custom else tool.parameters
-            function = {"name": tool.name, "description": tool.description, "parameters": schema}
+            is_taken = namespace is not None and (tool.name in outside or tool.name in self.namespaced)
+            name = f"{namespace}__{tool.name}" if is_taken else tool.name
+            function = {"name": name, "description": tool.description, "parameters": schema}
             self.functions.append({"type": "function", "function": function})
             if is_custom:
-                self.custom.add(tool.name)
+                self.custom.add(name)
             if namespace is None:
                 self.echoed.append(_echo(tool))
             else:
-                self.namespaces[tool.name] = namespace
+                self.namespaced[name] = (namespace, tool.name)
 
 
 def _echo(tool: ResponsesTool) -> dict[str, Any]:

@@ -84,9 +84,10 @@ class ResponseWriter:
         return [*events, *self._placed(self._open.push(text))]
 
     def _call(self, name: str, call_id: str) -> OutputItem:
+        namespace, inner = self._tools.namespaced.get(name, (None, name))
         if name in self._tools.custom:
-            return CustomCallOutput(name, call_id)
-        return CallOutput(name, call_id, self._tools.namespaces.get(name))
+            return CustomCallOutput(inner, call_id)
+        return CallOutput(inner, call_id, namespace)
 
     def _begin(self, item: OutputItem) -> list[Event]:
         events = self._close("completed")

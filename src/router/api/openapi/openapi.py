@@ -95,7 +95,7 @@ def _finished(schema: dict[str, Any], limits: object) -> dict[str, Any]:
             answers = operation["responses"]
             if "HTTPValidationError" in str(answers.get("422")):
                 del answers["422"]
-                answers["404"] = NOT_FOUND
+                answers.setdefault("404", NOT_FOUND)
             content = answers["200"].get("content", {})
             if content.get("application/json") == {"schema": {}}:
                 del content["application/json"]  # FastAPI's default: there are events only, or nothing

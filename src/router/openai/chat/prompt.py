@@ -216,4 +216,5 @@ def chat_body(fields: dict[str, Any]) -> ChatBody:
     except pydantic.ValidationError as error:
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in fault["loc"])
-    raise ValidationError(f"as a chat, the request has a fault in `{place}`: {fault['msg']}")
+    where, said = f" in `{place}`" if place else "", fault["msg"].removeprefix("Value error, ")
+    raise ValidationError(f"as a chat, the request has a fault{where}: {said}")

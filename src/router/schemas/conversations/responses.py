@@ -46,6 +46,7 @@ class CallItem(Body):
     call_id: str = Field(description="What the output refers to.", examples=["call_1"])
     name: str = Field(description="The function.", examples=["get_weather"])
     arguments: str = Field(description="JSON text.", examples=['{"city": "Paris"}'])
+    namespace: str | None = Field(default=None, description="Where the function comes from.", examples=["mcp__docs"])
 
 
 class CustomCallItem(Body):

@@ -171,6 +171,25 @@ async def test_calls_of_custom_tools_and_of_namespaces(make_native: MakeRouter) 
         )
 
 
+async def test_functions_of_one_name_in_several_namespaces(make_native: MakeRouter) -> None:
+    search = {"type": "function", "name": "search"}
+    spaces = [{"type": "namespace", "name": name, "tools": [search]} for name in ("mcp__a", "mcp__b")]
+    call = '<think></think><tool_call>\n{"name": "mcp__b__search", "arguments": {}}\n</tool_call>'
+    earlier = [
+        {"type": "function_call", "name": "search", "namespace": name, "arguments": "{}", "call_id": name}
+        for name in ("mcp__a", "mcp__b")
+    ]
+    named = {"type": "function", "name": "search", "namespace": "mcp__b"}
+    for tools, first in ((spaces, "search"), ([*spaces, search], "mcp__a__search")):
+        router = make_native([call, "</s>"], ['{"function": {"_name": "mcp__b__search"}}', "</s>"])
+        asked = body(tools=tools, input=[{"role": "user", "content": "?"}, *earlier])
+        (item,) = (await router.post(PATH, asked)).json()["output"]
+        assert (item["name"], item["namespace"]) == ("search", "mcp__b")
+        assert f"mcp__a={first}{{}}mcp__b=mcp__b__search{{}}" in router.scheduler.last.inputs
+        (item,) = (await router.post(PATH, asked | {"tool_choice": named})).json()["output"]
+        assert (item["name"], item["namespace"]) == ("search", "mcp__b")
+
+
 async def test_an_answer_that_is_cut_is_incomplete(make_router: MakeRouter) -> None:
     for stream in (False, True):
         router = make_router(lambda request: says("Hi", " there", reason="length"))
@@ -201,6 +220,7 @@ async def test_the_form_of_an_answer(make_router: MakeRouter) -> None:
         ({"truncation": "auto"}, "`truncation` is not served here"),
         ({"max_tool_calls": 3}, "`max_tool_calls` is not served here"),
         ({"input": []}, "at least one item"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "has a fault: `messages` must hold at least one message"),
         ({"input": [{"type": "web_search_call"}]}, "web_search_call"),
         ({"text": {"format": {"type": "json_schema"}}}, "`schema` belongs"),
         ({"text": {"format": {"type": "xml"}}}, "json_object"),
