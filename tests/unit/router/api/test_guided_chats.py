@@ -72,33 +72,34 @@ LARK = 'start: ("yes" | "no") ", \\"<b>\\" @ $END " NUMBER // <c>\nNUMBER: /[0-9
 EBNF = 'root ::= ("yes" | "no") ", \\"<b>\\" @ $END " number # <c>\nnumber ::= [0-9]+ | "<d>"'
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"guided_grammar": EBNF},
-        {"guided_grammar": LARK},
-        {"structured_outputs": {"grammar": EBNF}},
-        {"ebnf": EBNF},
-        {"response_format": {"type": "lark", "value": LARK}},
-        {"response_format": {"type": "gbnf", "value": EBNF}},
-        {"response_format": {"type": "ebnf", "value": EBNF}},
-    ],
-)
+GRAMMARS: list[dict[str, Any]] = [
+    {"guided_grammar": EBNF},
+    {"guided_grammar": LARK},
+    {"structured_outputs": {"grammar": EBNF}},
+    {"ebnf": EBNF},
+    {"response_format": {"type": "lark", "value": LARK}},
+    {"response_format": {"type": "gbnf", "value": EBNF}},
+    {"response_format": {"type": "ebnf", "value": EBNF}},
+]
+
+
 @pytest.mark.parametrize("path", [PATH, TEXTS])
-async def test_a_grammar_in_lark_or_ebnf(make_router: MakeRouter, path: str, fields: dict[str, Any]) -> None:
+async def test_a_grammar_in_lark_or_ebnf(make_router: MakeRouter, path: str) -> None:
     router = make_router(info=WITH_GRAMMARS)
-    asked = body() if path == PATH else {"prompt": "Hello"}
-    answer = await router.post(path, asked | fields)
-    assert answer.status_code == 200, answer.text
-    sampling = router.scheduler.last.sampling
-    assert sampling.grammar_kind == "lark"
-    matcher = compile_grammar("lark", sampling.grammar, LLTokenizer(TokenizerWrapper(_Bytes())), (256,))
-    for text in ('yes, "<b>" @ $END 12', 'no, "<b>" @ $END <d>'):
-        at = matcher.deep_copy()
-        assert all(at.consume_token(byte) for byte in text.encode()) and at.is_accepting()
-    for wrong in ("maybe", 'yes, "<b>" @ $END x', "yes"):
-        at = matcher.deep_copy()
-        assert not (all(at.consume_token(byte) for byte in wrong.encode()) and at.is_accepting())
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()))
+    for fields in GRAMMARS:
+        asked = body() if path == PATH else {"prompt": "Hello"}
+        answer = await router.post(path, asked | fields)
+        assert answer.status_code == 200, answer.text
+        sampling = router.scheduler.last.sampling
+        assert sampling.grammar_kind == "lark"
+        matcher = compile_grammar("lark", sampling.grammar, tokenizer, (256,))
+        for text in ('yes, "<b>" @ $END 12', 'no, "<b>" @ $END <d>'):
+            at = matcher.deep_copy()
+            assert all(at.consume_token(byte) for byte in text.encode()) and at.is_accepting()
+        for wrong in ("maybe", 'yes, "<b>" @ $END x', "yes"):
+            at = matcher.deep_copy()
+            assert not (all(at.consume_token(byte) for byte in wrong.encode()) and at.is_accepting())
 
 
 async def test_a_model_server_that_has_no_such_grammars(router: Router) -> None:
@@ -123,29 +124,30 @@ async def test_a_choice_begins_behind_the_thinking(make_router: MakeRouter) -> N
             assert not matcher.deep_copy().consume_token(first[0])  # white space would be part of the answer
 
 
-@pytest.mark.parametrize(
-    ("fields", "says_so"),
-    [
-        ({"guided_json": SCHEMA, "guided_regex": "a"}, "more than one of"),
-        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "more than one of"),
-        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "more than one of"),
-        ({"guided_grammar": "x"}, "the EBNF cannot be read"),
-        ({"guided_grammar": "root ::= " + "(" * 2000}, "nested too deeply"),
-        ({"ebnf": 'start: "a" <[7]>'}, "it names the token <[7]>"),
-        ({"ebnf": 'start: "a" </s>'}, "it names the token </s>"),
-        ({"ebnf": "start: @frame"}, "it refers to another grammar: @frame"),
-        ({"ebnf": "start: other"}, "grammar is not valid"),
-        ({"ebnf": "root ::= root root"}, "no text fits it"),
-        ({"response_format": {"type": "gbnf"}}, "must be a string that is not empty"),
-        ({"regex": "a", "ebnf": 'root ::= "a"'}, "more than one of"),
-        ({"ebnf": 'root ::= "a"', "tools": [{"type": "function", "function": {"name": "f"}}]}, "mutually exclusive"),
-        ({"guided_whitespace_pattern": " "}, "`guided_whitespace_pattern` is not served here"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "`whitespace_pattern` is not served here"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "`structural_tag` is not served here"),
-        ({"guided_choice": []}, "at least one text"),
-        ({"guided_regex": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "mutually exclusive"),
-    ],
-)
-async def test_what_is_refused(make_router: MakeRouter, fields: dict[str, Any], says_so: str) -> None:
-    answer = await make_router(info=WITH_GRAMMARS).post(PATH, body(**fields))
-    assert answer.status_code == 422 and says_so in answer.json()["error"]
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"guided_json": SCHEMA, "guided_regex": "a"}, "more than one of"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "more than one of"),
+    ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "more than one of"),
+    ({"guided_grammar": "x"}, "the EBNF cannot be read"),
+    ({"guided_grammar": "root ::= " + "(" * 2000}, "nested too deeply"),
+    ({"ebnf": 'start: "a" <[7]>'}, "it names the token <[7]>"),
+    ({"ebnf": 'start: "a" </s>'}, "it names the token </s>"),
+    ({"ebnf": "start: @frame"}, "it refers to another grammar: @frame"),
+    ({"ebnf": "start: other"}, "grammar is not valid"),
+    ({"ebnf": "root ::= root root"}, "no text fits it"),
+    ({"response_format": {"type": "gbnf"}}, "must be a string that is not empty"),
+    ({"regex": "a", "ebnf": 'root ::= "a"'}, "more than one of"),
+    ({"ebnf": 'root ::= "a"', "tools": [{"type": "function", "function": {"name": "f"}}]}, "mutually exclusive"),
+    ({"guided_whitespace_pattern": " "}, "`guided_whitespace_pattern` is not served here"),
+    ({"structured_outputs": {"whitespace_pattern": " "}}, "`whitespace_pattern` is not served here"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "`structural_tag` is not served here"),
+    ({"guided_choice": []}, "at least one text"),
+    ({"guided_regex": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "mutually exclusive"),
+]
+
+
+async def test_what_is_refused(make_router: MakeRouter) -> None:
+    router = make_router(info=WITH_GRAMMARS)
+    for fields, says_so in REFUSED:
+        answer = await router.post(PATH, body(**fields))
+        assert answer.status_code == 422 and says_so in answer.json()["error"], (fields, answer.text)
