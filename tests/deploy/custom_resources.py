@@ -1,7 +1,7 @@
 """Schemas of the custom resources, of the fields that the chart uses and no others.
 
 Sources: the definitions of LeaderWorkerSet v1 (0.7), of the Gateway API Inference Extension v1 (1.0), of the Gateway
-API v1 (1.3), and of KServe's LLMInferenceServiceConfig v1alpha1 (0.16).
+API v1 (1.3), of KServe's LLMInferenceServiceConfig v1alpha1 (0.16), and of KubeRay's RayJob v1 (1.3).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def resource(version: str, kind: str, spec: Schema) -> Schema:
     constants = {"apiVersion": {"const": version}, "kind": {"const": kind}}
     return strict({**constants, "metadata": METADATA, "spec": spec}, "apiVersion", "kind", "metadata", "spec")
 
+
+RAY_OPTIONS = {"type": "object", "additionalProperties": {"type": "string"}}
 
 SCHEMAS = {
     "LeaderWorkerSet": resource(
@@ -103,6 +105,44 @@ SCHEMAS = {
             },
             "parentRefs",
             "rules",
+        ),
+    ),
+    "RayJob": resource(
+        "ray.io/v1",
+        "RayJob",
+        strict(
+            {
+                "entrypoint": {"type": "string"},
+                "submissionMode": {"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode"]},
+                "shutdownAfterJobFinishes": {"type": "boolean"},
+                "backoffLimit": {"type": "integer", "minimum": 0},
+                "submitterPodTemplate": strict({"spec": {"type": "object"}}, "spec"),
+                "rayClusterSpec": strict(
+                    {
+                        "headGroupSpec": strict({"rayStartParams": RAY_OPTIONS, "template": POD}, "template"),
+                        "workerGroupSpecs": {
+                            "type": "array",
+                            "items": strict(
+                                {
+                                    "groupName": NAME,
+                                    "replicas": {"type": "integer", "minimum": 0},
+                                    "minReplicas": {"type": "integer", "minimum": 0},
+                                    "maxReplicas": {"type": "integer", "minimum": 0},
+                                    "rayStartParams": RAY_OPTIONS,
+                                    "template": POD,
+                                },
+                                "groupName",
+                                "minReplicas",
+                                "maxReplicas",
+                                "template",
+                            ),
+                        },
+                    },
+                    "headGroupSpec",
+                ),
+            },
+            "entrypoint",
+            "rayClusterSpec",
         ),
     ),
     "LLMInferenceServiceConfig": resource(

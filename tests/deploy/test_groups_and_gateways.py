@@ -17,7 +17,8 @@ GROUP: Values = {
 }  # fmt: skip
 GATEWAY: Values = {"gateway": {"enabled": True, "name": "public", "namespace": "infra", "hostnames": ["llm.example"]}}
 POLICY: Values = {"networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]}}
-KSERVE = Path(__file__).parents[2] / "deploy" / "kserve" / "llm-inference-service-config.yaml"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+KSERVE = DEPLOY / "kserve" / "llm-inference-service-config.yaml"
 
 
 def pods(manifests: Manifests) -> dict[str, Any]:
@@ -135,3 +136,36 @@ def test_the_config_for_kserve() -> None:
     assert ports["PORT"] == str(container["ports"][0]["containerPort"])
     mounts = {mount["name"] for mount in container["volumeMounts"]}
     assert mounts == {volume["name"] for volume in template["volumes"]}
+
+
+def test_the_manifests_for_kuberay() -> None:
+    job, service, policy = yaml.safe_load_all((DEPLOY / "ray" / "kuberay.yaml").read_text())
+    validate(job)
+    for manifest in (service, policy):
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+    cluster = job["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    for spec in (job["spec"]["submitterPodTemplate"]["spec"], *(one["template"]["spec"] for one in nodes(cluster))):
+        kubernetes_validate.validate(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}, VERSIONS[-1], strict=True
+        )
+        (container,) = spec["containers"]
+        given = {one["name"]: one["value"] for one in container["env"]}
+        assert (given["RAY_AUTH_MODE"], given["RAY_USAGE_STATS_ENABLED"]) == ("token", "0")
+        assert container["envFrom"] == [{"secretRef": {"name": "tercet-ray"}}]
+    options = job["spec"]["entrypoint"].split()
+    assert options[:3] == ["launcher", "--placement", "ray"]
+    asked = dict(zip(options[3::2], options[4::2], strict=True))
+    assert int(asked["--nnodes"]) == 1 + workers["replicas"]
+    (container,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    shards = int(asked["--num-stage"]) * int(asked["--num-shard"])
+    assert int(container["resources"]["limits"]["nvidia.com/gpu"]) * int(asked["--nnodes"]) == shards
+    assert container["ports"] == [{"name": "http", "containerPort": int(asked["--port"])}]
+    head = cluster["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= head.items()
+    for one in nodes(cluster):
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= one["template"]["metadata"]["labels"].items()
+
+
+def nodes(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]

@@ -70,6 +70,18 @@ def test_a_launcher_that_is_killed_ends_the_other_node(group: NodeGroup, node: i
 
 
 @pytest.mark.long
+def test_a_router_that_is_killed_ends_all_nodes(group: NodeGroup) -> None:
+    group.start()
+    group.wait_ready()
+    leader, worker = group.nodes
+    leader.machine.running("-m router")[0].kill()
+    group.wait_gone()
+    first = "node 0 (10.77.0.1): router was killed by signal 9 (SIGKILL)"
+    assert first in leader.last_line and first in worker.last_line, group.logs()
+    assert (leader.status, worker.status) == (1, LOST_NODE)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("signalled", [(0,), (1,), (0, 1)])
 def test_a_signal_to_any_node_stops_all_in_order(group: NodeGroup, signalled: tuple[int, ...]) -> None:
     group.start()

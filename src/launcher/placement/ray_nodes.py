@@ -132,7 +132,8 @@ def run_on_ray(config: LauncherConfig, environ: Mapping[str, str]) -> int:
     try:
         with Signals() as signals:  # after Ray, which takes the handlers for itself
             bundle = _bundle(config)
-            group = placement_group([bundle] * num_nodes(config), strategy="STRICT_SPREAD")
+            bundles = [bundle | _own_node(bundle), *[bundle] * (num_nodes(config) - 1)]
+            group = placement_group(bundles, strategy="STRICT_SPREAD")
             if not _is_reserved(group, config, bundle, signals):
                 return 0
             nodes = _start(group, bundle, config, environ)
@@ -192,6 +193,15 @@ def _bundle(config: LauncherConfig) -> dict[str, float]:
             f"{len(has)} nodes"
         )
     return bundle
+
+
+def _own_node(bundle: Mapping[str, float]) -> dict[str, float]:
+    """What places node 0, which serves, on the machine of this process: a trace of a resource that only it has. Empty
+    if that one does not have what a node needs."""
+    own = f"node:{ray.util.get_node_ip_address()}"
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fits = any(own in one and all(one.get(name, 0) >= amount for name, amount in bundle.items()) for one in resources)
+    return {own: 0.001} if fits else {}
 
 
 def _said(bundle: Mapping[str, float]) -> str:
