@@ -302,6 +302,8 @@ def check(config: RouterConfig) -> None:
         raise ArgumentValidation(str(error)) from None
     if "" in config.served_model_name:
         raise ArgumentValidation("`--served-model-name` is empty")
+    if config.image_hosts and config.image_fetch == "off":
+        raise ArgumentValidation("`--image-hosts` has no effect with `--image-fetch off`: leave one of them out")
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise ArgumentValidation("ngrok tunnels are not served; remove `--ngrok*`")
     for flag, route in (

@@ -103,6 +103,7 @@ DECLARED: dict[str, Declared] = {
     ),
     # TGI's only value, also for what joins within a prefill.
     "tgi_batch_concat_duration": _histogram("Joining batches in seconds", "seconds", ("method", ("decode",))),
+    "tgi_image_fetch_duration": _histogram("Fetching an image in seconds", "seconds"),
     "tgi_image_prepare_duration": _histogram("Preparing an image that was not known in seconds", "seconds"),
     "tgi_image_tokens": _histogram("Tokens of an image", "tokens"),
     "tgi_batch_next_size": _histogram("Requests in a new prefill", "requests"),

@@ -36,6 +36,7 @@ ZERO_MEANS_SOMETHING = {
     "max_images",  # no request may have any
     "image_cache_mib",  # none is kept
     "rank",
+    "response_store",  # none is kept
     "speculate",  # off
     "tgi_wiggle_room",
     "watermark_gamma", "watermark_delta",  # favours nothing

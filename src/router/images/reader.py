@@ -103,7 +103,9 @@ class ImageReader:
             data = await asyncio.to_thread(data_of, url, max_bytes)
             assert data is not None
         elif url.startswith(("http://", "https://")):
+            began = time.monotonic()
             data = await self._fetcher.fetch(url, max_bytes)
+            self._metrics.observe("tgi_image_fetch_duration", time.monotonic() - began)
         else:
             raise ValidationError(f"invalid image content: {url[:50]}")
         return data, await asyncio.to_thread(self._workers.key, data, asked.detail)

@@ -7,7 +7,7 @@ import logging
 from router.config import RouterConfig
 from router.errors import StartupError
 from router.images.prompt import ImagePrompts
-from router.images.reader import ImageLimits, ImageReader, NoFetcher
+from router.images.reader import Fetcher, ImageLimits, ImageReader, NoFetcher
 from router.images.store import ImageStore
 from router.images.workers import ImageWorkers
 from router.limits import ShardInfo
@@ -57,5 +57,13 @@ async def image_prompts(
     limits = ImageLimits(
         max_images=config.max_images, max_bytes=config.max_image_fetch_size, max_pixels=config.max_image_pixels
     )
-    reader = ImageReader(workers, store, NoFetcher(), limits, metrics)
+    reader = ImageReader(workers, store, _fetcher(config), limits, metrics)
     return ImagePrompts(family, token_id, files.named_tokens.get("bos_token", ""), reader)
+
+
+def _fetcher(config: RouterConfig) -> Fetcher:
+    if config.image_fetch == "off":
+        return NoFetcher()
+    from router.images.fetch.fetcher import UrlFetcher  # its libraries take a tenth of a second to import
+
+    return UrlFetcher(mode=config.image_fetch, limit_s=config.image_fetch_seconds, hosts=config.image_hosts)

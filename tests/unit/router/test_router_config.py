@@ -72,6 +72,7 @@ def test_a_port_out_of_range() -> None:
         ({"max_input_tokens": 10, "max_total_tokens": 10}, "--max-input-tokens"),
         ({"max_batch_total_tokens": 4095}, "--max-batch-prefill-tokens"),
         ({"max_batch_total_tokens": 5000, "max_total_tokens": 5001}, "--max-total-tokens"),
+        ({"image_hosts": ("x",), "image_fetch": "off"}, "--image-hosts"),
         ({"ngrok": True}, "ngrok"),
         ({"ngrok_edge": "x"}, "ngrok"),
         ({"tokenizer_config_path": "/nowhere/x.json"}, "--tokenizer-config-path"),

@@ -68,6 +68,7 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     ("tgi_speculation_drafted_tokens", "counter", {"kind": {"lookup", "grammar", "prediction", "model", "other"}}, ""),
     ("tgi_speculation_accepted_tokens", "counter", {"kind": {"lookup", "grammar", "prediction", "model", "other"}}, ""),
     ("tgi_image_count", "counter", {}, ""),
+    ("tgi_image_fetch_duration", "histogram", {}, DURATION),
     ("tgi_image_prepare_duration", "histogram", {}, DURATION),
     ("tgi_image_tokens", "histogram", {}, ""),
     ("tgi_speculation_window", "gauge", {}, ""),

@@ -1,0 +1,139 @@
+"""GETs the file of an image. Redirects are followed by hand, each checked as the first address was.
+
+Clients learn a reason from a fixed list, never an address or what a server answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Collection
+from typing import Literal
+from urllib.parse import urljoin, urlsplit
+
+import httpcore2
+
+from router.errors import ValidationError
+from router.images.asked import check_size
+from router.images.fetch.addresses import CheckedBackend, NotAllowedError, Resolve, resolve
+
+logger = logging.getLogger(__name__)
+
+FetchMode = Literal["off", "public", "all"]
+
+MAX_REDIRECTS = 2
+_MAX_AT_ONCE = 8
+_MAX_URL = 8192
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PORTS = {"http": 80, "https": 443}
+_HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "tercet"}
+
+
+class _FetchError(Exception):
+    """Takes the reason."""
+
+
+class UrlFetcher:
+    """Fetches files of http and https URLs: no cookies, no proxy, no credentials."""
+
+    def __init__(
+        self,
+        *,
+        mode: Literal["public", "all"],
+        limit_s: float,
+        hosts: Collection[str] = (),
+        resolve: Resolve = resolve,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """limit_s: seconds of a fetch in all. hosts: `HOST` or `HOST:PORT`, the only ones if there are any; they may be
+        private. resolve, ssl_context: for tests."""
+        self._mode = mode
+        self._limit_s = limit_s
+        self._hosts = frozenset(one.lower() for one in hosts)
+        self._places = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=ssl_context,
+            max_connections=_MAX_AT_ONCE,
+            max_keepalive_connections=0,
+            network_backend=CheckedBackend(self._may_be_private, resolve),
+        )
+
+    async def fetch(self, url: str, max_bytes: int) -> bytes:
+        """The file. Raises ValidationError."""
+        host = "?"
+        try:
+            async with asyncio.timeout(self._limit_s), self._places:
+                for _ in range(MAX_REDIRECTS + 1):
+                    host = self._checked_host(url)
+                    answer = await self._get(url, max_bytes)
+                    if isinstance(answer, bytes):
+                        return answer
+                    url = _redirected(url, answer)
+            reason = "too many redirects"
+        except TimeoutError:
+            reason = "timed out"
+        except NotAllowedError:
+            reason = "address not allowed"
+        except _FetchError as error:
+            reason = str(error)
+        except (OSError, httpcore2.NetworkError, httpcore2.TimeoutException, ssl.SSLError):
+            reason = "connection failed"
+        except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol, UnicodeError, ValueError):
+            reason = "the answer is not HTTP, or the URL is not valid"
+        logger.info("an image of the host %r was not fetched: %s", host[:100], reason)
+        raise ValidationError(f"Could not fetch image: {reason}")
+
+    async def _get(self, url: str, max_bytes: int) -> bytes | str:
+        """The file, or where a redirect leads."""
+        headers = [*_HEADERS.items(), ("Host", urlsplit(url).netloc)]
+        async with self._pool.stream("GET", url, headers=headers) as response:
+            fields = {name.lower(): value for name, value in response.headers}
+            if response.status in _REDIRECTS:
+                return fields.get(b"location", b"").decode("ascii")
+            if response.status != 200:
+                raise _FetchError(f"status {response.status}")
+            if fields.get(b"content-encoding", b"identity").lower() not in (b"identity", b""):
+                raise _FetchError("the file is compressed")
+            length = fields.get(b"content-length", b"0")
+            if length.isdigit():
+                check_size(int(length[:20]), max_bytes)
+            data = bytearray()
+            try:
+                async for piece in response.aiter_stream():
+                    data += piece
+                    check_size(len(data), max_bytes)
+            except (httpcore2.NetworkError, httpcore2.ProtocolError):
+                raise ValidationError("Failed to read image data: it ended too early") from None
+            return bytes(data)
+
+    def _checked_host(self, url: str) -> str:
+        """Raises _FetchError for URLs with more than a host, a port and a path, and for hosts that are not listed."""
+        if len(url) > _MAX_URL or not url.isascii() or not url.isprintable() or "\\" in url or " " in url:
+            raise _FetchError("the URL is not valid")
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise _FetchError("the URL is not valid") from None
+        if parts.scheme not in _PORTS or not host or "@" in parts.netloc:
+            raise _FetchError("the URL is not valid")
+        if self._hosts and not self._is_listed(host, port or _PORTS[parts.scheme]):
+            raise _FetchError("host not allowed")
+        return host
+
+    def _is_listed(self, host: str, port: int) -> bool:
+        host = host.lower()
+        return host in self._hosts or f"{host}:{port}" in self._hosts
+
+    def _may_be_private(self, host: str, port: int) -> bool:
+        return self._mode == "all" or self._is_listed(host, port)
+
+
+def _redirected(url: str, location: str) -> str:
+    if not location:
+        raise _FetchError("a redirect without a target")
+    target = urljoin(url, location).partition("#")[0]
+    if url.startswith("https://") and not target.startswith("https://"):
+        raise _FetchError("a redirect from https to http")
+    return target
