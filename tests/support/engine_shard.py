@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -208,6 +209,16 @@ def generations_of(*results: StepResult) -> dict[int, list[Generation]]:
     for generation in (g for r in results for g in r.generations):
         collected.setdefault(generation.request_id, []).append(generation)
     return collected
+
+
+def sleeping_grammar(trigger: int | str, rest: str) -> Grammar:
+    """Anything until a token, or until a text; then what fits `rest`, a regular expression between slashes."""
+    if isinstance(trigger, int):
+        frame, opened = f"start: any* call?\nany: <[^{trigger}]>\ncall: <[{trigger}]> {rest}\n", trigger
+        return Grammar("lark", json.dumps({"trigger": opened, "grammars": [{"name": "frame", "lark_grammar": frame}]}))
+    frame = f"start: head {rest}\nhead[lazy]: /(.|\\n)*{trigger}/\n"
+    listed = [{"name": "frame", "lark_grammar": frame}]
+    return Grammar("lark", json.dumps({"trigger": {"texts": [trigger]}, "grammars": listed}))
 
 
 def mixed_kinds(tokenizer: Tokenizer) -> list[dict[str, Any]]:

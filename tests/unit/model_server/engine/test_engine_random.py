@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.effort import examples
-from support.engine_shard import BLOCK, EngineShard, tokens_of
+from support.engine_shard import BLOCK, EngineShard, sleeping_grammar, tokens_of
 from support.graph_doubles import CapturableRunner, PlainGraphCapture, copying_staging
 
 from model_server.batch.extension import BlockExtension
@@ -34,7 +34,12 @@ from model_server.text.tokenizer import Tokenizer
 
 NUM_BLOCKS = 256
 LIMIT_S = 60
-GRAMMARS = [Grammar("regex", "[a-z]+ [0-9]{2,9}"), Grammar("json", '{"type": "array", "items": {"type": "integer"}}')]
+GRAMMARS = [
+    Grammar("regex", "[a-z]+ [0-9]{2,9}"),
+    Grammar("json", '{"type": "array", "items": {"type": "integer"}}'),
+    sleeping_grammar("e", "/[a-z]{0,9}/"),
+    sleeping_grammar(30, "/[0-9]{2,9}/"),
+]
 Call = PrefillCall | DecodeCall
 
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine_shard import EngineShard, errors_of, generations_of, mixed_kinds, mixed_requests, tokens_of
+from support.engine_shard import (
+    EngineShard,
+    errors_of,
+    generations_of,
+    mixed_kinds,
+    mixed_requests,
+    sleeping_grammar,
+    tokens_of,
+)
 
 from model_server.batch.results import FinishReason, Generation
 from model_server.batch.sequence import NewRequest
@@ -72,6 +80,28 @@ def test_a_resumed_request_goes_on_as_it_would_have(tokenizer: Tokenizer, kind: 
     for count in range(1, len(ids)):
         for budget, cuts in [(1000, {}), (3, {"chunk_len": 2}), (1, {"chunk_len": 11 + count})]:
             assert _run(tokenizer, changes, budget, resume_ids=ids[:count], **cuts) == whole[count:], (count, cuts)
+
+
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_grammar_that_sleeps_goes_on_as_it_would_have(tokenizer: Tokenizer, is_text: bool) -> None:
+    """Resumed before, at and after the token that wakes it."""
+    at = 3
+    for seed in range(200):
+        sampling = SamplingParameters(do_sample=True, seed=seed)
+        free = _run(tokenizer, {"sampling": sampling})
+        ids, texts = _ids(free), [g.tokens.texts[0] for g in free if g.tokens is not None]
+        if texts[at].isascii() and texts[at].isalpha() and texts[at] not in "".join(texts[:at]):
+            break
+    else:
+        raise AssertionError("no answer has a word of its own in this place")
+    grammar = sleeping_grammar(texts[at] if is_text else ids[at], "/[0-9]{40}/")
+    changes = {"sampling": dataclasses.replace(sampling, grammar=grammar)}
+    whole = _run(tokenizer, changes)
+    said = [g.tokens.texts[0] for g in whole if g.tokens is not None]
+    assert _ids(whole)[: at + 1] == ids[: at + 1] and "".join(said[at + 1 :]).isdigit()
+    for count in range(1, len(whole)):
+        resumed = {"resume_ids": _ids(whole)[:count], "chunk_len": 2}
+        assert _run(tokenizer, changes, 3, **resumed) == whole[count:], count
 
 
 @pytest.mark.parametrize("cached", [4, 8, 12, 16])
