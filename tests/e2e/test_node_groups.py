@@ -334,6 +334,7 @@ def test_clients_get_an_error_when_a_shard_is_killed_in_a_step(group: NodeGroup,
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_group_starts_again_and_again_on_the_same_ports(group: NodeGroup, net: Network) -> None:
     options = ("--shard-uds-path", str(group.folder / "shard"), "--shard-port", "4001")
     for start in range(int(os.environ.get("NODE_RESTARTS", "4"))):
