@@ -13,7 +13,7 @@ from launcher.errors import ArgumentValidation
 from launcher.group_config import GroupConfig, check_group, num_nodes
 from launcher.http_config import HttpConfig, check_http, http_port
 from wire import tracing
-from wire.adapters import adapter_sources
+from wire.adapters import check_adapters, check_lora_root
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize, refuse_unserved
@@ -68,6 +68,12 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions):
         help="LoRA adapters that requests may ask for by name, separated by commas: name=path, path, or a hub "
         "id[@revision], which is fetched before the model is loaded; also name=id[@revision].",
     )  # fmt: skip
+    lora_root: str | None = option(
+        None, panel=_MODEL, help="Folder of LoRA adapters to load while the server runs, on CPUs; needs --api-key."
+    )
+    lora_host_memory: float | None = option(
+        None, panel=_MODEL, minimum=0.0, help="GiB for those of a shard. Default: 4."
+    )
     quantize: Quantize | None = option(
         None, panel=_MODEL,
         help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes. Checkpoints that are "
@@ -269,7 +275,7 @@ ROUTER_FLAGS = (
     "cors_allow_origin", "served_model_name", "ssl_certfile", "ssl_keyfile",
     "no_playground", "tokenizer_config_path", "revision", "trust_remote_code", "otlp_endpoint", "otlp_service_name",
     "tool_call_parser", "reasoning_parser", "default_chat_template_kwargs", "response_store", "usage_stats",
-    *IMAGE_FLAGS,
+    *IMAGE_FLAGS, "lora_root", "lora_host_memory",
 )  # fmt: skip
 ROUTER_VARIABLES = ("log_level", "api_key", "compute_type", "group_token")
 """Secrets are not in argv, which every user of the machine can read."""
@@ -281,7 +287,7 @@ PROFILE_FLAGS = ("profile", "profile_steps")
 """Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
-    "disable_custom_kernels", "lora_adapters", "speculator", "num_stage", "stage_layers",
+    "disable_custom_kernels", "lora_adapters", "lora_root", "speculator", "num_stage", "stage_layers",
     "watermark_gamma", "watermark_delta", "attention",
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
@@ -368,7 +374,9 @@ def _check_token_limits(config: LauncherConfig) -> None:
 
 def _check_served(config: LauncherConfig) -> None:
     refuse_unserved(config.quantize, ArgumentValidation)
-    _check_adapters(config)
+    taken = (config.model_id or DEFAULT_MODEL_ID, *config.served_model_name)
+    check_adapters(config.lora_adapters, ArgumentValidation, taken=taken)
+    check_lora_root(config.lora_root, config.api_key, num_nodes(config), ArgumentValidation)
     if config.quantize == "exl2" and (config.num_shard or 1) > 1:
         raise ArgumentValidation("Sharding is currently not supported with `exl2` quantization")
     for flag, is_set, remedy in (
@@ -378,14 +386,6 @@ def _check_served(config: LauncherConfig) -> None:
     ):
         if is_set:
             raise ArgumentValidation(f"`{flag}` is not served yet: {remedy}")
-
-
-def _check_adapters(config: LauncherConfig) -> None:
-    taken = (config.model_id or DEFAULT_MODEL_ID, *config.served_model_name)
-    for source in adapter_sources(config.lora_adapters, ArgumentValidation, taken=taken):
-        folder = Path(source.place).expanduser()
-        if source.is_folder and not (folder / "adapter_config.json").is_file():
-            raise ArgumentValidation(f"LoRA adapter `{source.name}`: no adapter_config.json in {folder}")
 
 
 def _is_the_model(config: LauncherConfig) -> bool:

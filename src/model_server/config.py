@@ -93,6 +93,10 @@ class ServeConfig:
         help="LoRA adapters to load with the model, separated by commas: name=path, path, or a hub id[@revision] that "
         "download-weights has fetched",
     )
+    lora_root: str | None = option(
+        None,
+        help="Folder of LoRA adapters that the router may have loaded and dropped while the model serves; on CPUs only",
+    )
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(
         None,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 import uvloop
 
+from model_server.adapters.residents import MOST_RESIDENT, Residents
 from model_server.adapters.sources import adapter_folders
 from model_server.attention.choice import AttentionChoice
 from model_server.config import ServeConfig, threads_are_set
@@ -23,11 +25,13 @@ from model_server.engine.profile import StepProfiler
 from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
 from model_server.errors import LostPeerError, StartupError
 from model_server.memory.budget import CudaMemory
+from model_server.models.decoder.decoder import Decoder
 from model_server.models.load import load_runner
-from model_server.models.model import Model, cache_dtype, check_batch_invariance, describe, with_adapters
+from model_server.models.model import Model, adapter_of, cache_dtype, check_batch_invariance, describe, with_adapters
 from model_server.models.stages import layer_counts
 from model_server.rpc.endpoint import EndpointPlan
 from model_server.rpc.interceptor import is_fatal
+from model_server.rpc.lora import LoraServicer
 from model_server.rpc.server import ShardServer
 from model_server.rpc.servicer import Servicer, ShardFacts
 from model_server.rpc.sockets import claim_socket, socket_path
@@ -71,7 +75,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)
     if model.scheme.method == "exl2" and layout.tensor.size > 1:
         raise StartupError("Sharding is currently not supported with `exl2` quantization")  # TGI's words
-    model = with_adapters(model, adapter_folders(config.lora_adapters))
+    room = 0 if config.lora_root is None else MOST_RESIDENT
+    model = with_adapters(model, adapter_folders(config.lora_adapters), room=room)
     layout = replace(layout, layer_counts=layer_counts(model, config.num_stage, config.stage_layers))
     if rank == 0 and model.scheme.warning is not None:
         logger.warning("%s", model.scheme.warning)
@@ -86,6 +91,10 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         needs_bfloat16=checkpoint.needs_bfloat16,
         is_native=model.spec is not None,
     )
+    if room and device.type != "cpu":
+        raise StartupError(
+            "--lora-root: adapters are loaded at run time on CPUs only; on a GPU name them in --lora-adapters"
+        )
     if config.batch_invariant:
         check_batch_invariance(model, device, dtype, layout.world.size)
         # Prompt tokens in a chunk, or computed again after a preemption, pass through another kernel.
@@ -102,6 +111,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     try:
         placement = Placement(device, dtype, ranks, stored, batch_invariant=config.batch_invariant)
         runner = _load(config, model, placement, attention, graphs)
+        residents = _residents(config, model, runner, dtype)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
         speculator = _speculator(config, runner)
         if speculator is not None and found is not None:
@@ -114,10 +124,12 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
                 "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"
             )
             config = replace(config, prefill_chunking=False, prefix_caching=False)
-        engine = _engine(config, runner, tokenizer, device, layout, links, speculator, encoder)
+        engine = _engine(config, runner, tokenizer, device, layout, links, speculator, encoder, residents)
         facts, plan = (
             replace(
-                announce(config, runner, device, dtype, layout, stored, model.scheme.method), images=encoder is not None
+                announce(config, runner, device, dtype, layout, stored, model.scheme.method),
+                images=encoder is not None,
+                loads_adapters=residents is not None,
             ),
             _memory_plan(config, engine, stored or dtype),
         )
@@ -125,7 +137,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         path = socket_path(config.uds_path, rank)
         phases.enter(phases.BINDING)
         endpoint = _endpoint(config, layout)
-        orderly = uvloop.run(_serve(engine, ranks.world, links, facts, plan, path, endpoint, tracing, profiler))
+        serving = _serve(engine, ranks.world, links, facts, plan, path, endpoint, tracing, profiler, residents)
+        orderly = uvloop.run(serving)
     finally:
         leave(runner, ranks.world, orderly=orderly)
         if tracing is not None:
@@ -182,6 +195,7 @@ def _engine(
     links: StageLinks | None,
     speculator: Speculator | None,
     encoder: ImageEncoder | None,
+    residents: Residents | None,
 ) -> Engine:
     sampler = Sampler(
         runner.vocab_size, device, watermark_gamma=config.watermark_gamma, watermark_delta=config.watermark_delta
@@ -192,6 +206,7 @@ def _engine(
         block_size=runner.traits.block_size,
         prompt_logprobs_allowed=config.request_logprobs,
         chunking=config.prefill_chunking and not runner.traits.keeps_state,
+        residents=residents,
     )
     return Engine(runner, tokenizer, sampler, options, links, speculator, encoder)
 
@@ -217,6 +232,16 @@ def _encoder(config: ServeConfig, model: Model, device: torch.device, dtype: tor
     with torch.inference_mode():
         tower = load_tower(model.checkpoint.directory, name, family, device, dtype)
     return ImageEncoder(tower, config.encoder_cache_tokens)
+
+
+def _residents(config: ServeConfig, model: Model, runner: Runner, dtype: torch.dtype) -> Residents | None:
+    """Adapters that come while the model serves; None: none do."""
+    if config.lora_root is None:
+        return None
+    assert isinstance(runner, Decoder) and runner.adapters is not None, "room was made for them"
+    first, root = len(model.adapters), Path(config.lora_root).expanduser()
+    numbers = range(first, first + MOST_RESIDENT)
+    return Residents(runner.adapters, numbers, root, partial(adapter_of, model), dtype.itemsize)
 
 
 def _speculator(config: ServeConfig, runner: Runner) -> Speculator | None:
@@ -311,6 +336,7 @@ async def _serve(
     endpoint: EndpointPlan | None,
     tracing: Tracing | None,
     profiler: StepProfiler | None,
+    residents: Residents | None,
 ) -> bool:
     """Until a stop is asked for. False: the device thread has not come to its end."""
 
@@ -342,7 +368,8 @@ async def _serve(
     )
     if links is not None:
         links.on_tokens = device.look
-    server = ShardServer(Servicer(engine, device, facts, warm), path, tracing, endpoint)
+    adapters = None if residents is None else LoraServicer(residents, device)
+    server = ShardServer(Servicer(engine, device, facts, warm), path, tracing, endpoint, adapters)
     world.on_lost(on_lost)
     device.start()
     try:

@@ -221,6 +221,15 @@ class RouterConfig(ImageOptions):
         None, panel=_MODEL,
         help="Variables of every chat's template, a JSON object; a request's `chat_template_kwargs` win.",
     )  # fmt: skip
+    lora_root: str | None = option(
+        None, panel=_MODEL,
+        help="Folder of LoRA adapters: its sub-folders can be asked for, and others loaded and unloaded by "
+        "/v1/load_lora_adapter and /v1/unload_lora_adapter. Needs --api-key.",
+    )  # fmt: skip
+    lora_host_memory: float = option(
+        4.0, panel=_MODEL, minimum=0.0,
+        help="GiB of memory of each shard for adapters of --lora-root; those used last stay.",
+    )  # fmt: skip
     revision: str | None = option(None, panel=_MODEL, help="Hub revision: a branch, tag or commit.")
     trust_remote_code: bool = option(False, panel=_UNSERVED, help="The router never runs a model's code.")
     validation_workers: int = option(2, panel=_MODEL, help="Threads that tokenize prompts.")
@@ -306,6 +315,8 @@ def check(config: RouterConfig) -> None:
         raise ArgumentValidation("`--image-hosts` has no effect with `--image-fetch off`: leave one of them out")
     if config.ngrok or config.ngrok_authtoken or config.ngrok_edge:
         raise ArgumentValidation("ngrok tunnels are not served; remove `--ngrok*`")
+    if config.lora_root is not None and config.api_key is None:
+        raise ArgumentValidation("`--lora-root` lets clients load adapters: it needs `--api-key`")
     for flag, route in (
         ("--aip-predict-route", config.aip_predict_route),
         ("--aip-health-route", config.aip_health_route),

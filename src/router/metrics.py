@@ -45,8 +45,8 @@ def _counter(help: str, unit: str, label: _Label | None = None) -> Declared:
     return Declared("counter", help, unit, label)
 
 
-def _gauge(help: str, unit: str) -> Declared:
-    return Declared("gauge", help, unit)
+def _gauge(help: str, unit: str, label: _Label | None = None) -> Declared:
+    return Declared("gauge", help, unit, label)
 
 
 def _histogram(help: str, unit: str, label: _Label | None = None) -> Declared:
@@ -75,6 +75,10 @@ DECLARED: dict[str, Declared] = {
     "tgi_lora_requests": _counter(
         "Requests for LoRA adapters, by the first hundred names", "requests", ("adapter", (_OTHER_ADAPTERS,))
     ),
+    "tgi_lora_evictions": _counter("LoRA adapters that left the shards' memory for others", "adapters"),
+    "tgi_lora_adapters": _gauge("LoRA adapters", "adapters", ("state", ("registered", "host"))),
+    "tgi_lora_requests_waiting": _gauge("Requests whose LoRA adapter is being loaded", "requests"),
+    "tgi_lora_load_duration": _histogram("Loading of a LoRA adapter on all shards in seconds", "seconds"),
     "tgi_image_count": _counter("Images in requests", "images"),
     "tgi_queue_size": _gauge("Requests that wait for a batch", "requests"),
     "tgi_batch_current_size": _gauge("Requests in the running batch", "requests"),
@@ -180,9 +184,11 @@ class Metrics:
         self._histograms[name] = _HistogramFamily(DECLARED[name], edges)
 
     def set_adapters(self, names: Sequence[str]) -> None:
-        """Gives adapters series of their own, the first hundred of them."""
+        """Gives adapters series of their own, the first hundred of all that ever were."""
         series = self._values["tgi_lora_requests"].series
-        series.update(dict.fromkeys(((name,) for name in names[:_MOST_ADAPTERS]), 0))
+        for name in names:
+            if len(series) <= _MOST_ADAPTERS:
+                series.setdefault((name,), 0)
 
     def adapter_label(self, name: str) -> str:
         """The value of the label `adapter` under which requests for an adapter are counted."""
@@ -196,12 +202,12 @@ class Metrics:
             raise KeyError(name)
         family.series[key] += value
 
-    def gauge(self, name: str, value: float) -> None:
+    def gauge(self, name: str, value: float, **labels: str) -> None:
         """Sets a gauge."""
         family = self._values[name]
         if family.declared.kind != "gauge":
             raise KeyError(name)
-        family.series[()] = value
+        family.series[_key(family.declared, labels)] = value
 
     def inform(self, name: str, **facts: int) -> None:
         """Sets the labels of an info."""

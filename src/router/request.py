@@ -92,6 +92,7 @@ class ValidRequest:
 
     `input_ids` are the router's own token ids of the prompt after truncation, `input_length` their number. `truncate`
     is the largest number of prompt tokens the shard may keep (the user's value, else the server's limit).
+    `adapter_id` names a LoRA adapter, `adapter` is its load id where it came while the shards serve.
     `prediction_ids` are the tokens of what the answer will probably be, for shards that draft tokens. `images` are in
     the order of their places in `input_ids`.
     """
@@ -104,8 +105,14 @@ class ValidRequest:
     decoder_input_details: bool = False
     top_n_tokens: int = 0
     adapter_id: str | None = None
+    adapter: int | None = None
     prediction_ids: tuple[int, ...] = ()
     images: tuple[PlacedImage, ...] = field(default=(), repr=False)
     sampling: SamplingParameters = field(default_factory=SamplingParameters)
     stopping: StoppingParameters
     trace: GenerationTrace | None = field(default=None, compare=False, repr=False)  # only with a collector
+
+    @property
+    def namespace(self) -> str:
+        """Requests whose KV is of the same weights have the same."""
+        return (self.adapter_id or "") if self.adapter is None else f"{self.adapter_id}@{self.adapter}"

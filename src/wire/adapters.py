@@ -34,17 +34,42 @@ def adapter_sources(value: str | None, error: type[Exception], *, taken: Collect
     for entry in filter(None, (part.strip() for part in (value or "").split(","))):
         source = _source(entry, error)
         name = source.name
-        if not _NAME.fullmatch(name) or ".." in name.split("/"):
-            raise error(
-                f"LoRA adapter name `{name[:200]}`: 1 to 200 letters, digits and `._:-/` are allowed, no leading `/` "
-                "and no part `..`; give another name, as in `name=path`"
-            )
-        if name == _BASE or name in taken:
-            raise error(f"LoRA adapter name `{name}` is a name of the base model; give another one, as in `name=path`")
+        check_name(name, error, taken=taken, hint=", as in `name=path`")
         if name in found:
             raise error(f"LoRA adapter name `{name}` is given twice; give another one, as in `name=path`")
         found[name] = source
     return list(found.values())
+
+
+def check_adapters(value: str | None, error: type[Exception], *, taken: Collection[str]) -> None:
+    """`--lora-adapters`, as far as it can be known before anything is fetched. Raises `error`."""
+    for source in adapter_sources(value, error, taken=taken):
+        folder = Path(source.place).expanduser()
+        if source.is_folder and not (folder / "adapter_config.json").is_file():
+            raise error(f"LoRA adapter `{source.name}`: no adapter_config.json in {folder}")
+
+
+def check_lora_root(root: str | None, api_key: str | None, num_nodes: int, error: type[Exception]) -> None:
+    """Refuses a `--lora-root` that cannot be served. Raises `error`."""
+    if root is None:
+        return
+    if not Path(root).expanduser().is_dir():
+        raise error(f"`--lora-root` {root}: no such directory")
+    if api_key is None:
+        raise error("`--lora-root` lets clients load adapters: it needs `--api-key`")
+    if num_nodes > 1:
+        raise error("`--lora-root` is served on one node: name the adapters in `--lora-adapters`")
+
+
+def check_name(name: str, error: type[Exception], *, taken: Collection[str] = (), hint: str = "") -> None:
+    """Whether requests can ask for an adapter by `name`. taken: names of the base model. Raises `error`."""
+    if not _NAME.fullmatch(name) or ".." in name.split("/"):
+        raise error(
+            f"LoRA adapter name `{name[:200]}`: 1 to 200 letters, digits and `._:-/` are allowed, no leading `/` "
+            f"and no part `..`; give another name{hint}"
+        )
+    if name == _BASE or name in taken:
+        raise error(f"LoRA adapter name `{name}` is a name of the base model; give another one{hint}")
 
 
 def _source(entry: str, error: type[Exception]) -> AdapterSource:

@@ -22,6 +22,7 @@ class Extension(StrEnum):
     TOKEN_IDS = "token_ids"  # prompts travel as the router's token ids
     GROW = "grow"  # a running request may get more KV blocks
     WINDOWS = "windows"  # a row with several tokens may come in columns too
+    LORA = "lora"  # adapters are loaded and dropped while the shard serves, and a request names one by its load id
     IMAGES = "images"  # prompts have images, as the arrays of their towers
     PREDICTION = "prediction"  # a request may foretell its answer, where drafts are searched
 

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FileDescriptor
 
+from wire.lora.v1 import lora_pb2
 from wire.node.v1 import node_pb2
 from wire.v3 import generate_pb2 as pb
 
@@ -159,6 +160,7 @@ OURS = {
     "ClearCacheRequest": {"sequence": (100, "uint64", "opt")},
     "FilterBatchRequest": {"sequence": (100, "uint64", "opt")},
     "Request": {
+        "adapter": (104, "uint64", "opt"),
         "input_ids": (100, "uint32", "rep"),
         "resume_ids": (110, "uint32", "rep"),
         "prediction_ids": (112, "uint32", "rep"),
@@ -281,7 +283,14 @@ def test_the_service():
         assert not method.server_streaming
 
 
-@pytest.mark.parametrize(("path", "stubs"), [("v3/generate.proto", FILE), ("node/v1/node.proto", node_pb2.DESCRIPTOR)])
+@pytest.mark.parametrize(
+    ("path", "stubs"),
+    [
+        ("v3/generate.proto", FILE),
+        ("node/v1/node.proto", node_pb2.DESCRIPTOR),
+        ("lora/v1/lora.proto", lora_pb2.DESCRIPTOR),
+    ],
+)
 def test_the_stubs_are_as_fresh_as_the_proto(tmp_path, path, stubs):
     output = tmp_path / "set.bin"
     # The well-known way to compile under a mapped folder, with whatever version of the compiler is installed.

@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.errors import ArgumentValidation
 from wire.cli.spelling import closest
-from wire.merged_adapter import ADAPTER_CONFIG, base_model
+from wire.lora.merged import ADAPTER_CONFIG, base_model
 from wire.model_files import MAX_BYTES, open_regular, read_object, read_text
 from wire.quantization import gguf
 from wire.quantization.config import SCALES, WORDS, by_tensors, in_config, said_of, wants_float8_cache

@@ -16,7 +16,7 @@ from typing import Any
 
 from model_server.errors import StartupError
 from model_server.weights.locate import stays_inside
-from wire.merged_adapter import ADAPTER_CONFIG
+from wire.lora.merged import ADAPTER_CONFIG
 from wire.model_files import read_object
 
 MAX_CONFIG_BYTES = 2**20

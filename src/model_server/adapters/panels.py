@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -12,19 +12,36 @@ from model_server.cpp.library import TYPES, prepared
 from model_server.cpp.structs import AdapterExpansionStruct, AdapterFactorsStruct
 
 
+@dataclass(frozen=True, slots=True)
+class PackedFactors:
+    """One adapter's factors. kept: the memory that the struct points to."""
+
+    struct: AdapterFactorsStruct
+    kept: tuple[object, ...]
+    nbytes: int
+
+
 class AdapterPanels:
     """What the adapters of a model, by their numbers, add to one product. For what `cpp.library.usable` serves.
 
-    structs: one for each number; it holds the memory that they point to.
+    structs: one for each number.
     """
 
-    def __init__(self, factors: Mapping[int, Factors], number: int) -> None:
-        """number: of all adapters of the model, also those that add nothing to this product."""
+    def __init__(self, number: int) -> None:
+        """number: of all adapters that the model may have at once."""
         self.structs = (AdapterFactorsStruct * number)()
-        self._kept: list[object] = []
+        self._packed: dict[int, PackedFactors] = {}
         self._function = prepared().cpp_adapt
-        for place, of_adapter in factors.items():
-            self.structs[place] = self._struct(of_adapter)
+
+    def put(self, number: int, packed: PackedFactors) -> None:
+        """From now on the adapter of that number adds this. No row of a running step may have the number."""
+        self._packed[number] = packed
+        self.structs[number] = packed.struct
+
+    def remove(self, number: int) -> None:
+        """The adapter of that number adds nothing more. No row of a running step may have the number."""
+        self.structs[number] = AdapterFactorsStruct()
+        self._packed.pop(number, None)
 
     def add(self, numbers: Tensor, x: Tensor, out: Tensor) -> None:
         """out [..., outputs] += what the adapters of the rows give for x [..., inputs].
@@ -48,21 +65,24 @@ class AdapterPanels:
             out.dtype != x.dtype,
         )
 
-    def _struct(self, factors: Factors) -> AdapterFactorsStruct:
-        panel = prepared().cpp_panel()
-        packed = [_panels(e, panel) for e in factors.expansions]
-        expansions = (AdapterExpansionStruct * len(packed))()
-        for i, (e, b) in enumerate(zip(factors.expansions, packed, strict=True)):
-            expansions[i] = AdapterExpansionStruct(e.start // panel, len(b), e.first, b.shape[1], b.data_ptr())
-        self._kept += [factors, packed, expansions]
-        return AdapterFactorsStruct(
-            factors.a.data_ptr(),
-            len(factors.a),
-            len(packed),
-            ctypes.cast(expansions, ctypes.POINTER(AdapterExpansionStruct)),
-            None if factors.gain is None else factors.gain.data_ptr(),
-            None if factors.shift is None else factors.shift.data_ptr(),
-        )
+
+def packed(factors: Factors) -> PackedFactors:
+    """`factors` as the operators read them."""
+    panel = prepared().cpp_panel()
+    bs = [_panels(e, panel) for e in factors.expansions]
+    expansions = (AdapterExpansionStruct * len(bs))()
+    for i, (e, b) in enumerate(zip(factors.expansions, bs, strict=True)):
+        expansions[i] = AdapterExpansionStruct(e.start // panel, len(b), e.first, b.shape[1], b.data_ptr())
+    struct = AdapterFactorsStruct(
+        factors.a.data_ptr(),
+        len(factors.a),
+        len(bs),
+        ctypes.cast(expansions, ctypes.POINTER(AdapterExpansionStruct)),
+        None if factors.gain is None else factors.gain.data_ptr(),
+        None if factors.shift is None else factors.shift.data_ptr(),
+    )
+    tensors = [t for t in (factors.a, factors.gain, factors.shift, *bs) if t is not None]
+    return PackedFactors(struct, (*tensors, expansions), sum(t.nbytes for t in tensors))
 
 
 def _panels(expansion: Expansion, panel: int) -> Tensor:

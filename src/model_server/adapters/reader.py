@@ -5,10 +5,8 @@ Ranks read alone: what needs whole rows of the base model's weights, the lengths
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -16,7 +14,6 @@ from torch import Tensor
 from model_server.adapters.config import MAX_NEW_ROWS
 from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows, TableRows, joined
 from model_server.adapters.folder import Adapter, NewRows, Pair
-from model_server.adapters.rows import CurrentRows
 from model_server.errors import StartupError
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range, SafetensorsReader
@@ -49,91 +46,74 @@ class Table:
     rows: Callable[[Range], Tensor]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTable:
+    """The head. rows: of this rank; bias: of these. tied_to: the embedding, if the head is the same matrix: new rows of
+    single tokens are the head's too."""
+
+    table: Table
+    rows: Range
+    bias: Tensor | None
+    tied_to: str | None
+
+
 class AdapterReader:
-    """Reads the adapters that a model is loaded with. A context manager: their files stay open inside.
+    """Reads one adapter. opened: its tensors, in float32 on the host."""
 
-    An adapter's number is its place among `adapters`. `current` is what all products read their rows from.
-    """
-
-    def __init__(self, adapters: Sequence[Adapter], dtype: torch.dtype, device: torch.device) -> None:
-        self.names = tuple(adapter.name for adapter in adapters)
-        self.current = CurrentRows()
-        self._adapters = tuple(adapters)
+    def __init__(self, adapter: Adapter, opened: SafetensorsReader, dtype: torch.dtype, device: torch.device) -> None:
+        self._adapter = adapter
+        self._opened = opened
         self._dtype = dtype
         self._device = device
-        self._readers: list[SafetensorsReader] = []
-        self._open = ExitStack()
 
-    def __enter__(self) -> AdapterReader:
-        self._readers = [self._open.enter_context(adapter.open()) for adapter in self._adapters]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
-
-    def product(self, product: Product) -> Mapping[int, Factors]:
-        """What each adapter adds to this product, by its number, if it adds anything.
-
-        Raises StartupError for numbers that are not finite.
-        """
-        found = {number: self._factors(number, product) for number in range(len(self._adapters))}
-        return {number: factors for number, factors in found.items() if factors is not None}
-
-    def embedding(self, table: Table) -> Mapping[int, EmbeddingFactors]:
-        """What each adapter changes of the embedding, by its number. Raises StartupError."""
-        found: dict[int, EmbeddingFactors] = {}
-        for number, adapter in enumerate(self._adapters):
-            pair, new = adapter.pairs.get(table.module), adapter.rows.get(table.module)
-            if pair is not None:
-                found[number] = self._embedding_pair(number, pair, table)
-            elif new is not None:
-                found[number] = EmbeddingFactors(rows=self._new_rows(number, new, table))
-        return found
-
-    def head(self, table: Table, rows: Range, bias: Tensor | None, tied_to: str | None) -> Mapping[int, HeadRows]:
-        """The rows that each adapter has in place of the base model's, by its number. rows: of this rank. bias: of
-        these. tied_to: the embedding, if the head is the same matrix, of which new rows of single tokens are too.
-
-        Raises StartupError, also for a saved matrix that is not the copy it should be.
-        """
-        found: dict[int, HeadRows] = {}
-        for number, adapter in enumerate(self._adapters):
-            pair, new = adapter.pairs.get(table.module), adapter.rows.get(table.module)
-            if pair is not None and pair.copy is not None:
-                self._check_copy(number, pair.copy, table)
-            shared = None if tied_to is None else adapter.rows.get(tied_to)
-            if new is None and shared is not None and shared.ids is not None:
-                new = shared
-            if new is None:
-                continue
-            replaced = self._new_rows(number, new, table)
-            own = (replaced.ids >= rows[0]) & (replaced.ids < rows[1])
-            places = replaced.ids[own] - rows[0]
-            if len(places):
-                found[number] = HeadRows(places, replaced.weight[own], None if bias is None else bias[places])
-        return found
-
-    def _factors(self, number: int, product: Product) -> Factors | None:
-        pairs = self._adapters[number].pairs
+    def product(self, product: Product) -> Factors | None:
+        """What it adds to this product; None: nothing. Raises StartupError for numbers that are not finite."""
+        pairs = self._adapter.pairs
         modules: list[tuple[Tensor, Tensor, int]] = []
         inner: dict[str, Tensor] = {}
         start = 0
         for part in product.parts:
             if part.name in pairs:
                 if part.name not in inner:
-                    inner[part.name] = self._a(number, part.name, product.columns)
-                modules.append((inner[part.name], self._b(number, part), start))
+                    inner[part.name] = self._a(part.name, product.columns)
+                modules.append((inner[part.name], self._b(part), start))
             start += part.num_kept
         if not modules:
             return None
-        gain = self._gain(number, product, start)
-        return joined(modules, gain, self._shift(number, product, start, gain))
+        gain = self._gain(product, start)
+        return joined(modules, gain, self._shift(product, start, gain))
 
-    def _gain(self, number: int, product: Product, outputs: int) -> Tensor | None:
+    def embedding(self, table: Table) -> EmbeddingFactors | None:
+        """What it changes of the embedding; None: nothing. Raises StartupError."""
+        pair, new = self._adapter.pairs.get(table.module), self._adapter.rows.get(table.module)
+        if pair is not None:
+            return self._embedding_pair(pair, table)
+        return None if new is None else EmbeddingFactors(rows=self._new_rows(new, table))
+
+    def head(self, head: HeadTable) -> HeadRows | None:
+        """The rows that it has in place of the base model's on this rank; None: none.
+
+        Raises StartupError, also for a saved matrix that is not the copy it should be.
+        """
+        table, (start, stop) = head.table, head.rows
+        pair, new = self._adapter.pairs.get(table.module), self._adapter.rows.get(table.module)
+        if pair is not None and pair.copy is not None:
+            self._check_copy(pair.copy, table)
+        shared = None if head.tied_to is None else self._adapter.rows.get(head.tied_to)
+        if new is None and shared is not None and shared.ids is not None:
+            new = shared
+        if new is None:
+            return None
+        replaced = self._new_rows(new, table)
+        own = (replaced.ids >= start) & (replaced.ids < stop)
+        places = replaced.ids[own] - start
+        if not len(places):
+            return None
+        return HeadRows(places, replaced.weight[own], None if head.bias is None else head.bias[places])
+
+    def _gain(self, product: Product, outputs: int) -> Tensor | None:
         """The lengths that rows of W + scale * B @ A are to have, over those that they have; 1 for other rows."""
-        pairs = self._adapters[number].pairs
+        pairs = self._adapter.pairs
         if not any(part.name in pairs and pairs[part.name].magnitude is not None for part in product.parts):
             return None
         weight = product.weight()
@@ -143,17 +123,17 @@ class AdapterReader:
             stop = start + part.num_kept
             pair = pairs.get(part.name)
             if pair is not None and pair.magnitude is not None:
-                a = self._read(number, pair.a, [(0, pair.rank)]).to(weight.device)
-                b = self._ordered(part, self._read(number, pair.b, part.rows)).to(weight.device)
-                wanted = self._ordered(part, self._read(number, pair.magnitude, part.rows)).to(weight.device)
+                a = self._read(pair.a, [(0, pair.rank)]).to(weight.device)
+                b = self._ordered(part, self._read(pair.b, part.rows)).to(weight.device)
+                wanted = self._ordered(part, self._read(pair.magnitude, part.rows)).to(weight.device)
                 found = torch.linalg.vector_norm(weight[start:stop] + pair.scale * b @ a, dim=1)
-                gain[start:stop] = self._ratio(number, pair.magnitude, wanted, found)
+                gain[start:stop] = self._ratio(pair.magnitude, wanted, found)
             start = stop
         return gain.to(self._device)
 
-    def _shift(self, number: int, product: Product, outputs: int, gain: Tensor | None) -> Tensor | None:
+    def _shift(self, product: Product, outputs: int, gain: Tensor | None) -> Tensor | None:
         """What is added at the end: biases of the adapter, and what the gain took from the base model's."""
-        pairs = self._adapters[number].pairs
+        pairs = self._adapter.pairs
         shift = torch.zeros(outputs, dtype=torch.float32, device=self._device)
         has_any = False
         if gain is not None and product.bias is not None:
@@ -163,86 +143,85 @@ class AdapterReader:
         for part in product.parts:
             pair = pairs.get(part.name)
             if pair is not None and pair.bias is not None and product.adds_bias:
-                bias = self._ordered(part, self._read(number, pair.bias, part.rows))
+                bias = self._ordered(part, self._read(pair.bias, part.rows))
                 shift[start : start + part.num_kept] += pair.scale * bias.to(self._device)
                 has_any = True
             start += part.num_kept
         return shift if has_any else None
 
-    def _embedding_pair(self, number: int, pair: Pair, table: Table) -> EmbeddingFactors:
+    def _embedding_pair(self, pair: Pair, table: Table) -> EmbeddingFactors:
         if pair.copy is not None:
-            self._check_copy(number, pair.copy, table)
-        a = self._read(number, pair.a, [(0, pair.rank)]).t()
-        b = self._read(number, pair.b, [(0, self._rows(number, pair.b))]) * pair.scale
-        new = self._adapters[number].rows.get(table.module)
+            self._check_copy(pair.copy, table)
+        a = self._read(pair.a, [(0, pair.rank)]).t()
+        b = self._read(pair.b, [(0, self._rows(pair.b))]) * pair.scale
+        new = self._adapter.rows.get(table.module)
         gain = None
         if pair.magnitude is not None:
             squares = torch.zeros(len(b), dtype=torch.float32)
             for chunk in _chunks(table.size):
                 rows = table.rows(chunk).float().cpu() + a[slice(*chunk)] @ b.t()
                 squares += rows.square().sum(0)
-            wanted = self._read(number, pair.magnitude, [(0, len(b))])
-            gain = self._ratio(number, pair.magnitude, wanted, squares.sqrt()).to(self._device)
+            wanted = self._read(pair.magnitude, [(0, len(b))])
+            gain = self._ratio(pair.magnitude, wanted, squares.sqrt()).to(self._device)
         return EmbeddingFactors(
-            rows=None if new is None else self._new_rows(number, new, table),
+            rows=None if new is None else self._new_rows(new, table),
             a=self._placed(a),
             b=self._placed(b),
             gain=gain,
         )
 
-    def _new_rows(self, number: int, new: NewRows, table: Table) -> TableRows:
+    def _new_rows(self, new: NewRows, table: Table) -> TableRows:
         if new.ids is not None:
             ids = torch.tensor(new.ids, dtype=torch.int64)
             order = ids.argsort()
-            weight = self._read(number, new.key, [(0, len(ids))])[order]
+            weight = self._read(new.key, [(0, len(ids))])[order]
             return TableRows(ids[order].to(self._device), self._placed(weight))
-        ids = self._changed(number, new.key, table)
+        ids = self._changed(new.key, table)
         if len(ids) > MAX_NEW_ROWS:
             raise self._error(
-                number,
                 f"tensor {new.key:.200} changes {len(ids)} rows of the base model's; {MAX_NEW_ROWS} are served at "
                 "most; merge the adapter into the model",
             )
-        weight = self._read(number, new.key, [(token, token + 1) for token in ids.tolist()])
+        weight = self._read(new.key, [(token, token + 1) for token in ids.tolist()])
         return TableRows(ids.to(self._device), self._placed(weight))
 
-    def _check_copy(self, number: int, key: str, table: Table) -> None:
-        if len(self._changed(number, key, table)):
+    def _check_copy(self, key: str, table: Table) -> None:
+        if len(self._changed(key, table)):
             text = f"tensor {key:.200} replaces the base model's; only a copy of it is served"
-            raise self._error(number, text)
+            raise self._error(text)
 
-    def _changed(self, number: int, key: str, table: Table) -> Tensor:
+    def _changed(self, key: str, table: Table) -> Tensor:
         """Ids of the rows in which a whole matrix is another than the base model's."""
         found = []
         for chunk in _chunks(table.size):
-            own = self._placed(self._read(number, key, [chunk]))
+            own = self._placed(self._read(key, [chunk]))
             found.append((own != table.rows(chunk)).any(1).nonzero().flatten().cpu() + chunk[0])
         return torch.cat(found)
 
-    def _a(self, number: int, module: str, inputs: Range | None) -> Tensor:
-        pair = self._adapters[number].pairs[module]
-        whole = self._read(number, pair.a, [(0, pair.rank)])
+    def _a(self, module: str, inputs: Range | None) -> Tensor:
+        pair = self._adapter.pairs[module]
+        whole = self._read(pair.a, [(0, pair.rank)])
         return self._placed(whole if inputs is None else whole[:, slice(*inputs)])
 
-    def _b(self, number: int, part: Part) -> Tensor:
+    def _b(self, part: Part) -> Tensor:
         """The scale is multiplied in before the numbers are rounded to the model's type."""
-        pair = self._adapters[number].pairs[part.name]
-        return self._placed(self._ordered(part, self._read(number, pair.b, part.rows)) * pair.scale)
+        pair = self._adapter.pairs[part.name]
+        return self._placed(self._ordered(part, self._read(pair.b, part.rows)) * pair.scale)
 
-    def _read(self, number: int, key: str, rows: Sequence[Range]) -> Tensor:
+    def _read(self, key: str, rows: Sequence[Range]) -> Tensor:
         """In float32 on the host."""
-        tensor = self._readers[number].rows(key, rows)
+        tensor = self._opened.rows(key, rows)
         if not tensor.isfinite().all():
-            raise self._error(number, f"tensor {key:.200} holds numbers that are not finite")
+            raise self._error(f"tensor {key:.200} holds numbers that are not finite")
         return tensor
 
-    def _rows(self, number: int, key: str) -> int:
-        return self._readers[number].shape(key)[0]
+    def _rows(self, key: str) -> int:
+        return self._opened.shape(key)[0]
 
-    def _ratio(self, number: int, key: str, wanted: Tensor, found: Tensor) -> Tensor:
+    def _ratio(self, key: str, wanted: Tensor, found: Tensor) -> Tensor:
         ratio = wanted / found
         if not ratio.isfinite().all():
-            raise self._error(number, f"tensor {key:.200} gives a length to rows that are all 0")
+            raise self._error(f"tensor {key:.200} gives a length to rows that are all 0")
         return ratio
 
     @staticmethod
@@ -252,8 +231,8 @@ class AdapterReader:
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, self._dtype).contiguous()
 
-    def _error(self, number: int, text: str) -> StartupError:
-        return StartupError(f"LoRA adapter `{self.names[number]}`: {text}")
+    def _error(self, text: str) -> StartupError:
+        return StartupError(f"LoRA adapter `{self._adapter.name}`: {text}")
 
 
 def _chunks(size: int) -> list[Range]:

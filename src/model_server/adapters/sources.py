@@ -7,7 +7,7 @@ from pathlib import Path
 from model_server.errors import StartupError
 from model_server.weights.hub_cache import snapshot
 from wire.adapters import AdapterSource, adapter_sources
-from wire.merged_adapter import ADAPTER_CONFIG
+from wire.lora.merged import ADAPTER_CONFIG
 
 
 def adapter_folders(value: str | None) -> dict[str, Path]:

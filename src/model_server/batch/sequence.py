@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from model_server.adapters.residents import Residence
 from model_server.adapters.rows import BASE
 from model_server.batch.results import FinishReason, GeneratedText
 from model_server.batch.stopping import StoppingState
@@ -45,6 +46,7 @@ class NewRequest:
     input_ids: tuple[int, ...] = ()  # the prompt's tokens; empty: `text` is tokenized
     resume_ids: tuple[int, ...] = ()  # tokens generated before the request was preempted
     adapter_id: str | None = None  # None: the base model
+    adapter: int | None = None  # load id of an adapter that came while the model serves; None: it has none
     prediction_ids: tuple[int, ...] = ()  # what will probably be generated
     images: tuple[ImagePlace, ...] = ()
 
@@ -63,8 +65,8 @@ class Sequence:
     __slots__ = (
         "adapter", "blocks", "cache_length", "detokenizer", "drafts_from", "ended_in", "finished", "id", "ids",
         "images", "input_length", "max_new_tokens", "num_sampled", "owned", "prediction", "prefill_length",
-        "prefill_logprobs", "prompt_length", "prompt_logprobs", "row", "seed", "slots", "state", "stopping",
-        "top_n_tokens",
+        "prefill_logprobs", "prompt_length", "prompt_logprobs", "residence", "row", "seed", "slots", "state",
+        "stopping", "top_n_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -78,11 +80,13 @@ class Sequence:
         owned: bool,
         prefill_logprobs: bool,
         adapter: int = BASE,
+        residence: Residence | None = None,
         images: PromptImages | None = None,
     ) -> None:
         """Raises RequestError if `resume_ids` cannot be gone through again."""
         self.id = request.id
         self.adapter = adapter  # its number
+        self.residence = residence  # while this refers to it, the number stays that adapter's
         self.images = images
         self.ids = [*prompt_ids, *request.resume_ids]
         self.prompt_length = len(prompt_ids)

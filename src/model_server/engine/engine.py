@@ -21,6 +21,7 @@ from functools import partial
 
 import torch
 
+from model_server.adapters.residents import Residents
 from model_server.batch.batch import Batch
 from model_server.batch.extension import will_have_slots
 from model_server.batch.results import CachedBatch, Generation, StepResult
@@ -50,13 +51,15 @@ Collect = Callable[[], StepResult]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What does not change while the shard lives. chunking: a prompt may be computed in several steps."""
+    """What does not change while the shard lives. chunking: a prompt may be computed in several steps. residents:
+    adapters that come while it serves; None: none do."""
 
     device: torch.device
     layout: Layout = field(default_factory=Layout)
     block_size: int
     prompt_logprobs_allowed: bool
     chunking: bool = False
+    residents: Residents | None = None
 
 
 class Engine:
@@ -89,15 +92,10 @@ class Engine:
         self.encoder = encoder
         self.keeps_state = runner.traits.keeps_state
         self._factory = SequenceFactory(
-            tokenizer,
-            sampler,
-            runner.vocab_size,
-            options.prompt_logprobs_allowed,
-            options.layout.owns,
-            runner.traits.decoder_prefix,
-            runner.traits.adapters,
-            None if encoder is None else encoder.tower,
-        )
+            tokenizer, sampler, runner.vocab_size, options.prompt_logprobs_allowed, options.layout.owns,
+            runner.traits.decoder_prefix, runner.traits.adapters, None if encoder is None else encoder.tower,
+            options.residents,
+        )  # fmt: skip
         self._store = BatchStore()
         self._cache: KvCache | None = None
         self._submitted: deque[tuple[Running, SubmittedStep]] = deque()  # and not collected, the oldest first

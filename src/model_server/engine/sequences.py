@@ -7,6 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from model_server.adapters.residents import Residence, Residents
 from model_server.adapters.rows import BASE
 from model_server.batch.sequence import NewRequest, Sequence, check_layout, number_blocks
 from model_server.batch.stopping import StoppingState
@@ -49,10 +50,11 @@ class SequenceFactory:
         decoder_prefix: tuple[int, ...] | None = None,
         adapters: tuple[str, ...] = (),
         tower: SeesImages | None = None,
+        residents: Residents | None = None,
     ) -> None:
         """owns: whether this rank answers for a request id. decoder_prefix: the tokens before the first generated one
         where these are not the prompt. adapters: names of those that are loaded, by their numbers. tower: None: images
-        are refused."""
+        are refused. residents: adapters that come while the model serves; None: none do."""
         self._tokenizer = tokenizer
         self._sampler = sampler
         self._vocab_size = vocab_size
@@ -63,6 +65,7 @@ class SequenceFactory:
         self._adapters = {name: number for number, name in enumerate(adapters)}
         self._warned_of_adapter = False
         self._tower = tower
+        self._residents = residents
 
     def encode(self, requests: list[NewRequest]) -> list[list[int]]:
         """Token ids of the prompts. May run on any thread; compiles grammars too, while the steps before it run."""
@@ -105,7 +108,8 @@ class SequenceFactory:
             chunking=layout.chunking,
             extends_blocks=session.extends_blocks,
         )
-        adapter = self._adapter(request, session)
+        residence = self._residence(request)
+        adapter = self._adapter(request, session) if residence is None else residence.number
         images = self._images(request, prompt)
         if images is not None and self._tower is not None and self._tower.image_token >= self._vocab_size:
             prompt = prompt.copy()  # embeddings are laid over these tokens, which may be none of the text model's
@@ -139,6 +143,7 @@ class SequenceFactory:
             owned=owned,
             prefill_logprobs=request.prefill_logprobs and self._prompt_logprobs_allowed,
             adapter=adapter,
+            residence=residence,
             images=images,
         )
         if not follows_text:
@@ -164,6 +169,15 @@ class SequenceFactory:
                 )
         images.pass_by(request.cache_len)
         return images
+
+    def _residence(self, request: NewRequest) -> Residence | None:
+        """Of an adapter that came while the model serves; None: it asks for none."""
+        if request.adapter is None:
+            return None
+        found = None if self._residents is None else self._residents.find(request.adapter)
+        if found is None:
+            raise RequestError(f"request {request.id}: no adapter is loaded under {request.adapter}")
+        return found
 
     def _adapter(self, request: NewRequest, session: Session) -> int:
         """Its number. TGI's router gets the base model for a name that is unknown, as TGI's shard does it."""

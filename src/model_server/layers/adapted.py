@@ -1,48 +1,73 @@
-"""A product with LoRA adapters: rows of a batch that have one get its B @ A @ x added to the base model's product."""
+"""Products and an embedding with LoRA adapters: rows of a batch that have one get what it makes of the base model's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows
-from model_server.adapters.panels import AdapterPanels
+from model_server.adapters.panels import AdapterPanels, PackedFactors, packed
 from model_server.adapters.rows import CurrentRows, RowIndex
 from model_server.cpp.library import usable
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
 
 
-class AdaptedLinear:
-    """A `Linear`: the base model's product, and that of adapters for the rows that have one.
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What one adapter changes of one product. factors: packed for the C++ operators where these serve."""
 
-    Rows without an adapter are what `base` gives, bit for bit.
+    factors: Factors | PackedFactors | None
+    rows: HeadRows | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (self.factors, self.rows) if part is not None)
+
+
+class AdaptedLinear:
+    """A `Linear`: the base model's product, and what adapters make of it for the rows that have one.
+
+    Rows without an adapter are what `base` gives, bit for bit. panels: where the C++ operators serve.
     """
 
     __slots__ = ("_current", "_factors", "_rows", "base", "panels")
 
     def __init__(
-        self,
-        base: Linear,
-        factors: Mapping[int, Factors],
-        current: CurrentRows,
-        number: int,
-        rows: Mapping[int, HeadRows] = MappingProxyType({}),
+        self, base: Linear, current: CurrentRows, number: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        """factors: by the number of the adapter. current: whose rows are read at each call. number: of all adapters of
-        the model. rows: what adapters have in place of rows of the base model's matrix.
-
-        panels: the factors as the C++ operators read them; None where these do not serve.
-        """
+        """current: whose rows are read at each call. number: of all adapters that the model may have at once."""
         self.base = base
-        matrices = [f.a for f in factors.values()]
-        has_panels = bool(matrices) and usable(matrices[0].device, matrices[0].dtype)
-        self.panels = AdapterPanels(factors, number) if has_panels else None
-        self._factors = factors if self.panels is None else {}
-        self._rows = rows
+        self.panels = AdapterPanels(number) if usable(device, dtype) else None
+        self._factors: dict[int, Factors] = {}
+        self._rows: dict[int, HeadRows] = {}
         self._current = current
+
+    def addition(self, factors: Factors | None, rows: HeadRows | None = None) -> Addition | None:
+        """As `put` takes it; None: it would change nothing."""
+        if factors is None and rows is None:
+            return None
+        has_panels = self.panels is not None and factors is not None
+        return Addition(packed(factors) if has_panels and factors is not None else factors, rows)
+
+    def put(self, number: int, addition: Addition) -> None:
+        """From now on the adapter of that number changes this. No row of a running step may have the number."""
+        if isinstance(addition.factors, PackedFactors):
+            assert self.panels is not None
+            self.panels.put(number, addition.factors)
+        elif addition.factors is not None:
+            self._factors[number] = addition.factors
+        if addition.rows is not None:
+            self._rows[number] = addition.rows
+
+    def remove(self, number: int) -> None:
+        """The adapter of that number changes nothing more. No row of a running step may have the number."""
+        if self.panels is not None:
+            self.panels.remove(number)
+        self._factors.pop(number, None)
+        self._rows.pop(number, None)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._with_adapters(x, self.base(x))
@@ -73,11 +98,19 @@ class AdaptedEmbedding:
 
     __slots__ = ("_base", "_current", "_factors")
 
-    def __init__(self, base: Embedding, factors: Mapping[int, EmbeddingFactors], current: CurrentRows) -> None:
-        """factors: by the number of the adapter. current: whose rows are read at each call."""
+    def __init__(self, base: Embedding, current: CurrentRows) -> None:
+        """current: whose rows are read at each call."""
         self._base = base
-        self._factors = factors
+        self._factors: dict[int, EmbeddingFactors] = {}
         self._current = current
+
+    def put(self, number: int, factors: EmbeddingFactors) -> None:
+        """From now on the adapter of that number changes this. No row of a running step may have the number."""
+        self._factors[number] = factors
+
+    def remove(self, number: int) -> None:
+        """The adapter of that number changes nothing more. No row of a running step may have the number."""
+        self._factors.pop(number, None)
 
     def __call__(self, ids: Tensor) -> Tensor:
         out = self._base(ids)

@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 from model_server.adapters.merge import MergedReader
-from model_server.adapters.reader import AdapterReader
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
+from model_server.layers.adapter_sites import AdapterSites
+from model_server.models.decoder.adapter_targets import adapter_targets
 from model_server.models.decoder.attention.layers import attention_layers
 from model_server.models.decoder.build import build
 from model_server.models.decoder.decoder import Decoder
@@ -77,17 +78,15 @@ def _load_native(
     reading = SafetensorsReader(
         model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=spec.names.base
     )
-    adapting = AdapterReader(model.adapters, placement.dtype, placement.device)
-    with reading as reader, adapting as adapters, _merging(model, spec, reader) as weights:
-        runner = build(
-            spec,
-            weights,
-            placement,
-            backend,
-            progress=progress,
-            scheme=model.scheme,
-            adapters=adapters if model.adapters else None,
-        )
+    adapters = None
+    if model.adapters or model.adapter_room:
+        targets = adapter_targets(spec)
+        adapters = AdapterSites(targets, model.adapters, placement.dtype, placement.device, room=model.adapter_room)
+    with ExitStack() as opened:
+        weights = opened.enter_context(_merging(model, spec, opened.enter_context(reading)))
+        runner = build(spec, weights, placement, backend, progress=progress, scheme=model.scheme, adapters=adapters)
+        if model.adapter_room:
+            opened.pop_all()  # adapters that come later may have to read the base model's weights
     logger.info(
         "Loaded %s with the native runner: %s, %.1f MiB of weights in %.2f s",
         model.config.model_type,

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """name: what messages call it. spec: None for a family that the native decoder does not know, which transformers
-    may compute. adapters: LoRA adapters to load with it. merged: one that is merged into the weights of `spec`."""
+    may compute. adapters: LoRA adapters to load with it. merged: one that is merged into the weights of `spec`.
+    adapter_room: for how many further adapters, which come while it serves."""
 
     checkpoint: Checkpoint
     name: str
@@ -44,6 +45,7 @@ class Model:
     scheme: Scheme = dataclasses.field(default_factory=Scheme)
     adapters: tuple[Adapter, ...] = ()
     merged: Adapter | None = None
+    adapter_room: int = 0
 
 
 def describe(
@@ -114,22 +116,26 @@ def _text_part(spec: Spec, checkpoint: Checkpoint, config: ModelConfig) -> tuple
     return spec, dataclasses.replace(checkpoint, headers=headers)
 
 
-def with_adapters(model: Model, folders: Mapping[str, Path]) -> Model:
-    """`model`, to be loaded with the LoRA adapters in these folders, by their names.
+def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0) -> Model:
+    """`model`, to be loaded with the LoRA adapters in these folders, by their names. room: for how many later ones.
 
     Raises StartupError for an adapter, or a model, that is not served so.
     """
-    if not folders:
+    if not folders and not room:
         return model
     if model.spec is None:
         raise StartupError(
             f"{model.config.model_type} is served by the transformers runner, which takes no LoRA adapters: merge the "
             "adapter into the model"
         )
-    targets = adapter_targets(model.spec)
-    bases = _bases(model, model.spec)
-    adapters = tuple(read_adapter(name, path, targets, bases) for name, path in folders.items())
-    return dataclasses.replace(model, adapters=adapters)
+    adapters = tuple(adapter_of(model, name, path) for name, path in folders.items())
+    return dataclasses.replace(model, adapters=adapters, adapter_room=room)
+
+
+def adapter_of(model: Model, name: str, folder: Path) -> Adapter:
+    """The adapter in `folder`, checked for a model of the native decoder. Raises StartupError."""
+    assert model.spec is not None
+    return read_adapter(name, folder, adapter_targets(model.spec), _bases(model, model.spec))
 
 
 def check_family(fields: Mapping[str, Any], choice: Choice, num_stages: int = 1) -> None:
@@ -195,8 +201,8 @@ def _varies_with_the_batch(model: Model, device: torch.device, dtype: torch.dtyp
     spec = model.spec
     if spec is None:
         return f"{model.config.model_type} is computed by transformers, which multiplies as its libraries do"
-    if model.adapters:
-        return "products with LoRA adapters depend on the number of rows; leave out --lora-adapters"
+    if model.adapters or model.adapter_room:
+        return "products with LoRA adapters depend on the number of rows; leave out --lora-adapters and --lora-root"
     if model.scheme.method is not None:
         return "products with quantized weights depend on the number of rows"
     if spec.attention is not None:

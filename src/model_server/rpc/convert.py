@@ -89,6 +89,7 @@ def _request_from(message: pb.Request, images: Mapping[bytes, Image]) -> NewRequ
         input_ids=tuple(message.input_ids),
         resume_ids=tuple(message.resume_ids),
         adapter_id=message.adapter_id or None,
+        adapter=message.adapter if message.HasField("adapter") else None,
         prediction_ids=tuple(message.prediction_ids),
         images=tuple([ImagePlace(p.key, p.start, p.length, images.get(p.key)) for p in message.images]),
     )

@@ -50,6 +50,7 @@ class ShardFacts:
     speculate: int = 0
     micro_batches: int = 1
     images: bool = False
+    loads_adapters: bool = False
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -93,6 +94,8 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             return self._facts.grows
         if extension is Extension.IMAGES:
             return self._facts.images
+        if extension is Extension.LORA:
+            return self._facts.loads_adapters
         return extension is not Extension.PREDICTION or self._facts.speculate > 0
 
     @answering_errors
@@ -115,7 +118,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         sequence = convert.sequence_of(request)
         if batch_id is None and sequence is not None:
             self._device.reset(sequence)
-        await self._run(whole(lambda: self._engine.clear(batch_id)), sequence)
+        await self._run(whole(lambda: self._clear(batch_id)), sequence)
         return pb.ClearCacheResponse()
 
     @answering_errors
@@ -168,6 +171,12 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
         )
         result = await self._run(job, call.sequence)
         return convert.decode_response(result, self._engine.session.column_tokens)
+
+    def _clear(self, batch_id: int | None) -> None:
+        self._engine.clear(batch_id)
+        residents = self._engine.options.residents
+        if batch_id is None and residents is not None:
+            residents.clear()  # another router, which begins with load ids of its own
 
     async def _run(self, job: Job[T], sequence: int | None) -> T:
         # Shielded: a router that gives up on a call must not cancel the work, other ranks run it too.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model_server.errors import StartupError
 from model_server.weights.hub_cache import cache, snapshot
-from wire.merged_adapter import ADAPTER_CONFIG, BaseModel, base_model, with_base
+from wire.lora.merged import ADAPTER_CONFIG, BaseModel, base_model, with_base
 from wire.model_files import read_object
 from wire.quantization import gguf
 

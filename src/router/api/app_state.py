@@ -56,7 +56,7 @@ class AppState:
 
     def adapter_of(self, model: str | None) -> str | None:
         """The LoRA adapter that OpenAI's `model` names; None: the base model, which every other name means."""
-        return model if model in self.info.adapters and model not in self.model_names else None
+        return model if model in self.inference.adapters and model not in self.model_names else None
 
     @property
     def large_bodies(self) -> LargeBodies:

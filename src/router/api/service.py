@@ -101,7 +101,7 @@ async def render_metrics(request: Request) -> Response:
 async def models(request: Request) -> Response:
     """The one model that is served, under each of its names; then its LoRA adapters."""
     state = state_of(request)
-    names = (*state.model_names, *filter(state.adapter_of, state.info.adapters))
+    names = (*state.model_names, *filter(state.adapter_of, state.inference.adapters.names))
     return JsonResponse(ModelList(data=[_card(state, name) for name in names]).model_dump(exclude_none=True))
 
 

@@ -25,6 +25,7 @@ from router.generation.running import Running
 from router.generation.validation import Validator
 from router.images.prompt import ImagePrompts
 from router.limits import ServingLimits
+from router.lora.registry import AdapterRegistry
 from router.metrics import Metrics
 from router.scheduling.loop import Scheduler
 from router.text.tokenizer import PromptTokenizer
@@ -47,7 +48,9 @@ class Inference:
         tokenizer: PromptTokenizer,
         limits: ServingLimits,
         metrics: Metrics,
+        adapters: AdapterRegistry,
     ) -> None:
+        self.adapters = adapters
         self.limits = limits
         self.metrics = metrics
         self.tokenizer = tokenizer
@@ -85,10 +88,19 @@ class Inference:
         logger.debug("Input: %s", valid.inputs[:_MAX_SHOWN], extra={"request_id": permits.request_id})
         self.metrics.observe("tgi_request_input_length", valid.input_length)
         self.metrics.observe("tgi_request_max_new_tokens", min(valid.stopping.max_new_tokens, 1024))
-        if request.adapter_id is not None:
-            self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))
-        entry = self._scheduler.submit(valid)
-        return Running(valid, entry, self.metrics, permits)
+        if request.adapter_id is None:
+            return Running(valid, self._scheduler.submit(valid), self.metrics, permits)
+        self.metrics.count("tgi_lora_requests", adapter=self.metrics.adapter_label(request.adapter_id))
+        try:
+            use = await self.adapters.use(request.adapter_id)
+        except ValidationError as error:
+            raise self.refused(error) from None
+        try:
+            valid = replace(valid, adapter=use.load_id)
+            return Running(valid, self._scheduler.submit(valid), self.metrics, permits, use)
+        except BaseException:
+            use.release()
+            raise
 
     @property
     def images(self) -> ImagePrompts | None:

@@ -13,6 +13,7 @@ from typing import Protocol
 from router.errors import GenerationError, IncompleteError, RouterError
 from router.events import Failed, Finished, Prefilled, TokenGenerated
 from router.generation.permits import HeldPermits
+from router.lora.registry import AdapterUse
 from router.metrics import Metrics
 from router.request import ValidRequest
 from router.scheduling.entry import Entry
@@ -45,6 +46,7 @@ class Running:
     """One generation under way. Read it to its `Finished` event, or close it: both return the permit."""
 
     __slots__ = (
+        "_adapter",
         "_closed",
         "_entry",
         "_last_token_at",
@@ -57,12 +59,21 @@ class Running:
         "timings",
     )
 
-    def __init__(self, request: ValidRequest, entry: Entry, metrics: Metrics, permits: HeldPermits) -> None:
+    def __init__(
+        self,
+        request: ValidRequest,
+        entry: Entry,
+        metrics: Metrics,
+        permits: HeldPermits,
+        adapter: AdapterUse | None = None,
+    ) -> None:
+        """adapter: what it has of an adapter; None: it is for the base model."""
         self.request = request
         self.request_id = permits.request_id
         self.arrived_at = permits.arrived_at
         self.timings: Timings | None = None  # known after `Finished`
         self._entry = entry
+        self._adapter = adapter
         self._request_span = permits.request_span
         self._pool = permits.hand_over()
         self._metrics = metrics
@@ -90,6 +101,8 @@ class Running:
             self._closed = True
             self._entry.close()
             self._pool.give_back(1)
+            if self._adapter is not None:
+                self._adapter.release()
             if self.request.trace is not None:
                 self.request.trace.finish()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from router.generation.asked import GenerateRequest
 from router.grammar.checker import GrammarChecker, read_grammar
 from router.images.prompt import ImagePrompts
 from router.limits import ServingLimits, ShardInfo
+from router.lora.registry import unknown
 from router.request import (
     FILTERS_OFF,
     SAMPLING_EXTENSIONS,
@@ -52,12 +53,14 @@ class Validator:
         grammars: GrammarChecker | None,
         images: ImagePrompts | None = None,
         max_stop_bytes: int = 4096,
+        adapters: Container[str] | None = None,
     ) -> None:
-        """`grammars`: None refuses every request that has one. `images`: None where the model reads text only."""
+        """`grammars`: None refuses every request that has one. `images`: None where the model reads text only.
+        `adapters`: names of all; None: those of the shards."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._extensions = info.extensions
-        self._adapters = frozenset(info.adapters)
+        self._adapters = info.adapters if adapters is None else adapters
         self._can_ever_fit = can_ever_fit
         self._max_stop_bytes = max_stop_bytes
         self._grammars = grammars
@@ -121,7 +124,7 @@ class Validator:
         if request.input_ids is not None:
             inputs = await self._text_of(request.input_ids)
         if request.adapter_id is not None and request.adapter_id not in self._adapters:
-            raise ValidationError(f"`adapter_id` {request.adapter_id[:100]} is not known to this server")
+            raise unknown(request.adapter_id)
         prediction_ids = await self._prediction(request.prediction)
         kind, grammar = await self._grammar(request)
         return ValidRequest(

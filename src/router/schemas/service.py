@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
+
+from router.schemas.base import Body
 
 
 class ErrorBody(BaseModel):
@@ -76,3 +78,17 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class LoadAdapterBody(Body):
+    """vLLM's body of /v1/load_lora_adapter."""
+
+    lora_name: str | None = Field(None, description="Name under which requests ask for it.", examples=["poems"])
+    lora_path: str | None = Field(None, description="Its folder, from `--lora-root` on.", examples=["poems-v2"])
+    load_inplace: bool = Field(False, description="Replace the adapter of that name.", examples=[True])
+
+
+class UnloadAdapterBody(Body):
+    """vLLM's body of /v1/unload_lora_adapter."""
+
+    lora_name: str | None = Field(None, description="Name under which it was loaded.", examples=["poems"])

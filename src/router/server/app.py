@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api import chat, completions, generate, service, tokenize, unsupported
+from router.api import adapters, chat, completions, generate, service, tokenize, unsupported
 from router.api.app_state import AppState, request_id_of
 from router.api.conversations import messages, responses
 from router.api.errors import MESSAGES, RESPONSES, InternalError, UnauthorizedError, error_response, framework_response
@@ -73,7 +73,7 @@ def create_app(
         (routes for routes in _FAMILIES if routes.is_fast),
         without=() if state is None else (state.config.aip_predict_route, state.config.aip_health_route),
     )
-    models = [model for routes in (*_FAMILIES, kserve.routes) for model in routes.models]
+    models = [model for routes in (*_FAMILIES, adapters.routes, kserve.routes) for model in routes.models]
     limits: object = RouterConfig() if state is None else state.inference.limits
     app.openapi = lambda: openapi.document(app, models, limits)  # type: ignore[method-assign]
     app.add_exception_handler(RouterError, _router_error)
@@ -101,6 +101,8 @@ def _add_optional_routes(app: FastAPI, config: RouterConfig) -> None:
         app.add_api_route(
             config.aip_health_route, service.health, methods=["GET", "HEAD"], include_in_schema=False
         )  # fmt: skip
+    if config.lora_root is not None:
+        app.include_router(adapters.routes)
     if config.kserve_api:
         app.include_router(kserve.routes)
 

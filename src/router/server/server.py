@@ -23,6 +23,8 @@ from router.generation.inference import Inference
 from router.generation.validation import Validator
 from router.grammar.checker import GrammarChecker
 from router.images.prompt import ImagePrompts
+from router.lora.folders import register_folders
+from router.lora.registry import AdapterRegistry
 from router.metrics import CONTENT_TYPE, Metrics
 from router.openai.chat.prompt import default_variables
 from router.openai.formats.choice import ModelFormat, choose
@@ -38,6 +40,8 @@ from router.text import model_files
 from router.text.tokenizer import PromptTokenizer
 from wire import phases
 from wire.exit_status import STALLED
+from wire.extensions import Extension
+from wire.text.counting import counted
 from wire.tracing import Tracing, TracingError
 
 logger = logging.getLogger(__name__)
@@ -119,14 +123,29 @@ async def _serve(config: RouterConfig, stop: Stop) -> int:
             if images is not None:
                 resources.callback(images.reader.close)
                 config = with_image_payload(config)
+            adapters = await _adapters(config, metrics, started)
             state = _app_state(
-                config, files, tokenizer, chat_template, model_format, grammars, images, metrics, started
+                config, files, tokenizer, chat_template, model_format, grammars, images, metrics, started, adapters
             )
             state = replace(state, template_defaults=template_defaults)
             return await _answer(config, state, started, stop, listener, metrics_listener, tracing)
         finally:
             await started.scheduler.close()
             await started.shards.close()
+
+
+async def _adapters(config: RouterConfig, metrics: Metrics, started: Started) -> AdapterRegistry:
+    """Those of the shards, and those of --lora-root. Raises StartupError."""
+    if config.lora_root is None:
+        return AdapterRegistry(started.info.adapters, metrics)
+    if Extension.LORA not in started.info.extensions:
+        raise StartupError("--lora-root: the shards load no adapters while they serve; start them with it too")
+    most_bytes = int(config.lora_host_memory * 2**30)
+    registry = AdapterRegistry(started.info.adapters, metrics, started.shards, most_bytes=most_bytes)
+    names = (*config.served_model_name, config.tokenizer_name)
+    count = await register_folders(registry, config.lora_root, taken=names)
+    logger.info("%s of %s can be asked for", counted(count, "LoRA adapter"), config.lora_root)
+    return registry
 
 
 def _tracing(endpoint: str, service_name: str) -> Tracing:
@@ -146,6 +165,7 @@ def _app_state(
     images: ImagePrompts | None,
     metrics: Metrics,
     started: Started,
+    adapters: AdapterRegistry,
 ) -> AppState:
     limits = started.limits
     metrics.set_limits(
@@ -153,7 +173,6 @@ def _app_state(
         max_total_tokens=limits.max_total_tokens,
         speculate=started.info.speculate,
     )
-    metrics.set_adapters(started.info.adapters)
     validator = Validator(
         tokenizer,
         limits,
@@ -162,9 +181,15 @@ def _app_state(
         grammars=grammars,
         images=images,
         max_stop_bytes=config.max_stop_sequence_bytes,
+        adapters=adapters,
     )
     inference = Inference(
-        scheduler=started.scheduler, validator=validator, tokenizer=tokenizer, limits=limits, metrics=metrics
+        scheduler=started.scheduler,
+        validator=validator,
+        tokenizer=tokenizer,
+        limits=limits,
+        metrics=metrics,
+        adapters=adapters,
     )
     labels = image_labels()
     return AppState(

@@ -9,11 +9,15 @@ import grpc
 import grpc.aio
 
 from router.shards.interface import ShardError
+from wire.lora.v1 import lora_pb2_grpc as lora_grpc
 from wire.rpc import local_grpc, remote_grpc
 from wire.rpc.mutual_tls import MutualTls, open_channel
 from wire.v3 import generate_pb2_grpc as pb_grpc
 
-Rpc = Literal["Info", "ServiceDiscovery", "ClearCache", "FilterBatch", "Warmup", "Prefill", "Decode", "Health"]
+Rpc = Literal[
+    "Info", "ServiceDiscovery", "ClearCache", "FilterBatch", "Warmup", "Prefill", "Decode", "Health", "LoadAdapter",
+    "DropAdapter",
+]  # fmt: skip
 
 # Prompt logprobs make answers larger than gRPC's default of 4 MiB.
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
@@ -53,10 +57,11 @@ class ShardClient:
         self._channel = open_channel(grpc.aio, remote_grpc.grpc_target(url), tls if is_remote else None, options)
         self._token = remote_grpc.token_metadata(token)
         stub = pb_grpc.TextGenerationServiceStub(self._channel)
+        adapters = lora_grpc.AdaptersStub(self._channel)
         self._methods: dict[Rpc, Any] = {
             "Info": stub.Info, "ServiceDiscovery": stub.ServiceDiscovery, "ClearCache": stub.ClearCache,
             "FilterBatch": stub.FilterBatch, "Warmup": stub.Warmup, "Prefill": stub.Prefill, "Decode": stub.Decode,
-            "Health": stub.Health,
+            "Health": stub.Health, "LoadAdapter": adapters.Load, "DropAdapter": adapters.Drop,
         }  # fmt: skip
 
     def send(

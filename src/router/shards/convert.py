@@ -150,7 +150,9 @@ def _request_to(new: NewRequest, extensions: frozenset[Extension]) -> pb.Request
     )
     if new.chunk_len is not None:
         message.chunk_len = new.chunk_len
-    if request.adapter_id is not None:
+    if request.adapter is not None:
+        message.adapter = request.adapter
+    elif request.adapter_id is not None:
         message.adapter_id = request.adapter_id
     if Extension.TOKEN_IDS in extensions and request.input_ids:
         message.input_ids.extend(request.input_ids)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from router.limits import ShardInfo
+from router.lora.registry import AdapterLost, AdapterRefused, AdapterSize
 from router.shards import convert, warm_up
 from router.shards.client import Client, Rpc, ShardClient
 from router.shards.interface import CachedBatch, DecodeCall, PrefillCall, ShardError, StepReply
 from router.shards.warm_up import Capacity, WarmUpPlan
 from wire.extensions import Extension
+from wire.lora.v1 import lora_pb2 as lora_pb
 from wire.rpc.fan_out import gathered
 from wire.v3 import generate_pb2 as pb
 
@@ -98,6 +101,37 @@ class ShardPool:
 
     def clear_cache(self, batch_id: int) -> asyncio.Future[None]:
         return _soon(_cleared(self._send("ClearCache", pb.ClearCacheRequest(id=batch_id))))
+
+    # Adapters that come while the shards serve.
+
+    async def check_adapter(self, name: str, path: str) -> AdapterSize:
+        return await self._size_of(lora_pb.LoadRequest(name=name, path=path))
+
+    async def load_adapter(self, load_id: int, name: str, path: str) -> AdapterSize:
+        """Beside the order: it takes longer than a step. On all ranks or on none."""
+        try:
+            return await self._size_of(lora_pb.LoadRequest(id=load_id, name=name, path=path))
+        except (AdapterRefused, AdapterLost):
+            with contextlib.suppress(AdapterLost):
+                await self.drop_adapter(load_id)
+            raise
+
+    async def drop_adapter(self, load_id: int) -> None:
+        """In the order of the numbered calls: all ranks drop it between the same two steps."""
+        try:
+            await _gather(self._send("DropAdapter", lora_pb.DropRequest(id=load_id)))
+        except ShardError as error:
+            raise AdapterLost(str(error)) from error
+
+    async def _size_of(self, request: lora_pb.LoadRequest) -> AdapterSize:
+        try:
+            answers = await self._to_all("LoadAdapter", request)
+        except ShardError as error:
+            raise AdapterLost(str(error)) from error
+        refused = next((answer.refused for answer in answers if answer.HasField("refused")), None)
+        if refused is not None:
+            raise AdapterRefused(refused)
+        return AdapterSize(max(answer.num_bytes for answer in answers), max(answer.rank for answer in answers))
 
     # Fan-out.
 

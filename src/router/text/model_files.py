@@ -13,7 +13,7 @@ from typing import Any
 
 from router.errors import StartupError
 from wire import tokenizer_file
-from wire.merged_adapter import with_base
+from wire.lora.merged import with_base
 from wire.model_files import NAMED_TOKENS, POSITIONS, length_limit, read_optional_object, read_text, token_text
 from wire.quantization import gguf
 

@@ -24,6 +24,7 @@ from router.generation.inference import Inference
 from router.generation.validation import Validator
 from router.grammar.checker import GrammarChecker
 from router.limits import ServingLimits, ShardInfo
+from router.lora.registry import AdapterRegistry
 from router.metrics import Metrics
 from router.openai.formats.choice import ModelFormat
 from router.openai.template.renderer import Renderer
@@ -184,17 +185,29 @@ class Router:
         renderer: Renderer | None = None,
         model_format: ModelFormat | None = None,
         template_defaults: dict[str, Any] | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         config = config or RouterConfig(tokenizer_name="some/model")
         self.scheduler = FakeScheduler(script)
         self.metrics = Metrics()
         self.tokenizer = PromptTokenizer(Tokenizer.from_str(tokenizer.to_str()), num_workers=2)
         self.grammars = None if config.disable_grammar_support else GrammarChecker()
+        adapters = AdapterRegistry(info.adapters, self.metrics) if adapters is None else adapters
         validator = Validator(
-            self.tokenizer, limits, info, can_ever_fit=self.scheduler.can_ever_fit, grammars=self.grammars
+            self.tokenizer,
+            limits,
+            info,
+            can_ever_fit=self.scheduler.can_ever_fit,
+            grammars=self.grammars,
+            adapters=adapters,
         )
         self.inference = Inference(
-            scheduler=self.scheduler, validator=validator, tokenizer=self.tokenizer, limits=limits, metrics=self.metrics
+            scheduler=self.scheduler,
+            validator=validator,
+            tokenizer=self.tokenizer,
+            limits=limits,
+            metrics=self.metrics,
+            adapters=adapters,
         )
         self.chat_template = ChatTemplate(
             {"default": CHAT_TEMPLATE} if templates is None else templates, {}, renderer=renderer

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from model_server.adapters.reader import AdapterReader
 from model_server.attention.backend import AttentionBackend
 from model_server.attention.latent import LatentBackend
 from model_server.distributed.placement import Placement
+from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.fused.choice import fused_for
 from model_server.layers.fused.fused import Fused
 from model_server.layers.linear.factory import LinearFactory
@@ -38,7 +38,7 @@ def build(
     progress: Callable[[int, int], None] | None = None,
     fused: Fused | None = None,
     scheme: Scheme | None = None,
-    adapters: AdapterReader | None = None,
+    adapters: AdapterSites | None = None,
     linears: LinearFactory | None = None,
 ) -> Decoder:
     """Read this rank's part of every tensor of its stage's layers. `progress(done, total)` is called after each layer.
@@ -74,6 +74,8 @@ def build(
         blocks.append(_block(loader, spec, index))
         if progress is not None:
             progress(len(blocks), len(layers))
+    if adapters is not None:
+        loader.weight_bytes += adapters.load_given()
     loader.linears.measure(group)
     if group.rank == 0:
         loader.scheme.report(reader.dtype)

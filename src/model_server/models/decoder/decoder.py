@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from model_server.adapters.reader import AdapterReader
 from model_server.adapters.rows import CurrentRows
 from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.attention.reference import ReferenceBackend
+from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.embedding import InputEmbedding
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
@@ -46,7 +46,7 @@ class Decoder:
         weight_bytes: int,
         stream: TokenRow,
         stack: CppStack | None = None,
-        adapters: AdapterReader | None = None,
+        adapters: AdapterSites | None = None,
     ) -> None:
         self._embedding = embedding
         self._blocks = blocks
@@ -57,6 +57,7 @@ class Decoder:
         self._vocab_size = vocab_size
         self._max_positions = max_positions
         self._stack = stack
+        self.adapters = adapters
         self._current = CurrentRows() if adapters is None else adapters.current
         self.traits = RunnerTraits(
             attention=attention,

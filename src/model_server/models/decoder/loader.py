@@ -6,19 +6,18 @@ Knows ranges of rows and columns, not what they stand for: the heads of a packed
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from model_server.adapters.factors import HeadRows
-from model_server.adapters.reader import AdapterReader, Product
+from model_server.adapters.reader import HeadTable, Product
 from model_server.attention.backend import Alibi
 from model_server.distributed.group import ProcessGroup
 from model_server.errors import StartupError
-from model_server.layers.adapted import AdaptedLinear
+from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.fused.fused import Fused
 from model_server.layers.fused.torch import TorchFused
 from model_server.layers.linear.factory import LinearFactory
@@ -50,7 +49,7 @@ class Loader:
     cache_scales: CacheScales | None = None  # None: the cache has none
     scheme: Scheme = field(default_factory=Scheme)
     batch_invariant: bool = False
-    adapters: AdapterReader | None = None  # None: the model is loaded without adapters
+    adapters: AdapterSites | None = None  # None: the model is loaded without adapters
     weight_bytes: int = 0
     ropes: list[Rope] = field(default_factory=list)
     chosen_linears: LinearFactory | None = None  # None: the fastest
@@ -178,14 +177,9 @@ class Loader:
         )
         return self.adapted(self.linears.make(form, bias), product)
 
-    def adapted(self, linear: Linear, product: Product, rows: Mapping[int, HeadRows] | None = None) -> Linear:
-        """`linear`, which computes `product`, with what adapters add to it. rows: what they have in place of its rows,
-        by their numbers."""
-        factors = {} if self.adapters is None else self.adapters.product(product)
-        if self.adapters is None or not (factors or rows):
-            return linear
-        self.weight_bytes += sum(f.nbytes for f in factors.values()) + sum(r.nbytes for r in (rows or {}).values())
-        return AdaptedLinear(linear, factors, self.adapters.current, len(self.adapters.names), rows or {})
+    def adapted(self, linear: Linear, product: Product, head: HeadTable | None = None) -> Linear:
+        """`linear`, which computes `product`, with what adapters add to it. head: where it is the head."""
+        return linear if self.adapters is None else self.adapters.linear(linear, product, head)
 
     def norm(self, name: str, size: int) -> AddNorm:
         """A norm over `size` numbers of every token, the same on every rank."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_server.adapters.reader import Product, Table
+from model_server.adapters.reader import HeadTable, Product, Table
 from model_server.errors import StartupError
 from model_server.layers.adapted import AdaptedEmbedding
 from model_server.layers.embedding import Embedding, Head, InputEmbedding, vocab_range
@@ -127,9 +127,7 @@ def _adapted(loader: Loader, spec: Spec, embedding: Embedding, stored: str) -> E
     """`embedding` with what adapters change of it."""
     if loader.adapters is None:
         return embedding
-    factors = loader.adapters.embedding(_table(loader, spec, spec.names.embedding, stored))
-    loader.weight_bytes += sum(f.nbytes for f in factors.values())
-    return AdaptedEmbedding(embedding, factors, loader.adapters.current) if factors else embedding
+    return loader.adapters.embedding(embedding, _table(loader, spec, spec.names.embedding, stored))
 
 
 def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *, sharded: bool) -> Output:
@@ -142,10 +140,10 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *,
     if names.output_projection is not None and loader.holds(names.output_projection):
         part = Part(names.output_projection, ((0, _embedding_width(spec)),), None)
         projection = loader.column_linear([part], spec.hidden_size, as_stored=True)
-    replaced = None
-    if loader.adapters is not None and not spec.normalized_head:
+    table = None
+    if not spec.normalized_head:
         tied_to = names.embedding if spec.tied_head or stored != names.head else None
-        replaced = loader.adapters.head(_table(loader, spec, names.head, stored), rows, bias, tied_to)
+        table = HeadTable(table=_table(loader, spec, names.head, stored), rows=rows, bias=bias, tied_to=tied_to)
     product = Product(
         parts=(Part(names.head, (rows,), None),),
         columns=None,
@@ -154,7 +152,7 @@ def _output(loader: Loader, spec: Spec, form: Form, rows: Range, stored: str, *,
     )
     plain = loader.linears.make(form, bias)
     head = Head(
-        loader.adapted(plain, product, replaced),
+        loader.adapted(plain, product, table),
         loader.tensor_group,
         sharded=sharded,
         gathers_rounded=loader.device.type == "cuda",

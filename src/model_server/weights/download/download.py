@@ -36,7 +36,7 @@ from model_server.weights.locate import (
     weight_files,
 )
 from wire import tokenizer_file
-from wire.merged_adapter import ADAPTER_CONFIG, BaseModel, is_adapter, with_base
+from wire.lora.merged import ADAPTER_CONFIG, BaseModel, is_adapter, with_base
 from wire.model_files import read_object
 from wire.quantization import gguf
 from wire.quantization.config import FILES

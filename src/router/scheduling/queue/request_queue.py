@@ -216,7 +216,7 @@ class RequestQueue:
     ) -> bool:
         token_ids = entry.token_ids if self._may_share(entry.request) else None
         content = [ContentRange(p.start, p.stop, p.key) for p in (image.place for image in entry.request.images)]
-        allocation = allocator.allocate(self._num_reserved(entry), token_ids, entry.request.adapter_id or "", content)
+        allocation = allocator.allocate(self._num_reserved(entry), token_ids, entry.request.namespace, content)
         scan.has_blocks = False
         if allocation is None:
             return False

@@ -1,0 +1,122 @@
+"""Adapters that are loaded and dropped while the model serves, by their load ids. The router decides which; here each
+has a number for as long as a request has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from model_server.adapters.folder import Adapter
+from model_server.errors import StartupError
+
+logger = logging.getLogger(__name__)
+
+MOST_RESIDENT = 256
+"""Adapters of one model at once; a place costs little more than a pointer for each of its matrices."""
+
+
+class Sites(Protocol):
+    """The places of a model that adapters change."""
+
+    def read(self, adapter: Adapter) -> Any:
+        """This rank's part of an adapter, which has `nbytes`. Raises StartupError."""
+
+    def put(self, number: int, loaded: Any) -> None:
+        """In effect from now on for rows with that number."""
+
+    def remove(self, number: int) -> None:
+        """The number is free again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """num_bytes: of memory. rank: the largest of the adapter's."""
+
+    num_bytes: int
+    rank: int
+
+
+class Residence:
+    """A loaded adapter. While anything refers to this, its number is not given to another one."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Residents:
+    """What is loaded on this rank. Thread-safe: loading runs beside the steps."""
+
+    def __init__(
+        self, sites: Sites, numbers: range, root: Path, read: Callable[[str, Path], Adapter], itemsize: int
+    ) -> None:
+        """numbers: that adapters may get. root: folders outside of it are not read. read: the checked adapter of a name
+        in a folder; raises StartupError. itemsize: bytes of a number of the model."""
+        self._sites = sites
+        self._free = deque(numbers)
+        self._root = root.resolve()
+        self._read = read
+        self._itemsize = itemsize
+        self._by_id: dict[int, Residence] = {}
+        self._lock = threading.Lock()  # one at a time is read, so that no two need memory at once
+
+    def check(self, name: str, path: str) -> Size:
+        """Of the whole adapter, at most, without loading it. Raises StartupError, one line that names the adapter."""
+        adapter = self._checked(name, path)
+        numbers = sum(math.prod(t.shape) for header in adapter.headers.values() for t in header.tensors.values())
+        return Size(numbers * self._itemsize, adapter.rank)
+
+    def load(self, load_id: int, name: str, path: str) -> Size:
+        """Requests may have the adapter under `load_id` from now on. Raises StartupError as `check` does."""
+        adapter = self._checked(name, path)
+        with self._lock:
+            if load_id in self._by_id:
+                raise StartupError(f"LoRA adapter `{name}`: the load id {load_id} is taken")
+            loaded = self._sites.read(adapter)
+            if not self._free:
+                raise StartupError(f"LoRA adapter `{name}`: {MOST_RESIDENT} adapters are in use; try again later")
+            number = self._free.popleft()
+            self._sites.put(number, loaded)
+            residence = Residence(number)
+            weakref.finalize(residence, self._leave, number, name)
+            self._by_id[load_id] = residence
+        logger.debug("LoRA adapter `%s` is loaded under %d: %d bytes", name, load_id, loaded.nbytes)
+        return Size(loaded.nbytes, adapter.rank)
+
+    def drop(self, load_id: int) -> None:
+        """No further request gets it. Its memory goes with the last one that has it; an unknown id is no error."""
+        self._by_id.pop(load_id, None)
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._by_id.clear()
+
+    def find(self, load_id: int) -> Residence | None:
+        """What a request must hold to have the adapter; None: it is not loaded."""
+        return self._by_id.get(load_id)
+
+    @property
+    def num_free(self) -> int:
+        """Of the numbers."""
+        return len(self._free)
+
+    def _checked(self, name: str, path: str) -> Adapter:
+        folder = (self._root / path).resolve()
+        if not folder.is_relative_to(self._root):
+            raise StartupError(f"LoRA adapter `{name}`: {path:.200} leads out of --lora-root")
+        return self._read(name, folder)
+
+    def _leave(self, number: int, name: str) -> None:
+        # On the thread that let go of it last, without the lock: that thread may hold it.
+        self._sites.remove(number)
+        self._free.append(number)
+        logger.debug("LoRA adapter `%s` has left", name)

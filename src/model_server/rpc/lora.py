@@ -1,0 +1,44 @@
+"""The service by which the router has adapters loaded and dropped, beside the order of the steps."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from model_server.adapters.residents import Residents
+from model_server.engine.device_thread import DeviceThread, whole
+from model_server.errors import StartupError
+from model_server.rpc.interceptor import answering_errors
+from wire.lora.v1 import lora_pb2 as pb
+from wire.lora.v1 import lora_pb2_grpc as pb_grpc
+
+
+class LoraServicer(pb_grpc.AdaptersServicer):  # type: ignore[misc]  # generated code has no types
+    """One shard's answers."""
+
+    def __init__(self, residents: Residents, device: DeviceThread) -> None:
+        """device: what drops wait their turn on."""
+        self._residents = residents
+        self._device = device
+
+    @answering_errors
+    async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:
+        return await asyncio.to_thread(self._load, request)
+
+    @answering_errors
+    async def Drop(self, request: pb.DropRequest, context: grpc.aio.ServicerContext) -> pb.DropResponse:
+        job = whole(lambda: self._residents.drop(request.id))
+        sequence = request.sequence if request.HasField("sequence") else None
+        await asyncio.shield(asyncio.wrap_future(self._device.enqueue(job, sequence)))
+        return pb.DropResponse()
+
+    def _load(self, request: pb.LoadRequest) -> pb.LoadResponse:
+        try:
+            if request.id:
+                size = self._residents.load(request.id, request.name, request.path)
+            else:
+                size = self._residents.check(request.name, request.path)
+        except (StartupError, OSError) as error:
+            return pb.LoadResponse(refused=" ".join(str(error).split()))
+        return pb.LoadResponse(num_bytes=size.num_bytes, rank=size.rank)

@@ -1,0 +1,37 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LoadRequest(_message.Message):
+    __slots__ = ("id", "name", "path")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    name: str
+    path: str
+    def __init__(self, id: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class LoadResponse(_message.Message):
+    __slots__ = ("num_bytes", "rank", "refused")
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    num_bytes: int
+    rank: int
+    refused: str
+    def __init__(self, num_bytes: _Optional[int] = ..., rank: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class DropRequest(_message.Message):
+    __slots__ = ("id", "sequence")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    sequence: int
+    def __init__(self, id: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class DropResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

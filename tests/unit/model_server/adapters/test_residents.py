@@ -1,0 +1,134 @@
+"""Adapters that come and go while the model serves: numbers, memory, requests that are still running."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from parity.protocol import assert_equal_logits, prompts, run_protocol
+from support.adapters import write_adapter
+from support.loading import load
+from support.peft_adapters import peft_adapter, peft_logits
+from support.tiny_models import tiny_checkpoint
+
+from model_server.adapters.residents import Residence, Residents
+from model_server.adapters.rows import BASE
+from model_server.errors import StartupError
+from model_server.models.model import adapter_of, describe
+from model_server.weights.checkpoint import examine
+
+SEQUENCES = prompts(512)
+HEAD = {"lm_head": (64, 512)}
+
+
+def residents_of(runner: Any, model: Path, root: Path, number: int = 4) -> Residents:
+    described = describe(examine(model))
+    return Residents(runner.adapters, range(number), root, lambda name, path: adapter_of(described, name, path), 4)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("base"), variant="biases_tied", with_tokenizer=False)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"use_dora": True, "target_modules": ["embed_tokens", "o_proj"]}, {"modules_to_save": ["lm_head"]}]
+)
+def test_what_comes_later_is_what_is_loaded_with_the_model(model: Path, config: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    adapter = peft_adapter(model, tmp_path / "a", 1, **config)
+    runner = load(model, adapter_room=4)
+    before = run_protocol(runner, SEQUENCES, 4)
+    residents = residents_of(runner, model, tmp_path)
+    size = residents.load(7, "a", "a")
+    found = residents.find(7)
+    assert found is not None and size.rank == 4 and 0 < size.num_bytes <= residents.check("a", "a").num_bytes * 2
+    wanted = [peft_logits(model, a, [s])[0] for a, s in zip((adapter, None, adapter), SEQUENCES, strict=True)]
+    numbers = (found.number, BASE, found.number)
+    assert_equal_logits(run_protocol(runner, SEQUENCES, 4, adapters=numbers), wanted)
+    residents.drop(7)
+    assert residents.find(7) is None
+    assert_equal_logits(run_protocol(runner, SEQUENCES, 4, adapters=numbers), wanted)  # a request holds it still
+    del found
+    gc.collect()
+    assert residents.num_free == 4
+    gone = run_protocol(runner, SEQUENCES, 4, adapters=numbers)
+    assert all(torch.equal(a, b) for a, b in zip(gone, before, strict=True))
+
+
+def test_refusals(model: Path, tmp_path: Path) -> None:
+    residents = residents_of(load(model, adapter_room=1), model, tmp_path, number=1)
+    write_adapter(tmp_path / "a", HEAD)
+    (tmp_path / "link").symlink_to("/etc")
+    for path in ("..", "/etc", "a/../../b", "link"):
+        with pytest.raises(StartupError, match=r"LoRA adapter `x`: .* leads out of --lora-root"):
+            residents.load(1, "x", path)
+    with pytest.raises(StartupError, match=r"LoRA adapter `x`: no adapter_config.json in"):
+        residents.check("x", "nothing")
+    residents.load(1, "x", "a")
+    with pytest.raises(StartupError, match=r"the load id 1 is taken"):
+        residents.load(1, "x", "a")
+    with pytest.raises(StartupError, match=r"adapters are in use; try again later"):
+        residents.load(2, "x", "a")
+    residents.clear()
+    assert residents.num_free == 1
+    residents.load(3, "x", "a")
+    residents.drop(99)
+
+
+class FakeSites:
+    """Remembers which adapter has which number."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, str] = {}
+
+    def read(self, adapter: Any) -> Any:
+        return type("Loaded", (), {"name": adapter.name, "nbytes": 1})()
+
+    def put(self, number: int, loaded: Any) -> None:
+        assert number not in self.at, "two adapters with one number"
+        self.at[number] = loaded.name
+
+    def remove(self, number: int) -> None:
+        del self.at[number]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_order(seed: int, tmp_path: Path) -> None:
+    """A request that holds an adapter has it to its end, and every number comes back."""
+    random, sites = Random(seed), FakeSites()
+    adapter = type("Checked", (), {"headers": {}, "rank": 1})
+
+    def read(name: str, path: Path) -> Any:
+        found = adapter()
+        found.name = name
+        return found
+
+    residents = Residents(sites, range(10, 16), tmp_path, read, 2)
+    held: list[tuple[Residence, str]] = []
+    for load_id in range(1, 300):
+        choice = random.random()
+        if choice < 0.4:
+            name = f"a{load_id}"
+            try:
+                residents.load(load_id, name, "x")
+            except StartupError:
+                assert residents.num_free == 0
+        elif choice < 0.6:
+            residents.drop(random.randrange(max(1, load_id - 20), load_id + 1))
+        elif choice < 0.9:
+            found = residents.find(random.randrange(max(1, load_id - 20), load_id + 1))
+            if found is not None:
+                held.append((found, sites.at[found.number]))
+        elif held:
+            held.pop(random.randrange(len(held)))
+        found = None
+        assert all(sites.at[residence.number] == name for residence, name in held)
+    residents.clear()
+    held.clear()
+    gc.collect()
+    assert not sites.at and residents.num_free == 6

@@ -1,0 +1,115 @@
+"""Adapters that come while the server runs: the two routes, and what requests get."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from router_fakes import INFO, Router
+from support.fake_adapter_shards import FakeAdapterShards
+
+from router.config import RouterConfig
+from router.errors import StartupError
+from router.lora.folders import register_folders
+from router.lora.registry import AdapterRegistry
+from router.metrics import Metrics
+
+MakeRouter = Callable[..., Router]
+KEY = {"authorization": "Bearer secret"}
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("poems", "prose", "not-one"):
+        (tmp_path / "root" / name).mkdir(parents=True)
+    for name in ("poems", "prose"):
+        (tmp_path / "root" / name / "adapter_config.json").write_text("{}")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    return tmp_path / "root"
+
+
+def router_of(make_router: MakeRouter, root: Path, shards: FakeAdapterShards) -> Router:
+    config = RouterConfig(tokenizer_name="some/model", api_key="secret", lora_root=str(root))
+    registry = AdapterRegistry(["given"], Metrics(), shards, most_bytes=100)
+    info = dataclasses.replace(INFO, adapters=("given",))
+    return make_router(config=config, adapters=registry, info=info)
+
+
+async def test_load_ask_and_unload(make_router: MakeRouter, root: Path) -> None:
+    shards = FakeAdapterShards()
+    router = router_of(make_router, root, shards)
+    answer = await router.post(LOAD, {"lora_name": "verse", "lora_path": "poems"}, **KEY)
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'verse' added successfully.")
+    cards = (await router.request("GET", "/v1/models", headers=KEY)).json()["data"]
+    assert [card["id"] for card in cards] == ["some/model", "given", "verse"] and cards[2]["parent"] == "some/model"
+    asked = {"inputs": "Hi", "parameters": {"adapter_id": "verse", "max_new_tokens": 2}}
+    assert (await router.post("/generate", asked, **KEY)).status_code == 200
+    assert (router.scheduler.last.adapter, router.scheduler.last.namespace) == (1, "verse@1")
+    assert shards.loaded == {1: "poems"}
+    chat = {"model": "verse", "messages": [{"role": "user", "content": "Hi"}]}
+    assert (await router.post("/v1/chat/completions", chat, **KEY)).json()["model"] == "verse"
+    assert router.scheduler.last.adapter == 1
+    taken = await router.post(LOAD, {"lora_name": "verse", "lora_path": "prose"}, **KEY)
+    assert taken.status_code == 400 and "has already been loaded" in taken.json()["error"]
+    body = {"lora_name": "verse", "lora_path": "prose", "load_inplace": True}
+    assert (await router.post(LOAD, body, **KEY)).status_code == 200
+    assert (await router.post("/generate", asked, **KEY)).status_code == 200
+    assert router.scheduler.last.adapter == 2 and shards.loaded == {2: "prose"}
+    answer = await router.post(UNLOAD, {"lora_name": "verse"}, **KEY)
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'verse' removed successfully.")
+    assert (await router.post("/generate", asked, **KEY)).status_code == 422
+    await router.inference.adapters.close()
+    assert not shards.loaded
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "text"),
+    [
+        (LOAD, {"lora_name": "a"}, 400, "Both 'lora_name' and 'lora_path' must be provided."),
+        (LOAD, {"lora_name": "some/model", "lora_path": "poems"}, 400, "is a name of the base model"),
+        (LOAD, {"lora_name": "tgi", "lora_path": "poems"}, 400, "is a name of the base model"),
+        (LOAD, {"lora_name": "../x", "lora_path": "poems"}, 400, "letters, digits and"),
+        (LOAD, {"lora_name": "given", "lora_path": "poems", "load_inplace": True}, 400, "has already been loaded"),
+        (LOAD, {"lora_name": "a", "lora_path": "../outside"}, 400, "leads out of the server's folder"),
+        (LOAD, {"lora_name": "a", "lora_path": "/etc"}, 400, "leads out of the server's folder"),
+        (LOAD, {"lora_name": "a", "lora_path": "link"}, 400, "leads out of the server's folder"),
+        (LOAD, {"lora_name": "a", "lora_path": "po\0ems"}, 400, "is not a path"),
+        (LOAD, {"lora_name": "a", "lora_path": "nothing"}, 404, "There is no folder nothing"),
+        (LOAD, {"lora_name": "a", "lora_path": "prose"}, 400, "LoRA adapter `prose`: it is damaged"),
+        (UNLOAD, {}, 400, "'lora_name' needs to be provided"),
+        (UNLOAD, {"lora_name": "x"}, 404, "The lora adapter 'x' cannot be found."),
+        (UNLOAD, {"lora_name": "given"}, 400, "is of --lora-adapters, and stays"),
+    ],
+)
+async def test_refusals(
+    make_router: MakeRouter, root: Path, path: str, body: dict[str, object], status: int, text: str
+) -> None:
+    shards = FakeAdapterShards()
+    shards.refused.add("prose")
+    answer = await router_of(make_router, root, shards).post(path, body, **KEY)
+    assert answer.status_code == status and text in answer.json()["error"], answer.text
+
+
+async def test_they_need_the_key_and_the_root(make_router: MakeRouter, root: Path) -> None:
+    body = {"lora_name": "a", "lora_path": "poems"}
+    assert (await router_of(make_router, root, FakeAdapterShards()).post(LOAD, body)).status_code == 401
+    plain = make_router(config=RouterConfig(tokenizer_name="some/model", api_key="secret"))
+    assert [(await plain.post(path, body, **KEY)).status_code for path in (LOAD, UNLOAD)] == [404, 404]
+
+
+async def test_the_folders_of_the_root_are_registered_at_start(root: Path) -> None:
+    shards = FakeAdapterShards()
+    registry = AdapterRegistry([], Metrics(), shards, most_bytes=100)
+    assert await register_folders(registry, str(root), taken=["some/model"]) == 2
+    assert sorted(registry.names) == ["poems", "prose"] and not shards.loaded
+    shards.refused.add("prose")
+    with pytest.raises(StartupError, match="LoRA adapter `prose`: it is damaged"):
+        await register_folders(AdapterRegistry([], Metrics(), shards, most_bytes=100), str(root), taken=[])
+    with pytest.raises(StartupError, match="LoRA adapter name `poems` is a name of the base model"):
+        await register_folders(registry, str(root), taken=["poems"])
+    with pytest.raises(StartupError, match="cannot be read: No such file"):
+        await register_folders(registry, str(root / "nothing"), taken=[])
