@@ -31,9 +31,9 @@ async def info(known: ShardFacts) -> pb.InfoResponse:
 
 
 async def test_a_paged_runner_offers_everything() -> None:
-    answer = await info(facts(speculate=5, images=True))
+    answer = await info(facts(speculate=5, images=True, loads_adapters=True))
     assert list(answer.extensions) == list(Extension)
-    assert not {Extension.PREDICTION, Extension.IMAGES} & set((await info(facts())).extensions)
+    assert not {Extension.PREDICTION, Extension.IMAGES, Extension.LORA} & set((await info(facts())).extensions)
     assert answer.pipeline_depth == 2
     assert answer.kv_cache_dtype == "torch.float8_e4m3fn"
     assert answer.quantize == "gptq"
@@ -42,7 +42,8 @@ async def test_a_paged_runner_offers_everything() -> None:
 
 
 async def test_a_runner_with_states_offers_neither_chunks_nor_prefixes_nor_growth() -> None:
-    answer = await info(facts(chunking=False, prefix_caching=False, grows=False, speculate=1, images=True))
+    known = facts(chunking=False, prefix_caching=False, grows=False, speculate=1, images=True, loads_adapters=True)
+    answer = await info(known)
     assert Extension.GROW not in answer.extensions
     assert set(answer.extensions) == set(Extension) - {Extension.GROW}
     assert not answer.support_chunking and not answer.use_prefix_caching
