@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -135,7 +136,17 @@ def with_adapters(model: Model, folders: Mapping[str, Path], *, room: int = 0) -
 def adapter_of(model: Model, name: str, folder: Path) -> Adapter:
     """The adapter in `folder`, checked for a model of the native decoder. Raises StartupError."""
     assert model.spec is not None
-    return read_adapter(name, folder, adapter_targets(model.spec), _bases(model, model.spec))
+    found = read_adapter(name, folder, adapter_targets(model.spec), _bases(model, model.spec))
+    names = {Path(place).name.lower() for place in (model.name, model.checkpoint.directory)}
+    if found.base is not None and Path(found.base).name.lower() not in names:
+        _warn_of_base(name, found.base, model.name)
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_of_base(name: str, base: str, served: str) -> None:
+    """Once for each: shapes alone decide whether an adapter fits."""
+    logger.warning("LoRA adapter `%s` was made for %.200s; it is served with %s", name, base, served)
 
 
 def check_family(fields: Mapping[str, Any], choice: Choice, num_stages: int = 1) -> None:

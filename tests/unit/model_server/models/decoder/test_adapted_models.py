@@ -210,6 +210,16 @@ def test_a_saved_copy_of_the_head_must_be_the_head(tmp_path: Path) -> None:
         load(model, adapters={"a": tmp_path / "a"})
 
 
+def test_an_adapter_of_another_model_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
+    other = write_adapter(tmp_path / "other", {"lm_head": (64, 512)}, base_model_name_or_path="org/Other-1B")
+    same = write_adapter(tmp_path / "same", {"lm_head": (64, 512)}, base_model_name_or_path="org/Model")
+    for _ in range(2):
+        load(model, adapters={"other": other, "same": same})
+    said = [record.getMessage() for record in caplog.records if "was made for" in record.getMessage()]
+    assert said == [f"LoRA adapter `other` was made for org/Other-1B; it is served with {model}"]
+
+
 def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     model = tiny_checkpoint("llama", tmp_path / "model", with_tokenizer=False)
     key = "base_model.model.lm_head.lora_A.weight"
