@@ -1,0 +1,85 @@
+"""Prompts with images in the queue: KV is shared by their content, and first chunks end outside of them."""
+
+from __future__ import annotations
+
+import pytest
+from support.factories import make_request
+
+from router.request import PlacedImage
+from router.scheduling.cache.prefix_cache import PrefixCache
+from router.scheduling.entry import Entry
+from router.scheduling.queue.budget import Budget
+from router.scheduling.queue.request_queue import RequestQueue
+from wire.images.prepared import ImagePlace, PreparedImage
+
+PROMPT = 40
+PLACE = (8, 24)
+
+
+def entry(key: bytes, *, is_indivisible: bool = False) -> Entry:
+    """A prompt of 40 tokens of which 8 to 24 are one image."""
+    start, stop = PLACE
+    place = ImagePlace(key, start, stop - start)
+    placed = PlacedImage(PreparedImage(key, "", stop - start), place, is_indivisible)
+    ids = (*range(100, 108), *[7] * 16, *range(200, 216))
+    return Entry(make_request("r", PROMPT, 1, input_ids=ids, images=(placed,)))
+
+
+def make_queue(cache: PrefixCache, *, chunking: bool = True) -> RequestQueue:
+    return RequestQueue(block_size=4, allocator=cache, chunking=chunking, may_share=lambda request: True)
+
+
+def admitted(queue: RequestQueue, tokens: int = 1000) -> list[Entry]:
+    batch = queue.next_batch(Budget(None, None, tokens, 10_000))
+    return [] if batch is None else batch.entries
+
+
+def prefix_of(cache: PrefixCache, one: Entry) -> int:
+    """How many tokens of its prompt are shared; afterwards all of them are in the cache."""
+    queue = make_queue(cache)
+    queue.append(one)
+    assert admitted(queue) == [one]
+    allocation = one.allocation
+    assert allocation is not None
+    shared = allocation.prefix_length
+    cache.free(allocation, one.token_ids)
+    return shared
+
+
+def test_equal_images_share_their_blocks_and_others_share_what_is_before() -> None:
+    cache = PrefixCache(100, 4)
+    first = b"a" * 32
+    flipped = bytes([first[0] ^ 1]) + first[1:]
+    assert prefix_of(cache, entry(first)) == 0
+    assert prefix_of(cache, entry(first)) >= PROMPT - 4
+    for other in (flipped, b"b" * 32, b"\x00" * 32):
+        assert prefix_of(cache, entry(other)) == PLACE[0]
+    assert prefix_of(cache, entry(first)) >= PROMPT - 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "is_indivisible", "expected"),
+    [(12, False, 12), (12, True, 8), (8, True, 8), (24, True, 24), (28, True, 28), (4, True, 4), (40, True, None)],
+)
+def test_the_first_chunk_ends_outside_of_an_image_that_is_whole(
+    budget: int, is_indivisible: bool, expected: int | None
+) -> None:
+    queue = make_queue(PrefixCache(100, 4))
+    one = entry(b"a" * 32, is_indivisible=is_indivisible)
+    queue.append(one)
+    assert admitted(queue, budget) == [one]
+    assert one.chunk_len == expected
+
+
+def test_an_image_that_is_first_in_its_step_is_computed_whole_and_behind_others_it_waits() -> None:
+    cache = PrefixCache(100, 4)
+    prefix_of(cache, Entry(make_request("r", 9, 1, input_ids=(*range(100, 108), 1))))  # up to the image
+    queue = make_queue(cache)
+    one = entry(b"a" * 32, is_indivisible=True)
+    queue.append(one)
+    assert admitted(queue, 8) == [one]
+    assert one.allocation is not None and (one.allocation.prefix_length, one.chunk_len) == (8, 16)
+    queue.append(Entry(make_request("other", 4, 1, input_ids=(1, 2, 3, 4))))
+    queue.append(entry(b"b" * 32, is_indivisible=True))
+    assert len(admitted(queue, 12)) == 1
+    assert len(queue) == 1

@@ -1,0 +1,65 @@
+"""Images on the wire: each once in a call, with arrays only where tokens are still to be computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.factories import OURS, make_request
+
+from router.request import PlacedImage
+from router.shards import convert
+from router.shards.interface import NewBatch, NewRequest, UnsendableError
+from wire.extensions import Extension
+from wire.images.prepared import Feature, ImagePlace, PreparedImage
+
+SEEING = OURS | {Extension.IMAGES}
+
+
+def image(number: int) -> PreparedImage:
+    feature = Feature("float32", (1, 2), bytes(range(8)))
+    return PreparedImage(bytes([number]) * 32, "<image>" * 4, 4, (1, 2, 2), {"pixel_values": feature})
+
+
+def new(request_id: int, cache_len: int, *images: tuple[PreparedImage, int]) -> NewRequest:
+    placed = tuple(PlacedImage(one, ImagePlace(one.key, start, 4)) for one, start in images)
+    request = make_request("a", 20, 5, images=placed)
+    return NewRequest(request_id, request, [1, 2], range(16, 41), cache_len=cache_len)
+
+
+def sent(*requests: NewRequest, extensions: Any = SEEING) -> Any:
+    return convert.batch_to(NewBatch(1, list(requests), max_tokens=50, max_blocks=4), extensions)
+
+
+def test_places_and_arrays() -> None:
+    one, two = image(1), image(2)
+    batch = sent(new(0, 0, (one, 2), (two, 8), (one, 14)))
+    assert [(place.key, place.start, place.length) for place in batch.requests[0].images] == [
+        (one.key, 2, 4), (two.key, 8, 4), (one.key, 14, 4),
+    ]  # fmt: skip
+    assert [found.key for found in batch.images] == [one.key, two.key]
+    (feature,) = batch.images[0].features
+    assert (feature.name, feature.dtype, list(feature.shape), feature.data) == (
+        "pixel_values", "float32", [1, 2], bytes(range(8)),
+    )  # fmt: skip
+    assert list(batch.images[0].grid) == [1, 2, 2] and batch.images[0].num_embeds == 4
+
+
+@pytest.mark.parametrize(("cache_len", "has_features"), [(5, True), (6, False), (7, False)])
+def test_a_cached_image_comes_without_arrays(cache_len: int, has_features: bool) -> None:
+    batch = sent(new(0, cache_len, (image(1), 2)))
+    (found,) = batch.images
+    assert bool(found.features) == has_features and list(found.grid) == [1, 2, 2]
+    assert len(batch.requests[0].images) == 1
+
+
+def test_one_request_that_needs_the_arrays_is_enough() -> None:
+    one = image(1)
+    (found,) = sent(new(0, 8, (one, 2)), new(1, 0, (one, 2)), new(2, 8, (one, 2))).images
+    assert found.features
+
+
+def test_shards_that_read_no_images_get_none() -> None:
+    assert not sent(new(0, 0), extensions=OURS - {Extension.IMAGES}).images
+    with pytest.raises(UnsendableError):
+        sent(new(0, 0, (image(1), 2)), extensions=OURS - {Extension.IMAGES})
