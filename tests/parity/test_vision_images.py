@@ -100,6 +100,7 @@ def test_preempted_requests_go_on(scene: VisionScene) -> None:
     encoder = shard.engine.encoder
     assert encoder is not None and encoder.misses == 2 and encoder.hits > 0
 
+    shard.prompts[99] = prompt.ids
     again = shard.prefill(1, dataclasses.replace(first, id=99))  # the blocks are the same, their content too
     assert again.images is not None and (again.images.hits, again.images.misses) == (2, 0)
 

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from wire.images.families import FAMILIES
+
 TEXT: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "vocab_size": 512,
@@ -188,21 +190,25 @@ def write_vision_checkpoint(folder: Path, name: str) -> Any:
     """Write the model, its tokenizer and its image processor's settings into `folder`; returns transformers' model."""
     model = vision_model(name)
     model.save_pretrained(folder)
-    write_vision_tokenizer(folder)
+    write_vision_tokenizer(folder, name)
     if name in PROCESSORS:
         kind, settings = PROCESSORS[name]
         (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **settings}))
     return model
 
 
-def write_vision_tokenizer(folder: Path) -> None:
-    """A byte-level BPE of 300 tokens, and behind them `<image>` (300), `<image_start>` and `<image_end>`."""
+def write_vision_tokenizer(folder: Path, name: str) -> None:
+    """A byte-level BPE of 300 tokens, and behind them the family's image token (300), and two more."""
     from support.tiny_models import write_tokenizer
     from tokenizers import AddedToken, Tokenizer
 
     write_tokenizer(folder, vocab_size=IMAGE)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    marks = ["<image>", "<image_start>", "<image_end>"]
+    marks = [
+        FAMILIES[name.removesuffix("2") if name == "paligemma2" else name].image_token,
+        "<image_start>",
+        "<image_end>",
+    ]
     tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
-    assert tokenizer.token_to_id("<image>") == IMAGE
+    assert tokenizer.token_to_id(marks[0]) == IMAGE
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -90,7 +90,9 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     _check_positions(engine, request.max_total_tokens)
     engine.begin(request.session)
     if engine.encoder is not None:
-        engine.encoder.begin(max(request.max_input_tokens or 0, request.max_prefill_tokens))
+        # A step may be limited to less than a prompt, and the longest prompt may be given by the longest sequence.
+        longest = request.max_input_tokens or request.max_total_tokens or 0
+        engine.encoder.begin(max(longest, request.max_prefill_tokens))
     block_size = engine.options.block_size
     graphs = engine.runner if isinstance(engine.runner, GraphedRunner) else None
     if graphs is not None:

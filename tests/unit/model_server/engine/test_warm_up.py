@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ from model_server.runner.runner import RunnerTraits
 from model_server.sampling.parameters import SamplingParameters, StoppingParameters
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
+from model_server.vision.encoder import ImageEncoder
+from model_server.vision.image import SeesImages
 from wire.extensions import Extension
 
 BLOCK = 16
@@ -102,6 +105,22 @@ def test_the_longest_request_always_fits_beside_the_reserved_block(tokenizer: To
     engine, capacity = _warm_up(tokenizer, max_total_tokens=20_000)
     assert (engine.cache.num_blocks - 1) * BLOCK >= 20_000
     assert capacity.max_total_tokens == 20_000
+
+
+@pytest.mark.parametrize(
+    ("limits", "rows"),
+    [
+        ({"max_prefill_tokens": 32, "max_total_tokens": 2000}, 4000),
+        ({"max_prefill_tokens": 32, "max_input_tokens": 900, "max_total_tokens": 2000}, 1800),
+        ({"max_prefill_tokens": 1500, "max_input_tokens": 900}, 3000),
+    ],
+)
+def test_two_prompts_of_images_are_kept(tokenizer: Tokenizer, limits: dict[str, int], rows: int) -> None:
+    """However little a step may compute."""
+    engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size), chunking=True)
+    engine.encoder = ImageEncoder(cast(SeesImages, None))
+    _warm_up(tokenizer, engine=engine, **limits)
+    assert engine.encoder.capacity == rows
 
 
 def test_what_the_user_sets_is_echoed(tokenizer: Tokenizer) -> None:
