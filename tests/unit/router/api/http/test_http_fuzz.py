@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from hostile.answers import check_error
 from hostile.random_bodies import random_request
 from router_fakes import Router
 
@@ -23,6 +24,6 @@ async def test_no_body_gives_a_server_error(make_router: Callable[..., Router], 
         statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
         assert answer.status_code in (200, 400, 422), (path, raw, answer.text)
         if answer.status_code != 200:
-            assert list(answer.json()) == ["error", "error_type"]
+            check_error(answer.text, path)
         router.assert_idle()
     assert statuses[200] > 20 and statuses[422] > 20 and statuses[400] > 5, "the bodies reach every layer"
