@@ -36,7 +36,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "config", [{}, {"use_dora": True, "target_modules": ["embed_tokens", "o_proj"]}, {"modules_to_save": ["lm_head"]}]
+    "config",
+    [
+        {"use_dora": True, "target_modules": ["embed_tokens", "o_proj"]},
+        pytest.param({"modules_to_save": ["lm_head"]}, marks=pytest.mark.parity),
+    ],
 )
 def test_what_comes_later_is_what_is_loaded_with_the_model(model: Path, config: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("peft")
