@@ -19,6 +19,8 @@ from support.vision_models import CONFIGS, MODEL_TYPES, write_vision_checkpoint
 
 from model_server.batch.sequence import NewRequest
 from model_server.errors import StartupError
+from model_server.speculation.pace import Pace
+from model_server.speculation.speculator import Speculator
 from model_server.vision.families import FAMILIES
 from model_server.vision.image import Feature
 from model_server.vision.tower import load_tower
@@ -103,6 +105,21 @@ def test_preempted_requests_go_on(scene: VisionScene) -> None:
     shard.prompts[99] = prompt.ids
     again = shard.prefill(1, dataclasses.replace(first, id=99))  # the blocks are the same, their content too
     assert again.images is not None and (again.images.hits, again.images.misses) == (2, 0)
+
+
+def test_drafts_change_nothing(scene: VisionScene) -> None:
+    """All of the answer is foretold, so that windows check several places behind the images."""
+    prompt = scene.prompt((1, 0))
+    shard = scene.shard()
+    expected = alone(shard, request(shard, prompt))
+    shard = scene.shard()
+    speculator = Speculator(3)
+    speculator.pace = Pace([(1, 1.0)])
+    shard.engine.speculator = shard.engine._stepper._speculator = speculator
+    new = request(shard, prompt, prediction_ids=tuple(expected))
+    results = shard.run_out(shard.prefill(0, new), 0)
+    assert tokens_of(*results)[new.id] == expected
+    assert sum(r.drafted.num_right for r in results if r.drafted is not None) >= 4
 
 
 @pytest.mark.long
