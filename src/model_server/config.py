@@ -145,7 +145,7 @@ class ServeConfig:
     )
     speculator: str | None = option(
         None,
-        help="What drafts: a folder, ID or ID@REVISION of Medusa heads, of an MLP speculator, or of an ordinary "
+        help="What drafts: a folder, ID or ID@REVISION of Medusa heads, an MLP speculator, EAGLE-3, or an ordinary "
         "checkpoint with the model's tokenizer",
     )
     disable_custom_kernels: bool = option(

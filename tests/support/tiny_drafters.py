@@ -71,3 +71,45 @@ def mlp_speculator(
     if base is not None:
         config["base_model_name_or_path"] = base
     return write_folder(path, config, made.tensors, "model.safetensors")
+
+
+def eagle3(
+    path: Path, *, hidden: int = 64, heads: int = 4, kv_heads: int = 2, head_dim: int = 16, inner: int = 96,
+    vocab: int = 320, draft_vocab: int | None = 100, states: int = 3, seed: int = 0, prefix: str = "midlayer.",
+    nested: bool = False, **options: Any,
+) -> Path:  # fmt: skip
+    """draft_vocab: of every third id; None: of all, without `d2t`. nested: as vLLM's trainer writes the config."""
+    made = RandomTensors(seed, 0.15)
+    for name, rows, columns in (
+        ("q", heads * head_dim, 2 * hidden), ("k", kv_heads * head_dim, 2 * hidden),
+        ("v", kv_heads * head_dim, 2 * hidden), ("o", hidden, heads * head_dim),
+    ):  # fmt: skip
+        made.add(f"{prefix}self_attn.{name}_proj.weight", rows, columns)
+    made.add(f"{prefix}mlp.gate_proj.weight", inner, hidden)
+    made.add(f"{prefix}mlp.up_proj.weight", inner, hidden)
+    made.add(f"{prefix}mlp.down_proj.weight", hidden, inner)
+    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+        made.add(f"{prefix}{name}.weight", hidden, offset=1.0)
+    made.add("norm.weight", hidden, offset=1.0)
+    made.add("fc.weight", hidden, states * hidden)
+    made.add("lm_head.weight", draft_vocab or vocab, hidden)
+    if options.get("norm_before_fc"):
+        made.add("input_norm.weight", states * hidden, offset=1.0)
+    for place in range(states if options.get("fc_norm") else 0):
+        made.add(f"fc_norm.{place}.weight", hidden, offset=1.0)
+    if options.pop("own_embedding", False):
+        made.add("embed_tokens.weight", vocab, hidden)
+    if draft_vocab is not None:
+        made.tensors["d2t"] = 2 * torch.arange(draft_vocab) + 1  # 1, 4, 7, ...
+    layer = {
+        "model_type": "llama", "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "intermediate_size": inner, "num_hidden_layers": 1, "vocab_size": vocab,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 512, "hidden_act": "silu",
+    }  # fmt: skip
+    config: dict[str, Any] = {**layer, "architectures": ["LlamaForCausalLMEagle3"], **options}
+    if nested:
+        config = {
+            "architectures": ["Eagle3Speculator"], "model_type": "speculators", "transformer_layer_config": layer,
+            "speculators_model_type": "eagle3", **options,
+        }  # fmt: skip
+    return write_folder(path, config, made.tensors, "model.safetensors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ import torch
 from model_server.attention.metadata import AttentionMetadata
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
-from model_server.runner.runner import ModelInputs, Runner
+from model_server.runner.runner import ModelInputs
 
 _KEYS = 256
 _MOST_ROWS = 128
@@ -19,7 +20,16 @@ _LIMIT_S = 0.3
 _REPEATS = 3
 
 
-def step_costs(runner: Runner, cache: KvCache, world: ProcessGroup) -> list[tuple[int, float]]:
+class Computes(Protocol):
+    """The part of a `Runner` that takes time."""
+
+    @property
+    def max_positions(self) -> int | None: ...
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> object: ...
+
+
+def step_costs(runner: Computes, cache: KvCache, world: ProcessGroup) -> list[tuple[int, float]]:
     """(token rows, seconds) of decode steps of 1, 2, 4 … 128 rows at 256 keys; of the slowest rank, on every rank. What
     the cache holds is overwritten."""
     costs = []
@@ -39,7 +49,7 @@ def step_costs(runner: Runner, cache: KvCache, world: ProcessGroup) -> list[tupl
     return costs
 
 
-def _inputs(rows: int, runner: Runner, cache: KvCache) -> ModelInputs:
+def _inputs(rows: int, runner: Computes, cache: KvCache) -> ModelInputs:
     keys = min(_KEYS, runner.max_positions or _KEYS, (cache.num_blocks - 1) * cache.block_size)
     width = -(-keys // cache.block_size)
     blocks = 1 + np.arange(rows * width) % (cache.num_blocks - 1)

@@ -20,6 +20,8 @@ from model_server.models.model import Model, describe
 from model_server.runner.runner import Runner
 from model_server.speculation.drafters.draft_model import DraftModel
 from model_server.speculation.drafters.drafter import Drafter
+from model_server.speculation.drafters.eagle import Eagle
+from model_server.speculation.drafters.eagle_loading import load_eagle
 from model_server.speculation.drafters.heads import Guesser, Heads
 from model_server.speculation.drafters.medusa import load_medusa
 from model_server.speculation.drafters.mlp_speculator import SpeculatorShape, load_mlp_speculator
@@ -29,7 +31,7 @@ from model_server.weights.header import read_headers
 from model_server.weights.locate import resolve, weight_files
 from model_server.weights.reader import SafetensorsReader
 from wire.model_files import read_object
-from wire.speculation.heads import MEDUSA_WEIGHTS, SpeculatorKind, heads_in
+from wire.speculation.heads import EAGLE3_TENSORS, MEDUSA_WEIGHTS, SpeculatorKind, heads_in, is_eagle3
 from wire.speculation.heads import Heads as NamedHeads
 from wire.speculation.options import speculator_source
 
@@ -41,12 +43,14 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class FoundSpeculator:
-    """value: `--speculator`. heads: None: it is an ordinary model, with the tokenizer of the one it drafts for."""
+    """value: `--speculator`. heads: of Medusa and MLP speculators. Without them, and unless `is_eagle`, an ordinary
+    model, with the tokenizer of the one it drafts for."""
 
     value: str
     folder: Path
     fields: dict[str, Any]
     heads: NamedHeads | None
+    is_eagle: bool
 
 
 def find_speculator(value: str, tokenizer: Tokenizer) -> FoundSpeculator:
@@ -56,12 +60,13 @@ def find_speculator(value: str, tokenizer: Tokenizer) -> FoundSpeculator:
         folder = resolve(place, revision)
         fields = read_object(folder / "config.json", StartupError)
         heads = heads_in(fields, StartupError)
-        if heads is None:
+        is_eagle = heads is None and (is_eagle3(fields) or _has_tensors_of_eagle(folder))
+        if heads is None and not is_eagle:
             _refuse_unknown(value, fields)
             _check_tokenizer(value, tokenizer, Tokenizer.load(folder))
     except StartupError as error:
         raise _named(value, error) from None
-    return FoundSpeculator(value, folder, fields, heads)
+    return FoundSpeculator(value, folder, fields, heads, is_eagle)
 
 
 def load_drafter(
@@ -77,12 +82,14 @@ def load_drafter(
     longest draft. Raises StartupError."""
     try:
         with torch.inference_mode():
-            if found.heads is None:
+            if found.heads is None and not found.is_eagle:
                 return _load_draft_model(found, base, vocab_size, placement, attention)
             if model.spec is None or not isinstance(base, Decoder):
                 raise StartupError(
                     f"heads draft only for models of the native runner, not for {model.config.model_type}: leave it out"
                 )
+            if found.heads is None:
+                return _load_eagle(found, model.spec, base, placement, attention)
             return _load_heads(found, found.heads, number, model.spec, base, placement)
     except StartupError as error:
         raise _named(found.value, error) from None
@@ -117,6 +124,27 @@ def _load_heads(
     if placement.ranks.world.rank == 0:
         logger.info("Drafts by %s, %d heads, %.1f MiB of weights", heads.kind.value, number, made.weight_bytes / 2**20)
     return made
+
+
+def _load_eagle(
+    found: FoundSpeculator, spec: Spec, base: Decoder, placement: Placement, attention: AttentionChoice
+) -> Eagle:
+    reading = SafetensorsReader(
+        read_headers(weight_files(found.folder)), dtype=placement.dtype, device=placement.device
+    )
+    with reading as reader:
+        made = load_eagle(found.fields, reader, spec, base, placement, attention)
+    if placement.ranks.world.rank == 0:
+        logger.info("Drafts by EAGLE-3, %.1f MiB of weights", made.weight_bytes / 2**20)
+    return made
+
+
+def _has_tensors_of_eagle(folder: Path) -> bool:
+    try:
+        headers = read_headers(weight_files(folder))
+    except StartupError:
+        return False  # what is wrong is said when it is loaded
+    return {name for header in headers.values() for name in header.tensors} >= EAGLE3_TENSORS
 
 
 def _files(folder: Path, kind: SpeculatorKind) -> list[Path]:
@@ -178,8 +206,8 @@ def _refuse_unknown(value: str, fields: dict[str, Any]) -> None:
     for name in fields.get("architectures") or ():
         if isinstance(name, str) and any(word in name.lower() for word in _UNSERVED):
             raise StartupError(
-                f"--speculator {value}: drafters of architecture {name[:100]} are not served; use Medusa heads, an MLP "
-                "speculator, or an ordinary model with the same tokenizer"
+                f"--speculator {value}: drafters of architecture {name[:100]} are not served; use Medusa heads, "
+                "EAGLE-3, an MLP speculator, or an ordinary model with the same tokenizer"
             )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from wire.adapters import is_folder
 from wire.model_files import read_object
 
+EAGLE3_TENSORS = frozenset({"d2t", "fc.weight"})
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -44,6 +45,24 @@ def heads_in(fields: Mapping[str, Any], error: type[Exception]) -> Heads | None:
     if fields.get("model_type") == "mlp_speculator":
         return Heads(SpeculatorKind.MLP, base, _count(fields, "n_predict", error))
     return None
+
+
+def is_eagle3(fields: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of EAGLE-3 heads, which only `--speculator` may name: it does not name their base.
+
+    Some have the config of an ordinary model; these are known by their tensors (`EAGLE3_TENSORS`).
+    """
+    named = fields.get("architectures")
+    architectures = [one for one in named if isinstance(one, str)] if isinstance(named, list) else []
+    return fields.get("speculators_model_type") == "eagle3" or any("eagle3" in one.lower() for one in architectures)
+
+
+def has_no_text(folder: Path, error: type[Exception]) -> bool:
+    """Whether a folder holds a drafter that needs no tokenizer of its own."""
+    if not (folder / "config.json").is_file():
+        return False
+    fields = read_object(folder / "config.json", error)
+    return heads_in(fields, error) is not None or is_eagle3(fields)
 
 
 def heads_of(folder: Path | None, error: type[Exception]) -> Heads | None:

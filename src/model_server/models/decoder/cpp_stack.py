@@ -38,7 +38,9 @@ from model_server.models.decoder.parts import Step
 class CppStack:
     """The blocks of a decoder as `source/stack.hpp` runs them. They must outlive it: it holds addresses of theirs."""
 
-    def __init__(self, layers: Sequence[_Layer]) -> None:
+    def __init__(self, layers: Sequence[_Layer], first_layer: int = 0) -> None:
+        """first_layer: where in the cache the first of them is."""
+        self._cached = slice(first_layer, first_layer + len(layers))
         self._layers = layers  # keeps what the addresses below point to
         first = layers[0]
         self._structs = (StackLayerStruct * len(layers))(*[layer.struct() for layer in layers])
@@ -64,7 +66,7 @@ class CppStack:
         operators = prepared()
         if step.cache is not self._cache:
             self._cache = step.cache
-            self._caches[:] = [rows.data_ptr() for rows in step.cache.rows]
+            self._caches[:] = [rows.data_ptr() for rows in step.cache.rows[self._cached]]
         gathered = [r.gathered for r in step.rotations]
         rotations = (ctypes.c_void_p * max(1, len(gathered)))(*[t.data_ptr() for t in gathered])
         out = hidden if kept_rows is None else hidden.new_empty(len(kept_rows), hidden.shape[1])
@@ -137,8 +139,8 @@ class _Layer:
         return struct
 
 
-def cpp_stack(blocks: Sequence[Block], world_size: int) -> CppStack | None:
-    """The blocks as one stack, or None if one of them is of another kind.
+def cpp_stack(blocks: Sequence[Block], world_size: int, first_layer: int = 0) -> CppStack | None:
+    """The blocks as one stack, or None if one of them is of another kind. first_layer: of the cache, is the first's.
 
     Each must be: x += output(attention(norm(x))), x += down(silu(gate(norm(x))) * up(norm(x))), with packed matrices,
     RMS norms of one eps, norms of queries and keys by head or none, and nothing to sum over ranks.
@@ -152,7 +154,7 @@ def cpp_stack(blocks: Sequence[Block], world_size: int) -> CppStack | None:
     eps = {norm.eps for layer in known for norm in (layer.attention_norm, layer.mlp_norm)}
     qk_eps = {layer.qk_norm.eps for layer in known if layer.qk_norm is not None}
     widths = {layer.down.inputs for layer in known}
-    return CppStack(known) if len(eps) == len(widths) == 1 and len(qk_eps) < 2 else None
+    return CppStack(known, first_layer) if len(eps) == len(widths) == 1 and len(qk_eps) < 2 else None
 
 
 def _layer(block: Block) -> _Layer | None:

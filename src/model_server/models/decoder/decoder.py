@@ -6,6 +6,10 @@ hold tensors instead of `nn.Module`: on a CPU at batch 1 the interpreter's share
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
 from torch import Tensor
 
 from model_server.adapters.rows import CurrentRows
@@ -17,7 +21,7 @@ from model_server.layers.embedding import InputEmbedding
 from model_server.layers.rotary import Rotary
 from model_server.memory.kv_cache import KvCache, KvShape
 from model_server.models.decoder.blocks import Block, Stream, residual_norm
-from model_server.models.decoder.cpp_stack import CppStack
+from model_server.models.decoder.cpp_stack import CppStack, cpp_stack
 from model_server.models.decoder.parts import Step
 from model_server.models.decoder.vocabulary import Output
 from model_server.runner.runner import ModelInputs, RunnerTraits, TokenRow
@@ -58,6 +62,8 @@ class Decoder:
         self._max_positions = max_positions
         self._stack = stack
         self.adapters = adapters
+        self._kept_layers: tuple[int, ...] = ()
+        self._parts: list[tuple[int, CppStack]] = []  # the stack, cut before the layers whose inputs are kept
         self._current = CurrentRows() if adapters is None else adapters.current
         self.traits = RunnerTraits(
             attention=attention,
@@ -90,6 +96,23 @@ class Decoder:
         """For the longest sequence that will ever be decoded."""
         for rotary in self._rotaries:
             rotary.reserve(max_positions + 1)
+
+    def keep_inputs(self, layers: Sequence[int]) -> None:
+        """From now on steps that keep hidden states (`Kept`) keep what these layers read."""
+        self._kept_layers = tuple(layers)
+        if self._stack is None:
+            return
+        cuts = sorted({0, len(self._blocks), *layers})
+        for start, stop in pairwise(cuts):
+            part = cpp_stack(self._blocks[start:stop], 1, start)
+            assert part is not None, "each of them is in the whole stack"
+            self._parts.append((start, part))
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """What the first layer reads of tokens without positions: [n] int64 -> [n, hidden], without adapters."""
+        assert self._embedding is not None
+        self._current.rows = None
+        return self._embedding(ids, torch.zeros_like(ids))
 
     def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
         """Tokens whose logits are not needed are dropped after the last layer's attention.
@@ -133,12 +156,30 @@ class Decoder:
         return inputs.hidden
 
     def _through_blocks(self, hidden: Tensor, step: Step, inputs: ModelInputs, kept_rows: Tensor | None) -> Stream:
+        wanted = () if inputs.kept is None else self._kept_layers
+        found: dict[int, Tensor] = {}
         if self._stack is not None and not inputs.deep_embeddings and self._stack.takes(step, hidden):
-            return self._stack(hidden, step, kept_rows, self._current.rows), None
+            for number, part in self._parts if wanted else [(0, self._stack)]:
+                if number in wanted:
+                    found[number] = hidden.clone()
+                is_last = not wanted or number == self._parts[-1][0]
+                hidden = part(hidden, step, kept_rows if is_last else None, self._current.rows)
+            _keep(inputs, wanted, found)
+            return hidden, None
         added = None
-        for number, block in enumerate(self._blocks[:-1]):
+        for number, block in enumerate(self._blocks):
+            if number in wanted:
+                found[number] = hidden.clone() if added is None else hidden + added
+            if number == len(self._blocks) - 1:
+                break
             hidden, added = block(hidden, added, step)
             for first, layers in inputs.deep_embeddings:
                 if number < len(layers):
                     hidden[first : first + layers.shape[1]] += layers[number]
+        _keep(inputs, wanted, found)
         return self._blocks[-1](hidden, added, step, kept_rows)
+
+
+def _keep(inputs: ModelInputs, wanted: tuple[int, ...], found: dict[int, Tensor]) -> None:
+    if inputs.kept is not None and wanted:
+        inputs.kept.inputs = tuple(found[number] for number in wanted)

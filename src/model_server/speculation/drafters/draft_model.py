@@ -21,7 +21,7 @@ from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import Kept, ModelInputs, Runner
 from model_server.speculation.costs import step_costs
-from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
+from model_server.speculation.drafters.drafter import ComputedRow, DraftRow, block_tables
 from model_server.speculation.pace import Pace
 
 # The most tokens that one forward computes where a request's keys are behind by many.
@@ -70,6 +70,8 @@ class DraftModel:
             attention_step=None,
             adapters=None,
             kept=None,
+            embeddings=(),  # of images, as wide as the model is
+            deep_embeddings=(),
         )
         self.runner.forward(own, self._cache)
 
@@ -103,7 +105,7 @@ class DraftModel:
             np.concatenate([np.asarray(ids, np.int64) for _, ids, _ in steps]),
             np.concatenate([np.arange(first, first + len(ids)) for _, ids, first in steps]),
             np.concatenate([row.sequence.slots[first : first + len(ids)] for row, ids, first in steps]),
-            _tables([row.sequence for row, _, _ in steps]),
+            block_tables([row.sequence for row, _, _ in steps]),
             np.concatenate([np.zeros(1, np.int32), ends]),
             kv_lengths,
             ends.astype(np.int64) - 1,
@@ -126,10 +128,3 @@ class DraftModel:
     def _embedded(self, ids: Tensor) -> Tensor:
         """Ids that have an embedding: the model may have more, which no text has."""
         return ids.clamp(max=self.runner.vocab_size - 1)
-
-
-def _tables(rows: list[Sequence]) -> npt.NDArray[np.int32]:
-    tables = np.zeros((len(rows), max(len(row.blocks) for row in rows)), np.int32)
-    for row, table in zip(rows, tables, strict=True):
-        table[: len(row.blocks)] = row.blocks
-    return tables

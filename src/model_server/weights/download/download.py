@@ -41,7 +41,7 @@ from wire.model_files import read_object
 from wire.quantization import gguf
 from wire.quantization.config import FILES
 from wire.quantization.methods import refuse_gguf
-from wire.speculation.heads import heads_in, heads_of
+from wire.speculation.heads import has_no_text
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def download(
         weight_files(directory)
         if auto_convert and not has_tokenizer(directory):
             logger.warning("%s: only its weights were asked for", nothing_found(str(directory)))
-        elif heads_of(directory, StartupError) is None:
+        elif not has_no_text(directory, StartupError):
             ensure_tokenizer(directory)
         logger.info("Files are already present on the host. Skipping download.")
         return directory
@@ -114,7 +114,7 @@ def download(
         return _prepared(model_id, revision)
     if is_adapter(_names(directory)):
         return _base_of(directory, fetch, is_local=False)
-    if heads_of(directory, StartupError) is None:
+    if not has_no_text(directory, StartupError):
         ensure_tokenizer(directory)
     return directory
 
@@ -196,7 +196,7 @@ class HubDownload:
         except StartupError:
             return None
         lacks_code = self._code and "auto_map" in config and not any(directory.glob("*.py"))
-        serves = has_tokenizer(directory) or heads_in(config, StartupError) is not None
+        serves = has_tokenizer(directory) or has_no_text(directory, StartupError)
         return directory if serves and not lacks_code else None
 
     def _cached_adapter(self) -> Path | None:
@@ -254,9 +254,7 @@ class HubDownload:
 
     def _holds_heads(self, found: Repository) -> bool:
         """Whether it drafts for another model, whose tokenizer it has."""
-        return (
-            heads_in(read_object(self._fetch(found, "config.json", _Nobody()), StartupError), StartupError) is not None
-        )
+        return has_no_text(self._fetch(found, "config.json", _Nobody()).parent, StartupError)
 
     def _check_configs(self, found: Repository, directory: Path) -> None:
         if self._check is None:

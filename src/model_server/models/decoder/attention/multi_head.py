@@ -75,10 +75,13 @@ def head_ranges(spec: Spec, tensor_group: ProcessGroup) -> tuple[Range, Range]:
     return (rank * queries, (rank + 1) * queries), (first, first + max(spec.num_kv_heads // size, 1))
 
 
-def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
-    """This rank's heads of layer `index`. Raises StartupError."""
+def load_attention(
+    loader: Loader, spec: Spec, index: int, *, prefix: str | None = None, input_size: int | None = None
+) -> Attention:
+    """This rank's heads of layer `index`. prefix: of its names; None: as of all layers. input_size: what it reads of a
+    token; None: the hidden size. Raises StartupError."""
     names, dim = spec.names, spec.head_dim
-    prefix = f"{names.layers}.{index}."
+    prefix = f"{names.layers}.{index}." if prefix is None else prefix
     queries, keys = head_ranges(spec, loader.tensor_group)
     rope = spec.ropes[index]
     scales = loader.cache_scales
@@ -97,7 +100,9 @@ def load_attention(loader: Loader, spec: Spec, index: int) -> Attention:
     )
     return Attention(
         qkv=loader.column_linear(
-            qkv_parts(spec, prefix, queries, keys, order), spec.hidden_size, transposed=spec.transposed
+            qkv_parts(spec, prefix, queries, keys, order),
+            spec.hidden_size if input_size is None else input_size,
+            transposed=spec.transposed,
         ),
         output=loader.row_linear(
             prefix + names.output, (queries[0] * dim, queries[1] * dim), spec.hidden_size, transposed=spec.transposed

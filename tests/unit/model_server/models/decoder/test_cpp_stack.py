@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from model_server.attention.choice import AttentionChoice
 from model_server.attention.reference import ReferenceBackend
 from model_server.cpp.library import library
 from model_server.models.decoder.decoder import Decoder
+from model_server.runner.runner import Kept
 
 # What the stack knows: plain blocks, biases, norms of heads, windows, several rotations or none.
 STACKED = [("llama", "plain"), ("llama", "biases_tied"), ("qwen2", "windows"), ("qwen3", "plain"), ("mistral", "plain")]
@@ -91,6 +93,32 @@ def test_rows_that_are_wanted(tmp_path: Path) -> None:
     else:  # torch's products of three rows may differ in the last bits from those of eighteen
         torch.testing.assert_close(results[1], results[0][rows])
     assert results[2].shape == (0, 512)
+
+
+def test_hidden_states_that_are_kept(tmp_path: Path) -> None:
+    """What layers read, from the stack cut before them as from the blocks, and what the head reads; the logits are
+    those of a step that keeps nothing."""
+    found = []
+    for native in (False, True):
+        runner = load(tmp_path, ("llama", "plain"), native=native, num_hidden_layers=4)
+        runner.keep_inputs([3, 0, 2])
+        of_runner = []
+        for kept in (None, Kept(), Kept(all_tokens=True)):
+            batch = PagedBatch(runner, prompts(512)[:2], 16)
+            with torch.inference_mode():
+                inputs = dataclasses.replace(batch.inputs([18, 7], torch.tensor([17, 24])), kept=kept)
+                of_runner.append((kept, runner.forward(inputs, batch.cache)))
+        (_, plain), (last, logits), (every, all_logits) = of_runner
+        assert last is not None and last.final is not None and every is not None and every.final is not None
+        assert torch.equal(plain, logits)
+        torch.testing.assert_close(plain, all_logits, rtol=1e-4, atol=1e-4)
+        assert [len(states) for states in last.inputs] == [25, 25, 25] and len(last.final) == 2
+        torch.testing.assert_close(last.final, every.final[[17, 24]], rtol=1e-4, atol=1e-4)
+        with torch.inference_mode():
+            torch.testing.assert_close(last.inputs[1], runner.embed(inputs.input_ids))
+        found.append([*last.inputs, last.final])
+    for blocks, stack in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, stack, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
