@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -314,22 +313,32 @@ def test_a_shard_that_is_killed_while_the_group_starts_ends_it(group: NodeGroup,
     assert (leader.status, worker.status) == (LOST_NODE, 1)
 
 
+# Requests whose steps are all those of an answer, or all those of prompts.
+_ANSWER = [generation({"max_new_tokens": 3000})]
+_PROMPTS = [generation({"max_new_tokens": 1}, f"{index} " + "once upon a time " * 800) for index in range(40)]
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("bodies", [_ANSWER, _PROMPTS], ids=["decode", "prefill"])
 @pytest.mark.parametrize("node", [0, 1])
-def test_clients_get_an_error_when_a_shard_is_killed_in_a_step(group: NodeGroup, node: int) -> None:
+def test_clients_get_an_error_when_a_shard_is_killed_in_a_step(
+    group: NodeGroup, node: int, bodies: list[dict[str, Any]]
+) -> None:
     group.start()
     group.wait_ready()
-    answers: list[tuple[int, Any]] = []
-    body = generation({"max_new_tokens": 3000})
-    asking = threading.Thread(target=lambda: answers.append(group.ask("POST", "/generate", body)))
-    asking.start()
-    wait_until(lambda: "tgi_batch_current_size 1" in group.ask("GET", "/metrics")[1], "a running request")
-    group.nodes[node].shard().kill()
-    group.wait_gone()
-    asking.join(60)
-    (answer,) = answers
-    assert answer[0] == 424, answer
-    assert "the model server" in answer[1]["error"] and "10.77" not in answer[1]["error"], answer
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        asked = [clients.submit(group.ask, "POST", "/generate", body) for body in bodies]
+        came = f"tgi_request_count {len(bodies)}\n"
+        wait_until(lambda: came in group.ask("GET", "/metrics")[1], "the requests")
+        wait_until(lambda: "tgi_batch_current_size 0" not in group.ask("GET", "/metrics")[1], "a running one")
+        group.nodes[node].shard().kill()
+        group.wait_gone()
+        answers = [answer.result(60) for answer in asked]
+    failed = [answer for status, answer in answers if status == 424]
+    assert failed, answers
+    assert {status for status, _ in answers} <= {200, 424, 503}, answers  # 503: not yet queued when it was killed
+    for answer in failed:
+        assert "the model server" in answer["error"] and "10.77" not in answer["error"], answer
     assert f"node {node} (10.77.0.{node + 1}): shard {node} was killed" in group.nodes[0].last_line
 
 
