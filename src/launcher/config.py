@@ -72,7 +72,7 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions):
         None, panel=_MODEL, help="Folder of LoRA adapters to load while the server runs, on CPUs; needs --api-key."
     )
     lora_host_memory: float | None = option(
-        None, panel=_MODEL, minimum=0.001, help="GiB for those of a shard. Default: 4."
+        None, panel=_MODEL, minimum=1e-6, help="GiB for those of a shard. Default: 4."
     )
     quantize: Quantize | None = option(
         None, panel=_MODEL,

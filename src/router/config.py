@@ -227,7 +227,7 @@ class RouterConfig(ImageOptions):
         "/v1/load_lora_adapter and /v1/unload_lora_adapter. Needs --api-key.",
     )  # fmt: skip
     lora_host_memory: float = option(
-        4.0, panel=_MODEL, minimum=0.001,
+        4.0, panel=_MODEL, minimum=1e-6,
         help="GiB of memory of each shard for adapters of --lora-root; those used last stay.",
     )  # fmt: skip
     revision: str | None = option(None, panel=_MODEL, help="Hub revision: a branch, tag or commit.")
