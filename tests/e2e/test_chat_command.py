@@ -68,9 +68,11 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._ours, theirs = pty.openpty()
-        # A session of its own whose terminal this is: that is where Ctrl-C goes.
+        # A session of its own whose terminal this is: that is where Ctrl-C goes. What a shell has put into the
+        # background ignores it, and so would the chat.
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *COMMAND, *GREEDY, *arguments], stdin=theirs, stdout=theirs, stderr=theirs,
+            ["setsid", "--ctty", "env", "--default-signal=INT", *COMMAND, *GREEDY, *arguments],
+            stdin=theirs, stdout=theirs, stderr=theirs,
             env={**os.environ, "TERM": "dumb"},
         )  # fmt: skip
         os.close(theirs)
