@@ -217,6 +217,10 @@ class AdapterRegistry:
                     return  # all that wanted it have left
                 load_id, started = next(self._ids), time.monotonic()
                 size = await self._shards.load_adapter(load_id, version.name, version.path)
+                if size.num_bytes > self._most_bytes:
+                    # More than was said: the folder has changed, or what is added to its matrices takes more.
+                    await self._shards.drop_adapter(load_id)
+                    self._check_fits(version.name, size.num_bytes)
                 self._metrics.observe("tgi_lora_load_duration", time.monotonic() - started)
                 version.load_id, version.num_bytes = load_id, size.num_bytes
                 self._loaded[load_id] = version
@@ -227,8 +231,9 @@ class AdapterRegistry:
             self._count()
 
     async def _make_room(self, version: _Version) -> None:
+        """Or until no request wants the adapter any more."""
         try:
-            while self._num_bytes + version.num_bytes > self._most_bytes or len(self._loaded) >= self._most_loaded:
+            while version.users and not self._has_room(version.num_bytes):
                 unused = next((v for v in self._loaded.values() if not v.users), None)
                 if unused is not None:
                     await self._drop(unused)
@@ -240,6 +245,9 @@ class AdapterRegistry:
                 await self._released.wait()
         finally:
             self._waits_since = None
+
+    def _has_room(self, num_bytes: int) -> bool:
+        return self._num_bytes + num_bytes <= self._most_bytes and len(self._loaded) < self._most_loaded
 
     def _leave(self, version: _Version) -> None:
         version.users -= 1

@@ -85,6 +85,33 @@ async def test_nobody_passes_a_load_that_has_waited_long() -> None:
     assert (await late).load_id == 3
 
 
+async def test_a_load_that_nobody_waits_for_ends() -> None:
+    shards = FakeAdapterShards()
+    registry = registry_of(shards, most_bytes=1, patience_s=0.0)
+    await registry.register("a", "a")
+    await registry.register("b", "b")
+    held = await registry.use("a")
+    left = asyncio.create_task(registry.use("b"))
+    await asyncio.sleep(0.01)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    again = await asyncio.wait_for(registry.use("a"), 30)
+    assert again.load_id == held.load_id and shards.loaded == {1: "a"}
+
+
+async def test_one_that_takes_more_than_was_said_keeps_nobody_waiting() -> None:
+    shards = FakeAdapterShards()
+    registry = registry_of(shards)
+    await registry.register("a", "a")
+    await registry.register("b", "b")
+    shards.sizes["a"] = 4
+    for _ in range(2):
+        with pytest.raises(ValidationError, match="LoRA adapter `a`: 1 MB do not fit --lora-host-memory"):
+            await registry.use("a")
+    await asyncio.wait_for(registry.use("b"), 30)
+    assert set(shards.loaded.values()) == {"b"}
+
+
 async def test_a_new_version_in_place_of_one_that_runs() -> None:
     shards = FakeAdapterShards()
     registry = registry_of(shards)
