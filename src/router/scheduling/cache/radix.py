@@ -20,10 +20,12 @@ from operator import ne
 
 # Keys are compared in pieces of this length: fast because lists are compared in C, and a mismatch costs one piece.
 _PIECE = 512
+# Roots beside those in use, beyond which those of namespaces without blocks are forgotten.
+_SPARE_ROOTS = 64
 
 
 class RadixNode:
-    """A run of blocks below `parent`. A root has no parent, no blocks, and is never counted, held or evicted."""
+    """A run of blocks below `parent`. A root has no parent and no blocks, and is never counted or evicted."""
 
     __slots__ = ("blocks", "children", "is_queued", "key", "last_access", "num_protectors", "parent")
 
@@ -41,7 +43,8 @@ class RadixTrie:
     """Blocks whose KV is known. Which blocks exist besides, and who writes them, is the caller's business."""
 
     def __init__(self, block_size: int) -> None:
-        self.roots: dict[str, RadixNode] = {}  # kept for good: one small object per namespace
+        self.roots: dict[str, RadixNode] = {}
+        self._most_roots = _SPARE_ROOTS
         self.num_blocks = 0
         self.num_evictable = 0  # blocks in unprotected nodes
         self._block_size = block_size
@@ -56,8 +59,15 @@ class RadixTrie:
         """Where the paths of a namespace begin. What is known in one namespace is found in no other."""
         root = self.roots.get(namespace)
         if root is None:
+            if len(self.roots) >= self._most_roots:
+                self._forget_roots()
             root = self.roots[namespace] = RadixNode([], [], None, 0)
         return root
+
+    def _forget_roots(self) -> None:
+        """Those below which nothing is, and which no request holds: adapters come and go."""
+        self.roots = {name: root for name, root in self.roots.items() if root.children or root.num_protectors}
+        self._most_roots = 2 * len(self.roots) + _SPARE_ROOTS
 
     def find(
         self, tokens: list[int], max_blocks: int | None = None, namespace: str = ""
@@ -111,6 +121,7 @@ class RadixTrie:
                 return
             self.num_evictable -= len(node.blocks)
             node = node.parent
+        node.num_protectors += 1
 
     def release(self, node: RadixNode) -> None:
         """Undo one `hold`; the node counts as used until now."""
@@ -124,6 +135,7 @@ class RadixTrie:
             if not node.children:
                 self._enqueue(node)
             node = node.parent
+        node.num_protectors -= 1
 
     def evict(self, num_blocks: int) -> list[int]:
         """Forget least recently used blocks: exactly `num_blocks`, or all evictable ones if they are fewer."""

@@ -213,6 +213,25 @@ def test_namespaces_know_nothing_of_each_other():
     assert trie.num_blocks == trie.num_evictable == 6
 
 
+def test_roots_of_namespaces_without_blocks_are_forgotten():
+    trie = RadixTrie(1)
+    held, _ = trie.find([0], namespace="held")
+    trie.hold(held)
+    below, _ = trie.insert([0], [1], trie.root_of("below"))
+    trie.hold(below)
+    for number in range(1000):
+        node, _ = trie.insert([0, 1], [2, 3], trie.root_of(f"a@{number}"))
+        trie.hold(node)
+        trie.find([0], namespace=f"b@{number}")
+        trie.release(node)
+        assert trie.evict(2) == [2, 3]
+    assert len(trie.roots) < 200
+    assert trie.root_of("held") is held and trie.find([0], namespace="below") == (below, [1])
+    trie.release(held)
+    trie.release(below)
+    assert [root.num_protectors for root in trie.roots.values()] == [0] * len(trie.roots)
+
+
 def test_the_least_recently_used_leaf_of_any_namespace_goes_first():
     trie = RadixTrie(1)
     for block, namespace in enumerate(("a", "b", "c")):
