@@ -14,6 +14,11 @@ def speculator_source(value: str, error: type[Exception]) -> tuple[str, str | No
     """`--speculator`: a folder, or a hub id that may have `@` and a revision behind it. Raises `error`."""
     if is_folder(value):
         return value, None
+    if value.lower() == "mtp":
+        raise error(
+            f"`--speculator {value}`: MTP heads are not served; leave it out, as `--speculate N` alone drafts from the "
+            "text so far, or name Medusa heads, EAGLE-3, an MLP speculator or a small model with the same tokenizer"
+        )
     place, at, revision = value.partition("@")
     if not place or (at and not revision) or "@" in revision:
         raise error(f"`--speculator` must be a folder, ID or ID@REVISION. Given: {value[:200]}")
