@@ -83,7 +83,7 @@ def base_of(heads: Heads, model_id: str, *, is_local: bool, error: type[Exceptio
             f"{named}, and its config.json names no `base_model_name_or_path`: serve the model that they were trained "
             f"for with `--speculator {model_id}`"
         )
-    if not is_local and not _HUB_ID.fullmatch(heads.base):
+    if not is_local and (is_folder(heads.base) or not _HUB_ID.fullmatch(heads.base)):
         raise error(f"{named}, whose `base_model_name_or_path` {heads.base[:200]!r} is not the id of a repository")
     return heads.base
 

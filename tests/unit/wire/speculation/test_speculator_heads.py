@@ -67,6 +67,14 @@ def test_what_comes_from_the_hub_names_no_folder(base: str, tmp_path: Path) -> N
         served_model("org/heads", None, heads, None, ValueError)
 
 
+def test_what_comes_from_the_hub_names_no_folder_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = folder(tmp_path / "heads", base_model_name_or_path="org/base")
+    (tmp_path / "org" / "base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="'org/base' is not the id of a repository"):
+        served_model("org/heads", None, heads, None, ValueError)
+
+
 def test_a_folder_may_name_a_folder(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
