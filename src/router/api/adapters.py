@@ -41,7 +41,7 @@ async def load_lora_adapter(request: Request) -> Response:
         raise _refused(f"The lora adapter '{name}' has already been loaded: choose another name{hint}.")
     folder = _below_root(state, path)
     try:
-        await adapters.register(name, folder)
+        await adapters.register(name, folder, replaces=body.load_inplace)
     except AdapterRefused as error:
         raise _refused(str(error)) from None
     except AdapterLost as error:

@@ -128,14 +128,17 @@ class AdapterRegistry:
         version = self._by_name.get(name)
         return None if version is None else version.path
 
-    async def register(self, name: str, path: str) -> None:
+    async def register(self, name: str, path: str, *, replaces: bool = True) -> None:
         """Requests may ask for it from now on; an earlier version of it goes with the last request that has it.
 
-        Raises AdapterRefused, AdapterLost.
+        Raises AdapterRefused, also for a name that another call has taken meanwhile, unless it `replaces` that one, and
+        AdapterLost.
         """
         assert self._shards is not None
         size = await self._shards.check_adapter(name, path)
         self._check_fits(name, size.num_bytes)
+        if name in self._by_name and not replaces:
+            raise AdapterRefused(f"The lora adapter '{name}' has already been loaded: choose another name")
         self.remove(name)
         self._by_name[name] = _Version(name, path, size.num_bytes)
         self._metrics.set_adapters([name])

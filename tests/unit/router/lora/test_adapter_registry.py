@@ -129,6 +129,15 @@ async def test_a_new_version_in_place_of_one_that_runs() -> None:
     assert not shards.loaded
 
 
+async def test_of_two_that_take_a_name_at_once_one_is_refused() -> None:
+    registry = registry_of(FakeAdapterShards())
+    first, second = await asyncio.gather(
+        *(registry.register("a", path, replaces=False) for path in ("one", "two")), return_exceptions=True
+    )
+    assert first is None and isinstance(second, AdapterRefused) and "has already been loaded" in str(second)
+    assert registry.path_of("a") == "one"
+
+
 async def test_what_is_refused_and_what_fails() -> None:
     shards = FakeAdapterShards({"big": 4})
     registry = registry_of(shards)
