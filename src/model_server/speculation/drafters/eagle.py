@@ -121,7 +121,7 @@ class _Waiting:
         states = torch.cat(self.states)
         self.position += count
         self.count -= count
-        self.states = [states[count:]] if self.count else []
+        self.states = [states[count:].clone()] if self.count else []  # not a view, which keeps all of a prompt's
         return states[:count]
 
 
@@ -160,7 +160,8 @@ class Eagle:
             waiting = row.sequence.drafts_from
             if waiting is None or waiting.end != row.position:
                 waiting = row.sequence.drafts_from = _Waiting(row.position)
-            waiting.add(states[row.first : row.first + row.count])
+            own = states[row.first : row.first + row.count]
+            waiting.add(own if len(own) == len(states) else own.clone())  # a view would keep the whole step's
             # Of the last position the next token is known only if it is one of the prompt's.
             known = min(waiting.end, len(row.sequence.ids) - 1) - waiting.position
             if known > 0 and (row.sequence.is_prefilling or waiting.count > _MOST_WAITING):

@@ -242,6 +242,20 @@ def test_through_chunks_plain_steps_growth_and_what_was_right(
         assert found == reference.draft(ids, row.forced, row.most)
 
 
+def test_what_waits_keeps_no_memory_of_other_tokens(folders: dict[str, Path], base: Path, tokenizer: Tokenizer) -> None:
+    shard, _ = shard_of(tokenizer, base, folders["midlayer"])
+    speculator = shard.engine.speculator
+    assert isinstance(speculator, ModelSpeculator)
+    speculator.pace = None
+    shard.prefill(0, shard.request(list(range(5, 26)), 9), shard.request([4, 4], 9))
+    for num_waiting in (1, 2):
+        for sequence in shard.engine._store.get(0).batch.sequences:
+            waiting = sequence.drafts_from.states
+            assert sum(map(len, waiting)) == num_waiting
+            assert all(one.untyped_storage().nbytes() == one.nbytes for one in waiting)
+        shard.decode(0)
+
+
 def test_a_request_that_was_preempted(folders: dict[str, Path], base: Path, tokenizer: Tokenizer, library: Any) -> None:
     plain, _ = shard_of(tokenizer, base, None)
     request = plain.request([5, 6, 7, 8], 20)
