@@ -10,18 +10,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence as Rows
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.memory.kv_cache import KvCache
 from model_server.runner.runner import Kept, ModelInputs, Runner
 from model_server.speculation.costs import step_costs
-from model_server.speculation.drafters.drafter import ComputedRow, DraftRow, block_tables
+from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
+from model_server.speculation.drafters.spans import Span, span_inputs
 from model_server.speculation.pace import Pace
 
 # The most tokens that one forward computes where a request's keys are behind by many.
@@ -82,45 +80,26 @@ class DraftModel:
         spans = [(row.known, len(row.ids)) for row in rows]
         for index, (first, stop) in enumerate(spans):
             while stop - first > _MOST_TOKENS:
-                self._forward([(rows[index], rows[index].ids[first : first + _MOST_TOKENS], first)])
+                self._forward([Span(rows[index].sequence, first, rows[index].ids[first : first + _MOST_TOKENS])])
                 first += _MOST_TOKENS
             spans[index] = (first, stop)
-        newest = self._forward([(row, row.ids[first:], first) for row, (first, _) in zip(rows, spans, strict=True)])
+        newest = self._forward(
+            [Span(row.sequence, first, row.ids[first:]) for row, (first, _) in zip(rows, spans, strict=True)]
+        )
         drafts = [[token] for token in newest]
         for place in range(1, max(row.most for row in rows)):
             going = [index for index, row in enumerate(rows) if row.most > place]
-            steps = [(rows[index], drafts[index][-1:], spans[index][1] + place - 1) for index in going]
+            steps = [Span(rows[index].sequence, spans[index][1] + place - 1, drafts[index][-1:]) for index in going]
             for index, token in zip(going, self._forward(steps), strict=True):
                 drafts[index].append(token)
         return drafts
 
-    def _forward(self, steps: Rows[tuple[DraftRow, list[int], int]]) -> list[int]:
-        """Compute tokens of rows from a position on; the likeliest token behind the last one of each."""
+    def _forward(self, spans: Rows[Span]) -> list[int]:
+        """Compute the tokens of the spans; the likeliest token behind the last one of each."""
         assert self._cache is not None
-        device = self._cache.rows[0].device
-        counts = np.array([len(ids) for _, ids, _ in steps], np.int32)
-        ends = np.cumsum(counts, dtype=np.int32)
-        kv_lengths = np.array([first + len(ids) for _, ids, first in steps], np.int32)
-        arrays: list[npt.NDArray[np.generic]] = [
-            np.concatenate([np.asarray(ids, np.int64) for _, ids, _ in steps]),
-            np.concatenate([np.arange(first, first + len(ids)) for _, ids, first in steps]),
-            np.concatenate([row.sequence.slots[first : first + len(ids)] for row, ids, first in steps]),
-            block_tables([row.sequence for row, _, _ in steps]),
-            np.concatenate([np.zeros(1, np.int32), ends]),
-            kv_lengths,
-            ends.astype(np.int64) - 1,
-        ]
-        ids, positions, slots, tables, starts, lengths, last = (torch.from_numpy(a).to(device) for a in arrays)
-        metadata = AttentionMetadata(
-            slots=slots,
-            block_tables=tables,
-            cu_seqlens_q=starts,
-            kv_lengths=lengths,
-            query_lengths_host=tuple(counts.tolist()),
-            kv_lengths_host=tuple(kv_lengths.tolist()),
-        )
-        is_decode = len(ids) == len(steps)
-        inputs = ModelInputs(self._embedded(ids), positions, metadata, None if is_decode else last)
+        step = span_inputs(spans, self._cache.rows[0].device)
+        rows = None if len(step.ids) == len(spans) else step.last
+        inputs = ModelInputs(self._embedded(step.ids), step.positions, step.attention, rows)
         logits = self.runner.forward(inputs, self._cache)
         likeliest: list[int] = logits[:, : self._vocab_size].argmax(dim=-1).tolist()
         return likeliest

@@ -7,8 +7,6 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from model_server.batch.inputs import StepInputs
@@ -100,14 +98,6 @@ def ragged_rows(rows: Rows[Sequence], inputs: StepInputs) -> list[ComputedRow]:
         found.append(ComputedRow(one, one.cache_length, first, count, next(sampled) if one.samples else None))
         first += count
     return found
-
-
-def block_tables(rows: list[Sequence]) -> npt.NDArray[np.int32]:
-    """[num_rows, max_blocks], filled with zeros."""
-    tables = np.zeros((len(rows), max(len(row.blocks) for row in rows)), np.int32)
-    for row, table in zip(rows, tables, strict=True):
-        table[: len(row.blocks)] = row.blocks
-    return tables
 
 
 class DraftedRunner:

@@ -11,13 +11,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_server.attention.backend import AttentionBackend
-from model_server.attention.metadata import AttentionMetadata
 from model_server.batch.sequence import Sequence
 from model_server.distributed.group import ProcessGroup
 from model_server.layers.embedding import Head
@@ -30,7 +27,8 @@ from model_server.models.decoder.mlp import DenseMlp
 from model_server.models.decoder.parts import Step
 from model_server.runner.runner import Kept, ModelInputs
 from model_server.speculation.costs import step_costs
-from model_server.speculation.drafters.drafter import ComputedRow, DraftRow, block_tables
+from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
+from model_server.speculation.drafters.spans import Span, span_inputs
 from model_server.speculation.pace import Pace
 
 # Positions of a request that wait to be computed, beyond which they are, even if nothing is drafted.
@@ -189,7 +187,9 @@ class Eagle:
             if len(kept) < len(going):
                 hidden = hidden[kept]
                 going = [going[index] for index in kept]
-            spans = [(rows[row].sequence, len(rows[row].sequence.ids) - 1 + place, drafts[row][-1:]) for row in going]
+            spans = [
+                Span(rows[row].sequence, len(rows[row].sequence.ids) - 1 + place, drafts[row][-1:]) for row in going
+            ]
             hidden = self._forward(spans, self._layer.next_states(hidden))
         return [ids[len(row.forced) :] for row, ids in zip(rows, drafts, strict=True)]
 
@@ -199,35 +199,17 @@ class Eagle:
         for sequence, count in rows:
             waiting: _Waiting = sequence.drafts_from
             first = waiting.position
-            spans.append((sequence, first, sequence.ids[first + 1 : first + 1 + count]))
+            spans.append(Span(sequence, first, sequence.ids[first + 1 : first + 1 + count]))
             states.append(waiting.take(count))
         return self._forward(spans, self._layer.states(torch.cat(states)))
 
-    def _forward(self, spans: Rows[tuple[Sequence, int, list[int]]], states: Tensor) -> Tensor:
-        """Positions of rows from one on, with the tokens that follow them; what the layer gives at the last of each."""
+    def _forward(self, spans: Rows[Span], states: Tensor) -> Tensor:
+        """The spans' tokens follow their positions; what the layer gives at the last position of each."""
         assert self._cache is not None, "prompts come before drafts"
-        counts = np.array([len(ids) for _, _, ids in spans], np.int32)
-        ends = np.cumsum(counts, dtype=np.int32)
-        kv_lengths = np.array([first + len(ids) for _, first, ids in spans], np.int32)
-        arrays: list[npt.NDArray[np.generic]] = [
-            np.concatenate([np.asarray(ids, np.int64) for _, _, ids in spans]),
-            np.concatenate([np.arange(first, first + len(ids)) for _, first, ids in spans]),
-            np.concatenate([sequence.slots[first : first + len(ids)] for sequence, first, ids in spans]),
-            block_tables([sequence for sequence, _, _ in spans]),
-            np.concatenate([np.zeros(1, np.int32), ends]),
-            kv_lengths,
-        ]
-        ids, positions, slots, tables, starts, lengths = (torch.from_numpy(a).to(states.device) for a in arrays)
-        metadata = AttentionMetadata(
-            slots=slots,
-            block_tables=tables,
-            cu_seqlens_q=starts,
-            kv_lengths=lengths,
-            query_lengths_host=tuple(counts.tolist()),
-            kv_lengths_host=tuple(kv_lengths.tolist()),
-        )
-        given = self._layer.forward(ModelInputs(ids, positions, metadata, None, hidden=states), self._cache)
-        return given if len(given) == len(spans) else given[ends.astype(np.int64) - 1]
+        step = span_inputs(spans, states.device)
+        inputs = ModelInputs(step.ids, step.positions, step.attention, None, hidden=states)
+        given = self._layer.forward(inputs, self._cache)
+        return given if len(given) == len(spans) else given[step.last]
 
 
 @dataclass(frozen=True, slots=True)
