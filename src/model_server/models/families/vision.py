@@ -1,6 +1,6 @@
 """Vision models: which part of their config and of their weights is the text model, a family of its own.
 
-Images themselves are refused by the router; the tensors of towers and projectors are not read.
+Towers and projectors are not read here: `model_server.vision` loads them for models whose images are served.
 """
 
 from __future__ import annotations
