@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from model_server.adapters.config import AdapterConfig, read_config
 from model_server.errors import StartupError
 from model_server.weights.header import Header, Stored, read_headers
 from model_server.weights.locate import stays_inside
-from model_server.weights.reader import FLOATING, SafetensorsReader
+from model_server.weights.reader import FLOATING, Range, SafetensorsReader
 
 _PREFIX = "base_model.model."
 _MOST_NAMED = 8
@@ -84,6 +85,17 @@ class Adapter:
     def open(self) -> SafetensorsReader:
         """What reads its matrices in float32, on the host. Raises StartupError."""
         return SafetensorsReader(self.headers, dtype=torch.float32, device=torch.device("cpu"), base_prefix=_PREFIX)
+
+    def finite_rows(self, opened: SafetensorsReader, key: str, rows: Sequence[Range]) -> Tensor:
+        """Rows of a tensor, by what `open` has returned. Raises StartupError for numbers that are not finite."""
+        tensor = opened.rows(key, rows)
+        if not tensor.isfinite().all():
+            raise self.error(f"tensor {key:.200} holds numbers that are not finite")
+        return tensor
+
+    def error(self, text: str) -> StartupError:
+        """What is wrong with it, in one line that begins with its name."""
+        return StartupError(f"LoRA adapter `{self.name}`: {text}")
 
 
 def read_adapter(name: str, directory: Path, targets: Targets, base_prefixes: Sequence[str]) -> Adapter:

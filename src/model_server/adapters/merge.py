@@ -88,23 +88,17 @@ class Merging:
             found = torch.linalg.vector_norm(weight, dim=0 if module == self._embedding else 1)
             gain = self._read(magnitude, [(0, len(found))]).to(found.device) / found
             if not gain.isfinite().all():
-                raise self._error(f"tensor {magnitude:.200} gives a length to rows that are all 0")
+                raise self._adapter.error(f"tensor {magnitude:.200} gives a length to rows that are all 0")
             self._gains[module] = gain
         return self._gains[module]
 
     def _check_copy(self, key: str, weight: Tensor, rows: Sequence[Range], columns: Range) -> None:
         copy = self._read(key, rows)[:, slice(*columns)].to(weight.device, self._dtype)
         if not torch.equal(copy, weight.to(self._dtype)):
-            raise self._error(f"tensor {key:.200} replaces the base model's; only a copy of it is served")
+            raise self._adapter.error(f"tensor {key:.200} replaces the base model's; only a copy of it is served")
 
     def _read(self, key: str, rows: Sequence[Range]) -> Tensor:
-        tensor = self._opened.rows(key, rows)
-        if not tensor.isfinite().all():
-            raise self._error(f"tensor {key:.200} holds numbers that are not finite")
-        return tensor
-
-    def _error(self, text: str) -> StartupError:
-        return StartupError(f"LoRA adapter `{self._adapter.name}`: {text}")
+        return self._adapter.finite_rows(self._opened, key, rows)
 
 
 class MergedReader:

@@ -14,7 +14,6 @@ from torch import Tensor
 from model_server.adapters.config import MAX_NEW_ROWS
 from model_server.adapters.factors import EmbeddingFactors, Factors, HeadRows, TableRows, joined
 from model_server.adapters.folder import Adapter, NewRows, Pair
-from model_server.errors import StartupError
 from model_server.weights.matrix import Part
 from model_server.weights.reader import Range, SafetensorsReader
 
@@ -178,7 +177,7 @@ class AdapterReader:
             return TableRows(ids[order].to(self._device), self._placed(weight))
         ids = self._changed(new.key, table)
         if len(ids) > MAX_NEW_ROWS:
-            raise self._error(
+            raise self._adapter.error(
                 f"tensor {new.key:.200} changes {len(ids)} rows of the base model's; {MAX_NEW_ROWS} are served at "
                 "most; merge the adapter into the model",
             )
@@ -188,7 +187,7 @@ class AdapterReader:
     def _check_copy(self, key: str, table: Table) -> None:
         if len(self._changed(key, table)):
             text = f"tensor {key:.200} replaces the base model's; only a copy of it is served"
-            raise self._error(text)
+            raise self._adapter.error(text)
 
     def _changed(self, key: str, table: Table) -> Tensor:
         """Ids of the rows in which a whole matrix is another than the base model's."""
@@ -210,10 +209,7 @@ class AdapterReader:
 
     def _read(self, key: str, rows: Sequence[Range]) -> Tensor:
         """In float32 on the host."""
-        tensor = self._opened.rows(key, rows)
-        if not tensor.isfinite().all():
-            raise self._error(f"tensor {key:.200} holds numbers that are not finite")
-        return tensor
+        return self._adapter.finite_rows(self._opened, key, rows)
 
     def _rows(self, key: str) -> int:
         return self._opened.shape(key)[0]
@@ -221,7 +217,7 @@ class AdapterReader:
     def _ratio(self, key: str, wanted: Tensor, found: Tensor) -> Tensor:
         ratio = wanted / found
         if not ratio.isfinite().all():
-            raise self._error(f"tensor {key:.200} gives a length to rows that are all 0")
+            raise self._adapter.error(f"tensor {key:.200} gives a length to rows that are all 0")
         return ratio
 
     @staticmethod
@@ -230,9 +226,6 @@ class AdapterReader:
 
     def _placed(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, self._dtype).contiguous()
-
-    def _error(self, text: str) -> StartupError:
-        return StartupError(f"LoRA adapter `{self._adapter.name}`: {text}")
 
 
 def _chunks(size: int) -> list[Range]:
