@@ -118,7 +118,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             choice = AttentionChoice(config.attention, device, dtype, stored)
             drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
             runner, speculator = DraftedRunner(runner, drafter), ModelSpeculator(config.num_drafted, drafter)
-        encoder = _encoder(config, model, device, dtype)
+        encoder = _encoder(config, model, device, dtype, ranks.tensor)
         if encoder is not None and encoder.tower.family.sight == "prompt":
             logger.info(
                 "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"
@@ -211,7 +211,9 @@ def _engine(
     return Engine(runner, tokenizer, sampler, options, links, speculator, encoder)
 
 
-def _encoder(config: ServeConfig, model: Model, device: torch.device, dtype: torch.dtype) -> ImageEncoder | None:
+def _encoder(
+    config: ServeConfig, model: Model, device: torch.device, dtype: torch.dtype, ranks: ProcessGroup
+) -> ImageEncoder | None:
     """What reads images, on every rank; None: they are not served. Raises StartupError."""
     name = model.config.model_type
     family = vision_family(model.checkpoint.fields)
@@ -231,7 +233,7 @@ def _encoder(config: ServeConfig, model: Model, device: torch.device, dtype: tor
     quiet()
     with torch.inference_mode():
         tower = load_tower(model.checkpoint.directory, name, family, device, dtype)
-    return ImageEncoder(tower, config.encoder_cache_tokens)
+    return ImageEncoder(tower, config.encoder_cache_tokens, ranks)
 
 
 def _residents(config: ServeConfig, model: Model, runner: Runner, dtype: torch.dtype) -> Residents | None:

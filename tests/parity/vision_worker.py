@@ -32,7 +32,7 @@ def main(rank: int, world_size: int, port: int, folder: Path, name: str) -> None
     assert family is not None
     with torch.inference_mode():
         runner: Any = load(folder, ranks=Ranks.of(group, Layout.of(rank, world_size)))
-        encoder = ImageEncoder(load_tower(folder, name, family, CPU, torch.float32), 10_000)
+        encoder = ImageEncoder(load_tower(folder, name, family, CPU, torch.float32), 10_000, group)
         shard = EngineShard(
             Tokenizer.load(folder), rank=rank, world_size=world_size, budget=7, runner=runner, encoder=encoder,
             num_blocks=256,

@@ -28,6 +28,9 @@ class ThreadGroup(ProcessGroup):
     def all_gather_last(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return torch.cat(self._all(tensor if dtype is None else tensor.to(dtype)), -1)
 
+    def all_reduce_min(self, value: int) -> int:
+        return min(int(one) for one in self._all(torch.tensor(value)))
+
     def _all(self, tensor: Tensor) -> list[Tensor]:
         self._shared[self.rank] = tensor.clone()
         self._barrier.wait(60)

@@ -15,12 +15,17 @@ from model_server.batch.extension import Failure
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError
 from model_server.vision.encoder import ImageEncoder
+from model_server.vision.placed import PlacedImage
 
 logger = logging.getLogger(__name__)
 
 
+CANNOT_READ = "the model's vision tower cannot read the image"
+
+
 def encode_images(encoder: ImageEncoder, sequences: Iterable[Sequence]) -> list[Failure]:
-    """Encode what the next forward of `sequences` reads. Returns those whose image cannot be encoded, and why.
+    """Encode what the next forward of `sequences` reads. Returns those whose image cannot be encoded on this rank or
+    another, and why.
 
     Raises what torch raises when memory is short: that ends the step, as in its forward.
     """
@@ -29,17 +34,28 @@ def encode_images(encoder: ImageEncoder, sequences: Iterable[Sequence]) -> list[
         images = sequence.images
         if images is None or sequence.finished:
             continue
-        try:
-            for wanted in images.wanted(sequence.cache_length, sequence.cache_length + sequence.input_length):
-                wanted.encoded = encoder.find(wanted.image)
-        except (torch.OutOfMemoryError, MemoryError):
-            raise
-        except RequestError as error:
-            failures.append((sequence, f"request {sequence.id}: {error}"))
-        except Exception:
-            logger.exception("an image of request %d cannot be encoded", sequence.id)
-            failures.append((sequence, f"request {sequence.id}: the model's vision tower cannot read the image"))
+        wanted = images.wanted(sequence.cache_length, sequence.cache_length + sequence.input_length)
+        if not wanted:
+            continue
+        reason = _encode(encoder, sequence.id, wanted)
+        if not encoder.all_succeeded(reason is None):
+            failures.append((sequence, f"request {sequence.id}: {reason or CANNOT_READ}"))
     return failures
+
+
+def _encode(encoder: ImageEncoder, request_id: int, wanted: Iterable[PlacedImage]) -> str | None:
+    """Why one of these images cannot be encoded; None: all are."""
+    try:
+        for one in wanted:
+            one.encoded = encoder.find(one.image)
+    except (torch.OutOfMemoryError, MemoryError):
+        raise
+    except RequestError as error:
+        return str(error)
+    except Exception:
+        logger.exception("an image of request %d cannot be encoded", request_id)
+        return CANNOT_READ
+    return None
 
 
 # Of each sequence in a step its first token, and the one behind its last.

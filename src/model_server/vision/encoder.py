@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from weakref import WeakValueDictionary
 
+from model_server.distributed.group import ProcessGroup
 from model_server.vision.image import Encoded, EncodedImages, Image, SeesImages
 
 
@@ -19,9 +20,11 @@ class ImageEncoder:
     there when a step wanted them, and that had to be encoded.
     """
 
-    def __init__(self, tower: SeesImages, capacity: int | None = None) -> None:
-        """capacity: None: what `begin` makes of the router's limits."""
+    def __init__(self, tower: SeesImages, capacity: int | None = None, ranks: ProcessGroup | None = None) -> None:
+        """capacity: None: what `begin` makes of the router's limits. ranks: those that run the same steps, each with a
+        tower of its own; None: this one alone."""
         self.tower = tower
+        self._ranks = ranks or ProcessGroup()
         self._asked = capacity
         self.capacity = capacity or 0
         self.hits = 0
@@ -46,6 +49,11 @@ class ImageEncoder:
         """A router begins, whose prompts, or steps, have at most so many tokens. Nothing is kept of before."""
         self._recent.clear()
         self.capacity = self._asked or 2 * most_tokens
+
+    def all_succeeded(self, succeeded: bool) -> bool:
+        """Whether every rank could encode a request's images, so that all leave the same ones out. All ranks call this
+        together."""
+        return bool(self._ranks.all_reduce_min(int(succeeded)))
 
     def find(self, image: Image) -> Encoded:
         """Raises what the tower raises."""

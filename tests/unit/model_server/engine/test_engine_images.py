@@ -1,0 +1,80 @@
+"""Images through the engine's steps, with a tower that only says which image it was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from support.engine_shard import EngineShard, errors_of, tokens_of
+from support.thread_ranks import on_ranks
+
+from model_server.batch.sequence import NewRequest
+from model_server.distributed.group import ProcessGroup
+from model_server.text.tokenizer import Tokenizer
+from model_server.vision.encoder import ImageEncoder
+from model_server.vision.families import FAMILIES
+from model_server.vision.image import Encoded, Feature, Image, ImagePlace
+
+IMAGE_TOKEN = 9
+ROWS = 3
+
+
+class Tower:
+    """Cannot read the images in `broken`, by their numbers."""
+
+    family = FAMILIES["llava"]
+    image_token = IMAGE_TOKEN
+    row_bytes = 4
+
+    def __init__(self, broken: set[int]) -> None:
+        self.broken = broken
+        self.encoded: list[int] = []
+
+    def encode(self, image: Image) -> Encoded:
+        number = image.key[0]
+        self.encoded.append(number)
+        if number in self.broken:
+            raise ValueError("no memory of this size")
+        return Encoded(torch.full((image.num_embeds, 1), float(number)))
+
+
+def with_images(shard: EngineShard, *numbers: int, **changes: object) -> NewRequest:
+    """A prompt of two tokens, then each image and a token."""
+    prompt, places = [1, 2], []
+    for number in numbers:
+        pixels = Feature("float32", (1, 1), bytes(4))
+        image = Image(bytes([number]) * 32, {"pixel_values": pixels}, ROWS)
+        places.append(ImagePlace(image.key, len(prompt), ROWS, image))
+        prompt += [IMAGE_TOKEN] * ROWS + [3]
+    return shard.request(prompt, 4, images=tuple(places), **changes)
+
+
+@pytest.mark.parametrize("broken_rank", [0, 1])
+def test_ranks_leave_out_the_same_request_where_one_cannot_encode(tiny_tokenizer: Tokenizer, broken_rank: int) -> None:
+    """Else one would have more rows than the other, and their sums would not fit. Whichever rank answers for it says
+    so, and whatever a rank has encoded and the other not, later requests with that image fail or run on both."""
+
+    def run(group: ProcessGroup) -> tuple[dict[int, str], dict[int, list[int]], list[int]]:
+        tower = Tower({7} if group.rank == broken_rank else set())
+        encoder = ImageEncoder(tower, 100, group)
+        shard = EngineShard(tiny_tokenizer, rank=group.rank, world_size=2, encoder=encoder)
+        with torch.inference_mode():
+            requests = [with_images(shard, *numbers) for numbers in ((5,), (5, 7), (), (7,))]
+            first = shard.prefill(0, *requests)
+            rows = shard.runner.last_inputs
+            assert rows is not None
+            lengths = list(rows.attention.query_lengths_host)
+            results = shard.run_out(first, 0)
+            tower.broken = set()
+            again = with_images(shard, 7, id=10 + broken_rank)
+            shard.prompts[again.id] = [1, 2, *[IMAGE_TOKEN] * ROWS, 3]
+            results += shard.run_out(shard.prefill(1, again), 1)
+        good = [dataclasses.replace(r, generations=[g for g in r.generations if g.error is None]) for r in results]
+        return errors_of(first), tokens_of(*good), lengths
+
+    (errors, tokens, lengths), (other_errors, other_tokens, other_lengths) = on_ranks(2, run)
+    assert lengths == other_lengths == [6, 2]
+    assert sorted(errors | other_errors) == [1, 3] and not set(errors) & set(other_errors)
+    assert all("vision tower cannot read the image" in text for text in (errors | other_errors).values())
+    assert sorted(tokens | other_tokens) == [0, 2, 10 + broken_rank]
