@@ -1,0 +1,237 @@
+"""y += B[slot] (A[slot] x), each row by the matrices of its own adapter, in two launches whatever the adapters are.
+
+Rows come in tiles of one adapter slot. `_shrink` multiplies the rows of a tile by A, `_expand` multiplies what comes of
+it by B and adds that to y, which is rounded once. Tiles that are not in use end at once, and rows of no tile are not
+touched: so a grid of one size serves every batch of its number of rows, and can be captured. Where few tiles would keep
+few processors busy, the columns of A are shared out too: each part's sums are written down, and `_expand` adds them in
+the order of the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_server.kernels.matmul import parts
+from model_server.kernels.product import product
+from model_server.kernels.variant import Variant
+
+COLUMNS = 64
+"""The most outputs of one column tile."""
+# Of A's rows, and of a sum over the rank, at a time.
+_INNER = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """depth: columns of A at a time."""
+
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+# By the rows of a tile; both fit the 99 KiB of the smaller GPUs. float32 has half the depth.
+_FORMS = {16: _Form(128, 4, 4), 64: _Form(64, 4, 3)}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMatrices:
+    """The matrices of all adapter slots for one product.
+
+    a [slots, inner, in]: of the modules that read the input, `rank` rows each. b [slots, kept, rank]: of the outputs
+    that adapters may change. affine [slots, 2, kept] float32: what multiplies these outputs, and what is then added;
+    None: nothing does. columns [4, num] int32: tiles of at most COLUMNS outputs: the first, the one behind the last,
+    the first of the inner values that they read, and the place of the first in `kept`.
+    """
+
+    a: Tensor
+    b: Tensor
+    affine: Tensor | None
+    columns: Tensor
+
+
+def add(matrices: SlotMatrices, tiles: Tensor, x: Tensor, out: Tensor, num_processors: int) -> None:
+    """Change out [n, outputs], float32 or of the type of x [n, in], from the base model's to that of the adapters.
+
+    tiles [num, 1 + rows] int32: the slot of each tile, below 0: not in use; then its rows, below 0: none. A row is in
+    one tile at most. rows: 16 or 64. num_processors: the device's.
+    """
+    num_tiles, rows = tiles.shape[0], tiles.shape[1] - 1
+    if num_tiles == 0:
+        return
+    x = x if x.stride(1) == 1 else x.contiguous()
+    inner, depth = matrices.a.shape[1:]
+    form = _FORMS[rows]
+    step = form.depth if x.dtype != torch.float32 else form.depth // 2
+    blocks = triton.cdiv(inner, _INNER)
+    num_parts, share = parts(num_tiles * blocks, depth, step, num_processors)
+    sums = torch.empty(num_parts, num_tiles * rows, inner, dtype=torch.float32, device=x.device)
+    _shrink[(num_tiles, blocks * num_parts)](
+        x, matrices.a, sums, tiles, x.stride(0), inner, depth, share, num_parts,
+        ROWS=rows, INNER=_INNER, DEPTH=step, EVEN=depth % step == 0,
+        num_warps=form.num_warps, num_stages=form.num_stages,
+    )  # fmt: skip
+    kept, rank = matrices.b.shape[1:]
+    _expand[(num_tiles, matrices.columns.shape[1])](
+        sums, matrices.b, matrices.b if matrices.affine is None else matrices.affine, out, tiles, matrices.columns,
+        num_tiles, inner, kept, rank, matrices.columns.shape[1], out.stride(0), num_parts,
+        ROWS=rows, COLUMNS=COLUMNS, RANK=rank_step(rank), AFFINE=matrices.affine is not None,
+        num_warps=4, num_stages=2,
+    )  # fmt: skip
+
+
+def rank_step(rank: int) -> int:
+    """How much of a sum over `rank` numbers is added at a time."""
+    return min(_INNER, max(16, 1 << (rank - 1).bit_length()))
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def _shrink(
+    x,
+    a,
+    sums,
+    tiles,
+    x_stride,
+    inner,
+    depth,
+    share,
+    num_parts,
+    ROWS: tl.constexpr,
+    INNER: tl.constexpr,
+    DEPTH: tl.constexpr,
+    EVEN: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    slot = tl.load(tiles + tile * (ROWS + 1)).to(tl.int64)
+    if slot < 0:
+        return
+    part = tl.program_id(1) % num_parts
+    place = tl.arange(0, ROWS)
+    row = tl.load(tiles + tile * (ROWS + 1) + 1 + place)
+    live = row >= 0
+    value = tl.program_id(1) // num_parts * INNER + tl.arange(0, INNER)
+    inside = value < inner
+    column = tl.arange(0, DEPTH)
+    left = x + row[:, None].to(tl.int64) * x_stride + column[None, :]
+    right = a + (slot * inner + value[None, :]) * depth + column[:, None]
+    total = tl.zeros([ROWS, INNER], tl.float32)
+    for start in range(part * share, tl.minimum((part + 1) * share, depth), DEPTH):
+        if EVEN:
+            given = tl.load(left + start, mask=live[:, None], other=0.0)
+            matrix = tl.load(right + start, mask=inside[None, :], other=0.0)
+        else:
+            rest = column < depth - start
+            given = tl.load(left + start, mask=live[:, None] & rest[None, :], other=0.0)
+            matrix = tl.load(right + start, mask=inside[None, :] & rest[:, None], other=0.0)
+        total = product(given, matrix, total)
+    at = (part * tl.num_programs(0) + tile).to(tl.int64) * ROWS + place[:, None]
+    tl.store(sums + at * inner + value[None, :], total, mask=inside[None, :])
+
+
+@triton.jit(do_not_specialize=["num_tiles", "num_columns", "num_parts"])
+def _expand(
+    sums,
+    b,
+    affine,
+    out,
+    tiles,
+    columns,
+    num_tiles,
+    inner,
+    kept,
+    rank,
+    num_columns,
+    out_stride,
+    num_parts,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    AFFINE: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    slot = tl.load(tiles + tile * (ROWS + 1)).to(tl.int64)
+    if slot < 0:
+        return
+    place = tl.arange(0, ROWS)
+    row = tl.load(tiles + tile * (ROWS + 1) + 1 + place)
+    live = row >= 0
+    here = columns + tl.program_id(1)
+    first = tl.load(here)
+    stop = tl.load(here + num_columns)
+    begin = tl.load(here + 2 * num_columns)
+    column = tl.arange(0, COLUMNS)
+    inside = first + column < stop
+    output = tl.load(here + 3 * num_columns) + column
+    term = tl.arange(0, RANK)
+    matrix = b + (slot * kept + output[None, :]) * rank
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, rank, RANK):
+        rest = term < rank - start
+        value = tl.zeros([ROWS, RANK], tl.float32)
+        for part in range(num_parts):
+            at = (part * num_tiles + tile).to(tl.int64) * ROWS + place[:, None]
+            value += tl.load(sums + at * inner + begin + start + term[None, :], mask=rest[None, :], other=0.0)
+        weight = tl.load(matrix + start + term[:, None], mask=rest[:, None] & inside[None, :], other=0.0)
+        total = product(value.to(b.dtype.element_ty), weight, total)
+    target = out + row[:, None].to(tl.int64) * out_stride + first + column[None, :]
+    mask = live[:, None] & inside[None, :]
+    total += tl.load(target, mask=mask, other=0.0).to(tl.float32)
+    if AFFINE:
+        gain = affine + slot * 2 * kept + output
+        total = total * tl.load(gain, mask=inside, other=1.0)[None, :]
+        total += tl.load(gain + kept, mask=inside, other=0.0)[None, :]
+    tl.store(target, total.to(out.dtype.element_ty), mask=mask)
+
+
+def variants() -> Sequence[Variant]:
+    """Tiles of decode steps and of prompts, in all types, over ranks that fill a step and that do not."""
+    found = [_shrink_variant(rows, dtype) for rows in _FORMS for dtype in ("bf16", "fp16", "fp32")]
+    found.append(_shrink_variant(16, "bf16", even=False))
+    for rows in _FORMS:
+        for dtype in ("bf16", "fp16", "fp32"):
+            found.extend(_expand_variant(rows, dtype, dtype, rank, affine=False) for rank in (8, 16, 32, 64))
+            found.append(_expand_variant(rows, dtype, "fp32", 64, affine=True))
+    return found
+
+
+def _shrink_variant(rows: int, dtype: str, *, even: bool = True) -> Variant:
+    form = _FORMS[rows]
+    return Variant(
+        name=f"lora_shrink_{dtype}_rows{rows}" + ("" if even else "_uneven"),
+        kernel=_shrink,
+        signature={
+            "x": f"*{dtype}", "a": f"*{dtype}", "sums": "*fp32", "tiles": "*i32", "x_stride": "i32", "inner": "i32",
+            "depth": "i32", "share": "i32", "num_parts": "i32",
+        },
+        constants={
+            "ROWS": rows, "INNER": _INNER, "DEPTH": form.depth // 2 if dtype == "fp32" else form.depth, "EVEN": even,
+        },
+        divisible=("x", "a", "sums", "tiles", "x_stride", "inner", "share", *(("depth",) if even else ())),
+        num_warps=form.num_warps,
+        num_stages=form.num_stages,
+    )  # fmt: skip
+
+
+def _expand_variant(rows: int, dtype: str, out: str, rank: int, *, affine: bool) -> Variant:
+    constants: dict[str, Any] = {"ROWS": rows, "COLUMNS": COLUMNS, "RANK": rank_step(rank), "AFFINE": affine}
+    return Variant(
+        name=f"lora_expand_{dtype}_{out}_rows{rows}_rank{rank}" + ("_affine" if affine else ""),
+        kernel=_expand,
+        signature={
+            "sums": "*fp32", "b": f"*{dtype}", "affine": "*fp32" if affine else f"*{dtype}", "out": f"*{out}",
+            "tiles": "*i32", "columns": "*i32", "num_tiles": "i32", "inner": "i32", "kept": "i32", "rank": "i32",
+            "num_columns": "i32", "out_stride": "i32", "num_parts": "i32",
+        },
+        constants=constants,
+        divisible=("sums", "b", "affine", "out", "tiles", "columns", "kept", "out_stride",
+                   *(("inner", "rank") if rank % 16 == 0 else ())),
+        num_warps=4,
+        num_stages=2,
+    )  # fmt: skip
