@@ -28,8 +28,11 @@ TEXT: dict[str, Any] = {
     "pad_token_id": 0,
 }
 MROPE = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}
+GLM = {"rope_parameters": MROPE | {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}}
 TEXT_OF: dict[str, dict[str, Any]] = {
     "gemma3": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "glm4v": GLM,
+    "glm46v": GLM,
     "mistral3": {"sliding_window": None},
     "llama4": {
         "intermediate_size_mlp": 96, "num_local_experts": 4, "attention_chunk_size": 8, "interleave_moe_layer_step": 2,

@@ -29,7 +29,7 @@ NEW_TOKENS = 12
 FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw")
 NESTED = ("idefics2", "idefics3", "smolvlm")
 # Families whose image tokens are one run.
-WHOLE_RUNS = ("gemma3", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+WHOLE_RUNS = ("gemma3", "paligemma", "paligemma2", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "glm46v")
 
 
 def picture(number: int) -> Any:
@@ -129,7 +129,7 @@ class VisionScene:
         more: dict[str, Any] = {}
         if prompt.pictures:
             more = {name: torch.from_numpy(array) for name, array in self.process(prompt.pictures).items()}
-        if self.name.startswith("qwen"):
+        if self.name.startswith(("qwen", "glm")):
             more["mm_token_type_ids"] = (ids == IMAGE).int()
         if self.name in ("gemma3", "paligemma", "paligemma2"):
             more["token_type_ids"] = (ids == IMAGE).long() if self.name == "gemma3" else torch.zeros_like(ids)

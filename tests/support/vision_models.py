@@ -28,6 +28,10 @@ PINPOINTS = [[56 * a, 56 * b] for a, b in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3
 IMAGE, START, END = 300, 301, 302
 """Ids of the image token, and of two that stand around an image or within it."""
 
+_GLM: tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]] = (
+    "glm4v_text", {"rope_parameters": MROPE | {"mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}},
+    QWEN_TOWER | {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": 64, "image_size": 56}, {},
+)  # fmt: skip
 # Type -> the type of its text model, fields of it, of the tower, and of the whole.
 CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llava": (
@@ -82,6 +86,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] =
         },
         {},
     ),
+    "glm4v": _GLM,
+    "glm46v": _GLM,
     "gemma3": (
         "gemma3_text",
         {"num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 16},
@@ -139,10 +145,14 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl": (
         "Qwen2VLImageProcessor", {"size": {"shortest_edge": 4096, "longest_edge": 32 * 32 * 64}, "patch_size": 16},
     ),
+    "glm4v": (
+        "Glm4vImageProcessor", {"size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 64}},
+    ),
     "gemma3": ("Gemma3ImageProcessor", {"size": {"height": 56, "width": 56}}),
     "paligemma": ("SiglipImageProcessor", {"size": {"height": 56, "width": 56}}),
 }  # fmt: skip
 PROCESSORS["qwen2_5_vl"] = PROCESSORS["qwen2_vl"]
+PROCESSORS["glm46v"] = ("Glm46VImageProcessor", PROCESSORS["glm4v"][1])
 PROCESSORS["paligemma2"] = PROCESSORS["paligemma"]
 
 # Processors of these classes take their classes' names from the model's type.

@@ -41,6 +41,14 @@ def _pixtral(model_type: str, longest: int, patch: int, merge: int) -> tuple[dic
                     "size": {"longest_edge": longest}}  # fmt: skip
 
 
+def _glm(model_type: str, processor: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return (
+        {"model_type": model_type, "vision_config": {"patch_size": 14, "spatial_merge_size": 2}},
+        {"image_processor_type": processor, "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2,
+         "size": {"shortest_edge": 12544, "longest_edge": 11760000}},
+    )  # fmt: skip
+
+
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llava": _clip("llava", {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336},
                              "crop_size": _square(336)}),
@@ -65,9 +73,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                   "min_patches": 1, "max_patches": 12}),
     "pixtral": _pixtral("llava", 1024, 16, 1),
     "mistral3": _pixtral("mistral3", 1540, 14, 2),
-    "glm4v": ({"model_type": "glm4v", "vision_config": {"patch_size": 14, "spatial_merge_size": 2}},
-              {"image_processor_type": "Glm4vImageProcessor", "patch_size": 14, "merge_size": 2,
-               "temporal_patch_size": 2, "size": {"shortest_edge": 12544, "longest_edge": 11760000}}),
+    "glm4v": _glm("glm4v", "Glm4vImageProcessor"),
+    "glm46v": _glm("glm46v", "Glm46VImageProcessor"),
 }  # fmt: skip
 
 

@@ -38,6 +38,8 @@ _PALIGEMMA = VisionFamily(("pixel_values",), sight="prompt", first_position=1)
 
 FAMILIES: dict[str, VisionFamily] = {
     "gemma3": VisionFamily(("pixel_values",), sight="image"),
+    "glm46v": _GRID,
+    "glm4v": _GRID,
     "idefics2": _MASKED,
     "idefics3": _MASKED,
     "internvl": _PIXELS,

@@ -49,6 +49,12 @@ _QWEN = ImageFamily(
     marker="<|vision_start|><|image_pad|><|vision_end|>",
     positions="mrope",
 )
+_GLM = ImageFamily(
+    image_token="<|image|>",
+    placeholder="<|image|>",
+    marker="<|begin_of_image|><|image|><|end_of_image|>",
+    positions="mrope",
+)
 _PIXTRAL = _same("[IMG]", expand=expansions.lines_of_tokens)
 _NUMBERED_TILES = _same("<image>", expand=expansions.numbered_tiles)
 
@@ -75,12 +81,8 @@ FAMILIES: Mapping[str, ImageFamily] = {
     "internvl": _same("<IMG_CONTEXT>", expand=expansions.internvl),
     "mistral3": _PIXTRAL,
     "pixtral": _PIXTRAL,
-    "glm4v": ImageFamily(
-        image_token="<|image|>",
-        placeholder="<|image|>",
-        marker="<|begin_of_image|><|image|><|end_of_image|>",
-        positions="mrope",
-    ),
+    "glm4v": _GLM,
+    "glm46v": _GLM,
 }
 """By `model_type`; `pixtral` stands for LLaVA with Pixtral's tower, which is a `llava` in its config."""
 

@@ -69,6 +69,7 @@ _ROWS: Mapping[str, _Row] = {
     "mistral3": _PIXTRAL,
     "pixtral": _PIXTRAL,
     "glm4v": _GRID,
+    "glm46v": _GRID,
 }
 
 

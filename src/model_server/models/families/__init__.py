@@ -27,6 +27,8 @@ FAMILIES: dict[str, Callable[[ModelConfig], Spec]] = {
     "gemma": gemma.gemma,
     "gemma2": gemma.gemma2,
     "gemma3_text": gemma.gemma3_text,
+    "glm": llama.glm,
+    "glm4": llama.glm4,
     "gpt2": gpt.gpt2,
     "gpt_bigcode": gpt.gpt_bigcode,
     "gpt_neox": gpt.gpt_neox,

@@ -110,3 +110,31 @@ def olmo2(config: ModelConfig) -> Spec:
         mlp_post_norm="post_feedforward_layernorm",
     )
     return base(config, default_eps=1e-5, names=names)
+
+
+def glm(config: ModelConfig) -> Spec:
+    """Half of a head rotates, in pairs side by side; gate and up are one matrix."""
+    return _glm(config, Names(up=("mlp.gate_up_proj",)))
+
+
+def glm4(config: ModelConfig) -> Spec:
+    """GLM with norms behind attention and MLP too."""
+    names = Names(
+        up=("mlp.gate_up_proj",),
+        attention_post_norm="post_self_attn_layernorm",
+        mlp_post_norm="post_mlp_layernorm",
+    )
+    return _glm(config, names)
+
+
+def _glm(config: ModelConfig, names: Names) -> Spec:
+    return base(
+        config,
+        default_head_dim=128,
+        default_kv_heads=2,
+        default_positions=131072,
+        default_eps=1.5625e-7,
+        default_rotary_factor=0.5,
+        names=names,
+        rope_pairs_adjacent=True,
+    )

@@ -15,6 +15,8 @@ from model_server.models.decoder.spec import Names
 TEXT_TYPES: dict[str, str] = {
     "deepseek_vl": "llama",
     "gemma3": "gemma3_text",
+    "glm46v": "glm4v_text",
+    "glm4v": "glm4v_text",
     "idefics2": "mistral",
     "idefics3": "llama",
     "internvl": "qwen2",
@@ -36,10 +38,19 @@ TEXT_TYPES: dict[str, str] = {
 """Model type -> the type of its text model where the config does not say it."""
 
 # Text models that are another one's but for the positions of images.
-_SAME_TEXT = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
+_SAME_TEXT = {
+    "glm4v_text": "glm4", "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3",
+}  # fmt: skip
+# What the rotations of a type are where its config does not say it.
+_GLM_ROPE: dict[str, object] = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
+_ROPES: dict[str, dict[str, object]] = {
+    "glm46v": _GLM_ROPE,
+    "glm4v": _GLM_ROPE,
+    "qwen3_vl": {"mrope_section": [24, 20, 20]},
+}
 
 _LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
-DEFAULTS: dict[str, dict[str, int]] = {
+DEFAULTS: dict[str, dict[str, float]] = {
     "llama": {**_LLAMA, "intermediate_size": 11008},
     "mistral": {**_LLAMA, "intermediate_size": 14336},
     "gemma3_text": {
@@ -49,6 +60,16 @@ DEFAULTS: dict[str, dict[str, int]] = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "vocab_size": 262208,
+    },
+    "glm4v_text": {
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "vocab_size": 151552,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
     },
 }
 """Type of the text model -> field -> transformers' default: some public files leave sizes out of `text_config`."""
@@ -73,8 +94,10 @@ def text_config(config: ModelConfig) -> ModelConfig:
     if not isinstance(block, Mapping):
         raise StartupError(f"config.json: `text_config` must be an object, got {block!r:.200}")
     text = ModelConfig({"model_type": default, **block})
+    missing = {name: value for name, value in DEFAULTS.get(text.model_type, {}).items() if not text.has(name)}
+    if text.model_type == "glm4v_text":  # it has no such field
+        missing["head_dim"] = text.count("hidden_size", 4096) // text.count("num_attention_heads", 32)
     text_type = _SAME_TEXT.get(text.model_type, text.model_type)
-    missing = {name: value for name, value in DEFAULTS.get(text_type, {}).items() if not text.has(name)}
     return _rope_kind(text.replaced(model_type=text_type, **missing), config.model_type)
 
 
@@ -104,7 +127,7 @@ def text_names(names: Names, tensors: Iterable[str]) -> Names:
 
 
 def _rope_kind(text: ModelConfig, model_type: str) -> ModelConfig:
-    """With the sections of Qwen's rotations, which images need, as transformers reads them for `model_type`.
+    """With the sections of its rotations, which images need, as transformers reads them for `model_type`.
 
     The three positions of a token of text are the same: the kind of its rotation is an ordinary one.
     """
@@ -112,9 +135,10 @@ def _rope_kind(text: ModelConfig, model_type: str) -> ModelConfig:
         block = text.get(name)
         if not isinstance(block, Mapping):
             continue
-        kept = dict(block)
+        known = _ROPES.get(model_type, {})
+        kept = {**known, **{name: text.get(name) for name in known if text.has(name)}, **block}
         if model_type == "qwen3_vl":
-            kept = {"mrope_section": [24, 20, 20], **kept, "mrope_interleaved": True}
+            kept["mrope_interleaved"] = True
         for kind in ("rope_type", "type"):
             if kept.get(kind) == "mrope":
                 kept[kind] = "default"
