@@ -90,7 +90,7 @@ def compressed(name: str, *schemes: Mapping[str, Any]) -> tuple[Store, dict[str,
     """
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
     from compressed_tensors.utils.match import match_name
 
     known = [QuantizationScheme(**scheme) for scheme in schemes]
@@ -106,7 +106,12 @@ def compressed(name: str, *schemes: Mapping[str, Any]) -> tuple[Store, dict[str,
         scale, zero_point = calculate_qparams(least, most, args)
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         state = {"weight": weight, "weight_scale": scale, "weight_zero_point": zero_point}
+        if args.strategy == "tensor_group":
+            state["weight_global_scale"] = largest = generate_gparam(weight.min(), weight.max())
+            state["weight_scale"] = calculate_qparams(least, most, args, global_scale=largest)[0]
         stored = compressor.compress(state, scheme)
+        if args.strategy == "tensor_group":  # which the library reads in bfloat16
+            return dict(stored), float4(stored["weight_packed"], stored["weight_scale"].float() / largest)
         return dict(stored), compressor.decompress(stored, scheme)["weight"]
 
     groups = {f"group_{i}": scheme.model_dump(mode="json") for i, scheme in enumerate(known)}
@@ -114,3 +119,31 @@ def compressed(name: str, *schemes: Mapping[str, Any]) -> tuple[Store, dict[str,
         "quant_method": "compressed-tensors", "format": name, "quantization_status": "compressed",
         "config_groups": groups, "ignore": ["lm_head"],
     }  # fmt: skip
+
+
+def float4(numbers: Tensor, scales: Tensor) -> Tensor:
+    """The library's numbers of 4 bits [out, in / 2], by their scales [out, groups]: float32."""
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+
+    num_rows, num_bytes = numbers.shape
+    values = unpack_fp4_from_uint8(numbers, num_rows, 2 * num_bytes, torch.float32)
+    return values * scales.repeat_interleave(2 * num_bytes // scales.shape[1], 1)
+
+
+def modelopt_nvfp4() -> tuple[Store, dict[str, Any]]:
+    """As modelopt stores NVFP4: the scale of the matrix multiplies those of the groups."""
+
+    def store(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8
+
+        groups = weight.view(len(weight), -1, 16)
+        one = weight.abs().max() / (6 * 448)
+        scales = (groups.abs().amax(2) / 6 / one).to(torch.float8_e4m3fn)
+        steps = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        sizes = (groups / (scales.float() * one).unsqueeze(2)).abs().unsqueeze(3)
+        nearest = steps[(sizes - steps).abs().argmin(3)].copysign(groups).view_as(weight)
+        numbers = pack_fp4_to_uint8(nearest)
+        stored = {"weight": numbers, "weight_scale": scales, "weight_scale_2": one, "input_scale": torch.tensor(0.1)}
+        return stored, float4(numbers, scales.float() * one)
+
+    return store, {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}

@@ -23,7 +23,7 @@ from model_server.quantization.plain import PlainFormat
 from model_server.weights.checkpoint import Checkpoint
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import WeightReader
-from wire.quantization.config import is_skipped, skipped
+from wire.quantization.config import is_skipped, skipped, wants_float4_inputs
 from wire.quantization.methods import choose
 from wire.text.counting import counted
 
@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 class Scheme:
     """method: as the checkpoint or the flag names it; None: the weights are plain and stay so. quantize: what is done
     to plain matrices on load, but not to those of modules that `skipped` names. warning: for the operator.
+    float4_inputs: the weights were made for activations of 4-bit floats.
 
     `read` counts what it reads; `report` says it.
     """
@@ -43,6 +44,7 @@ class Scheme:
     quantize: Quantizer | None = None
     skipped: tuple[str, ...] = ()
     warning: str | None = None
+    float4_inputs: bool = False
     _kinds: Counter[str] = field(default_factory=Counter)
     _plain: set[str] = field(default_factory=set)
 
@@ -74,7 +76,8 @@ class Scheme:
         activations = str(dtype).removeprefix("torch.")
         num_plain = len(self._plain)
         plain = f"{counted(num_plain, 'module')} plain"
-        logger.info("Weights: %s, %s; %s; activations in %s", how, kinds or "none found", plain, activations)
+        kept = ", though the checkpoint is made for 4 bits" if self.float4_inputs else ""
+        logger.info("Weights: %s, %s; %s; activations in %s%s", how, kinds or "none found", plain, activations, kept)
 
     def _on_load(self, reader: WeightReader, part: Part) -> Quantizer | None:
         """What quantizes a matrix; None: it is kept as it is stored."""
@@ -113,4 +116,5 @@ def resolve(checkpoint: Checkpoint, flag: str | None = None, model: str | None =
         QUANTIZERS[choice.method or ""] if choice.on_load else None,
         skipped=skipped(checkpoint.fields),
         warning=choice.warning,
+        float4_inputs=said is not None and wants_float4_inputs(said),
     )

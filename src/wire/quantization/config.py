@@ -59,6 +59,15 @@ def wants_float8_cache(directory: Path, fields: Mapping[str, Any], error: type[E
     return any(block.get("kv_cache_quant_algo") == "FP8" for block in blocks)
 
 
+def wants_float4_inputs(said: Mapping[str, Any]) -> bool:
+    """Whether a `quantization_config` is of weights that were made for activations of 4-bit floats."""
+    groups = said.get("config_groups")
+    if isinstance(groups, Mapping):
+        given = [group.get("input_activations") for group in groups.values() if isinstance(group, Mapping)]
+        return any(isinstance(inputs, Mapping) and inputs.get("num_bits") == 4 for inputs in given)
+    return said.get("quant_method") == "modelopt" and said.get("quant_algo") == "NVFP4"
+
+
 def skipped(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of modules that config.json wants to stay plain when weights are quantized on load."""
     text = fields.get("text_config")

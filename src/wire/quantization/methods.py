@@ -13,7 +13,7 @@ Quantize = Literal[
 """Words of `--quantize`: TGI's."""
 STORED = (
     "gptq", "awq", "auto-round", "intel/auto-round", "marlin", "exl2", "mxfp4", "compressed-tensors", "fbgemm_fp8",
-    "fp8", "modelopt FP8", "gguf",
+    "fp8", "modelopt FP8", "modelopt NVFP4", "modelopt MXFP4", "modelopt MXFP8", "gguf",
 )  # fmt: skip
 """Methods, as `method_of` names them, of checkpoints that are served. auto-round packs as gptq or awq do."""
 ON_LOAD = ("fp8", "eetq", "bitsandbytes")
@@ -22,7 +22,7 @@ NAMES_STORED = ("gptq", "awq", "exl2", "marlin", "compressed-tensors")
 """Words of `--quantize` that name a stored format."""
 
 _SAME = {
-    "fp8": ("fp8", "fbgemm_fp8", "modelopt FP8"),
+    "fp8": ("fp8", "fbgemm_fp8", "modelopt FP8", "modelopt MXFP8"),
     "marlin": ("gptq", "marlin"),
     "exl2": ("exl2",),
     "gptq": ("gptq", "awq", "auto-round", "intel/auto-round"),
@@ -30,9 +30,14 @@ _SAME = {
     "compressed-tensors": ("compressed-tensors",),
 }
 # Formats of compressed-tensors that are read, and the states in which its weights are whole.
-_COMPRESSED = ("dense", "float-quantized", "int-quantized", "mixed-precision", "naive-quantized", "pack-quantized")
+_COMPRESSED = (
+    "dense", "float-quantized", "int-quantized", "mixed-precision", "naive-quantized", "pack-quantized",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+)  # fmt: skip
 _FINISHED = (None, "compressed", "frozen")
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+# Algorithms of modelopt that differ in what becomes of activations, which keep 16 bits here.
+_SAME_WEIGHTS = {"W4A16_NVFP4": "NVFP4", "W4A8_MXFP4_FP8": "MXFP4", "mxfp4": "MXFP4"}
 _GPTQ_BITS, _GPTQ_FORMATS = (2, 3, 4, 8), (None, "", "gptq", "gptq_v2", "marlin")
 _AWQ_BITS, _OTHER_AWQ = (4,), ("gemv", "gemv_fast", "marlin")
 
@@ -103,11 +108,25 @@ def method_of(said: Mapping[str, Any]) -> str:
     """`quant_method`, and where one method has several ways to store of which some are not served, which of them."""
     method = str(said.get("quant_method") or "unknown")
     if method.startswith("modelopt"):
-        inner = said.get("quantization")
-        return f"modelopt {said.get('quant_algo') or (inner.get('quant_algo') if isinstance(inner, Mapping) else None)}"
+        return f"modelopt {_modelopt(said)}"
     variant = {"compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}.get(method)
     other = None if variant is None else variant(said)
     return method if other is None else f"{method} {other}"
+
+
+def _modelopt(said: Mapping[str, Any]) -> str | None:
+    """How its weights are stored; of several ways in one model the first that is not served, if there is one."""
+    inner = said.get("quantization")
+    places = (said, inner if isinstance(inner, Mapping) else {})
+    named = next((str(name) for place in places if (name := place.get("quant_algo"))), None)
+    if named != "MIXED_PRECISION":
+        return None if named is None else _SAME_WEIGHTS.get(named, named)
+    layers = next((found for place in places if isinstance(found := place.get("quantized_layers"), Mapping)), {})
+    ways = [_modelopt(layer) for layer in layers.values() if isinstance(layer, Mapping)]
+    others = [way for way in ways if f"modelopt {way}" not in STORED]
+    if not ways or others:
+        return f"MIXED_PRECISION{''.join(f' with {way}' for way in others[:1])}"
+    return ways[0]
 
 
 def _compressed(said: Mapping[str, Any]) -> str | None:

@@ -13,6 +13,7 @@ from model_server.errors import StartupError
 from model_server.quantization.formats.awq import AwqFormat
 from model_server.quantization.formats.compressed import CompressedFormat
 from model_server.quantization.formats.exl2 import Exl2Format
+from model_server.quantization.formats.float4 import Float4Format
 from model_server.quantization.formats.fp8 import Fp8Format
 from model_server.quantization.formats.gguf import GgufFormat
 from model_server.quantization.formats.gptq import GptqFormat
@@ -42,6 +43,7 @@ FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (
     MarlinFormat,
     Exl2Format,
     Mxfp4Format,
+    Float4Format,
     CompressedFormat,
     Fp8Format,
     GgufFormat,

@@ -3,8 +3,6 @@
 In place of the plain tensor: `{name}_blocks` uint8 [experts, out, in / 32, 16], the first of two numbers in the lower
 bits; `{name}_scales` uint8 [experts, out, in / 32], exponents of two, plus 127. Source: OCP Microscaling Formats v1.0,
 sections 5.3.3 (E2M1) and 5.4.1 (E8M0).
-
-Twice a number is a whole one from -12 to 12, so the matrices become codes of 8 bits, exactly, which all products know.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import StartupError
-from model_server.quantization.formats.common.grouped import Grouped, keep
+from model_server.quantization.formats.common.e2m1 import keep_part, powers
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes, cat
 from model_server.weights.matrix import MatrixSlice, Part
@@ -24,9 +22,6 @@ from model_server.weights.reader import Range, WeightReader
 
 BLOCK = 32
 _BYTES = BLOCK // 2
-_MIDDLE = 12
-# The codes of the sixteen numbers 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives.
-_CODES = tuple(_MIDDLE + sign * twice for sign in (1, -1) for twice in (0, 1, 2, 3, 4, 6, 8, 12))
 
 
 class Mxfp4Format:
@@ -49,24 +44,11 @@ def _part(reader: WeightReader, part: Part, wanted: MatrixSlice) -> Codes:
         raise StartupError(
             f"weight {part.name}_blocks has {num_columns} inputs; the config asks for {wanted.num_columns}"
         )
-    table = torch.tensor(_CODES, dtype=torch.uint8, device=blocks.device)
 
-    def codes(rows: Range, columns: Range) -> Tensor:
-        first, last = columns[0] // BLOCK, -(-columns[1] // BLOCK)
-        some = blocks[rows[0] : rows[1], first:last]
-        numbers = torch.stack((some & 15, some >> 4), dim=3).flatten(1)
-        return table[numbers.long()][:, columns[0] - first * BLOCK : columns[1] - first * BLOCK]
+    def read(rows: Range, span: Range) -> Tensor:
+        return blocks[rows[0] : rows[1]].flatten(1)[:, slice(*span)]
 
-    scales = torch.ldexp(torch.full(exponents.shape, 0.5, device=blocks.device), exponents.int() - 127)
-    stored = Grouped(
-        name=part.name + "_blocks",
-        bits=8,
-        num_columns=num_columns,
-        scales=scales,
-        zeros=torch.full(scales.shape, _MIDDLE, dtype=torch.uint8, device=blocks.device),
-        group=BLOCK,
-    )
-    return keep(stored, part, wanted.columns, codes)
+    return keep_part(part.name + "_blocks", num_columns, powers(exponents), BLOCK, part, wanted.columns, read)
 
 
 def _stored(reader: WeightReader, name: str, wanted: MatrixSlice) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from parity.disguises import disguise
 from parity.protocol import prompts, run_protocol
 from support.loading import CPU, FixedAttention, load
-from support.quantized_folder import block_fp8, compressed, quantize_folder, row_fp8, scalar_fp8
+from support.quantized_folder import block_fp8, compressed, modelopt_nvfp4, quantize_folder, row_fp8, scalar_fp8
 from support.tiny_models import VOCAB_SIZE, tiny_checkpoint
 
 from model_server.attention.reference import ReferenceBackend
@@ -33,6 +33,15 @@ INT3 = {**INT4, "weights": {"num_bits": 3, "strategy": "group", "group_size": 32
 INT8 = {**INT4, "format": "int-quantized", "weights": {"num_bits": 8, "strategy": "channel"}}
 FLOAT = {**INT4, "format": "float-quantized", "weights": {**FP8, "strategy": "channel"}}
 NAIVE = {**INT4, "format": "naive-quantized", "weights": {**FP8, "strategy": "tensor"}}
+FP4 = {"num_bits": 4, "type": "float", "symmetric": True}
+NVFP4 = {
+    "targets": ["Linear"], "format": "nvfp4-pack-quantized",
+    "weights": {**FP4, "strategy": "tensor_group", "group_size": 16},
+    "input_activations": {**FP4, "strategy": "tensor_group", "group_size": 16, "dynamic": "local"},
+}  # fmt: skip
+MX = {"strategy": "group", "group_size": 32, "scale_dtype": "uint8"}
+MXFP4 = {"targets": ["Linear"], "format": "mxfp4-pack-quantized", "weights": {**FP4, **MX}}
+MXFP8 = {"targets": ["Linear"], "format": "mxfp8-quantized", "weights": {**FP8, **MX}}
 MIXED = [
     {**FLOAT, "targets": ["re:.*q_proj$"]},
     {**INT8, "targets": ["re:.*(k_proj|up_proj)$"]},
@@ -49,12 +58,17 @@ WAYS: dict[str, Any] = {
     "int8": lambda: compressed("int-quantized", INT8),
     "float": lambda: compressed("float-quantized", FLOAT),
     "naive": lambda: compressed("naive-quantized", NAIVE),
+    "nvfp4": lambda: compressed("nvfp4-pack-quantized", NVFP4),
+    "mxfp4": lambda: compressed("mxfp4-pack-quantized", MXFP4),
+    "mxfp8": lambda: compressed("mxfp8-quantized", MXFP8),
+    "modelopt nvfp4": modelopt_nvfp4,
     "mixed": lambda: compressed("mixed-precision", *MIXED),
 }
 # Every way with a llama; every family with one way of each form.
 CASES: list[Any] = [("llama", "biases_tied", way) for way in WAYS] + [
     (model_type, "plain", way) for model_type in ("mixtral", "deepseek_v3") for way in ("fp8 blocks", "int4")
 ]
+CASES.append(("qwen3_moe", "plain", "nvfp4"))
 CASES += [
     pytest.param(model_type, "plain", way, marks=pytest.mark.parity)
     for model_type in ("qwen2", "gpt_neox", "phi3", "qwen3_moe")
@@ -124,7 +138,7 @@ def loaded(path: Path, *, quantize: str) -> Any:
 
 
 # Blocks and groups of 32 are cut: rows of 16 for a head, columns of 48 or 96 of the MLP.
-SHARDED = ("fp8 blocks", "modelopt", "int4", "mixed")
+SHARDED = ("fp8 blocks", "modelopt", "int4", "mixed", "nvfp4", "mxfp4", "mxfp8")
 TESTS = Path(__file__).parents[3]
 
 

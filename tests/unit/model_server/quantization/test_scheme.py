@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,23 @@ def test_what_the_download_step_refuses_by_configs(tmp_path: Path) -> None:
     index = {"weight_map": {"m.qweight": "model-1.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert refusal("gptq", **llama) is None
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, ", though the checkpoint is made for 4 bits"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, ""),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"a": {"input_activations": {"num_bits": 4}}}},
+            ", though the checkpoint is made for 4 bits",
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"input_activations": None}}}, ""),
+    ],
+)
+def test_the_log_says_what_becomes_of_activations(
+    config: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    resolve(checkpoint(quantization_config=config)).report(torch.bfloat16)
+    assert caplog.messages[0].endswith(f"activations in bfloat16{said}")

@@ -11,7 +11,7 @@ from wire.quantization.methods import NAMES_STORED, ON_LOAD, STORED, Choice, Qua
 CT = "compressed-tensors"
 SERVED = (
     "gptq, awq, auto-round, intel/auto-round, marlin, exl2, mxfp4, compressed-tensors, fbgemm_fp8, fp8, modelopt FP8, "
-    "gguf"
+    "modelopt NVFP4, modelopt MXFP4, modelopt MXFP8, gguf"
 )
 
 
@@ -29,6 +29,12 @@ def refusal(flag: str | None, said: dict[str, Any] | None) -> str:
     return str(refused.value)
 
 
+def mixed(*algorithms: str) -> dict[str, Any]:
+    """As modelopt says how each module of a model is stored."""
+    layers = {f"m.{place}": {"quant_algo": algorithm} for place, algorithm in enumerate(algorithms)}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
 @pytest.mark.parametrize(
     ("config", "named"),
     [
@@ -39,7 +45,14 @@ def refusal(flag: str | None, said: dict[str, Any] | None) -> str:
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, "modelopt NVFP4"),
         ({"quant_method": "modelopt"}, "modelopt None"),
         ({"quant_method": CT, "format": "pack-quantized"}, CT),
-        ({"quant_method": CT, "format": "nvfp4-pack-quantized"}, f"{CT} nvfp4-pack-quantized"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, "modelopt NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8"}, "modelopt MXFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt NVFP4_AWQ"),
+        (mixed("NVFP4", "FP8"), "modelopt NVFP4"),
+        (mixed("FP8", "W8A16"), "modelopt MIXED_PRECISION with W8A16"),
+        (mixed(), "modelopt MIXED_PRECISION"),
+        ({"quant_method": CT, "format": "nvfp4-pack-quantized"}, CT),
+        ({"quant_method": CT, "format": "mxfp6-pack-quantized"}, f"{CT} mxfp6-pack-quantized"),
         ({"quant_method": CT, "sparsity_config": {"format": "dense"}}, CT),
         ({"quant_method": CT, "sparsity_config": {"format": "sparse-24-bitmask"}}, f"{CT} sparse-24-bitmask"),
         ({"quant_method": CT, "transform_config": {"config_groups": {"u": {}}}}, f"{CT} with transforms"),
@@ -113,8 +126,8 @@ def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
     [
         *(({"quant_method": name}, name) for name in ("bitsandbytes", "torchao")),
         *(({"quant_method": name}, name) for name in ("hqq", "quanto", "aqlm", "vptq", "spqr", "higgs", "quark")),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
-        ({"quant_method": CT, "format": "mxfp4-pack-quantized"}, f"{CT} mxfp4-pack-quantized"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt NVFP4_AWQ"),
+        ({"quant_method": CT, "format": "mxfp6-pack-quantized"}, f"{CT} mxfp6-pack-quantized"),
         ({"quant_method": CT, "format": "marlin-24"}, f"{CT} marlin-24"),
         ({"quant_method": "gptq", "bits": 6}, "gptq of 6 bits"),
         ({"quant_method": "awq", "version": "gemv"}, "awq of version gemv"),
