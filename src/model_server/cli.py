@@ -29,7 +29,7 @@ from wire.quantization.config import by_tensors, said_of
 from wire.quantization.methods import choose
 from wire.rpc.local_grpc import poll_in_place
 from wire.speculation.heads import heads_of, served_model
-from wire.speculation.options import speculator_source
+from wire.speculation.options import is_mtp, speculator_source
 from wire.text.counting import counted
 
 logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def download(config: DownloadConfig) -> int:
         found = served_model(config.model_id, config.revision, folder, config.speculator, StartupError)
         if found is not None:
             get(found.model_id, found.revision)
-        if config.speculator is not None:
+        if config.speculator is not None and not is_mtp(config.speculator):
             _download_speculator(config.speculator)
         download_adapters(config.lora_adapters, with_bars=draws_progress_bars())
     except StartupError as error:

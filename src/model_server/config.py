@@ -146,7 +146,7 @@ class ServeConfig:
     speculator: str | None = option(
         None,
         help="What drafts: a folder, ID or ID@REVISION of Medusa heads, an MLP speculator, EAGLE-3, or an ordinary "
-        "checkpoint with the model's tokenizer",
+        "checkpoint with the model's tokenizer; mtp: the layer for multi-token prediction in the model's own files",
     )
     disable_custom_kernels: bool = option(
         False, help="Let NCCL do every sum over the shards, even if the GPUs can read each other's memory"

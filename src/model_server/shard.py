@@ -69,7 +69,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
-    found = None if config.speculator is None else find_speculator(config.speculator, tokenizer)
+    found = None if config.speculator is None else find_speculator(config.speculator, tokenizer, checkpoint.directory)
     if found is not None and found.heads is not None:
         config = replace(config, speculate=check_length(found.heads, config.speculate, StartupError))
     model = describe(checkpoint, rope_factor=config.linear_rope_factor, quantize=config.quantize, name=config.model_id)

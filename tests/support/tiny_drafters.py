@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 
@@ -113,3 +113,26 @@ def eagle3(
             "speculators_model_type": "eagle3", **options,
         }  # fmt: skip
     return write_folder(path, config, made.tensors, "model.safetensors")
+
+
+def with_mtp(path: Path, *, copies_head: bool = True) -> Path:
+    """Makes the last layer of a tiny model in `path` its MTP layer, as DeepSeek stores it: the model has one less.
+
+    copies_head: embedding and head of the layer are the model's, else of its own.
+    """
+    config = json.loads((path / "config.json").read_text())
+    layer = config["num_hidden_layers"] = config["num_hidden_layers"] - 1
+    (path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    tensors = load_file(path / "model.safetensors")
+    embedding, hidden = tensors["model.embed_tokens.weight"], config["hidden_size"]
+    made, prefix = RandomTensors(3, 0.15), f"model.layers.{layer}."
+    made.add(prefix + "eh_proj.weight", hidden, 2 * hidden)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        made.add(f"{prefix}{norm}.weight", hidden, offset=1.0)
+    made.add(prefix + "embed_tokens.weight", *embedding.shape)
+    made.add(prefix + "shared_head.head.weight", *embedding.shape)
+    if copies_head:
+        made.tensors[prefix + "embed_tokens.weight"] = embedding.clone()
+        made.tensors[prefix + "shared_head.head.weight"] = tensors.get("lm_head.weight", embedding).clone()
+    save_file(tensors | made.tensors, path / "model.safetensors", {"format": "pt"})
+    return path

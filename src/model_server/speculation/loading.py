@@ -20,11 +20,12 @@ from model_server.models.model import Model, describe
 from model_server.runner.runner import Runner
 from model_server.speculation.drafters.draft_model import DraftModel
 from model_server.speculation.drafters.drafter import Drafter
-from model_server.speculation.drafters.eagle import Eagle
 from model_server.speculation.drafters.eagle_loading import load_eagle
 from model_server.speculation.drafters.heads import Guesser, Heads
+from model_server.speculation.drafters.layer_drafter import LayerDrafter
 from model_server.speculation.drafters.medusa import load_medusa
 from model_server.speculation.drafters.mlp_speculator import SpeculatorShape, load_mlp_speculator
+from model_server.speculation.drafters.mtp import load_mtp
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 from model_server.weights.header import read_headers
@@ -33,7 +34,7 @@ from model_server.weights.reader import SafetensorsReader
 from wire.model_files import read_object
 from wire.speculation.heads import EAGLE3_TENSORS, MEDUSA_WEIGHTS, SpeculatorKind, heads_in, is_eagle3
 from wire.speculation.heads import Heads as NamedHeads
-from wire.speculation.options import speculator_source
+from wire.speculation.options import is_mtp, speculator_source
 
 logger = logging.getLogger(__name__)
 
@@ -43,18 +44,24 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class FoundSpeculator:
-    """value: `--speculator`. heads: of Medusa and MLP speculators. Without them, and unless `is_eagle`, an ordinary
-    model, with the tokenizer of the one it drafts for."""
+    """value: `--speculator`. folder: of MTP layers the model's own. heads: of Medusa and MLP speculators. Without them,
+    and unless `is_eagle` or `is_mtp`, an ordinary model, with the tokenizer of the one it drafts for."""
 
     value: str
     folder: Path
     fields: dict[str, Any]
-    heads: NamedHeads | None
-    is_eagle: bool
+    heads: NamedHeads | None = None
+    is_eagle: bool = False
+    is_mtp: bool = False
 
 
-def find_speculator(value: str, tokenizer: Tokenizer) -> FoundSpeculator:
-    """The files of a drafter. Raises StartupError for a draft model whose tokenizer gives an id another text."""
+def find_speculator(value: str, tokenizer: Tokenizer, model_folder: Path) -> FoundSpeculator:
+    """The files of a drafter for the model in `model_folder`, whose tokenizer is given.
+
+    Raises StartupError for a draft model whose tokenizer gives an id another text.
+    """
+    if is_mtp(value):
+        return FoundSpeculator(value, model_folder, {}, is_mtp=True)
     place, revision = speculator_source(value, StartupError)
     try:
         folder = resolve(place, revision)
@@ -82,12 +89,14 @@ def load_drafter(
     longest draft. Raises StartupError."""
     try:
         with torch.inference_mode():
-            if found.heads is None and not found.is_eagle:
+            if found.heads is None and not found.is_eagle and not found.is_mtp:
                 return _load_draft_model(found, base, vocab_size, placement, attention)
             if model.spec is None or not isinstance(base, Decoder):
                 raise StartupError(
                     f"heads draft only for models of the native runner, not for {model.config.model_type}: leave it out"
                 )
+            if found.is_mtp:
+                return _load_mtp(model, model.spec, base, placement)
             if found.heads is None:
                 return _load_eagle(found, model.spec, base, placement, attention)
             return _load_heads(found, found.heads, number, model.spec, base, placement)
@@ -128,7 +137,7 @@ def _load_heads(
 
 def _load_eagle(
     found: FoundSpeculator, spec: Spec, base: Decoder, placement: Placement, attention: AttentionChoice
-) -> Eagle:
+) -> LayerDrafter:
     reading = SafetensorsReader(
         read_headers(weight_files(found.folder)), dtype=placement.dtype, device=placement.device
     )
@@ -136,6 +145,17 @@ def _load_eagle(
         made = load_eagle(found.fields, reader, spec, base, placement, attention)
     if placement.ranks.world.rank == 0:
         logger.info("Drafts by EAGLE-3, %.1f MiB of weights", made.weight_bytes / 2**20)
+    return made
+
+
+def _load_mtp(model: Model, spec: Spec, base: Decoder, placement: Placement) -> LayerDrafter:
+    reading = SafetensorsReader(
+        model.checkpoint.headers, dtype=placement.dtype, device=placement.device, base_prefix=spec.names.base
+    )
+    with reading as reader:
+        made = load_mtp(reader, spec, model.scheme, base, placement)
+    if placement.ranks.world.rank == 0:
+        logger.info("Drafts by multi-token prediction, %.1f MiB of weights", made.weight_bytes / 2**20)
     return made
 
 

@@ -7,18 +7,19 @@ from wire.adapters import is_folder
 
 def is_hub_speculator(value: str | None) -> bool:
     """Whether `--speculator` names a hub id."""
-    return value is not None and not is_folder(value)
+    return value is not None and not is_mtp(value) and not is_folder(value)
+
+
+def is_mtp(value: str) -> bool:
+    """Whether `--speculator` means the layer for multi-token prediction that the model's own files hold."""
+    return value.lower() == "mtp"
 
 
 def speculator_source(value: str, error: type[Exception]) -> tuple[str, str | None]:
-    """`--speculator`: a folder, or a hub id that may have `@` and a revision behind it. Raises `error`."""
+    """`--speculator` other than `mtp`: a folder, or a hub id that may have `@` and a revision behind it. Raises
+    `error`."""
     if is_folder(value):
         return value, None
-    if value.lower() == "mtp":
-        raise error(
-            f"`--speculator {value}`: MTP heads are not served; leave it out, as `--speculate N` alone drafts from the "
-            "text so far, or name Medusa heads, EAGLE-3, an MLP speculator or a small model with the same tokenizer"
-        )
     place, at, revision = value.partition("@")
     if not place or (at and not revision) or "@" in revision:
         raise error(f"`--speculator` must be a folder, ID or ID@REVISION. Given: {value[:200]}")
@@ -27,7 +28,7 @@ def speculator_source(value: str, error: type[Exception]) -> tuple[str, str | No
 
 def check_speculation(speculator: str | None, speculate: int | None, num_stages: int, error: type[Exception]) -> None:
     """Refuses options that contradict each other. Raises `error`."""
-    if speculator is not None:
+    if speculator is not None and not is_mtp(speculator):
         speculator_source(speculator, error)
         if speculate == 0:
             raise error("`--speculator` drafts nothing with `--speculate 0`: leave one of them out")

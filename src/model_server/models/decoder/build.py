@@ -71,7 +71,7 @@ def build(
     )
     blocks: list[Block] = []
     for index in layers:
-        blocks.append(_block(loader, spec, index))
+        blocks.append(load_block(loader, spec, index))
         if progress is not None:
             progress(len(blocks), len(layers))
     if adapters is not None:
@@ -96,7 +96,8 @@ def build(
     )
 
 
-def _block(loader: Loader, spec: Spec, index: int) -> Block:
+def load_block(loader: Loader, spec: Spec, index: int) -> Block:
+    """This rank's part of layer `index`."""
     names = spec.names
     prefix = f"{names.layers}.{index}."
 

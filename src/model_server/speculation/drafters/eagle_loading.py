@@ -24,7 +24,8 @@ from model_server.models.decoder.mlp import load_mlp
 from model_server.models.decoder.spec import Spec
 from model_server.models.decoder.vocabulary import head_over
 from model_server.models.families import spec_of
-from model_server.speculation.drafters.eagle import Eagle, EagleLayer
+from model_server.speculation.drafters.eagle import EagleLayer
+from model_server.speculation.drafters.layer_drafter import LayerDrafter
 from model_server.weights.matrix import Part
 from model_server.weights.reader import SafetensorsReader
 
@@ -38,7 +39,7 @@ def load_eagle(
     base: Decoder,
     placement: Placement,
     attention: AttentionChoice,
-) -> Eagle:
+) -> LayerDrafter:
     """EAGLE-3 for `base`, which from now on keeps what some of its layers read. Raises StartupError."""
     options = _options(fields)
     spec = _spec(options)
@@ -82,7 +83,7 @@ def load_eagle(
         max_positions=base_spec.max_positions,
     )
     base.keep_inputs(layers)
-    return Eagle(layer, loader.weight_bytes)
+    return LayerDrafter(layer, loader.weight_bytes)
 
 
 def _options(fields: Mapping[str, Any]) -> dict[str, Any]:

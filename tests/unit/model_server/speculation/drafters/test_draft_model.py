@@ -166,7 +166,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, folders: dict[str, Path], 
         choice = AttentionChoice("reference", CPU)
         placement = Placement(CPU, torch.float32)
         model, base = describe(examine(folders["base"])), load(folders["base"])
-        return load_drafter(find_speculator(str(path), tokenizer), 3, model, base, vocab_size, placement, choice)
+        return load_drafter(find_speculator(str(path), tokenizer, path), 3, model, base, vocab_size, placement, choice)
 
     found = loaded(folders["other"])
     assert isinstance(found, DraftModel) and found.runner.vocab_size >= tokenizer.vocab_size
@@ -175,8 +175,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, folders: dict[str, Path], 
     strange = tiny_checkpoint("llama", tmp_path / "strange", with_tokenizer=False)
     write_tokenizer(strange, vocab_size=tokenizer.vocab_size - 20)
     with pytest.raises(StartupError, match=r"gives id \d+ another text than the model's, .* for .*: choose a draft"):
-        find_speculator(str(strange), tokenizer)
+        find_speculator(str(strange), tokenizer, strange)
     with pytest.raises(StartupError, match=r"^--speculator /nowhere: "):
-        find_speculator("/nowhere", tokenizer)
+        find_speculator("/nowhere", tokenizer, strange)
     with pytest.raises(StartupError, match="ID or ID@REVISION"):
-        find_speculator("a@b@c", tokenizer)
+        find_speculator("a@b@c", tokenizer, strange)

@@ -13,32 +13,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from support.engine_shard import EngineShard, generations_of, mixed_requests, tokens_of
-from support.loading import CPU, load
+from support.drafted_shard import FREE, drafter_of, ids_of, shard_of
+from support.engine_shard import generations_of, mixed_requests, tokens_of
+from support.loading import load
 from support.meeting_ranks import on_ranks
 from support.tiny_drafters import eagle3
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from model_server.attention.choice import AttentionChoice
 from model_server.batch.extension import BlockExtension
 from model_server.distributed.group import ProcessGroup
-from model_server.distributed.layout import Ranks
-from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
-from model_server.models.model import describe
-from model_server.runner.runner import Runner
-from model_server.speculation.drafters import eagle
-from model_server.speculation.drafters.drafter import DraftedRunner, DraftRow
-from model_server.speculation.drafters.eagle import Eagle
-from model_server.speculation.loading import find_speculator, load_drafter
+from model_server.speculation.drafters import layer_drafter
 from model_server.speculation.model_speculator import ModelSpeculator
-from model_server.speculation.pace import Pace
 from model_server.text.tokenizer import Tokenizer
-from model_server.weights.checkpoint import examine
 
-FREE, CHEAP = Pace([(1, 1.0)]), Pace([(1, 0.001)])
 KINDS: dict[str, dict[str, Any]] = {
     "midlayer": {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]},
     "nested": {
@@ -75,44 +65,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def library(base: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(base)
-
-
-def drafter_of(
-    folder: Path, base: Path, runner: Runner, tokenizer: Tokenizer, group: ProcessGroup | None = None
-) -> Eagle:
-    placement = Placement(CPU, torch.float32, Ranks.of(group or ProcessGroup()))
-    made = load_drafter(
-        find_speculator(str(folder), tokenizer), 3, describe(examine(base)), runner, tokenizer.vocab_size, placement,
-        AttentionChoice("reference", CPU),
-    )  # fmt: skip
-    assert isinstance(made, Eagle)
-    return made
-
-
-def shard_of(
-    tokenizer: Tokenizer, base: Path, folder: Path | None, group: ProcessGroup | None = None, **options: Any
-) -> tuple[EngineShard, list[tuple[DraftRow, list[int], list[int]]]]:
-    """And every draft that is made: the row, its tokens then, the draft."""
-    runner: Any = load(base, group=group)
-    rank = {} if group is None else {"rank": group.rank, "world_size": group.size}
-    if folder is None:
-        return EngineShard(tokenizer, budget=1000, runner=runner, **rank, **options), []
-    drafter = drafter_of(folder, base, runner, tokenizer, group)
-    whole: Any = DraftedRunner(runner, drafter)
-    shard = EngineShard(tokenizer, budget=1000, runner=whole, **rank, **options)
-    speculator = ModelSpeculator(4, drafter)
-    speculator.pace, drafter.pace = FREE, CHEAP
-    shard.engine.speculator = shard.engine._stepper._speculator = speculator
-    asked: list[tuple[DraftRow, list[int], list[int]]] = []
-    drafted = drafter.draft
-
-    def draft(rows: Any) -> list[list[int]]:
-        found = drafted(rows)
-        asked.extend((row, list(row.sequence.ids), ids) for row, ids in zip(rows, found, strict=True))
-        return found
-
-    drafter.draft = draft  # type: ignore[method-assign]
-    return shard, asked
 
 
 class Reference:
@@ -178,10 +130,6 @@ class Reference:
         return found[len(forced) :]
 
 
-def ids_of(found: dict[int, list[Any]]) -> dict[int, list[int]]:
-    return {key: [i for g in rows if g.tokens is not None for i in g.tokens.ids] for key, rows in found.items()}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_are_those_of_the_formulas_and_tokens_those_without(
     kind: str, folders: dict[str, Path], base: Path, tokenizer: Tokenizer, library: Any
@@ -202,7 +150,7 @@ def test_through_chunks_plain_steps_growth_and_what_was_right(
     folders: dict[str, Path], base: Path, tokenizer: Tokenizer, library: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drafts that are right move several positions on; forced here by drafting what the request says."""
-    monkeypatch.setattr(eagle, "_MOST_WAITING", 3)
+    monkeypatch.setattr(layer_drafter, "_MOST_WAITING", 3)
     plain, _ = shard_of(tokenizer, base, None)
     prompt = list(range(5, 26))
     request = plain.request(prompt, 30)

@@ -94,7 +94,7 @@ def drafter_of(
     folder: Path, base: Path, runner: Runner, tokenizer: Tokenizer, number: int | None = None,
     group: ProcessGroup | None = None,
 ) -> Heads:  # fmt: skip
-    found = find_speculator(str(folder), tokenizer)
+    found = find_speculator(str(folder), tokenizer, folder)
     assert found.heads is not None
     placement = Placement(CPU, torch.float32, Ranks.of(group or ProcessGroup()))
     made = load_drafter(

@@ -1,0 +1,189 @@
+"""Drafts by one layer that reads, at position i, the model's hidden states there and the embedding of token i + 1.
+
+It computes with the model's own states the positions that the model has computed, and drafts with its own output in
+their place. Its keys are in the same blocks as the model's; those of a draft are computed again once the model's states
+are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_server.batch.sequence import Sequence
+from model_server.distributed.group import ProcessGroup
+from model_server.layers.rotary import Rotary
+from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.runner.runner import Kept, ModelInputs
+from model_server.speculation.costs import step_costs
+from model_server.speculation.drafters.drafter import ComputedRow, DraftRow
+from model_server.speculation.drafters.spans import Span, span_inputs
+from model_server.speculation.pace import Pace
+
+# Positions of a request that wait to be computed, beyond which they are, even if nothing is drafted.
+_MOST_WAITING = 256
+
+
+class DraftLayer(Protocol):
+    """A layer of one kind, with what is around it. max_positions: None: unbounded."""
+
+    @property
+    def kv_shape(self) -> KvShape: ...
+
+    @property
+    def rotaries(self) -> tuple[Rotary, ...]: ...
+
+    @property
+    def max_positions(self) -> int | None: ...
+
+    def keeps(self) -> Kept:
+        """What a step of the model has to keep."""
+
+    def kept(self, kept: Kept) -> Tensor:
+        """[num_tokens, width]: what it needs of what a step kept."""
+
+    def states(self, kept: Tensor) -> Tensor:
+        """[n, width] of that -> [n, hidden], which it reads."""
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> Tensor:
+        """input_ids: of the tokens that follow the positions; hidden: [n, hidden]; None: zeros. [n, hidden]: what the
+        layer gives."""
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """[n, hidden] as `forward` gives it -> [n] int64, ids of the model."""
+
+    def next_states(self, hidden: Tensor) -> Tensor:
+        """What the next place of a draft reads in place of the model's states."""
+
+
+class _Waiting:
+    """Positions of one request that the model has computed and the layer has not, from `position` on. states: the
+    model's, [n, width] each, of one position after another."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.states: list[Tensor] = []
+        self.count = 0
+
+    @property
+    def end(self) -> int:
+        return self.position + self.count
+
+    def add(self, states: Tensor) -> None:
+        self.states.append(states)
+        self.count += len(states)
+
+    def take(self, count: int) -> Tensor:
+        """The states of the first positions, which wait no longer."""
+        states = torch.cat(self.states)
+        self.position += count
+        self.count -= count
+        self.states = [states[count:].clone()] if self.count else []  # not a view, which keeps all of a prompt's
+        return states[:count]
+
+
+class LayerDrafter:
+    """A `Drafter`. What waits of a request is in its `Sequence.drafts_from`."""
+
+    position_rows: int | None = None
+
+    def __init__(self, layer: DraftLayer, weight_bytes: int) -> None:
+        self.kv_shapes: tuple[KvShape, ...] = (layer.kv_shape,)
+        self.weight_bytes = weight_bytes
+        self.pace: Pace | None = None
+        self._layer = layer
+        self._cache: KvCache | None = None
+
+    def reserve_positions(self, max_positions: int) -> None:
+        for rotary in self._layer.rotaries:
+            rotary.reserve(max_positions)
+
+    def use(self, cache: KvCache) -> None:
+        self._cache = cache
+
+    def measure(self, cache: KvCache, world: ProcessGroup) -> None:
+        self.pace = Pace(step_costs(_Place(self._layer), cache, world))
+
+    def keeps(self) -> Kept | None:
+        return self._layer.keeps()
+
+    def follow(self, inputs: ModelInputs) -> None:
+        """`saw` does, where the hidden states are."""
+
+    def saw(self, rows: Rows[ComputedRow], kept: Kept) -> None:
+        states = self._layer.kept(kept)
+        full = []
+        for row in rows:
+            waiting = row.sequence.drafts_from
+            if waiting is None or waiting.end != row.position:
+                waiting = row.sequence.drafts_from = _Waiting(row.position)
+            own = states[row.first : row.first + row.count]
+            waiting.add(own if len(own) == len(states) else own.clone())  # a view would keep the whole step's
+            # Of the last position the next token is known only if it is one of the prompt's.
+            known = min(waiting.end, len(row.sequence.ids) - 1) - waiting.position
+            if known > 0 and (row.sequence.is_prefilling or waiting.count > _MOST_WAITING):
+                full.append((row.sequence, known))
+        if full:
+            self._compute_waiting(full)
+
+    def can_draft(self, sequence: Sequence) -> bool:
+        waiting = sequence.drafts_from
+        return waiting is not None and waiting.count > 0 and waiting.end == len(sequence.ids) - 1
+
+    def draft(self, rows: Rows[DraftRow]) -> list[list[int]]:
+        """Whatever waits is computed first."""
+        hidden = self._compute_waiting([(row.sequence, row.sequence.drafts_from.count) for row in rows])
+        places = [len(row.forced) + row.most for row in rows]
+        drafts: list[list[int]] = [[] for _ in rows]
+        going = list(range(len(rows)))
+        for place in range(max(places)):
+            for row, token in zip(going, self._layer.likeliest(hidden).tolist(), strict=True):
+                forced = rows[row].forced
+                drafts[row].append(forced[place] if place < len(forced) else token)
+            kept = [index for index, row in enumerate(going) if places[row] > place + 1]
+            if not kept:
+                break
+            if len(kept) < len(going):
+                hidden = hidden[kept]
+                going = [going[index] for index in kept]
+            spans = [
+                Span(rows[row].sequence, len(rows[row].sequence.ids) - 1 + place, drafts[row][-1:]) for row in going
+            ]
+            hidden = self._forward(spans, self._layer.next_states(hidden))
+        return [ids[len(row.forced) :] for row, ids in zip(rows, drafts, strict=True)]
+
+    def _compute_waiting(self, rows: Rows[tuple[Sequence, int]]) -> Tensor:
+        """The first positions that wait, so many of each row; what the layer gives at the last of each."""
+        spans, states = [], []
+        for sequence, count in rows:
+            waiting: _Waiting = sequence.drafts_from
+            first = waiting.position
+            spans.append(Span(sequence, first, sequence.ids[first + 1 : first + 1 + count]))
+            states.append(waiting.take(count))
+        return self._forward(spans, self._layer.states(torch.cat(states)))
+
+    def _forward(self, spans: Rows[Span], states: Tensor) -> Tensor:
+        """The spans' tokens follow their positions; what the layer gives at the last position of each."""
+        assert self._cache is not None, "prompts come before drafts"
+        step = span_inputs(spans, states.device)
+        inputs = ModelInputs(step.ids, step.positions, step.attention, None, hidden=states)
+        given = self._layer.forward(inputs, self._cache)
+        return given if len(given) == len(spans) else given[step.last]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One place of a draft, to be measured."""
+
+    layer: DraftLayer
+
+    @property
+    def max_positions(self) -> int | None:
+        return self.layer.max_positions
+
+    def forward(self, inputs: ModelInputs, cache: KvCache) -> object:
+        return self.layer.likeliest(self.layer.forward(inputs, cache))
