@@ -90,14 +90,16 @@ class PlacedImage:
 class ValidRequest:
     """A request that the scheduler may run as it is.
 
-    `input_ids` are the router's own token ids of the prompt after truncation, `input_length` their number. `truncate`
-    is the largest number of prompt tokens the shard may keep (the user's value, else the server's limit).
+    `inputs` is the prompt as the model reads it, `num_characters` how long the client's own was: with images they
+    differ. `input_ids` are the router's own token ids of the prompt after truncation, `input_length` their number.
+    `truncate` is the largest number of prompt tokens the shard may keep (the user's value, else the server's limit).
     `adapter_id` names a LoRA adapter, `adapter` is its load id where it came while the shards serve.
     `prediction_ids` are the tokens of what the answer will probably be, for shards that draft tokens. `images` are in
     the order of their places in `input_ids`.
     """
 
     inputs: str
+    num_characters: int
     input_ids: tuple[int, ...]
     input_length: int
     truncate: int

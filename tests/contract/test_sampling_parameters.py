@@ -23,6 +23,7 @@ OTHER_VALUES = {bool: True, int: 3, float: 0.5, tuple: ((7, -0.5), (9, 1.5)), st
 def received(sampling: SamplingParameters, extensions: frozenset[Extension] = frozenset(Extension)) -> ShardParameters:
     valid = ValidRequest(
         inputs="a",
+        num_characters=1,
         input_ids=(1,),
         input_length=1,
         truncate=1,

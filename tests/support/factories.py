@@ -17,6 +17,7 @@ def make_request(name: str = "a", input_length: int = 1, max_new_tokens: int = 1
     """A prompt of `input_length` words that begins with `name`; a fake shard counts words as tokens."""
     values: dict[str, Any] = {
         "inputs": " ".join([name] + ["x"] * (input_length - 1)),
+        "num_characters": len(name) + 2 * (input_length - 1),
         "input_ids": tuple(range(input_length)),
         "input_length": input_length,
         "truncate": input_length,

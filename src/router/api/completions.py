@@ -24,7 +24,7 @@ from router.generation.collect import GenerationResult, arrivals
 from router.generation.permits import HeldPermits
 from router.generation.running import Running
 from router.openai.answers import usage
-from router.openai.completion.answer import ChoiceStream, CompletionHead, completion
+from router.openai.completion.answer import ChoiceStream, CompletionHead, completion, echoed
 from router.openai.completion.prompt import Counts, check_served, counts_of, requests_of
 from router.schemas.completion import Completion, CompletionBody, CompletionChunk
 
@@ -123,7 +123,10 @@ async def _events(
     body: CompletionBody, counts: Counts, head: CompletionHead, running: Sequence[Running]
 ) -> AsyncGenerator[bytes, None]:
     """The tokens of all choices as they come. A choice that fails says so; the others continue."""
-    choices = [ChoiceStream(head, index, one.request, body) for index, one in enumerate(running)]
+    choices = [
+        ChoiceStream(head, index, one.request, body, echoed(body, index // counts.n, one.request))
+        for index, one in enumerate(running)
+    ]
     num_unfinished, generated = len(running), [0] * len(running)
     cached = [0] * len(running)
     options = body.stream_options

@@ -38,7 +38,8 @@ async def generate(request: Request) -> Response:
     body = await state.read(request, GenerateBody)
     state.count_request()
     generation = await _generate(request, state, body)
-    answer = generation_json(generation, body.parameters, full_text=bool(body.parameters.return_full_text))
+    prefix = body.inputs if body.parameters.return_full_text else ""
+    answer = generation_json(generation, body.parameters, prefix=prefix)
     return JsonResponse(answer, headers=json_headers(generation, state.config.compute_type))
 
 
@@ -68,7 +69,7 @@ async def answer_compat(request: Request, state: AppState, body: CompatBody) -> 
     if body.stream:
         return await _stream(request, state, body, full_text=full_text)
     generation = await _generate(request, state, body)
-    answer = generation_json(generation, body.parameters, full_text=full_text)
+    answer = generation_json(generation, body.parameters, prefix=body.inputs if full_text else "")
     return JsonResponse([answer], headers=json_headers(generation, state.config.compute_type))
 
 
@@ -136,9 +137,8 @@ def token_event(
     return answer
 
 
-def generation_json(generation: GenerationResult, parameters: GenerateParameters, *, full_text: bool) -> dict[str, Any]:
-    """The answer of `/generate`, in TGI's key order."""
-    prefix = generation.request.inputs if full_text else ""
+def generation_json(generation: GenerationResult, parameters: GenerateParameters, *, prefix: str) -> dict[str, Any]:
+    """The answer of `/generate`, in TGI's key order. `prefix`: comes before the text of each generation."""
     answer: dict[str, Any] = {"generated_text": prefix + generation.text}
     if parameters.details or parameters.decoder_input_details:
         details = _details(generation)

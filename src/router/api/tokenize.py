@@ -31,13 +31,16 @@ _PIECE = 1000
 
 @routes.answers("/tokenize", TokenizeBody, list[TokenSpan], span="tokenize", errors=READS_ONLY)
 async def tokenize(request: Request) -> Response:
-    """The tokens of `inputs`, special tokens included, with byte offsets. The parameters are ignored."""
+    """The tokens of `inputs`, special tokens included, with byte offsets. The parameters are ignored.
+
+    Offsets are into the text that the model reads: in it each image is written out as its tokens.
+    """
     state = state_of(request)
     body = await state.read(request, TokenizeBody)
     if not body.inputs:
         raise ValidationError("`inputs` cannot be empty")
     asked = GenerateRequest(inputs=body.inputs)
-    spans = await cancel_on_disconnect(request.receive, _spans(state, asked))
+    _, spans = await cancel_on_disconnect(request.receive, _spans(state, asked))
     if len(spans) <= _PIECE:
         return JsonResponse(_listed(spans))
     return StreamingResponse(_pieces(state, spans), media_type="application/json")
@@ -45,7 +48,10 @@ async def tokenize(request: Request) -> Response:
 
 @routes.answers("/chat_tokenize", ChatBody, ChatTokenizeResponse, span="chat_tokenize", errors=READS_ONLY)
 async def chat_tokenize(request: Request) -> Response:
-    """The chat as the template renders it, and its tokens. What only sampling needs is ignored."""
+    """The chat as the template renders it, images written out as their tokens, and its tokens.
+
+    What only sampling needs is ignored.
+    """
     state = state_of(request)
     body = await state.read(request, ChatBody)
     state.count_request()
@@ -57,18 +63,18 @@ async def chat_tokenize(request: Request) -> Response:
 
 
 async def _chat_spans(state: AppState, body: ChatBody) -> tuple[str, TokenSpans]:
-    asked = await first_request(state, body)
-    return asked.inputs, await _spans(state, asked)
+    return await _spans(state, await first_request(state, body))
 
 
-async def _spans(state: AppState, asked: GenerateRequest) -> TokenSpans:
-    asked = await state.inference.with_images(asked)
+async def _spans(state: AppState, asked: GenerateRequest) -> tuple[str, TokenSpans]:
+    """The text that the model reads, and its tokens."""
+    asked = await state.inference.prompt_of(asked)
     try:
-        spans = await state.inference.tokenizer.spans(asked.inputs, add_special_tokens=asked.add_special_tokens)
+        spans = await state.inference.tokenizer.spans(asked.text, add_special_tokens=asked.add_special_tokens)
     except RouterError as error:
         raise state.inference.refused(error) from None
     parsed_bodies.leave()  # the client may take its time to read them
-    return spans
+    return asked.text, spans
 
 
 def _listed(spans: Iterable[Span]) -> list[dict[str, int | str]]:

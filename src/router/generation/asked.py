@@ -8,7 +8,7 @@ from typing import Any
 
 from router.grammar.checker import AskedGrammar
 from router.images.asked import AskedImage
-from router.images.prompt import ImagePrompt
+from router.images.prompt import SharedPrompt
 from router.request import SamplingParameters
 from router.schemas.parameters import CommonParameters
 
@@ -23,7 +23,7 @@ class GenerateRequest:
     `sampling`: unchecked, what was not given has its default; `given`: the names of those that were.
     `input_ids`: the prompt instead of `inputs`, which is then empty. It cannot be combined with `truncate`.
     `images`: of a rendered chat, in the order of its placeholders; None: `inputs` may have markers.
-    `image_prompt`: the prompt once its images have been read.
+    `image_prompt`: shared by the copies of a request, which differ in other fields only.
     """
 
     inputs: str = ""
@@ -44,7 +44,13 @@ class GenerateRequest:
     adapter_id: str | None = None
     prediction: str = ""  # what the answer will probably be
     images: tuple[AskedImage, ...] | None = None
-    image_prompt: ImagePrompt | None = None
+    image_prompt: SharedPrompt = field(default_factory=SharedPrompt, compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """The prompt as the model reads it, once its images have been read; `inputs` is what the client asked with."""
+        prompt = self.image_prompt.prompt
+        return self.inputs if prompt is None else prompt.text
 
     @classmethod
     def of(cls, body: CommonParameters, sampling: Mapping[str, Any] | None = None, **others: Any) -> GenerateRequest:

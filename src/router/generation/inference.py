@@ -107,11 +107,17 @@ class Inference:
         """None where the model reads text only."""
         return self.validator.images
 
-    async def with_images(self, request: GenerateRequest) -> GenerateRequest:
-        """See Validator; counts the refusal."""
+    async def prompt_of(self, request: GenerateRequest) -> GenerateRequest:
+        """The request with its `text` as the model reads it, for routes that generate nothing.
+
+        While images are fetched and prepared it holds a permit, as a generation does. Counts the refusal.
+        """
         try:
-            return await self.validator.with_images(request)
-        except (TemplateError, ValidationError, OverloadedError) as error:
+            if not self.validator.names_images(request):
+                return await self.validator.with_images(request)
+            with self.take_permits():
+                return await self.validator.with_images(request)
+        except (TemplateError, ValidationError) as error:
             raise self.refused(error) from None
 
     async def generate(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
@@ -119,11 +125,7 @@ class Inference:
         return await collect(await self.start(request, permits))
 
     async def start_many(self, requests: Sequence[GenerateRequest], permits: HeldPermits) -> list[Running]:
-        """Queues all or none. Requests that are one object read their images once."""
-        with_images = {
-            id(request): await self.with_images(request) for request in {id(r): r for r in requests}.values()
-        }
-        requests = [with_images[id(request)] for request in requests]
+        """Queues all or none."""
         return await start_all(partial(self.start, request, permits) for request in requests)
 
     async def generate_many(self, requests: Sequence[GenerateRequest], permits: HeldPermits) -> list[GenerationResult]:

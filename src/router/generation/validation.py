@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from router.errors import ValidationError
 from router.generation.asked import GenerateRequest
@@ -38,6 +38,14 @@ _MAX_LOGIT_BIASES = 1024
 _MAX_STOP_TOKENS = 64
 _MAX_BIAS = 100.0
 _SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "typical_p")
+
+
+class _Extras(NamedTuple):
+    """What the shards get of a request besides its prompt and plain parameters."""
+
+    prediction_ids: tuple[int, ...]
+    grammar_kind: GrammarKind
+    grammar: str
 
 
 class Validator:
@@ -81,24 +89,32 @@ class Validator:
         if best_of > limit:
             raise ValidationError(f"`best_of` must be > 0 and <= {limit}. Given: {best_of}")
 
+    def names_images(self, request: GenerateRequest) -> bool:
+        """Whether files are to be fetched and prepared for it. Raises TemplateError and ValidationError."""
+        if self.images is None:
+            return False
+        if request.input_ids is not None:
+            self.images.check_ids(request.input_ids)
+            return False
+        shared = request.image_prompt
+        if shared.asked is None and shared.prompt is None:
+            if request.images is None:
+                shared.asked = self.images.of_text(request.inputs)
+            else:
+                shared.asked = self.images.of_chat(request.inputs, request.images)
+        return bool(shared.asked is not None and shared.asked.images)
+
     async def with_images(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with its prompt as the model reads it: every image written out as its tokens.
+        """The request with its `text` as the model reads it: every image written out as its tokens.
 
         Raises TemplateError, ValidationError, OverloadedError.
         """
-        if self.images is None or request.image_prompt is not None:
+        self.names_images(request)
+        if self.images is None or request.input_ids is not None:
             return request
-        if request.input_ids is not None:
-            self.images.check_ids(request.input_ids)
-            return request
-        if request.images is None:
-            prompt = await self.images.of_text(request.inputs)
-        else:
-            prompt = await self.images.of_chat(request.inputs, request.images)
-        if prompt.images and request.decoder_input_details:
-            raise ValidationError("logprobs of the prompt are not supported for prompts with images")
+        await request.image_prompt.read(self.images)
         adds_special_tokens = request.add_special_tokens and self.images.family.adds_special_tokens
-        return replace(request, inputs=prompt.text, image_prompt=prompt, add_special_tokens=adds_special_tokens)
+        return replace(request, add_special_tokens=adds_special_tokens)
 
     async def validate(self, request: GenerateRequest) -> ValidRequest:
         """The request that the scheduler gets. Raises ValidationError at the first check that fails."""
@@ -111,10 +127,11 @@ class Validator:
             raise ValidationError("`inputs` cannot be empty")
         if request.truncate is not None and not 1 <= request.truncate <= limits.max_input_tokens:
             raise ValidationError(f"`truncate` must be in 1..={limits.max_input_tokens}. Given: {request.truncate}")
+        extras = await self._checked_before_images(request) if self.names_images(request) else None
         request = await self.with_images(request)
-        inputs, input_ids = request.inputs, request.input_ids
+        inputs, input_ids = request.text, request.input_ids
         if input_ids is None:
-            self._check_fewest_tokens(request)
+            self._check_fewest_tokens(request, [inputs])
             input_ids = await self._encode(request)
         max_new_tokens = self._max_new_tokens(len(input_ids), request.max_new_tokens)
         if request.sampling.min_tokens > max_new_tokens:
@@ -123,12 +140,10 @@ class Validator:
             )
         if request.input_ids is not None:
             inputs = await self._text_of(request.input_ids)
-        if request.adapter_id is not None and request.adapter_id not in self._adapters:
-            raise unknown(request.adapter_id)
-        prediction_ids = await self._prediction(request.prediction)
-        kind, grammar = await self._grammar(request)
+        extras = extras or await self._extras(request)
         return ValidRequest(
             inputs=inputs,
+            num_characters=len(inputs if request.input_ids is not None else request.inputs),
             input_ids=input_ids,
             input_length=len(input_ids),
             truncate=request.truncate or limits.max_input_tokens,
@@ -136,9 +151,9 @@ class Validator:
             decoder_input_details=request.decoder_input_details,
             top_n_tokens=request.top_n_tokens or 0,
             adapter_id=request.adapter_id,
-            prediction_ids=prediction_ids,
+            prediction_ids=extras.prediction_ids,
             images=self._places(request, input_ids),
-            sampling=self._sampling(request, kind, grammar),
+            sampling=self._sampling(request, extras.grammar_kind, extras.grammar),
             stopping=StoppingParameters(
                 max_new_tokens=max_new_tokens,
                 stop_sequences=tuple(filter(None, request.stop)),
@@ -148,10 +163,27 @@ class Validator:
             ),
         )
 
+    async def _checked_before_images(self, request: GenerateRequest) -> _Extras:
+        """What can be refused before files are fetched and decoded: whatever does not depend on the number of their
+        tokens."""
+        if request.decoder_input_details:
+            raise ValidationError("logprobs of the prompt are not supported for prompts with images")
+        if (asked := request.image_prompt.asked) is not None:
+            self._check_fewest_tokens(request, asked.texts)
+        return await self._extras(request)
+
+    async def _extras(self, request: GenerateRequest) -> _Extras:
+        """What does not depend on the prompt."""
+        if request.adapter_id is not None and request.adapter_id not in self._adapters:
+            raise unknown(request.adapter_id)
+        prediction_ids = await self._prediction(request.prediction)
+        return _Extras(prediction_ids, *await self._grammar(request))
+
     def _places(self, request: GenerateRequest, input_ids: tuple[int, ...]) -> tuple[PlacedImage, ...]:
-        if self.images is None or request.image_prompt is None:
+        prompt = request.image_prompt.prompt
+        if self.images is None or prompt is None:
             return ()
-        return self.images.places(input_ids, request.image_prompt.images)
+        return self.images.places(input_ids, prompt.images)
 
     def _check_parameters(self, request: GenerateRequest) -> None:
         best_of = request.best_of or 1
@@ -235,17 +267,18 @@ class Validator:
             if token_id >= self._tokenizer.vocab_size:
                 raise ValidationError(f"`stop_token_ids` names token {token_id}, which is not in the vocabulary")
 
-    def _check_fewest_tokens(self, request: GenerateRequest) -> None:
-        """Refuses a prompt that has too many bytes to fit, before it is cut: cutting megabytes takes seconds."""
+    def _check_fewest_tokens(self, request: GenerateRequest, texts: Iterable[str]) -> None:
+        """Refuses a prompt whose texts have too many bytes to fit, before they are cut: cutting megabytes takes
+        seconds."""
         if request.truncate is not None:
             return  # what is kept depends on how all of it is cut
-        fewest = self._tokenizer.fewest_tokens(request.inputs)
+        fewest = sum(map(self._tokenizer.fewest_tokens, texts))
         if fewest > self._limits.max_input_tokens:
             self._max_new_tokens(fewest, request.max_new_tokens, or_more=" or more")
 
     async def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
         input_ids = await self._tokenizer.encode(
-            request.inputs, add_special_tokens=request.add_special_tokens, truncate=request.truncate
+            request.text, add_special_tokens=request.add_special_tokens, truncate=request.truncate
         )
         if not input_ids:
             raise ValidationError("`inputs` cannot be empty")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,11 +15,43 @@ from wire.images.prepared import ImagePlace, PreparedImage
 
 
 @dataclass(frozen=True)
+class AskedPrompt:
+    """The texts around the images of a prompt, one more than there are images.
+
+    marker: what is written for each, the family's placeholder within it.
+    """
+
+    texts: Sequence[str]
+    images: Sequence[AskedImage]
+    marker: str
+
+
+@dataclass(frozen=True)
 class ImagePrompt:
     """A text whose images are written out, and those images in their order."""
 
     text: str
     images: tuple[PreparedImage, ...] = ()
+
+
+class SharedPrompt:
+    """A prompt with images, which the copies of a request share: all its choices have its files fetched once."""
+
+    __slots__ = ("_lock", "asked", "prompt")
+
+    def __init__(self) -> None:
+        self.asked: AskedPrompt | None = None
+        self.prompt: ImagePrompt | None = None
+        self._lock: asyncio.Lock | None = None
+
+    async def read(self, prompts: ImagePrompts) -> None:
+        """Makes `prompt` of `asked`, unless another copy has. Raises ValidationError and OverloadedError."""
+        self._lock = self._lock or asyncio.Lock()
+        async with self._lock:
+            if self.prompt is None:
+                assert self.asked is not None
+                self.prompt = await prompts.read(self.asked)
+                self.asked = None
 
 
 class ImagePrompts:
@@ -43,27 +76,32 @@ class ImagePrompts:
         if self._token_id in ids:
             raise ValidationError(f"`inputs` contains {self.family.image_token}, which stands for an image")
 
-    async def of_text(self, text: str) -> ImagePrompt:
-        """A native prompt, with markers. Raises ValidationError and OverloadedError."""
+    def of_text(self, text: str) -> AskedPrompt:
+        """A native prompt, with markers. Reads no image. Raises ValidationError."""
         texts, urls = split_markers(text, self.reader.max_images)
         for one in texts:
             self.check_text(one)
         self.reader.check_number(len(urls))
-        images = await self.reader.read([AskedImage(url) for url in urls])
-        before, _, behind = self.family.marker.partition(self.family.placeholder)
-        expansions = [f"{before}{image.expansion}{behind}" for image in images]
-        return self._arranged(texts, expansions, images)
+        return AskedPrompt(texts, [AskedImage(url) for url in urls], self.family.marker)
 
-    async def of_chat(self, rendered: str, asked: Sequence[AskedImage]) -> ImagePrompt:
+    def of_chat(self, rendered: str, asked: Sequence[AskedImage]) -> AskedPrompt:
         """A rendered chat, whose placeholders are the images in their order. The texts of the client are checked.
 
-        Raises TemplateError, ValidationError and OverloadedError.
+        Raises TemplateError.
         """
         texts = rendered.split(self.family.placeholder)
         if len(texts) != len(asked) + 1:
             raise TemplateError(f"it shows {len(texts) - 1} images of a chat that has {len(asked)}")
-        images = await self.reader.read(asked)
-        return self._arranged(texts, [image.expansion for image in images], images)
+        return AskedPrompt(texts, asked, self.family.placeholder)
+
+    async def read(self, asked: AskedPrompt) -> ImagePrompt:
+        """The prompt with its images, which are fetched and prepared. Raises ValidationError and OverloadedError."""
+        images = await self.reader.read(asked.images)
+        before, _, behind = asked.marker.partition(self.family.placeholder)
+        parts = [asked.texts[0]]
+        for image, text in zip(images, asked.texts[1:], strict=True):
+            parts += [before, image.expansion, behind, text]
+        return ImagePrompt(self.family.arrange("".join(parts), self._bos), images)
 
     def places(self, ids: Sequence[int], images: Sequence[PreparedImage]) -> tuple[PlacedImage, ...]:
         """Where the images are in the tokens of their prompt. Raises ValidationError where tokens are missing."""
@@ -80,11 +118,3 @@ class ImagePrompts:
             placed.append(PlacedImage(image, place, is_indivisible=self.family.is_indivisible))
             first += image.num_embeds
         return tuple(placed)
-
-    def _arranged(
-        self, texts: Sequence[str], expansions: Sequence[str], images: tuple[PreparedImage, ...]
-    ) -> ImagePrompt:
-        parts = [texts[0]]
-        for expansion, text in zip(expansions, texts[1:], strict=True):
-            parts += [expansion, text]
-        return ImagePrompt(self.family.arrange("".join(parts), self._bos), images)

@@ -134,7 +134,13 @@ def test_parameters_are_told_without_a_word_of_the_clients() -> None:
     )
     stopping = StoppingParameters(max_new_tokens=3, stop_sequences=("secret", "x"))
     request = ValidRequest(
-        inputs="secret", input_ids=(1,), input_length=1, truncate=9, sampling=sampling, stopping=stopping
+        inputs="secret",
+        num_characters=6,
+        input_ids=(1,),
+        input_length=1,
+        truncate=9,
+        sampling=sampling,
+        stopping=stopping,
     )
     told = tracing.described(request)
     assert "secret" not in told and "seed" not in told

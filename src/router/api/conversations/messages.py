@@ -59,7 +59,8 @@ async def count_tokens(request: Request) -> Response:
     state.count_request()
 
     async def count() -> int:
-        prompt = (await first_request(state, chat)).inputs
-        return len(await state.inference.tokenizer.encode(prompt, add_special_tokens=False, truncate=None))
+        prompt = await state.inference.prompt_of(await first_request(state, chat))
+        tokenizer = state.inference.tokenizer
+        return len(await tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens, truncate=None))
 
     return JsonResponse({"input_tokens": await cancel_on_disconnect(request.receive, count())})

@@ -12,7 +12,7 @@ _OF_PROMPT = ("x-compute-characters", "x-prompt-tokens")
 
 def stream_headers(*running: Run, compute_type: str) -> dict[str, str]:
     """`running` has one generation for each prompt."""
-    num_characters = sum(len(one.request.inputs) for one in running)
+    num_characters = sum(one.request.num_characters for one in running)
     return {"x-compute-type": compute_type, "x-compute-characters": str(num_characters)}
 
 
@@ -21,7 +21,7 @@ def json_headers(generation: GenerationResult, compute_type: str) -> dict[str, s
     return {
         "x-compute-type": compute_type,
         "x-compute-time": f"{timings.total:.9f}",
-        "x-compute-characters": str(len(generation.request.inputs)),
+        "x-compute-characters": str(generation.request.num_characters),
         "x-total-time": _milliseconds(timings.total),
         "x-validation-time": _milliseconds(timings.validation),
         "x-queue-time": _milliseconds(timings.queue),

@@ -91,7 +91,8 @@ def completion(
     choices: list[dict[str, Any]] = []
     for index, group in enumerate(groups):
         places = offsets[index] if offsets else ()
-        choices += [_choice(len(choices) + i, one, body, places) for i, one in enumerate(_best(group, number))]
+        echo = echoed(body, index, group[0].request)
+        choices += [_choice(len(choices) + i, one, body, echo, places) for i, one in enumerate(_best(group, number))]
     prompt_tokens = sum(group[0].request.input_length for group in groups)
     completion_tokens = sum(generation.generated_tokens for group in groups for generation in group)
     cached_tokens = sum(min(generation.cached_tokens for generation in group) for group in groups)
@@ -103,22 +104,32 @@ def _best(group: Sequence[GenerationResult], number: int) -> Sequence[Generation
     return group if len(group) == number else sorted(group, key=mean_logprob, reverse=True)[:number]
 
 
-def _choice(index: int, generation: GenerationResult, body: CompletionBody, places: Sequence[int]) -> dict[str, Any]:
+def echoed(body: CompletionBody, index: int, request: ValidRequest) -> str:
+    """What an answer repeats of the prompt with this index: the client's text, or that of its token ids."""
+    if not body.echo:
+        return ""
+    prompt = body.prompt[index]
+    return prompt if isinstance(prompt, str) else request.inputs
+
+
+def _choice(
+    index: int, generation: GenerationResult, body: CompletionBody, echo: str, places: Sequence[int]
+) -> dict[str, Any]:
     stops = stops_left_out(generation.request, keeps_stop=body.include_stop_str_in_output)
-    text = without_stop(generation.text, stops, generation.finish_reason)
-    if body.echo:
-        text = generation.request.inputs + text
+    text = echo + without_stop(generation.text, stops, generation.finish_reason)
     return {
         "index": index,
         "text": text,
-        "logprobs": None if body.logprobs is None else _logprobs(generation, body, text, places),
+        "logprobs": None if body.logprobs is None else _logprobs(generation, body, text, len(echo), places),
         "finish_reason": FINISH_REASONS[generation.finish_reason],
     }
 
 
-def _logprobs(generation: GenerationResult, body: CompletionBody, text: str, places: Sequence[int]) -> dict[str, Any]:
+def _logprobs(
+    generation: GenerationResult, body: CompletionBody, text: str, position: int, places: Sequence[int]
+) -> dict[str, Any]:
+    """position: where in `text` the generated one begins."""
     logprobs = Logprobs(with_top=bool(body.logprobs))
-    position = 0
     if body.echo:
         if len(generation.prefill) != len(places):
             raise GenerationError(
@@ -126,7 +137,6 @@ def _logprobs(generation: GenerationResult, body: CompletionBody, text: str, pla
             )
         for token, place in zip(generation.prefill, places, strict=True):
             logprobs.add_prompt(token, place)
-        position = len(generation.request.inputs)
     tops = generation.top_tokens or [()] * len(generation.tokens)
     for token, top in zip(generation.tokens, tops, strict=True):
         logprobs.add(token, top, min(position, len(text)))
@@ -137,7 +147,10 @@ def _logprobs(generation: GenerationResult, body: CompletionBody, text: str, pla
 class ChoiceStream:
     """One choice of a completion stream: one chunk per token; special tokens say nothing."""
 
-    def __init__(self, head: CompletionHead, index: int, request: ValidRequest, body: CompletionBody) -> None:
+    def __init__(
+        self, head: CompletionHead, index: int, request: ValidRequest, body: CompletionBody, echo: str
+    ) -> None:
+        """echo: what comes before the generated text."""
         self._head = head
         self._index = index
         self._request = request
@@ -147,7 +160,7 @@ class ChoiceStream:
         self._include_usage = body.stream_options.include_usage
         # As TGI, whose clients find a prompt's usage in its last chunk, where OpenAI's option is not used.
         self._ends_with_usage = not self._include_usage and (body.n or 1) == 1
-        self._echo = request.inputs if body.echo else ""
+        self._echo = echo
         self._position = len(self._echo)
 
     def chunk(self, event: TokenGenerated | Finished) -> dict[str, Any]:

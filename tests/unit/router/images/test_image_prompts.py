@@ -4,81 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from router_fakes import INFO, Router
-from support.image_fakes import Images
+from image_scene import ITERATES, PER_IMAGE, Scene, data_url
+from router_fakes import Router
 from support.pictures import picture
-from support.vision_settings import SETTINGS, settings_folder
-from tokenizers import AddedToken, Tokenizer
 
-from router.request import ValidRequest
-from wire.extensions import Extension
-
-MakeRouter = Callable[..., Router]
-SEES = replace(INFO, extensions=INFO.extensions | {Extension.IMAGES})
-PER_IMAGE = 16
-ITERATES = (
-    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
-    "{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
-    "{% endfor %}{% endif %}{% endfor %}"
-)
+MakeScene = Callable[..., Scene]
 
 
-def data_url(*arguments: Any, **options: Any) -> str:
-    return f"data:image/png;base64,{base64.b64encode(picture(*arguments, **options)).decode()}"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The settings of llava with a tower of 56 pixels: 16 tokens for each image."""
-    config, processor = SETTINGS["llava"]
-    vision = config["vision_config"] | {"image_size": 56}
-    small = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}}
-    SETTINGS["small"] = config | {"vision_config": vision}, processor | small
-    try:
-        return settings_folder(tmp_path_factory.mktemp("llava"), "small")
-    finally:
-        del SETTINGS["small"]
-
-
-class Scene:
-    def __init__(self, router: Router, images: Images, token_id: int) -> None:
-        self.router, self.images, self.token_id = router, images, token_id
-
-    @property
-    def last(self) -> ValidRequest:
-        return self.router.scheduler.last
-
-    async def post(self, path: str, **body: Any) -> Any:
-        return await self.router.post(path, body)
-
-    async def refusal(self, path: str, **body: Any) -> tuple[int, str]:
-        answer = await self.router.post(path, body)
-        self.router.assert_idle()
-        return answer.status_code, answer.json()["error"]
-
-
-@pytest.fixture
-def make_scene(tokenizer: Tokenizer, make_router: MakeRouter, folder: Path) -> Callable[..., Scene]:
-    def make(*, templates: dict[str, str] | None = None, **options: Any) -> Scene:
-        router = make_router(info=SEES, templates=templates)
-        router.tokenizer.close()
-        with_image = Tokenizer.from_str(tokenizer.to_str())
-        with_image.add_special_tokens([AddedToken("<image>", special=True)])
-        router.tokenizer.__init__(with_image, num_workers=1)  # type: ignore[misc]
-        token_id = router.tokenizer.added_tokens["<image>"]
-        images = Images(folder, token_id, **options)
-        router.inference.validator.images = images.prompts
-        return Scene(router, images, token_id)
-
-    return make
-
-
-async def test_a_marker_becomes_the_tokens_of_its_image(make_scene: Callable[..., Scene]) -> None:
+async def test_a_marker_becomes_the_tokens_of_its_image(make_scene: MakeScene) -> None:
     scene = make_scene()
     answer = await scene.post("/generate", inputs=f"The ![]({data_url(40, 50)}) fox")
     assert answer.status_code == 200, answer.text
@@ -91,7 +27,7 @@ async def test_a_marker_becomes_the_tokens_of_its_image(make_scene: Callable[...
     assert request.inputs == "The " + "<image>" * PER_IMAGE + " fox"
 
 
-async def test_equal_images_are_prepared_once_and_keep_their_order(make_scene: Callable[..., Scene]) -> None:
+async def test_equal_images_are_prepared_once_and_keep_their_order(make_scene: MakeScene) -> None:
     scene = make_scene()
     first, second = data_url(40, 50), data_url(40, 50, 1)
     for _ in range(2):
@@ -106,7 +42,7 @@ async def test_equal_images_are_prepared_once_and_keep_their_order(make_scene: C
 
 @pytest.mark.parametrize("templates", [None, {"default": ITERATES}])
 async def test_the_images_of_a_chat_stand_where_the_template_shows_them(
-    templates: dict[str, str] | None, make_scene: Callable[..., Scene]
+    templates: dict[str, str] | None, make_scene: MakeScene
 ) -> None:
     scene = make_scene(templates=templates, files={"http://x/y.png": picture(30, 30)})
     content = [
@@ -124,7 +60,7 @@ async def test_the_images_of_a_chat_stand_where_the_template_shows_them(
     assert answer.json()["usage"]["prompt_tokens"] == scene.last.input_length > 2 * PER_IMAGE
 
 
-async def test_markers_in_a_chat_count_where_the_template_gets_text(make_scene: Callable[..., Scene]) -> None:
+async def test_markers_in_a_chat_count_where_the_template_gets_text(make_scene: MakeScene) -> None:
     text = f"What is ![]({data_url(40, 50)})?"
     scene = make_scene()
     await scene.post("/v1/chat/completions", messages=[{"role": "user", "content": text}])
@@ -134,7 +70,7 @@ async def test_markers_in_a_chat_count_where_the_template_gets_text(make_scene: 
     assert scene.last.images == () and scene.last.inputs == "![](http://x/y.png)"
 
 
-async def test_the_other_routes(make_scene: Callable[..., Scene]) -> None:
+async def test_the_other_routes(make_scene: MakeScene) -> None:
     scene = make_scene()
     prompt = f"a ![]({data_url(40, 50)})"
     await scene.post("/v1/completions", model="m", prompt=prompt, n=2, best_of=2)
@@ -163,12 +99,12 @@ async def test_the_other_routes(make_scene: Callable[..., Scene]) -> None:
         (f"![](data:;base64,{'A' * 200_000})", "exceeds maximum allowed size of 100000 bytes"),
     ],
 )
-async def test_refusals(inputs: str, words: str, make_scene: Callable[..., Scene]) -> None:
+async def test_refusals(inputs: str, words: str, make_scene: MakeScene) -> None:
     status, error = await make_scene().refusal("/generate", inputs=inputs)
     assert status == 422 and error.startswith("Input validation error: ") and words in error
 
 
-async def test_pixels_are_limited_for_an_image_and_for_all_of_a_request(make_scene: Callable[..., Scene]) -> None:
+async def test_pixels_are_limited_for_an_image_and_for_all_of_a_request(make_scene: MakeScene) -> None:
     scene = make_scene(max_pixels=2000)
     status, error = await scene.refusal("/generate", inputs=f"![]({data_url(40, 51)})")
     assert status == 422 and "invalid image: it has 51x40 pixels, the limit is 2000 in all" in error
@@ -177,13 +113,13 @@ async def test_pixels_are_limited_for_an_image_and_for_all_of_a_request(make_sce
     assert status == 422 and "invalid image" in error
 
 
-async def test_a_full_memory_is_429(make_scene: Callable[..., Scene]) -> None:
+async def test_a_full_memory_is_429(make_scene: MakeScene) -> None:
     scene = make_scene(memory_bytes=100)
     status, _ = await scene.refusal("/generate", inputs=f"![]({data_url(40, 50)})")
     assert status == 429 and scene.images.store.num_bytes == 0
 
 
-async def test_truncate_never_cuts_an_image(make_scene: Callable[..., Scene]) -> None:
+async def test_truncate_never_cuts_an_image(make_scene: MakeScene) -> None:
     scene = make_scene()
     inputs = f"The quick brown fox jumps ![]({data_url(40, 50)}) over the dog"
     await scene.post("/generate", inputs=inputs)
@@ -196,7 +132,7 @@ async def test_truncate_never_cuts_an_image(make_scene: Callable[..., Scene]) ->
         assert status == 422 and "`truncate` would cut an image" in error
 
 
-async def test_texts_and_token_ids_of_clients_name_no_image(make_scene: Callable[..., Scene]) -> None:
+async def test_texts_and_token_ids_of_clients_name_no_image(make_scene: MakeScene) -> None:
     scene = make_scene(templates={"default": ITERATES})
     contents: list[Any] = ["an <image>", [{"type": "text", "text": "<image>"}]]
     for content in contents:
@@ -207,14 +143,14 @@ async def test_texts_and_token_ids_of_clients_name_no_image(make_scene: Callable
     assert status == 422 and "contains <image>" in error
 
 
-async def test_a_template_that_shows_another_number_of_images_is_refused(make_scene: Callable[..., Scene]) -> None:
+async def test_a_template_that_shows_another_number_of_images_is_refused(make_scene: MakeScene) -> None:
     scene = make_scene(templates={"default": "{% for part in messages[0].content %}{% endfor %}hello"})
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": data_url(8, 8)}}]}]
     answer = await scene.post("/v1/chat/completions", messages=messages)
     assert answer.status_code == 422 and "shows 0 images of a chat that has 1" in answer.text
 
 
-async def test_prompt_logprobs_of_images_are_refused(make_scene: Callable[..., Scene]) -> None:
+async def test_prompt_logprobs_of_images_are_refused(make_scene: MakeScene) -> None:
     status, error = await make_scene().refusal(
         "/generate", inputs=f"![]({data_url(8, 8)})", parameters={"decoder_input_details": True, "details": True}
     )
