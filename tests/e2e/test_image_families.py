@@ -32,7 +32,7 @@ def ask(base: str, route: str, body: dict[str, Any]) -> Any:
     return answer.json()
 
 
-@pytest.mark.parametrize("name", ["gemma3", "idefics3", "paligemma", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["gemma3", "idefics3", "llama4", "paligemma", "qwen2_5_vl"])
 def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     """Prompts in small steps, where the model lets them be cut, and a second time out of the caches."""
     scene = VisionScene(tmp_path, name)

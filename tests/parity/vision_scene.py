@@ -24,6 +24,7 @@ from model_server.vision.families import vision_family
 from model_server.vision.image import Feature, Image, ImagePlace
 from model_server.vision.tower import load_tower
 from wire.images.borders import chunk_end
+from wire.images.llama4 import Llama4Processor
 
 NEW_TOKENS = 12
 FEATURES = ("pixel_values", "image_sizes", "pixel_attention_mask", "image_grid_thw")
@@ -64,8 +65,11 @@ class VisionScene:
         self.name = name
         self.folder = folder
         self.model = write_vision_checkpoint(folder, name)
-        has_processor = (folder / "preprocessor_config.json").exists()
-        self.processor = AutoImageProcessor.from_pretrained(folder, backend="pil") if has_processor else None
+        self.processor: Any = (
+            Llama4Processor.from_folder(folder)
+            if name == "llama4"
+            else AutoImageProcessor.from_pretrained(folder, backend="pil")
+        )
 
     @cached_property
     def tower(self) -> Any:
@@ -78,11 +82,9 @@ class VisionScene:
     def process(self, numbers: Sequence[int]) -> dict[str, Any]:
         """What the processor makes of these pictures together, as arrays."""
         drawn: Any = [picture(number) for number in numbers]
-        if self.processor is None:  # Llama 4's is not Pillow's: tiles of the right size, as many as there are
-            tiles = [
-                np.asarray(one.resize((56, 56)), np.float32) / 255 for one in drawn for _ in range(one.width // 60)
-            ]
-            return {"pixel_values": np.stack(tiles).transpose(0, 3, 1, 2)}
+        if self.name == "llama4":
+            tiles = [self.processor([np.asarray(one)])["pixel_values"] for one in drawn]
+            return {"pixel_values": np.concatenate(tiles)}
         made = self.processor(
             images=[drawn] if self.name in NESTED else drawn, return_tensors="np", input_data_format="channels_last"
         )

@@ -148,6 +148,7 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4v": (
         "Glm4vImageProcessor", {"size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 64}},
     ),
+    "llama4": ("Llama4ImageProcessorFast", {"size": {"height": 56, "width": 56}, "max_patches": 4}),
     "gemma3": ("Gemma3ImageProcessor", {"size": {"height": 56, "width": 56}}),
     "paligemma": ("SiglipImageProcessor", {"size": {"height": 56, "width": 56}}),
 }  # fmt: skip
@@ -201,9 +202,8 @@ def write_vision_checkpoint(folder: Path, name: str) -> Any:
     model = vision_model(name)
     model.save_pretrained(folder)
     write_vision_tokenizer(folder, name)
-    if name in PROCESSORS:
-        kind, settings = PROCESSORS[name]
-        (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **settings}))
+    kind, settings = PROCESSORS[name]
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": kind, **settings}))
     return model
 
 

@@ -71,6 +71,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "internvl": ({"model_type": "internvl", "image_seq_length": 256},
                  {"image_processor_type": "GotOcr2ImageProcessor", "size": _square(448), "crop_to_patches": True,
                   "min_patches": 1, "max_patches": 12}),
+    "llama4": ({"model_type": "llama4", "vision_config": {"patch_size": 14, "pixel_shuffle_ratio": 0.5}},
+               {"image_processor_type": "Llama4ImageProcessorFast", "max_patches": 16, "size": _square(336), **_RGB}),
     "pixtral": _pixtral("llava", 1024, 16, 1),
     "mistral3": _pixtral("mistral3", 1540, 14, 2),
     "glm4v": _glm("glm4v", "Glm4vImageProcessor"),

@@ -71,6 +71,14 @@ def internvl(arrays: Arrays, config: Any, processor: Any) -> Layout:
     return Layout(int(config.image_seq_length) * arrays["pixel_values"].shape[0])
 
 
+def llama4(arrays: Arrays, config: Any, processor: Any) -> Layout:
+    tiles, _, height, width = arrays["pixel_values"].shape
+    patches = _patches(height, config) * _patches(width, config)
+    per_tile = patches // round(1 / config.vision_config.pixel_shuffle_ratio**2)
+    rows, columns = (0, 0) if tiles == 1 else (int(n) for n in arrays["aspect_ratios"][0])
+    return Layout(per_tile * tiles, rows=rows, columns=columns, per_tile=per_tile)
+
+
 def pixtral(arrays: Arrays, config: Any, processor: Any) -> Layout:
     side = pixtral_patch(config)
     rows, columns = (int(length) // side for length in arrays["image_sizes"][0])

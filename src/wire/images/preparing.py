@@ -6,7 +6,7 @@ transformers loads torch where it finds it: a process that is to stay small puts
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from wire.images import layouts
 from wire.images.decoding import Detail, ImageError, decode
 from wire.images.families import FAMILIES, family_name
 from wire.images.layouts import LayoutOf
+from wire.images.llama4 import Llama4Processor
 from wire.images.prepared import Feature, FeatureType, PreparedImage
+from wire.images.rounding import bfloat16_bits
 
 ModelType = FeatureType
 """`float32`, `bfloat16` or `float16`: in which the tower computes."""
@@ -29,12 +31,17 @@ class UnpreparableError(Exception):
     """The model's images cannot be prepared at all; the text says why, for the operator."""
 
 
+def _transformers_processor(folder: Path) -> Any:
+    load: Any = AutoImageProcessor.from_pretrained
+    return load(folder, backend="pil", local_files_only=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Row:
     """How a family's processor is used.
 
     features: what the tower takes of what it returns. nested: it takes a list of images for each prompt.
-    options: what its calls are given besides, `options_of` from the config.
+    options: what its calls are given besides. load: reads the processor's settings from the model's folder.
     """
 
     layout: LayoutOf
@@ -42,6 +49,7 @@ class _Row:
     nested: bool = False
     has_grid: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    load: Callable[[Path], Any] = _transformers_processor
 
 
 _LLAVA_NEXT = _Row(layout=layouts.llava_next, features=("pixel_values", "image_sizes"))
@@ -65,6 +73,7 @@ _ROWS: Mapping[str, _Row] = {
     "qwen2_vl": _GRID,
     "qwen2_5_vl": _GRID,
     "qwen3_vl": _GRID,
+    "llama4": _Row(layout=layouts.llama4, load=Llama4Processor.from_folder),
     "internvl": _Row(layout=layouts.internvl, options={"crop_to_patches": True}),
     "mistral3": _PIXTRAL,
     "pixtral": _PIXTRAL,
@@ -91,8 +100,7 @@ class Preparer:
         if self._row is _PIXTRAL:
             self._options["patch_size"] = layouts.pixtral_patch(self._config)
         try:
-            load: Any = AutoImageProcessor.from_pretrained
-            self._processor = load(folder, backend="pil", local_files_only=True)
+            self._processor = self._row.load(folder)
         except Exception as error:
             raise UnpreparableError(f"the image processor of the model cannot be loaded: {_line(error)}") from None
 
@@ -139,8 +147,7 @@ def feature_of(array: Any, dtype: ModelType) -> Feature:
 
 def _float_bytes(array: Any, dtype: ModelType) -> bytes:
     if dtype == "bfloat16":
-        bits = np.ascontiguousarray(array).view("<u4")
-        return bytes(((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2").tobytes())
+        return bytes(bfloat16_bits(array).tobytes())
     return bytes(array.astype("<f2" if dtype == "float16" else "<f4").tobytes())
 
 
