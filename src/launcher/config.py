@@ -14,6 +14,7 @@ from launcher.group_config import GroupConfig, check_group, num_nodes
 from launcher.http_config import HttpConfig, check_http, http_port
 from wire import tracing
 from wire.adapters import check_adapters, check_lora_root
+from wire.cli.adapter_options import AdapterOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
 from wire.quantization.methods import Quantize, refuse_unserved
@@ -40,7 +41,7 @@ _NOT_YET = "Not served yet (refused at start)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LauncherConfig(HttpConfig, GroupConfig, ImageOptions):
+class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions):
     """Options of the launcher."""
 
     model_id: str | None = option(
@@ -63,17 +64,6 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions):
         help="Type of the numbers in the KV cache; 8-bit types hold twice the tokens of 16-bit ones. Default: the "
         "model's; on a GPU what the checkpoint asks for.",
     )  # fmt: skip
-    lora_adapters: str | None = option(
-        None, panel=_MODEL,
-        help="LoRA adapters that requests may ask for by name, separated by commas: name=path, path, or a hub "
-        "id[@revision], which is fetched before the model is loaded; also name=id[@revision].",
-    )  # fmt: skip
-    lora_root: str | None = option(
-        None, panel=_MODEL, help="Folder of LoRA adapters to load while the server runs, on CPUs; needs --api-key."
-    )
-    lora_host_memory: float | None = option(
-        None, panel=_MODEL, minimum=1e-6, help="GiB for those of a shard. Default: 4."
-    )
     quantize: Quantize | None = option(
         None, panel=_MODEL,
         help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes. Checkpoints that are "
@@ -287,7 +277,7 @@ PROFILE_FLAGS = ("profile", "profile_steps")
 """Variables of a shard, set only with `--profile`: TGI's own shard does not know them."""
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
-    "disable_custom_kernels", "lora_adapters", "lora_root", "speculator", "num_stage", "stage_layers",
+    "disable_custom_kernels", "lora_adapters", "lora_root", "lora_slots", "speculator", "num_stage", "stage_layers",
     "watermark_gamma", "watermark_delta", "attention",
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
@@ -377,6 +367,8 @@ def _check_served(config: LauncherConfig) -> None:
     taken = (config.model_id or DEFAULT_MODEL_ID, *config.served_model_name)
     check_adapters(config.lora_adapters, ArgumentValidation, taken=taken)
     check_lora_root(config.lora_root, config.api_key, num_nodes(config), ArgumentValidation)
+    if config.lora_slots is not None and not (config.lora_adapters or config.lora_root):
+        raise ArgumentValidation("`--lora-slots` needs adapters: name some in `--lora-adapters`, or give `--lora-root`")
     if config.quantize == "exl2" and (config.num_shard or 1) > 1:
         raise ArgumentValidation("Sharding is currently not supported with `exl2` quantization")
     for flag, is_set, remedy in (

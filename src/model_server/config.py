@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from model_server.errors import StartupError
+from wire.cli.adapter_options import MOST_SLOTS
 from wire.cli.options import argument, option
 from wire.log import progress_bars
 from wire.quantization.methods import Quantize, refuse_unserved
@@ -96,6 +97,12 @@ class ServeConfig:
     lora_root: str | None = option(
         None,
         help="Folder of LoRA adapters that the router may have loaded and dropped while the model serves; on CPUs only",
+    )
+    lora_slots: int | None = option(
+        None,
+        minimum=1,
+        maximum=MOST_SLOTS,
+        help="Most LoRA adapters in one batch, which the router keeps to; unset: any number",
     )
     request_logprobs: bool = option(False, help="Compute prompt logprobs when a request asks for them")
     attention: str | None = option(

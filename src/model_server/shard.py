@@ -130,6 +130,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
                 announce(config, runner, device, dtype, layout, stored, model.scheme.method),
                 images=encoder is not None,
                 loads_adapters=residents is not None,
+                adapter_slots=config.lora_slots,
             ),
             _memory_plan(config, engine, stored or dtype),
         )

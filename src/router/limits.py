@@ -44,6 +44,7 @@ class ShardInfo:
     kv_cache_dtype: str
     quantize: str | None  # method of the weights; None: they are plain
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that requests may ask for
+    adapter_slots: int | None = None  # most adapters among the requests of all batches; None: any number
     extensions: frozenset[Extension]
 
     @property

@@ -152,6 +152,7 @@ OURS = {
         "adapters": (104, "string", "rep"),
         "adapter_prefix_caching": (105, "bool", "opt"),
         "micro_batches": (106, "uint32", "opt"),
+        "adapter_slots": (107, "uint32", "opt"),
         "other_ranks": (120, "InfoResponse", "rep"),
     },
     "WarmupResponse": {"other_ranks": (120, "WarmupResponse", "rep")},

@@ -63,7 +63,7 @@ def root(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(request: pytest.FixtureRequest, model: Path, folders: Folders, root: Path) -> Iterator[httpx.Client]:
     options = ("--dtype", "float32", "--num-shard", str(request.param), "--max-batch-prefill-tokens", "64")
     adapters = f"{folders['poems']},org/prose={folders['org/prose']}"
-    later = ("--lora-root", str(root), "--lora-host-memory", HOST_MEMORY, "--api-key", "secret")
+    later = ("--lora-root", str(root), "--lora-host-memory", HOST_MEMORY, "--lora-slots", "2", "--api-key", "secret")
     headers = {"authorization": "Bearer secret"}
     with (
         running_server(model, *options, "--lora-adapters", adapters, *later) as server,

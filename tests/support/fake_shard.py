@@ -83,6 +83,7 @@ class FakeShard:
     drafts: int = 0  # tokens that a step may give a row beyond one, by a rule of its own
     pipeline_depth: int = 2
     micro_batches: int = 1
+    adapter_slots: int | None = None
     device_type: str = "cpu"
     chunking: bool = False
     prefix_caching: bool = False
@@ -228,6 +229,7 @@ class FakeShard:
             block_size=self.block_size,
             pipeline_depth=self.pipeline_depth if self.ours else None,
             micro_batches=self.micro_batches if self.ours else None,
+            adapter_slots=self.adapter_slots if self.ours else None,
             extensions=(*EXTENSIONS, *(CHUNKING_EXTENSIONS if self.chunking else ())) if self.ours else (),
         )
 
@@ -297,6 +299,7 @@ class FakeShard:
         self._used.add(batch.id)
         batch_id = request.cached_batch.id if request.HasField("cached_batch") else batch.id
         self.batches[batch_id] = running + rows
+        self._check_adapters()
         self._grow(request.growth)
         response = pb.PrefillResponse(forward_ns=2_000_000, decode_ns=1_000_000, total_ns=3_000_000)
         self._run(batch_id, response, request)
@@ -327,6 +330,12 @@ class FakeShard:
             if row is not None:
                 self._blocks.take(row.name, more.request_id, more.blocks)
                 row.grow(more.blocks)
+
+    def _check_adapters(self) -> None:
+        requests = [row.request for rows in self.batches.values() for row in rows]
+        adapters = {request.adapter_id for request in requests if request.adapter_id}
+        if self.ours and self.adapter_slots is not None and len(adapters) > self.adapter_slots:
+            self.violations.append(f"{len(adapters)} adapters in {self.adapter_slots} slots")
 
     def _release(self, row: FakeRow, *, filtered: bool = False) -> None:
         """A row that ended may still be part of the calls in flight; one that was filtered away is not."""

@@ -51,6 +51,7 @@ class ShardFacts:
     micro_batches: int = 1
     images: bool = False
     loads_adapters: bool = False
+    adapter_slots: int | None = None
 
 
 class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -85,6 +86,7 @@ class Servicer(pb_grpc.TextGenerationServiceServicer):  # type: ignore[misc]  # 
             kv_cache_dtype=self._facts.kv_cache_dtype,
             quantize=self._facts.quantize,
             adapters=self._facts.adapters,
+            adapter_slots=self._facts.adapter_slots,
             adapter_prefix_caching=self._facts.prefix_caching,
             extensions=[e for e in Extension if self._offers(e)],
         )

@@ -54,6 +54,7 @@ class Batches:
         """num_micro_batches: one more than there are stages, or 1."""
         self.micro_batches = [MicroBatch() for _ in range(num_micro_batches)]
         self.waiting_tokens = 0  # see `budget.while_running`
+        self.num_steps = 0  # Prefills and Decodes answered so far
         self.last_end_at = -math.inf  # when a request ended last, `time.monotonic`
         self.num_failures = 0  # generations that failed so far
         self.drain_rate = DrainRate()
@@ -116,6 +117,7 @@ class Batches:
     def answered(self, kind: CallKind) -> None:
         """A Prefill or Decode was answered, or a Prefill has failed."""
         self.waiting_tokens = 1 if kind == "prefill" else self.waiting_tokens + 1
+        self.num_steps += 1
 
     def prefilled(self, batch: RunningBatch) -> RunningBatch:
         """The batch to which the requests of a batch belong whose Prefill succeeded."""

@@ -24,6 +24,7 @@ from router.scheduling.entry import MAX_UNREAD_BYTES, Entry
 from router.scheduling.growth import Grower
 from router.scheduling.health import HealthCheck, Probe
 from router.scheduling.pipeline import Pipeline
+from router.scheduling.queue.adapter_slots import AdapterSlots
 from router.scheduling.queue.admission import Admission
 from router.scheduling.queue.request_queue import RequestQueue
 from router.scheduling.sender import Sender
@@ -73,6 +74,9 @@ class Scheduler:
             chunking=info.chunks,
             can_grow=info.can_grow,
             may_share=_may_share(info),
+            adapters=None
+            if info.adapter_slots is None
+            else AdapterSlots(info.adapter_slots, limits.max_waiting_tokens),
             on_dropped=lambda entry: self._metrics.request_failed("dropped"),
         )
         self._pipeline = Pipeline(self.allocator)

@@ -150,7 +150,12 @@ class Sender:
         self._look_into_queue = False
         elsewhere = [batch for one in batches.micro_batches if one is not micro_batch for batch in one.batches]
         found = self._admission.next_batch(
-            running, batches.waiting_tokens, batches.last_end_at, elsewhere=elsewhere, most=room
+            running,
+            batches.waiting_tokens,
+            batches.last_end_at,
+            elsewhere=elsewhere,
+            most=room,
+            num_steps=batches.num_steps,
         )
         if found is None:
             return False

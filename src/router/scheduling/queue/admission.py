@@ -42,10 +42,12 @@ class Admission:
         *,
         elsewhere: Sequence[RunningBatch] = (),
         most: int | None = None,
+        num_steps: int = 0,
     ) -> NextBatch | None:
         """The heads of the queue that fit beside the running batch; None if none does.
 
-        elsewhere: batches of other micro-batches, which share the cache. most: of the heads; None: any number.
+        elsewhere: batches of other micro-batches, which share cache and adapter slots. most: of the heads; None: any
+        number. num_steps: answered so far.
         """
         if not self._queue:
             return None
@@ -55,8 +57,13 @@ class Admission:
             most = most_at_all if most is None else min(most, most_at_all)
         if most is not None:
             allowed = replace(allowed, max_size=most)
-        growing = [*elsewhere] if running is None else [running, *elsewhere]
-        found = self._queue.next_batch(allowed, spare_blocks=sum(len(batch.growing) for batch in growing))
+        batches = [*elsewhere] if running is None else [running, *elsewhere]
+        found = self._queue.next_batch(
+            allowed,
+            spare_blocks=sum(len(batch.growing) for batch in batches),
+            running=(entry for batch in batches for entry in batch.entries.values()),
+            num_steps=num_steps,
+        )
         self._metrics.queue_size(len(self._queue))
         if found is not None:
             self._metrics.admitted(len(found.entries), allowed.reason)

@@ -1,4 +1,5 @@
-"""The queue: strictly first come, first served, and which of its heads fit into the next Prefill.
+"""The queue: first come, first served, and which of its heads fit into the next Prefill. Only a request that waits
+for a slot for its LoRA adapter is passed.
 
 Plain synchronous code, used by the scheduler's task only. Takes what TGI's queue takes (its backends/v3/src/queue.rs),
 but frees without side effects when an entry is put back.
@@ -8,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from router.request import ValidRequest
 from router.scheduling.cache.blocks import BlockAllocator
 from router.scheduling.cache.keys import ContentRange
 from router.scheduling.entry import Entry
+from router.scheduling.queue.adapter_slots import AdapterSlots, Verdict
 from router.scheduling.queue.budget import Budget, round_up
 from wire.images.borders import chunk_end
 
@@ -27,6 +29,8 @@ _SWEEP_AT = 64
 RESERVED_NEW_TOKENS = 1024
 # After this many preemptions a request gets all it can ever need before it runs again.
 _MAX_PREEMPTIONS = 3
+# Entries without a slot that are passed in one look at the queue.
+_MOST_PASSED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,11 @@ class NextBatch:
 
 @dataclass(slots=True)
 class _Scan:
-    """Running sums of one scan of the queue."""
+    """What one scan of the queue has found. passed: those that wait for an adapter slot, each with the number of those
+    picked before it."""
 
+    picked: list[Entry] = field(default_factory=list)
+    passed: list[tuple[int, Entry]] = field(default_factory=list)
     prefill_tokens: int = 0
     decode_tokens: int = 0
     max_input_length: int = 0
@@ -60,7 +67,8 @@ class RequestQueue:
     `allocator` is None in padded mode, where budgets are arithmetic; in paged mode the allocator alone limits.
     chunking: the last prompt of a batch may be split at the budget. can_grow: the shards take more blocks for a running
     request, so it need not hold all it can come to need. may_share: whether a request's tokens may be looked up among
-    those of others. `on_dropped` is called for every entry that is dropped because its caller has disconnected.
+    those of others. adapters: None: any number of them may run. `on_dropped` is called for every entry that is dropped
+    because its caller has disconnected.
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class RequestQueue:
         chunking: bool = False,
         can_grow: bool = False,
         may_share: Callable[[ValidRequest], bool] = lambda request: False,
+        adapters: AdapterSlots | None = None,
         on_dropped: Callable[[Entry], None] = lambda entry: None,
     ) -> None:
         self._entries: deque[Entry] = deque()
@@ -83,9 +92,10 @@ class RequestQueue:
         self._chunking = chunking
         self._can_grow = can_grow
         self._may_share = may_share
+        self._adapters = adapters
         self._on_dropped = on_dropped
         self._num_left = 0
-        # The head that got no blocks, and the allocator's version and the spare blocks at that time: it is not tried
+        # The entry that got no blocks, and the allocator's version and the spare blocks at that time: it is not tried
         # again at every step, since looking up a long prompt takes milliseconds.
         self._blocked: tuple[Entry, int, int] | None = None
 
@@ -143,25 +153,31 @@ class RequestQueue:
         blocks = -(-self._num_positions(input_length, max_new_tokens) // self._block_size)
         return blocks <= self._allocator.num_usable
 
-    def next_batch(self, budget: Budget, spare_blocks: int = 0) -> NextBatch | None:
+    def next_batch(
+        self, budget: Budget, spare_blocks: int = 0, *, running: Iterable[Entry] = (), num_steps: int = 0
+    ) -> NextBatch | None:
         """The longest run of heads that fits the budget, or None.
 
         None also when fewer than `min_size` fit; all are put back in their old order then. The first entry that does
-        not fit ends the scan: no request overtakes another. The budget of prompts is rounded up to whole blocks.
-        `spare_blocks` stay free for those that run already.
+        not fit ends the scan: no request overtakes another, but for one that waits for an adapter slot. The budget of
+        prompts is rounded up to whole blocks. `spare_blocks` stay free for those that run already. running, num_steps:
+        see `AdapterSlots.begin`.
         """
         if budget.prefill_tokens <= 0 or budget.total_tokens <= 0 or budget.max_size == 0 or not self._entries:
             return None
         min_size = budget.min_size
         if min_size is not None and len(self._entries) < min_size:
             return None
-        if self._is_blocked(spare_blocks):
+        if self._is_blocked(self._entries[0], spare_blocks):
             return None
-        picked, scan = self._pick(budget, spare_blocks)
+        if self._adapters is not None:
+            self._adapters.begin(running, num_steps)
+        scan = self._pick(budget, spare_blocks)
+        picked = scan.picked
         if min_size is not None and len(picked) < min_size:
-            for entry in reversed(picked):
-                self._put_back(entry)
+            self._put_all_back(scan)
             return None
+        self._entries.extendleft(entry for _, entry in reversed(scan.passed))
         if not picked:
             return None
         now = time.monotonic()
@@ -171,24 +187,31 @@ class RequestQueue:
         self._next_batch_id += 1
         return NextBatch(batch_id, picked, scan.prefill_tokens + scan.decode_tokens, scan.max_blocks)
 
-    def _is_blocked(self, spare_blocks: int) -> bool:
-        """Whether the head would find as few blocks as the last time."""
+    def _is_blocked(self, entry: Entry, spare_blocks: int) -> bool:
+        """Whether it would find as few blocks as the last time."""
         if self._blocked is None or self._allocator is None:
             return False
-        head, version, spare = self._blocked
-        same = head is self._entries[0] and not head.closed and version == self._allocator.version
+        blocked, version, spare = self._blocked
+        same = blocked is entry and not entry.closed and version == self._allocator.version
         return same and spare_blocks >= spare
 
-    def _pick(self, budget: Budget, spare_blocks: int) -> tuple[list[Entry], _Scan]:
+    def _pick(self, budget: Budget, spare_blocks: int) -> _Scan:
         prefill_budget = round_up(budget.prefill_tokens, self._block_size)
-        picked: list[Entry] = []
         scan = _Scan()
-        while self._entries:
+        picked = scan.picked
+        while self._entries and len(scan.passed) < _MOST_PASSED:
             entry = self._entries.popleft()
             if entry.closed:
                 self._num_left = max(self._num_left - 1, 0)
                 self._drop(entry)
                 continue
+            verdict = Verdict.JOINS if self._adapters is None else self._adapters.verdict(entry)
+            if verdict is Verdict.WAITS:
+                scan.passed.append((len(picked), entry))
+                continue
+            if verdict is Verdict.BLOCKS or self._is_blocked(entry, spare_blocks):
+                self._entries.appendleft(entry)
+                break
             if self._allocator is None:
                 fits = self._fits_padded(entry, len(picked), scan, prefill_budget, budget.total_tokens)
             else:
@@ -201,7 +224,7 @@ class RequestQueue:
             picked.append(entry)
             if scan.is_full or len(picked) == budget.max_size:
                 break
-        return picked, scan
+        return scan
 
     def _fits_padded(self, entry: Entry, num_picked: int, scan: _Scan, prefill_budget: int, token_budget: int) -> bool:
         # Every row is padded to the longest prompt. A rejected entry stays in the sums, as in TGI; shards ignore them.
@@ -256,6 +279,16 @@ class RequestQueue:
     def _drop(self, entry: Entry) -> None:
         entry.drop()
         self._on_dropped(entry)
+
+    def _put_all_back(self, scan: _Scan) -> None:
+        """In their old order."""
+        left = len(scan.picked)
+        for num_before, entry in [*reversed(scan.passed), (0, None)]:
+            for picked in reversed(scan.picked[num_before:left]):
+                self._put_back(picked)
+            left = num_before
+            if entry is not None:
+                self._entries.appendleft(entry)
 
     def _put_back(self, entry: Entry) -> None:
         if entry.allocation is not None and self._allocator is not None:

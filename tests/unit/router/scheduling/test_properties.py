@@ -58,6 +58,7 @@ def _small_reservations():
     micro_batches=st.sampled_from([1, 1, 3, 5]),
     device_type=st.sampled_from(["cpu", "cuda"]),
     drafts=st.sampled_from([0, 0, 3, 9]),
+    adapter_slots=st.sampled_from([None, None, 1, 2]),
     chunk=st.sampled_from([4, 9, 100]),
     scripts=scripts,
     limits=limits,
@@ -65,14 +66,14 @@ def _small_reservations():
 )
 def test_everything_is_free_again_and_everybody_hears_the_end(
     ours, world_size, block_size, padded, chunking, prefix_caching, pipeline_depth, micro_batches, device_type,
-    drafts, chunk, scripts, limits, actions,
+    drafts, adapter_slots, chunk, scripts, limits, actions,
 ):  # fmt: skip
     shards = [
         FakeShard(
             ours=ours, rank=rank, world_size=world_size, block_size=block_size, padded=padded, scripts=dict(scripts),
             chunking=chunking, prefix_caching=prefix_caching, max_prefill_tokens=chunk,
             pipeline_depth=pipeline_depth, device_type=device_type, drafts=drafts if ours and not padded else 0,
-            micro_batches=1 if padded else micro_batches,
+            micro_batches=1 if padded else micro_batches, adapter_slots=adapter_slots,
         )
         for rank in range(world_size)
     ]  # fmt: skip
@@ -111,7 +112,9 @@ async def act(h: Harness, action: tuple[str, int, int], number: int) -> asyncio.
         if h.scheduler.can_ever_fit(size, new):
             # Two vocabularies: some prompts begin alike, some do not.
             first = number % 2
-            h.submit(f"r{number}", size, new, input_ids=tuple(range(first, first + size)), truncate=100)
+            adapter = (None, "a", "b", "c", "d")[(number * 7 + size) % 5]
+            ids = tuple(range(first, first + size))
+            h.submit(f"r{number}", size, new, input_ids=ids, truncate=100, adapter_id=adapter)
     elif kind == LEAVE:
         entries = list(h.entries.values())
         if entries:

@@ -200,6 +200,13 @@ def test_the_type_of_the_cache_is_the_models_unless_a_shard_says_so():
         convert.info_from([plain, narrow])
 
 
+def test_the_fewest_adapter_slots_of_all_ranks_count() -> None:
+    def slots(*given: int | None) -> int | None:
+        return convert.info_from([pb.InfoResponse(block_size=1, adapter_slots=one) for one in given]).adapter_slots
+
+    assert (slots(None, None), slots(8, 4), slots(None, 4)) == (None, 4, 4)
+
+
 def test_the_method_of_quantized_weights():
     plain, packed = (pb.InfoResponse(quantize=method) for method in (None, "gptq"))
     assert [convert.info_from([message]).quantize for message in (plain, packed)] == [None, "gptq"]

@@ -1,0 +1,54 @@
+"""Who may join where the batches can have only so many LoRA adapters at once: the shards' slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum, auto
+
+from router.scheduling.entry import Entry
+
+
+class Verdict(Enum):
+    """JOINS: there is a slot for its adapter, or it needs none. WAITS: there is none; others may pass it.
+    BLOCKS: no entry behind it joins."""
+
+    JOINS = auto()
+    WAITS = auto()
+    BLOCKS = auto()
+
+
+class AdapterSlots:
+    """At most `num_slots` different adapters are in all batches. Without a free slot a request waits, and later ones
+    pass it whose adapter runs, or who have none. Of those that wait the first is passed during `patience` answered
+    steps: from then on none passes, so that a slot gets free.
+    """
+
+    def __init__(self, num_slots: int, patience: int) -> None:
+        self._num_slots = num_slots
+        self._patience = patience
+        self._in_use: set[str] = set()
+        self._num_steps = 0
+        self._first: Entry | None = None  # of those that wait, and the number of steps when it became that
+        self._first_since = 0
+        self._has_passed_first = False
+
+    def begin(self, running: Iterable[Entry], num_steps: int) -> None:
+        """The queue is looked through from its head. running: requests in all batches. num_steps: answered so far."""
+        self._in_use = {entry.request.namespace for entry in running if entry.request.namespace}
+        self._num_steps = num_steps
+        self._has_passed_first = False
+
+    def verdict(self, entry: Entry) -> Verdict:
+        """On the next entry of the queue. One that joins and then does not fit ends the look."""
+        adapter = entry.request.namespace
+        if not adapter or adapter in self._in_use:
+            return Verdict.JOINS
+        if len(self._in_use) < self._num_slots:
+            self._in_use.add(adapter)
+            return Verdict.JOINS
+        if self._has_passed_first:
+            return Verdict.WAITS
+        self._has_passed_first = True
+        if self._first is not entry:
+            self._first, self._first_since = entry, self._num_steps
+        return Verdict.WAITS if self._num_steps - self._first_since < self._patience else Verdict.BLOCKS
