@@ -12,6 +12,7 @@ PHASES = (
     "sampling",  # choosing tokens; on a GPU only its launch
     "wait",  # until the tokens are on the host
     "text",  # text, stop decisions, the answer
+    "drafting",  # guessing tokens and weighing whether they pay, before the inputs
 )
 
 

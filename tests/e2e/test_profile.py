@@ -36,7 +36,7 @@ def test_every_phase_of_every_step_is_counted(server: RunningServer) -> None:
         for line in lines
         if line.startswith("tgi_batch_phase_duration_count")
     }
-    assert set(counts) == {"idle", "inputs", "forward", "sampling", "wait", "text"}
+    assert set(counts) == {"idle", "inputs", "forward", "sampling", "wait", "text", "drafting"}
     assert set(counts.values()) == {60.0}
 
 

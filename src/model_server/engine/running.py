@@ -29,8 +29,9 @@ class StepTimes:
     """When the parts of a step were reached on the host, by `time.perf_counter_ns`; 0: not reached.
 
     called: the call reached the device thread. began: its batch was put together. laid_out: its inputs were. enqueued:
-    its forward was. sampled: its sampling was, too. concat_ns: how long merging batches took. idle_ns: how long the
-    batch waited, with nothing of it on the device, before the step began.
+    its forward was. sampled: its sampling was, too. concat_ns: how long merging batches took. drafting_ns: how long
+    drafting did, before inputs were laid out. idle_ns: how long the batch waited, with nothing of it on the device,
+    before the step began.
     """
 
     called: int = field(default_factory=time.perf_counter_ns)
@@ -39,6 +40,7 @@ class StepTimes:
     enqueued: int = 0
     sampled: int = 0
     concat_ns: int | None = None
+    drafting_ns: int = 0
     idle_ns: int = 0
 
     @contextlib.contextmanager
@@ -48,6 +50,13 @@ class StepTimes:
         yield
         self.concat_ns = time.perf_counter_ns() - started
 
+    @contextlib.contextmanager
+    def drafting(self) -> Iterator[None]:
+        """While tokens are guessed."""
+        started = time.perf_counter_ns()
+        yield
+        self.drafting_ns = time.perf_counter_ns() - started
+
     def phases(self, waited_from: int, on_host: int, done: int) -> tuple[int, ...]:
         """Durations in the order of `wire.step_phases.PHASES`; empty for a step that sampled nothing.
 
@@ -56,8 +65,8 @@ class StepTimes:
         if not self.sampled:
             return ()
         return (
-            self.idle_ns, self.laid_out - self.began, self.enqueued - self.laid_out, self.sampled - self.enqueued,
-            on_host - waited_from, done - on_host,
+            self.idle_ns, self.laid_out - self.began - self.drafting_ns, self.enqueued - self.laid_out,
+            self.sampled - self.enqueued, on_host - waited_from, done - on_host, self.drafting_ns,
         )  # fmt: skip
 
 

@@ -125,7 +125,8 @@ class Stepper:
         if self._speculator is None or any(s.has_unseen for s in rows):
             return None
         step.drafted = NOTHING_DRAFTED
-        return self._speculator.window(rows)
+        with self.profiler.phase("drafting"), step.times.drafting():
+            return self._speculator.window(rows)
 
     def _submit_window(self, running: Running, step: SubmittedStep, window: Window, cache: KvCache) -> None:
         """One forward of one token for each row and of its draft; waits for the tokens."""

@@ -57,7 +57,7 @@ OURS: list[tuple[str, str, dict[str, set[str]], str]] = [
     (
         "tgi_batch_phase_duration",
         "histogram",
-        {"phase": {"idle", "inputs", "forward", "sampling", "wait", "text"}},
+        {"phase": {"idle", "inputs", "forward", "sampling", "wait", "text", "drafting"}},
         DURATION,
     ),
     ("tgi_request_preempted", "counter", {}, ""),
