@@ -72,7 +72,8 @@ def test_everything_is_free_again_and_everybody_hears_the_end(
         FakeShard(
             ours=ours, rank=rank, world_size=world_size, block_size=block_size, padded=padded, scripts=dict(scripts),
             chunking=chunking, prefix_caching=prefix_caching, max_prefill_tokens=chunk,
-            pipeline_depth=pipeline_depth, device_type=device_type, drafts=drafts if ours and not padded else 0,
+            pipeline_depth=pipeline_depth, device_type=device_type, drafts=0 if padded else drafts,
+            speculate=0 if ours or padded else drafts,  # TGI's shards say so, and write behind a request's last token
             micro_batches=1 if padded else micro_batches, adapter_slots=adapter_slots,
         )
         for rank in range(world_size)
