@@ -145,9 +145,17 @@ class VisionScene:
     def encoder(self, capacity: int = 10_000) -> ImageEncoder:
         return ImageEncoder(self.tower, capacity)
 
-    def shard(self, *, budget: int = 10_000, encoder: ImageEncoder | None = None, num_blocks: int = 256) -> EngineShard:
-        """An engine on the model."""
-        runner: Any = load(self.folder)
+    def shard(
+        self,
+        *,
+        budget: int = 10_000,
+        encoder: ImageEncoder | None = None,
+        num_blocks: int = 256,
+        folder: Path | None = None,
+        **options: Any,
+    ) -> EngineShard:
+        """An engine on the model. folder: of another text model. options: for `load`."""
+        runner: Any = load(folder or self.folder, **options)
         return EngineShard(
             Tokenizer.load(self.folder), budget=budget, runner=runner, encoder=encoder or self.encoder(),
             num_blocks=num_blocks,

@@ -52,11 +52,16 @@ def load(
     adapters: Mapping[str, Path] | None = None,
     merged: Path | None = None,
     adapter_room: int = 0,
+    quantize: str | None = None,
 ) -> Runner:
     """The model in `path` on the CPU. group: one stage of these ranks; ranks: several. backend: None: the reference.
     merged: the folder of an adapter that is merged into it."""
     return load_runner(
-        with_adapters(describe(examine(path, merged), rope_factor=rope_factor), adapters or {}, room=adapter_room),
+        with_adapters(
+            describe(examine(path, merged), rope_factor=rope_factor, quantize=quantize),
+            adapters or {},
+            room=adapter_room,
+        ),
         Placement(CPU, dtype, ranks or Ranks.of(group or ProcessGroup()), cache_dtype),
         FixedAttention(backend or ReferenceBackend()),
         trust_remote_code=trust_remote_code,

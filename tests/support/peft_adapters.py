@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,17 +33,22 @@ def peft_adapter(model_path: Path, directory: Path, seed: int, **config: Any) ->
 
 def peft_logits(model_path: Path, adapter: Path | None, sequences: Sequence[Tensor]) -> list[Tensor]:
     """Logits [length, vocab] of each sequence, each in a forward of its own; None: of the base model."""
-    from peft import PeftModel
-
-    model = _base(model_path)
-    if adapter is not None:
-        with warnings.catch_warnings(action="ignore"):
-            model = PeftModel.from_pretrained(model, str(adapter))
+    model = _base(model_path) if adapter is None else peft_model(model_path, adapter)
     with torch.inference_mode():
         return [model(input_ids=ids[None]).logits[0].float() for ids in sequences]
 
 
-def _base(path: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+def peft_model(model_path: Path, adapter: Path) -> Any:
+    """The checkpoint with an adapter, as PEFT loads it."""
+    from peft import PeftModel
 
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    with warnings.catch_warnings(action="ignore"):
+        return PeftModel.from_pretrained(_base(model_path), str(adapter))
+
+
+def _base(path: Path) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    sees = "vision_config" in json.loads((path / "config.json").read_text())
+    load: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    return load.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()

@@ -81,6 +81,9 @@ def load_tower(directory: Path, name: str, family: VisionFamily, device: torch.d
     except Exception as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StartupError(f"the vision tower of {name} cannot be loaded: {line[:300]}") from error
+    quantized = _quantized(tower, info["unexpected_keys"])
+    if quantized is not None:
+        raise StartupError(f"the vision tower of {name} is quantized ({quantized}); only its text model may be")
     missing = sorted(_not_text(info["missing_keys"]))
     if missing:
         raise StartupError(f"the vision tower of {name} cannot be loaded: weight {missing[0]} does not exist")
@@ -117,6 +120,12 @@ def _without_text(config: Any) -> None:
     # Quantized checkpoints keep their towers in plain numbers.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+
+
+def _quantized(tower: torch.nn.Module, unexpected: Iterable[str]) -> str | None:
+    """A tensor of a matrix that is not stored as plain numbers; None: there is none."""
+    matrices = {name for name, module in tower.named_modules() if hasattr(module, "weight") and module.weight.dim() > 1}
+    return next((key for key in sorted(unexpected) if key.rpartition(".")[0] in matrices), None)
 
 
 def _not_text(names: Iterable[str]) -> list[str]:
