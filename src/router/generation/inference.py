@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -113,12 +114,14 @@ class Inference:
         While images are fetched and prepared it holds a permit, as a generation does. Counts the refusal.
         """
         try:
-            if not self.validator.names_images(request):
-                return await self.validator.with_images(request)
-            with self.take_permits():
-                return await self.validator.with_images(request)
+            needs_permit = self.validator.names_images(request)
         except (TemplateError, ValidationError) as error:
             raise self.refused(error) from None
+        with self.take_permits() if needs_permit else nullcontext():
+            try:
+                return await self.validator.with_images(request)
+            except (TemplateError, ValidationError, OverloadedError) as error:
+                raise self.refused(error) from None
 
     async def generate(self, request: GenerateRequest, permits: HeldPermits) -> GenerationResult:
         """One generation, to its end. Cancelling the caller ends the generation."""

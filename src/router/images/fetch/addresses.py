@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -14,8 +13,29 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """All addresses of a host."""
 
+# What `is_global` of the standard library lets through, or did in some version: the special-purpose registries of IANA
+# as a whole, and a service of a cloud at a public address.
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "168.63.129.16/32",  # Azure's metadata and DNS
+            "192.0.0.0/24",  # protocol assignments, Oracle's metadata among them
+            "192.31.196.0/24",  # AS112: the nearest server answers
+            "192.52.193.0/24",  # AMT
+            "192.88.99.0/24",  # relays of 6to4
+            "192.175.48.0/24",  # AS112
+            "2001::/23",  # protocol assignments: Teredo, ORCHID, AMT, AS112
+            "2001:db8::/32",
+            "2002::/16",  # 6to4, whose relays reach any IPv4 address
+            "2620:4f:8000::/48",  # AS112
+            "3fff::/20",  # documentation
+        ),
+    )
+)
+_UNICAST = ipaddress.ip_network("2000::/3")  # of IPv6: nothing else has been given to hosts
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_NAT64_LOCAL = ipaddress.ip_network("64:ff9b:1::/48")
+_ISATAP = (0x0000_5EFE, 0x0200_5EFE)  # before the IPv4 address in the last 64 bits
 
 
 class NotAllowedError(Exception):
@@ -25,31 +45,20 @@ class NotAllowedError(Exception):
 def is_public(address: IPAddress) -> bool:
     """Whether an address is one host's on the internet, also the IPv4 address that an IPv6 address stands for."""
     if isinstance(address, ipaddress.IPv6Address):
-        if address in _NAT64_LOCAL:
+        inside = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if address.ipv4_mapped is not None or address in _NAT64:
+            return is_public(inside)
+        if address not in _UNICAST or (int(address) >> 32 & 0xFFFFFFFF in _ISATAP and not is_public(inside)):
             return False
-        inside: list[IPAddress | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _NAT64:
-            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if address.ipv4_mapped is not None:
-            return is_public(address.ipv4_mapped)
-        if not all(is_public(one) for one in inside if one is not None):
-            return False
-        if address.is_site_local:
-            return False
+    if any(address in network for network in _SPECIAL):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
-
-
-async def resolve(host: str, port: int) -> list[str]:
-    """By the system's resolver. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
     """Resolves a host once, checks every address, and connects to one of those: never to another answer of DNS."""
 
-    def __init__(self, may_be_private: Callable[[str, int], bool], resolve: Resolve = resolve) -> None:
+    def __init__(self, may_be_private: Callable[[str, int], bool], resolve: Resolve) -> None:
         """may_be_private: whether a host and port may have addresses that are not public."""
         self._may_be_private = may_be_private
         self._resolve = resolve

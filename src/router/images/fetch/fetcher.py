@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Collection
 from typing import Literal
 from urllib.parse import urljoin, urlsplit
@@ -16,14 +17,17 @@ import httpcore2
 
 from router.errors import ValidationError
 from router.images.asked import check_size
-from router.images.fetch.addresses import CheckedBackend, NotAllowedError, Resolve, resolve
+from router.images.fetch.addresses import CheckedBackend, NotAllowedError, Resolve
+from router.images.fetch.places import FetchPlaces
+from router.images.fetch.resolver import Resolver
 
 logger = logging.getLogger(__name__)
 
 FetchMode = Literal["off", "public", "all"]
 
 MAX_REDIRECTS = 2
-_MAX_AT_ONCE = 8
+_MAX_AT_ONCE = 16
+_MAX_OF_A_HOST = 4
 _MAX_URL = 8192
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PORTS = {"http": 80, "https": 443}
@@ -43,33 +47,39 @@ class UrlFetcher:
         mode: Literal["public", "all"],
         limit_s: float,
         hosts: Collection[str] = (),
-        resolve: Resolve = resolve,
+        resolve: Resolve | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        wait_s: float | None = None,
     ) -> None:
-        """limit_s: seconds of a fetch in all. hosts: `HOST` or `HOST:PORT`, the only ones if there are any; they may be
-        private. resolve, ssl_context: for tests."""
+        """limit_s: seconds of a fetch in all, and of its wait for a place. hosts: `HOST` or `HOST:PORT`, the only ones
+        if there are any; they may be private. resolve, ssl_context, wait_s (for a place): for tests."""
         self._mode = mode
         self._limit_s = limit_s
         self._hosts = frozenset(one.lower() for one in hosts)
-        self._places = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._places = FetchPlaces(
+            in_all=_MAX_AT_ONCE, of_a_host=_MAX_OF_A_HOST, wait_s=limit_s if wait_s is None else wait_s
+        )
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=ssl_context,
             max_connections=_MAX_AT_ONCE,
             max_keepalive_connections=0,
-            network_backend=CheckedBackend(self._may_be_private, resolve),
+            network_backend=CheckedBackend(self._may_be_private, resolve or Resolver().resolve),
         )
 
     async def fetch(self, url: str, max_bytes: int) -> bytes:
-        """The file. Raises ValidationError."""
-        host = "?"
+        """The file. Raises ValidationError, and OverloadedError while too many others are fetched."""
+        host, left_s = "?", self._limit_s
         try:
-            async with asyncio.timeout(self._limit_s), self._places:
-                for _ in range(MAX_REDIRECTS + 1):
-                    host = self._checked_host(url)
-                    answer = await self._get(url, max_bytes)
-                    if isinstance(answer, bytes):
-                        return answer
-                    url = _redirected(url, answer)
+            for _ in range(MAX_REDIRECTS + 1):
+                host = self._checked_host(url)
+                async with self._places.of(host):  # how long others take is not this fetch's time
+                    began = time.monotonic()
+                    async with asyncio.timeout(left_s):
+                        answer = await self._get(url, max_bytes)
+                    left_s -= time.monotonic() - began
+                if isinstance(answer, bytes):
+                    return answer
+                url = _redirected(url, answer)
             reason = "too many redirects"
         except TimeoutError:
             reason = "timed out"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trustme
 
-from router.errors import ValidationError
+from router.errors import OverloadedError, ValidationError
 from router.images.fetch.fetcher import UrlFetcher
 
 Answer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
@@ -102,9 +102,7 @@ async def test_a_name_is_resolved_once(server: Server) -> None:
              "169.254.169.254"],
 )  # fmt: skip
 async def test_private_addresses_in_any_form(host: str, server: Server) -> None:
-    from router.images.fetch.addresses import resolve
-
-    one = fetcher(mode="public", resolve=resolve)
+    one = fetcher(mode="public", resolve=None)
     assert await refusal(one, f"http://{host}:{server.port}/file") in (
         "Could not fetch image: address not allowed",
         "Could not fetch image: connection failed",  # a form that the system's resolver does not know
@@ -188,6 +186,21 @@ async def test_statuses_and_answers_that_are_refused(server: Server) -> None:
 async def test_a_slow_server_has_a_limit(path: str, server: Server) -> None:
     one = fetcher(limit_s=0.3)
     assert await refusal(one, f"http://x:{server.port}{path}") == "Could not fetch image: timed out"
+
+
+async def test_slow_files_of_a_host_hold_up_no_other_host(server: Server) -> None:
+    """And what waits for a place is not called slow."""
+    one = fetcher(wait_s=0.05)
+    slow = [asyncio.create_task(one.fetch(f"http://slow:{server.port}/silent", 100)) for _ in range(8)]
+    while len(server.heads) < 4:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert await one.fetch(f"http://other:{server.port}/file", 100) == FILE
+    refused = await asyncio.gather(*slow[4:], return_exceptions=True)
+    assert [type(error) for error in refused] == [OverloadedError] * 4
+    for task in slow[:4]:
+        task.cancel()
+    await asyncio.gather(*slow[:4], return_exceptions=True)
+    assert not one._places._hosts
 
 
 async def test_a_port_that_is_closed() -> None:

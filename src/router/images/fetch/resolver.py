@@ -1,0 +1,63 @@
+"""Addresses of hosts from the system's resolver, in threads of its own.
+
+A lookup cannot be interrupted, and a name server may take half a minute for it: in the threads that everything else
+shares, some names of a hostile one would hold up the decoding of all images.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+
+from router.errors import OverloadedError
+
+LIMIT_S = 5.0
+_MAX_AT_ONCE = 16
+_RETRY_AFTER_S = 10
+
+_Outcome = list[str] | Exception
+
+
+class Resolver:
+    """One lookup of a host at a time, which all that wait for it share. Nothing is kept after it."""
+
+    def __init__(self, *, limit_s: float = LIMIT_S, max_at_once: int = _MAX_AT_ONCE) -> None:
+        """limit_s: seconds that a caller waits. max_at_once: lookups, abandoned ones included."""
+        self._limit_s = limit_s
+        self._max_at_once = max_at_once
+        self._running: dict[tuple[str, int], asyncio.Future[_Outcome]] = {}
+
+    async def resolve(self, host: str, port: int) -> list[str]:
+        """All addresses. Raises OSError, TimeoutError, UnicodeError, and OverloadedError while too many are looked
+        up."""
+        key = host, port
+        running = self._running.get(key)
+        if running is None:
+            if len(self._running) >= self._max_at_once:
+                raise OverloadedError(_RETRY_AFTER_S)
+            loop = asyncio.get_running_loop()
+            running = self._running[key] = loop.create_future()
+            # Not of a pool: the interpreter would wait for it at its end.
+            threading.Thread(target=self._look_up, args=(loop, key), name="resolver", daemon=True).start()
+        async with asyncio.timeout(self._limit_s):
+            outcome = await asyncio.shield(running)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _look_up(self, loop: asyncio.AbstractEventLoop, key: tuple[str, int]) -> None:
+        outcome: _Outcome
+        try:
+            found = socket.getaddrinfo(*key, type=socket.SOCK_STREAM)
+            outcome = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        except Exception as error:
+            outcome = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._end, key, outcome)
+
+    def _end(self, key: tuple[str, int], outcome: _Outcome) -> None:
+        running = self._running.pop(key)
+        if not running.done():
+            running.set_result(outcome)
