@@ -55,7 +55,7 @@ def load(
     quantize: str | None = None,
 ) -> Runner:
     """The model in `path` on the CPU. group: one stage of these ranks; ranks: several. backend: None: the reference.
-    merged: the folder of an adapter that is merged into it."""
+    merged: the folder of an adapter that is merged into it. quantize: `--quantize`."""
     return load_runner(
         with_adapters(
             describe(examine(path, merged), rope_factor=rope_factor, quantize=quantize),

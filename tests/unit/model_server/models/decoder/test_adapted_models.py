@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from support.adapters import write_adapter
 from support.loading import load
 from support.peft_adapters import peft_adapter, peft_logits
-from support.quantized import quantize_folder
 from support.thread_ranks import on_ranks
 from support.tiny_models import tiny_checkpoint
 from torch import Tensor
@@ -169,18 +168,6 @@ def test_a_saved_matrix_with_too_many_other_rows(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="changes 1025 rows of the base model's; 1024 are served at most; merge"):
         load(model, adapters={"a": adapter})
     assert load(model, merged=adapter) is not None
-
-
-def test_a_quantized_base(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    source = tiny_checkpoint("llama", tmp_path / "source", with_tokenizer=False)
-    quantized = quantize_folder(source, tmp_path, "gptq")
-    adapter = peft_adapter(tmp_path / "plain", tmp_path / "adapter", 1)
-    got = run_protocol(load(quantized, adapters={"a": adapter}), SEQUENCES, 4, adapters=(0, BASE, 0))
-    wanted = [
-        peft_logits(tmp_path / "plain", a, [s])[0] for a, s in zip((adapter, None, adapter), SEQUENCES, strict=True)
-    ]
-    assert_equal_logits(got, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,94 @@
+"""LoRA adapters over every kind of quantized base model, with PEFT over the decoded weights as the reference."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity.protocol import assert_equal_logits, prompts, run_protocol
+from support.gguf_files import write_gguf
+from support.loading import load
+from support.marlin_and_exl2 import store_as
+from support.mxfp4 import mxfp4_checkpoint
+from support.peft_adapters import peft_adapter, peft_logits
+from support.quantized import quantize_folder as quantize_words
+from support.quantized_folder import Stored, quantize_folder
+from support.quantized_ways import WAYS
+from support.thread_ranks import on_ranks
+from support.tiny_models import tiny_checkpoint
+from torch import Tensor
+
+from model_server.adapters.rows import BASE
+from model_server.attention.cpp import CppBackend
+from model_server.cpp import library as cpp
+from model_server.errors import StartupError
+from model_server.quantization.onload import QUANTIZERS
+from model_server.weights.gguf.prepare import prepare
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+SIZES = {"num_hidden_layers": 2, "intermediate_size": 128}
+ALWAYS = ("awq", "fp8 blocks", "gguf Q4_K_M", "gpt_oss mxfp4", "eetq on load")
+CASES = [
+    "gptq", "awq", *WAYS, "marlin", "exl2", "gguf Q8_0", "gguf Q4_K_M", "gpt_oss mxfp4",
+    *(f"{way} on load" for way in QUANTIZERS),
+]  # fmt: skip
+
+
+def checkpoints(way: str, folder: Path) -> tuple[Path, Path, str | None]:
+    """(what is served, the decoded weights as a plain checkpoint, `--quantize`)."""
+    if way == "gpt_oss mxfp4":
+        return *mxfp4_checkpoint(folder), None
+    if way.startswith("gguf"):
+        wide = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1, "head_dim": 64}
+        source = tiny_checkpoint("llama", folder / "source", **wide)
+        file = write_gguf(source, folder / "model.gguf", way.removeprefix("gguf "), folder / "decoded")
+        return prepare(file, folder / "cache"), folder / "decoded", None
+    source = tiny_checkpoint("llama", folder / "source", with_tokenizer=False, **SIZES)
+    if way in ("gptq", "awq"):
+        return quantize_words(source, folder, way), folder / "plain", None
+    if way.endswith(" on load"):
+        flag = way.removesuffix(" on load")
+        return source, quantize_folder(source, folder, _on_load(flag), {})[1], flag
+    made = (store_as(way), {"quant_method": way}) if way in ("marlin", "exl2") else WAYS[way]()
+    return *quantize_folder(source, folder, *made), None
+
+
+def _on_load(flag: str) -> Any:
+    def store(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
+        form = QUANTIZERS[flag](weight.float(), weight.float().abs().amax(1))
+        return {"weight": weight}, form.dequantize(torch.float32)
+
+    return store
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way in ALWAYS else pytest.mark.parity) for way in CASES])
+def test_lora_and_dora_over_quantized_weights(way: str, tmp_path: Path) -> None:
+    """One adapter adds to the products, the other one's lengths (DoRA) are those of the decoded weights; and no
+    adapter. On one rank, on two, and in the operator of all layers."""
+    pytest.importorskip("peft")
+    served, decoded, flag = checkpoints(way, tmp_path)
+    target = {"target_modules": ATTENTION} if way == "gpt_oss mxfp4" else {}
+    first = peft_adapter(decoded, tmp_path / "first", 1, **target)
+    second = peft_adapter(decoded, tmp_path / "second", 2, use_dora=True, **target)
+    sequences = prompts(512 if way != "gpt_oss mxfp4" and not way.startswith("gguf") else 300)
+    logits = cache(lambda adapter, i: peft_logits(decoded, adapter, [sequences[i]])[0])
+    wanted = [logits(adapter, i) for i, adapter in enumerate((first, second, None))]
+    adapters = {"a": first, "b": second}
+
+    def run(**options: Any) -> list[Tensor]:
+        runner = load(served, quantize=flag, adapters=adapters, **options)
+        return run_protocol(runner, sequences, 4, adapters=(0, 1, BASE))
+
+    assert_equal_logits(run(), wanted)
+    for of_rank in on_ranks(2, lambda group: run(group=group)):
+        assert_equal_logits(of_rank, wanted)
+    if cpp.usable(torch.device("cpu"), torch.float32):
+        assert_equal_logits(run(backend=CppBackend()), wanted)
+    if flag is None:
+        with pytest.raises(StartupError, match="into which no adapter can be merged: give the base model as --model-"):
+            load(served, merged=first)
+    assert float((wanted[0] - logits(None, 0)).abs().max()) > 0.1
+    assert float((wanted[1] - logits(None, 1)).abs().max()) > 0.1
