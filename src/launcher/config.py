@@ -17,7 +17,7 @@ from wire.adapters import check_adapters, check_lora_root
 from wire.cli.adapter_options import AdapterOptions
 from wire.cli.image_options import IMAGE_FLAGS, ImageOptions
 from wire.cli.options import argument, option
-from wire.quantization.methods import Quantize, refuse_unserved
+from wire.quantization.methods import Quantize
 from wire.speculation.options import check_speculation
 
 DEFAULT_MODEL_ID = "bigscience/bloom-560m"
@@ -66,7 +66,8 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions):
     )  # fmt: skip
     quantize: Quantize | None = option(
         None, panel=_MODEL,
-        help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes. Checkpoints that are "
+        help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes to 8 "
+        "bits, bitsandbytes-nf4 or bitsandbytes-fp4 to 4. Checkpoints that are "
         "stored quantized need no option.",
     )  # fmt: skip
     trust_remote_code: bool = option(False, panel=_MODEL, help="Allow code from the model's repository.")
@@ -363,7 +364,6 @@ def _check_token_limits(config: LauncherConfig) -> None:
 
 
 def _check_served(config: LauncherConfig) -> None:
-    refuse_unserved(config.quantize, ArgumentValidation)
     taken = (config.model_id or DEFAULT_MODEL_ID, *config.served_model_name)
     check_adapters(config.lora_adapters, ArgumentValidation, taken=taken)
     check_lora_root(config.lora_root, config.api_key, num_nodes(config), ArgumentValidation)

@@ -15,7 +15,7 @@ from model_server.errors import StartupError
 from wire.cli.adapter_options import MOST_SLOTS
 from wire.cli.options import argument, option
 from wire.log import progress_bars
-from wire.quantization.methods import Quantize, refuse_unserved
+from wire.quantization.methods import Quantize
 from wire.speculation.options import check_speculation
 
 DtypeName = Literal["float16", "bfloat16", "float32"]
@@ -118,7 +118,8 @@ class ServeConfig:
     quantize: Quantize | None = option(
         None,
         env=None,
-        help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes. Checkpoints that are "
+        help="How plain weights are quantized while they are loaded: fp8, eetq or bitsandbytes to 8 "
+        "bits, bitsandbytes-nf4 or bitsandbytes-fp4 to 4. Checkpoints that are "
         "stored quantized are served as they are, without it",
     )
     rope_scaling: Literal["linear", "dynamic"] | None = option(
@@ -345,7 +346,6 @@ def draws_progress_bars() -> bool:
 
 def check(config: ServeConfig) -> None:
     """Refuses what cannot be served whatever the model. Raises StartupError."""
-    refuse_unserved(config.quantize, StartupError)
     for flag, is_set, remedy in (
         ("ROPE_SCALING dynamic", config.rope_scaling == "dynamic", "use `linear`, or a kind that config.json can name"),
         ("WEIGHTS_CACHE_OVERRIDE", config.weights_cache_override is not None, "give the directory as the model"),

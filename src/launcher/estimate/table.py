@@ -10,6 +10,7 @@ from launcher.planning import memory
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
 from launcher.planning.plan import fits
+from wire.quantization.methods import FOUR_BITS, Quantize
 
 _COUNTS = (1, 2, 4, 8)
 NEW_GPU = (9, 0)
@@ -71,7 +72,8 @@ def _ways(info: ModelInfo, capability: tuple[int, int] | None) -> list[LauncherC
     if info.latent_size is None and is_able and not is_small_already:
         ways.append(dataclasses.replace(plain, kv_cache_dtype="fp8_e4m3fn"))
     if info.quantization is None:
-        ways += [dataclasses.replace(way, quantize="eetq") for way in ways]
+        quantized: tuple[Quantize, ...] = ("eetq", "bitsandbytes-nf4")
+        ways += [dataclasses.replace(way, quantize=method) for method in quantized for way in ways]
     return ways
 
 
@@ -94,7 +96,7 @@ def _row(
     plain = "32 bits" if config.dtype == "float32" else "16 bits"
     return Row(
         num_shard=count,
-        weights=info.quantize or ("8 bits" if config.quantize else plain),
+        weights=info.quantize or _bits(config.quantize) or plain,
         cache=plain if found.cache_type is None else "8 bits",
         quantize=config.quantize,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -102,3 +104,10 @@ def _row(
         token_bytes=found.token,
         tokens=tokens,
     )
+
+
+def _bits(quantize: str | None) -> str | None:
+    """What is left of each number; None: all."""
+    if quantize is None:
+        return None
+    return "4 bits" if quantize in FOUR_BITS else "8 bits"

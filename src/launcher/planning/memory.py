@@ -12,12 +12,14 @@ from typing import Any
 from launcher.config import KEEP_MODEL_TYPE, LauncherConfig
 from launcher.planning.hardware import Gpu, Hardware
 from launcher.planning.model_info import ModelInfo
-from wire.quantization.methods import ON_LOAD
+from wire.quantization.methods import FOUR_BITS, ON_LOAD
 
 FLOAT8_CAPABILITY = (8, 9)
 """GPUs from here on get an 8-bit cache where the checkpoint asks for one."""
 _ROW_BYTES = 5
 """At most, of the scale and the zero point of a row of a matrix that is quantized on load."""
+_BLOCK, _BLOCK_BYTES = 64, 36
+"""Numbers that share a scale where a matrix is quantized on load to 4 bits, and their bytes with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | Non
     """All weights in memory; None where the files are not here. quantize: `--quantize`; width: of a plain weight.
 
     What is stored quantized stays as it is stored, but codes of 2 and 3 bits take 4. On load a number of a block's
-    matrices takes a byte.
+    matrices takes a byte, or half a byte and its part of the scale of a block.
     """
     size = info.weight_bytes
     if size is None:
@@ -80,6 +82,8 @@ def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | Non
         matrices = size - plain * info.stored_itemsize
         return size - matrices + int(matrices * _growth(info.quantization, info.hidden_size))
     numbers = size // info.stored_itemsize - plain
+    if quantize in FOUR_BITS:
+        return plain * width + numbers * _BLOCK_BYTES // _BLOCK
     return plain * width + numbers + _ROW_BYTES * (numbers // info.hidden_size)
 
 

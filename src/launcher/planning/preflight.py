@@ -32,7 +32,7 @@ from wire.cli.spelling import variable_of
 from wire.processes import unix_socket
 from wire.processes.python_child import child_environment, module_command
 from wire.quantization import gguf
-from wire.quantization.methods import ON_LOAD
+from wire.quantization.methods import FOUR_BITS, ON_LOAD
 from wire.speculation.heads import served_model
 from wire.text import tokenizer_trial
 from wire.text.counting import counted
@@ -81,7 +81,8 @@ def check_memory(
 ) -> None:
     """Refuses weights that cannot fit whatever their type will be. quantize: the flag. Raises ArgumentValidation.
 
-    A file may shrink on loading by half at most, when float32 is kept as two bytes; to a quarter, when it is quantized.
+    A file may shrink on loading by half at most, when float32 is kept as two bytes; to a quarter, when it is quantized,
+    and to a seventh where 4 bits are left of a number.
     """
     size = info.weight_bytes if info else None
     if size is None:
@@ -94,7 +95,8 @@ def check_memory(
         available, where, remedy = hardware.memory_bytes, "this machine", "use a smaller model"
     else:
         return
-    if size // (4 if quantize in ON_LOAD else 2) > available:
+    least = 7 if quantize in FOUR_BITS else 4 if quantize in ON_LOAD else 2
+    if size // least > available:
         raise ArgumentValidation(
             f"`--model-id` {model_id} has {size / 2**30:.1f} GiB of weights, which cannot fit in the "
             f"{available / 2**30:.1f} GiB of {where}; {remedy}"

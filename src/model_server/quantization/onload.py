@@ -2,53 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from model_server.quantization.formats.common.storage import cut_columns
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes
-from model_server.quantization.forms.float8 import quantize_rows
+from model_server.quantization.forms.float8 import Fp8, quantize_rows
+from model_server.quantization.forms.table import TableCodes
 from model_server.quantization.plain import PlainFormat, tensor_name
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
 
-# (floating numbers [out, in], the largest magnitude of each whole row, float32 [out]) -> their form.
-Quantizer = Callable[[Tensor, Tensor], Form]
+# (floating numbers [out, in] of whole rows, the columns that are kept, the matrix's name for errors) -> their form.
+Quantizer = Callable[[Tensor, Range, str], Form]
 
 # What is read at a time. To quantize it takes two copies in float32 beside it: of 16-bit weights, 5 times as much.
 PIECE_BYTES = 16 * 2**20
 _MIDDLE = 128
+# Columns that share a scale, of those that are quantized to 4 bits.
+BLOCK = 64
+# The sixteen numbers of bitsandbytes' types (Dettmers et al., arXiv 2305.14314, appendix E), rounded to float32.
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+FP4 = tuple(sign * number / 12 + 0.0 for sign in (1, -1) for number in _TWELFTHS)
 
 
-def eetq(weight: Tensor, largest: Tensor) -> Codes:
-    """A scale in float16 for each row, largest / 128."""
-    return _of_rows(weight, (largest / _MIDDLE).half())
+def eetq(weight: Tensor, columns: Range, name: str) -> Codes:
+    """A scale in float16 for each row, its largest magnitude / 128."""
+    return _of_rows(weight, columns, (_largest(weight) / _MIDDLE).half())
 
 
-def bitsandbytes(weight: Tensor, largest: Tensor) -> Codes:
-    """A scale in float32 for each row, largest / 127. Activations are not quantized, so that no column is spared."""
-    return _of_rows(weight, largest / 127)
+def bitsandbytes(weight: Tensor, columns: Range, name: str) -> Codes:
+    """A scale in float32 for each row, its largest magnitude / 127. Activations are not quantized, so that no column
+    is spared."""
+    return _of_rows(weight, columns, _largest(weight) / 127)
 
 
-def _of_rows(weight: Tensor, scales: Tensor) -> Codes:
+def fp8(weight: Tensor, columns: Range, name: str) -> Fp8:
+    """A scale in float32 for each row, its largest magnitude / 448."""
+    return quantize_rows(weight[:, slice(*columns)], _largest(weight))
+
+
+def nf4(weight: Tensor, columns: Range, name: str) -> TableCodes:
+    """The nearest of the table's numbers, times the largest magnitude of 64 columns in float32."""
+    return _of_table(weight, columns, NF4, name)
+
+
+def fp4(weight: Tensor, columns: Range, name: str) -> TableCodes:
+    """As `nf4`, by another table."""
+    return _of_table(weight, columns, FP4, name)
+
+
+def _largest(weight: Tensor) -> Tensor:
+    """[out, in] -> [out] float32."""
+    return weight.abs().amax(1).float()
+
+
+def _of_rows(weight: Tensor, columns: Range, scales: Tensor) -> Codes:
     scales = scales.unsqueeze(1)
     divisors = scales.float()
-    values = (weight.float() / torch.where(divisors > 0, divisors, 1.0)).round_().clamp_(-_MIDDLE, _MIDDLE - 1)
-    codes = values.add_(_MIDDLE).to(torch.uint8)
+    values = weight[:, slice(*columns)].float() / torch.where(divisors > 0, divisors, 1.0)
+    codes = values.round_().clamp_(-_MIDDLE, _MIDDLE - 1).add_(_MIDDLE).to(torch.uint8)
     zeros = torch.full_like(scales, _MIDDLE, dtype=torch.uint8)
     return Codes.of(codes, scales, zeros, codes.shape[1], bits=8)
 
 
-QUANTIZERS: dict[str, Quantizer] = {"eetq": eetq, "bitsandbytes": bitsandbytes, "fp8": quantize_rows}
+def _of_table(weight: Tensor, columns: Range, numbers: Sequence[float], name: str) -> TableCodes:
+    """As the library rounds: by the reciprocal of the scale, and to the lower of two numbers that are as near."""
+    table = torch.tensor(numbers, dtype=torch.float32, device=weight.device)
+    ordered, order = table.sort(stable=True)
+    blocks = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).contiguous().view(len(weight), -1, BLOCK)
+    scales = blocks.abs().amax(2)
+    blocks.mul_(1 / scales.clamp(min=1e-38).unsqueeze(2)).clamp_(-1, 1)
+    codes = order.to(torch.uint8)[torch.bucketize(blocks, (ordered[1:] + ordered[:-1]) / 2, out_int32=True)]
+    kept = codes.flatten(1)[:, slice(*columns)]
+    cut, group = cut_columns(scales, BLOCK, columns, name, weight.shape[1])
+    return TableCodes.of(kept, cut, table, group)
+
+
+QUANTIZERS: dict[str, Quantizer] = {
+    "eetq": eetq,
+    "bitsandbytes": bitsandbytes,
+    "bitsandbytes-nf4": nf4,
+    "bitsandbytes-fp4": fp4,
+    "fp8": fp8,
+}
 
 
 def read_quantized(reader: WeightReader, wanted: MatrixSlice, quantize: Quantizer) -> list[Form]:
     """A part of matrices that are stored as they are, each piece of rows in a form of its own.
 
-    A scale is that of a whole row also where some columns of it are kept.
+    Scales are those of whole rows also where some columns of them are kept. Raises StartupError for blocks of columns
+    that would be cut too small.
     """
     whole = wanted.whole or (0, _num_columns(reader, wanted))
     first, last = wanted.columns[0] - whole[0], wanted.columns[1] - whole[0]
@@ -56,7 +110,7 @@ def read_quantized(reader: WeightReader, wanted: MatrixSlice, quantize: Quantize
     for part in wanted.parts:
         for piece in _pieces(part, whole, reader.dtype.itemsize):
             rows = PlainFormat().read(reader, replace(wanted, parts=(piece,), columns=whole)).weight
-            forms.append(quantize(rows[:, first:last], rows.abs().amax(1).float()))
+            forms.append(quantize(rows, (first, last), part.name))
     return forms
 
 

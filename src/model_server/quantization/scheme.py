@@ -15,9 +15,10 @@ import torch
 from model_server.errors import StartupError
 from model_server.quantization.described import said_of_weights
 from model_server.quantization.formats import PLAIN, WeightFormat, format_of, formats_of, holds, read_matrix
-from model_server.quantization.forms import Form, Stacked, float8, stacked
+from model_server.quantization.forms import Form, Stacked, float8, stacked, table
 from model_server.quantization.forms.codes import Codes, cat
 from model_server.quantization.forms.float8 import Fp8
+from model_server.quantization.forms.table import TableCodes
 from model_server.quantization.onload import QUANTIZERS, Quantizer, read_quantized
 from model_server.quantization.plain import PlainFormat
 from model_server.weights.checkpoint import Checkpoint
@@ -100,8 +101,11 @@ def merged(forms: list[Form]) -> Form:
     """Pieces of rows as one form, where they are of one kind."""
     codes = [form for form in forms if isinstance(form, Codes)]
     floats = [form for form in forms if isinstance(form, Fp8)]
+    tables = [form for form in forms if isinstance(form, TableCodes)]
     if len(codes) == len(forms):
         return cat(codes)
+    if len(tables) == len(forms):
+        return table.cat(tables)
     return float8.cat(floats) if len(floats) == len(forms) else stacked(forms)
 
 

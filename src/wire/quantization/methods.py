@@ -16,8 +16,10 @@ STORED = (
     "fp8", "modelopt FP8", "modelopt NVFP4", "modelopt MXFP4", "modelopt MXFP8", "gguf",
 )  # fmt: skip
 """Methods, as `method_of` names them, of checkpoints that are served. auto-round packs as gptq or awq do."""
-ON_LOAD = ("fp8", "eetq", "bitsandbytes")
+ON_LOAD = ("fp8", "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4")
 """Words of `--quantize` that quantize plain weights while they are loaded."""
+FOUR_BITS = ("bitsandbytes-nf4", "bitsandbytes-fp4")
+"""Those of ON_LOAD that leave 4 bits of each number, the others leave 8."""
 NAMES_STORED = ("gptq", "awq", "exl2", "marlin", "compressed-tensors")
 """Words of `--quantize` that name a stored format."""
 
@@ -82,9 +84,8 @@ def _of_plain(flag: str | None, model: str, error: type[Exception]) -> Choice:
     if flag in NAMES_STORED:
         raise error(
             f"`--quantize {flag}` names a stored format, but {model} holds plain weights; leave it out, or quantize on "
-            f"load with {_or(ON_LOAD)}"
+            "load with fp8, eetq or bitsandbytes-nf4"
         )
-    refuse_unserved(flag, error)
     return Choice(flag, on_load=True)
 
 
@@ -96,12 +97,6 @@ def refuse_gguf(names: Collection[str], model: str, error: type[Exception]) -> N
             f"{model} holds GGUF files and no other weights: choose one, as `--gguf-file {found[0]}` (found: "
             f"{', '.join(found[:8])})"
         )
-
-
-def refuse_unserved(flag: str | None, error: type[Exception]) -> None:
-    """Refuses words that no checkpoint is served with. Raises `error`."""
-    if flag is not None and flag not in ON_LOAD and flag not in NAMES_STORED:
-        raise error(f"`--quantize {flag}` is not served yet: plain weights are quantized by {_or(ON_LOAD)}")
 
 
 def method_of(said: Mapping[str, Any]) -> str:
@@ -153,7 +148,3 @@ def _awq(said: Mapping[str, Any]) -> str | None:
 def _other_bits(said: Mapping[str, Any], served: tuple[int, ...]) -> str | None:
     bits = said.get("bits")
     return f"of {bits} bits" if bits is not None and bits not in served else None
-
-
-def _or(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"

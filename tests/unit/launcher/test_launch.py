@@ -133,7 +133,7 @@ ADAPTER = "a@b@c"
             "ArgumentValidation",
             ["Sharding is currently not supported with `exl2` quantization"],
         ),
-        (["--dtype", "float16", "--quantize", "bitsandbytes-nf4"], "ArgumentValidation", ["--quantize"]),
+        (["--dtype", "float16", "--quantize", "awq"], "ArgumentValidation", ["--quantize"]),
         (
             ["--max-input-tokens", "3", "--max-input-length", "4"],
             "ArgumentValidation",

@@ -70,7 +70,7 @@ def test_usage_error() -> None:
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (["--quantize", "bitsandbytes-nf4"], 'Error: ArgumentValidation("`--quantize bitsandbytes-nf4` is not served'),
+        (["--model-id", "demo", "--quantize", "awq"], 'Error: ArgumentValidation("`--quantize awq` names a stored'),
         (["--model-id", "demo", "--num-shard", "3"], 'Error: ArgumentValidation("`--num-shard` 3 does not divide'),
         (["--model-id", "./nowhere"], 'Error: ArgumentValidation("`--model-id` ./nowhere: no such directory'),
         (["--model-id", "demo", "--sharded", "true"], 'Error: NotEnoughCUDADevices("'),

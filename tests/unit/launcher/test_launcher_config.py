@@ -44,7 +44,6 @@ def test_defaults_of_tgi() -> None:
         ({"port": 9000, "master_port": 9000}, ["--master-port", "9000", "twice"]),
         ({"master_port": 9001, "prometheus_port": 9001}, ["--master-port", "9001", "twice"]),
         ({"aip_http_port": 9000, "prometheus_port": 9000}, ["--aip-http-port", "--prometheus-port", "9000"]),
-        ({"quantize": "bitsandbytes-nf4"}, ["--quantize", "not served yet"]),
         ({"lora_adapters": "a=b=c"}, ["Invalid LoRA adapter format: a=b=c"]),
         ({"speculator": "a@b@c"}, ["`--speculator` must be a folder, ID or ID@REVISION. Given: a@b@c"]),
         ({"speculator": "a", "speculate": 0}, ["`--speculator` drafts nothing with `--speculate 0`"]),

@@ -121,8 +121,8 @@ def cat(forms: Sequence[Codes]) -> Form:
     dtype = first.scales.dtype
     if any(form.scales.dtype != dtype for form in forms):
         dtype = torch.float32
-    scales = [_finer(form, form.scales, group).to(dtype) for form in forms]
-    zeros = [_finer(form, form.zeros, group) for form in forms]
+    scales = [finer(form.scales, form.group, group, form.num_columns).to(dtype) for form in forms]
+    zeros = [finer(form.zeros, form.group, group, form.num_columns) for form in forms]
     codes = torch.cat([form.codes for form in forms])
     return Codes(codes, torch.cat(scales), torch.cat(zeros), group, first.num_columns, first.order)
 
@@ -133,7 +133,7 @@ def _same_columns(one: Codes, other: Codes) -> bool:
     return other.order is None if one.order is None else one.order.equals(other.order)
 
 
-def _finer(form: Codes, of_groups: Tensor, group: int) -> Tensor:
-    """[out, groups] for smaller groups, of which the form's are made."""
-    firsts = torch.arange(0, form.num_columns, group, device=of_groups.device)
-    return of_groups[:, firsts // form.group]
+def finer(of_groups: Tensor, group: int, smaller: int, num_columns: int) -> Tensor:
+    """[out, groups] for groups of `smaller` columns, of which those of `group` are made."""
+    firsts = torch.arange(0, num_columns, smaller, device=of_groups.device)
+    return of_groups[:, firsts // group]

@@ -43,7 +43,7 @@ def found(
 
 
 def test_every_number_of_shards_that_divides_the_heads() -> None:
-    assert [row.num_shard for row in found(info())] == [n for n in (1, 2, 4, 8) for _ in range(4)]
+    assert [row.num_shard for row in found(info())] == [n for n in (1, 2, 4, 8) for _ in range(6)]
     assert {row.num_shard for row in found(info(num_attention_heads=6, num_key_value_heads=6))} == {1, 2}
     assert found(info(), 3) == []
 
@@ -58,11 +58,13 @@ def test_a_row_has_the_figures_of_the_launch() -> None:
 
 
 def test_smaller_numbers_hold_more() -> None:
-    plain, small_cache, small_weights, small_both = found(info(), 1)
+    plain, small_cache, small_weights, small_both, smallest_weights, smallest_both = found(info(), 1)
     assert small_cache.token_bytes == (plain.token_bytes or 0) // 2
     assert (small_weights.weight_bytes or 0) < (plain.weight_bytes or 0) * 0.6
-    counts = [row.tokens or 0 for row in (plain, small_weights, small_cache, small_both)]
-    assert counts == sorted(counts) and len(set(counts)) == 4
+    assert (smallest_weights.weight_bytes or 0) < (small_weights.weight_bytes or 0) * 0.7
+    for ways in ((plain, small_weights, smallest_weights), (small_cache, small_both, smallest_both)):
+        counts = [row.tokens or 0 for row in ways]
+        assert counts == sorted(counts) and len(set(counts)) == 3
 
 
 def test_an_old_gpu_has_no_8_bit_cache() -> None:
@@ -108,7 +110,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_table_in_a_pipe_has_whole_cells(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_estimate(EstimateConfig(model_id=str(folder), memory=24 * GIB), {}) == 0
     out = capsys.readouterr().out
-    assert "\nWeights of 8 bits: --quantize eetq\n" in out and "…" not in out
+    assert "\nWeights of 8 bits: --quantize eetq\nWeights of 4 bits: --quantize bitsandbytes-nf4\n" in out
+    assert "…" not in out
     assert out.endswith("\nKV cache of 8 bits: --kv-cache-dtype fp8_e4m3fn\n")
     assert "GPUs with 24.0 GiB each" in out
 

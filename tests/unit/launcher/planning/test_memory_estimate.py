@@ -44,10 +44,19 @@ def gpus(count: int = 1, memory_mib: int = 24564) -> Hardware:
 
 @pytest.mark.parametrize(
     ("quantize", "bits"),
-    [(None, 0), ("eetq", 0), ("bitsandbytes", 0), ("fp8", 0), ("gptq", 2), ("gptq", 4), ("gptq", 8)],
+    [
+        (None, 0),
+        ("eetq", 0),
+        ("bitsandbytes", 0),
+        ("bitsandbytes-nf4", 0),
+        ("fp8", 0),
+        ("gptq", 2),
+        ("gptq", 4),
+        ("gptq", 8),
+    ],
 )
 def test_a_shard_takes_what_was_estimated(
-    quantize: Literal["eetq", "bitsandbytes", "fp8", "gptq"] | None, bits: int, tmp_path: Path
+    quantize: Literal["eetq", "bitsandbytes", "bitsandbytes-nf4", "fp8", "gptq"] | None, bits: int, tmp_path: Path
 ) -> None:
     folder = tiny_checkpoint("llama", tmp_path / "plain")
     if quantize == "gptq":
@@ -71,6 +80,7 @@ def test_a_shard_takes_what_was_estimated(
         (LauncherConfig(), info(5_700_000_000, **GPTQ), 5_700_000_000),
         (LauncherConfig(quantize="gptq"), info(5_700_000_000, **GPTQ), 5_700_000_000),
         (LauncherConfig(quantize="fp8"), info(), VOCABULARY + NUMBERS + 5 * ((NUMBERS - VOCABULARY) // 4096)),
+        (LauncherConfig(quantize="bitsandbytes-fp4"), info(), 2 * VOCABULARY + (NUMBERS - VOCABULARY) * 36 // 64),
         (LauncherConfig(), info(None), None),
     ],
 )

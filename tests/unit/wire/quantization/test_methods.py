@@ -110,7 +110,7 @@ def test_plain_weights() -> None:
 def test_a_stored_format_is_asked_of_plain_weights(flag: str) -> None:
     assert refusal(flag, None) == (
         f"`--quantize {flag}` names a stored format, but org/m holds plain weights; leave it out, or quantize on load "
-        "with fp8, eetq or bitsandbytes"
+        "with fp8, eetq or bitsandbytes-nf4"
     )
 
 
@@ -136,12 +136,6 @@ def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
 @pytest.mark.parametrize("flag", [None, "gptq", "eetq"])
 def test_methods_that_are_refused_by_name(flag: str | None, said: dict[str, Any], named: str) -> None:
     assert refusal(flag, said) == f"org/m is quantized with {named}, which is not served; served are {SERVED}"
-
-
-@pytest.mark.parametrize("flag", ["bitsandbytes-nf4", "bitsandbytes-fp4"])
-def test_what_is_not_quantized_on_load_yet(flag: str) -> None:
-    expected = f"`--quantize {flag}` is not served yet: plain weights are quantized by fp8, eetq or bitsandbytes"
-    assert refusal(flag, None) == expected
 
 
 @pytest.mark.parametrize("status", ["initialized", "calibration", "compressed", "frozen"])

@@ -1,0 +1,91 @@
+"""Matrices of codes of 4 bits that stand for the sixteen numbers of a table, with a scale for each group of columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from model_server.quantization.forms import Form, stacked
+from model_server.quantization.forms.codes import finer, packed
+
+
+@dataclass(frozen=True, slots=True)
+class TableCodes:
+    """Element (i, k) is `table[code[i, k]] * scales[i, k // group]`; the last group may be short.
+
+    codes: [out, in / 2] uint8, the even columns in the lower bits; [out, in] where there is an odd number of them.
+    scales: [out, groups] float32. table: [16] float32.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    table: Tensor
+    group: int
+    num_columns: int
+
+    @classmethod
+    def of(cls, codes: Tensor, scales: Tensor, table: Tensor, group: int) -> TableCodes:
+        """codes: [out, in] uint8, none above 15."""
+        return cls(packed(codes, 4), scales.contiguous(), table, group, codes.shape[1])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape[0], self.num_columns
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes + self.table.nbytes
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether two columns share a byte."""
+        return self.codes.shape[1] < self.num_columns
+
+    @property
+    def kind(self) -> str:
+        groups = "one group a row" if self.scales.shape[1] == 1 else f"groups of {self.group}"
+        return f"4 bits of a table, {groups}"
+
+    def rows(self, start: int, stop: int) -> TableCodes:
+        """The rows [start, stop), which share the form's memory."""
+        return replace(self, codes=self.codes[start:stop], scales=self.scales[start:stop])
+
+    def permuted(self, rows: Tensor) -> TableCodes:
+        """Row i of the result is row `rows[i]`; rows: [n] int64 on the form's device."""
+        return replace(self, codes=self.codes.index_select(0, rows), scales=self.scales.index_select(0, rows))
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """The matrix [out, in] in `dtype`: products in float32, rounded once."""
+        if self.is_packed:
+            pairs = torch.stack((self.table.repeat(16), self.table.repeat_interleave(16)), 1)  # of each byte
+            values = pairs.index_select(0, self.codes.flatten().int()).view(self.shape)
+        else:
+            values = self.table[self.codes.long()]
+        num_whole = self.num_columns // self.group
+        if num_whole:
+            whole = values[:, : num_whole * self.group].view(-1, num_whole, self.group)
+            whole.mul_(self.scales[:, :num_whole, None])
+        if num_whole < self.scales.shape[1]:
+            values[:, num_whole * self.group :].mul_(self.scales[:, num_whole:])
+        return values.to(dtype)
+
+
+def cat(forms: Sequence[TableCodes]) -> Form:
+    """Matrices of the same inputs, one after another: groups are cut to those that all have in common.
+
+    Those of another table stay by themselves.
+    """
+    first = forms[0]
+    if len(forms) == 1:
+        return first
+    if not all(torch.equal(form.table, first.table) for form in forms):
+        return stacked(forms)
+    group = math.gcd(*(form.group for form in forms))
+    if all(form.scales.shape[1] == 1 for form in forms):
+        group = first.num_columns
+    scales = torch.cat([finer(form.scales, form.group, group, form.num_columns) for form in forms])
+    return TableCodes(torch.cat([form.codes for form in forms]), scales, first.table, group, first.num_columns)
