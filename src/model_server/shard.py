@@ -229,12 +229,11 @@ def _encoder(
             raise StartupError("--encoder-cache-tokens: images are not served for this model; leave it out")
         return None
     from model_server.models.hf.loading import quiet
-    from model_server.vision.tower import load_tower
+    from model_server.vision.loading import load_encoder
 
     quiet()
-    with torch.inference_mode():
-        tower = load_tower(model.checkpoint.directory, name, family, device, dtype)
-    return ImageEncoder(tower, config.encoder_cache_tokens, ranks)
+    capacity = config.encoder_cache_tokens
+    return load_encoder(model.checkpoint.directory, name, family, device, dtype, capacity=capacity, ranks=ranks)
 
 
 def _residents(config: ServeConfig, model: Model, runner: Runner, dtype: torch.dtype) -> Residents | None:

@@ -42,12 +42,15 @@ class Batch:
         One token is kept for each sequence but one, also for those whose end the router does not know yet; what is left
         of `max_prefill_tokens`, but not more than `chunk_tokens`, goes to the oldest first (TGI's shard gives it to the
         newest, which starves the older ones).
-        Each advances by at least one token, and over an image whose tokens see each other both ways as a whole.
+        Each advances by at least one token, and over an image whose tokens see each other both ways as a whole. A chunk
+        ends before an image that would have to be encoded beyond `max_prefill_tokens` rows of the step's images, of
+        which the first always is.
         """
         self.is_prefilling = False
         budget = max_prefill_tokens - (len(self.sequences) - 1)
         if chunk_tokens is not None:
             budget = min(budget, chunk_tokens)
+        rows = max_prefill_tokens
         for sequence in self.sequences:
             if sequence.is_prefilling:
                 self.is_prefilling = True
@@ -56,6 +59,9 @@ class Batch:
                 if sequence.images is not None:
                     start = sequence.cache_length
                     end = chunk_end(start, start + sequence.input_length, sequence.images.whole)
+                    takes_any = rows == max_prefill_tokens
+                    end, taken = sequence.images.fitting(start, end, rows, takes_any=takes_any)
+                    rows -= taken
                     sequence.input_length = end - start
                 budget -= sequence.input_length
 

@@ -19,11 +19,12 @@ from model_server.batch.sequence import NewRequest, number_blocks
 from model_server.distributed.group import ProcessGroup
 from model_server.engine.calls import DecodeCall, PrefillCall, Session
 from model_server.engine.engine import Engine
-from model_server.errors import FatalError, OutOfMemoryError, StartupError, WarmUpMemoryError
+from model_server.errors import FatalError, OutOfMemoryError, RequestError, StartupError, WarmUpMemoryError
 from model_server.memory.budget import DeviceMemory, Measured, cache_blocks
 from model_server.memory.kv_cache import KvCache
 from model_server.memory.report import MemoryUse, host_memory
 from model_server.runner.cuda_graphs import GraphCost, GraphedRunner
+from model_server.vision.image import Encoded
 from wire.warm_up import NOT_ENOUGH_MEMORY
 
 logger = logging.getLogger(__name__)
@@ -298,13 +299,30 @@ def _try_step(engine: Engine, plan: MemoryPlan, requests: list[NewRequest], max_
     engine.set_cache(_cache(engine, plan, max(2, used_blocks)))  # graphs are measured over it: block 0 and another
     if plan.memory is not None:
         plan.memory.begin()
+    seen = _try_image(engine, largest=plan.memory is not None)  # beside the step, as in those of requests
     result = engine.submit_prefill(PrefillCall(batch_id=0, sequence=0), kept, prompts)()
     generations = result.generations
     if result.batch is not None:
         generations = generations + engine.submit_decode(DecodeCall(batch_ids=(0,), sequence=1))().generations
     if plan.memory is not None and kept:
         engine.try_sampling(kept[0].sampling, MOST_SAMPLED_ROWS)
+    del seen
     return next((g.error for g in generations if g.error is not None), None)
+
+
+def _try_image(engine: Engine, *, largest: bool) -> Encoded | None:
+    """Encode an image as the router prepares it. None: there is no tower. Raises StartupError, and for lack of memory
+    what a step raises."""
+    if engine.encoder is None:
+        return None
+    try:
+        return engine.encoder.try_out(largest=largest)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        if not isinstance(error, RequestError):
+            logger.exception("The vision tower cannot read an image of the warm-up")
+        raise StartupError(f"image processor and vision tower of the model do not fit: {error!s:.200}") from error
 
 
 def _block_bytes(engine: Engine, plan: MemoryPlan) -> int:

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 from model_server.distributed.group import ProcessGroup
 from model_server.vision.image import Encoded, EncodedImages, Image, SeesImages
+from model_server.vision.samples import SampleImages
 
 
 class ImageEncoder:
@@ -20,12 +21,20 @@ class ImageEncoder:
     there when a step wanted them, and that had to be encoded.
     """
 
-    def __init__(self, tower: SeesImages, capacity: int | None = None, ranks: ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        tower: SeesImages,
+        capacity: int | None = None,
+        ranks: ProcessGroup | None = None,
+        samples: SampleImages | None = None,
+    ) -> None:
         """capacity: None: what `begin` makes of the router's limits. ranks: those that run the same steps, each with a
-        tower of its own; None: this one alone."""
+        tower of its own; None: this one alone. samples: for the warm-up; None: it encodes none."""
         self.tower = tower
         self._ranks = ranks or ProcessGroup()
+        self._samples = samples
         self._asked = capacity
+        self._most_tokens = 0
         self.capacity = capacity or 0
         self.hits = 0
         self.misses = 0
@@ -48,7 +57,18 @@ class ImageEncoder:
     def begin(self, most_tokens: int) -> None:
         """A router begins, whose prompts, or steps, have at most so many tokens. Nothing is kept of before."""
         self._recent.clear()
+        self._most_tokens = most_tokens
         self.capacity = self._asked or 2 * most_tokens
+
+    def try_out(self, *, largest: bool) -> Encoded | None:
+        """Encode an image that is made up, the largest that a prompt may have or a small one. It is not kept.
+
+        Raises what preparing it and the tower raise, RequestError if the tower makes another number of rows of it than
+        the image has tokens.
+        """
+        if self._samples is None:
+            return None
+        return self.tower.encode(self._samples.largest(self._most_tokens) if largest else self._samples.small())
 
     def all_succeeded(self, succeeded: bool) -> bool:
         """Whether every rank could encode a request's images, so that all leave the same ones out. All ranks call this

@@ -78,3 +78,21 @@ def test_ranks_leave_out_the_same_request_where_one_cannot_encode(tiny_tokenizer
     assert sorted(errors | other_errors) == [1, 3] and not set(errors) & set(other_errors)
     assert all("vision tower cannot read the image" in text for text in (errors | other_errors).values())
     assert sorted(tokens | other_tokens) == [0, 2, 10 + broken_rank]
+
+
+def test_a_step_encodes_no_more_images_than_fit(tiny_tokenizer: Tokenizer) -> None:
+    """Of 8 rows in a step a chunk takes two images of 3 and ends before the third, which opens the next."""
+    tower = Tower(set())
+    encoder = ImageEncoder(tower, 100)
+    shard = EngineShard(tiny_tokenizer, budget=8, encoder=encoder)
+    many = with_images(shard, 1, 2, 3, 4, 5, chunk_len=1)
+    encoded, lengths = [], []
+    with torch.inference_mode():
+        result = shard.prefill(0, many)
+        while result.batch is not None and len(lengths) < 5:
+            result = shard.decode(0)
+            assert shard.runner.last_inputs is not None
+            lengths.append(shard.runner.last_inputs.attention.query_lengths_host[0])
+            encoded.append(list(tower.encoded))
+    # [1 2] [i i i 3] ...: a chunk of 8 tokens from the second one ends in the second image.
+    assert lengths[:3] == [8, 8, 5] and encoded[:3] == [[1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5]]

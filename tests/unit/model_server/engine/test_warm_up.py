@@ -19,7 +19,7 @@ from model_server.engine import warm_up as memory_module
 from model_server.engine.calls import Session
 from model_server.engine.engine import Engine, EngineOptions
 from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, warm_up
-from model_server.errors import StartupError, WarmUpMemoryError
+from model_server.errors import RequestError, StartupError, WarmUpMemoryError
 from model_server.memory.budget import CACHE_SHARE, DeviceMemory, Measured, cache_blocks
 from model_server.runner.cuda_graphs import GraphedRunner
 from model_server.runner.runner import RunnerTraits
@@ -27,7 +27,9 @@ from model_server.sampling.parameters import SamplingParameters, StoppingParamet
 from model_server.sampling.sampler import Sampler
 from model_server.text.tokenizer import Tokenizer
 from model_server.vision.encoder import ImageEncoder
-from model_server.vision.image import SeesImages
+from model_server.vision.families import FAMILIES
+from model_server.vision.image import Encoded, Image, SeesImages
+from model_server.vision.samples import SampleImages
 from wire.extensions import Extension
 
 BLOCK = 16
@@ -379,3 +381,64 @@ def test_memory_that_is_gone_when_it_is_wanted(tokenizer: Tokenizer, monkeypatch
     engine, capacity = _warm_up(tokenizer, memory=FakeMemory())
     assert engine.cache.num_blocks == tried[-1] == int(tried[-2] * 0.95) <= 4000
     assert capacity.total_tokens == engine.cache.num_blocks * BLOCK
+
+
+class SampledTower:
+    """Tower and samples in one, which notes what it is asked."""
+
+    family = FAMILIES["llava"]
+    image_token = 9
+    row_bytes = 1000
+
+    def __init__(self, notes: list[str], error: Exception | None = None) -> None:
+        self.notes = notes
+        self.error = error
+
+    def small(self) -> Image:
+        self.notes.append("small")
+        return Image(bytes(32), {}, 5)
+
+    def largest(self, most_tokens: int) -> Image:
+        self.notes.append(f"largest of {most_tokens}")
+        return Image(bytes(32), {}, 5)
+
+    def encode(self, image: Image) -> Encoded:
+        self.notes.append("encode")
+        if self.error is not None:
+            raise self.error
+        return Encoded(torch.zeros(5, 1))
+
+
+def _with_tower(tokenizer: Tokenizer, tower: SampledTower) -> Engine:
+    engine = _engine(tokenizer, FakeRunner(vocab_size=tokenizer.vocab_size))
+    engine.encoder = ImageEncoder(tower, samples=cast(SampleImages, tower))
+    return engine
+
+
+def test_an_image_is_encoded_while_memory_is_measured(tokenizer: Tokenizer) -> None:
+    """The largest that a prompt can have; then room for those that are kept is left beside the blocks."""
+    memory = FakeMemory()
+    engine = _with_tower(tokenizer, SampledTower(memory.asked))
+    _warm_up(tokenizer, engine=engine, memory=memory, max_prefill_tokens=32, max_input_tokens=100)
+    assert memory.asked[:4] == ["begin", "largest of 100", "encode", "peak"]
+    block_bytes = BLOCK * 2 * 4
+    assert engine.cache.num_blocks == int((550_000 - 200 * 1000) * CACHE_SHARE) // block_bytes
+    assert engine.encoder is not None and engine.encoder.num_rows == 0
+
+
+def test_on_a_cpu_a_small_image_is_encoded(tokenizer: Tokenizer) -> None:
+    notes: list[str] = []
+    _warm_up(tokenizer, engine=_with_tower(tokenizer, SampledTower(notes)))
+    assert notes == ["small", "encode"]
+
+
+@pytest.mark.parametrize("error", [RequestError("an image has 4 tokens, but its tower makes 5"), ValueError("a shape")])
+def test_a_tower_that_does_not_fit_its_processor_fails_the_start(tokenizer: Tokenizer, error: Exception) -> None:
+    with pytest.raises(StartupError, match=f"image processor and vision tower .* do not fit: {error}"):
+        _warm_up(tokenizer, engine=_with_tower(tokenizer, SampledTower([], error)))
+
+
+def test_an_image_that_needs_too_much_memory_is_a_matter_of_memory(tokenizer: Tokenizer) -> None:
+    engine = _with_tower(tokenizer, SampledTower([], torch.OutOfMemoryError("CUDA out of memory")))
+    with pytest.raises(WarmUpMemoryError):
+        _warm_up(tokenizer, engine=engine, memory=FakeMemory())
