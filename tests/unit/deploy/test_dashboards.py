@@ -127,21 +127,6 @@ def test_panels_lie_beside_each_other() -> None:
 def test_the_dashboard_covers_the_metrics() -> None:
     asked = {family(name)[0] for _, query in queries() for name in re.findall(r"\btgi_\w+", query)}
     left_out = {
-        "tgi_request_skipped_tokens",  # with --speculate only, as the next three
-        "tgi_speculation_drafted_tokens",
-        "tgi_speculation_accepted_tokens",
-        "tgi_speculation_window",
-        "tgi_encoder_cache_hits",  # of models that read images only, as the next six
-        "tgi_encoder_cache_misses",
-        "tgi_image_encode_duration",
-        "tgi_image_count",
-        "tgi_image_fetch_duration",
-        "tgi_image_prepare_duration",
-        "tgi_image_tokens",
-        "tgi_lora_evictions",  # with --lora-root only, as the next three
-        "tgi_lora_adapters",
-        "tgi_lora_requests_waiting",
-        "tgi_lora_load_duration",
         "tgi_request_inference_duration",  # the whole request less queue and validation
         "tgi_cache_config_info",  # for endpoint pickers
         "tgi_batch_inference_success",  # an alert has it; the difference is on the dashboard as failures
