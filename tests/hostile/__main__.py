@@ -15,11 +15,12 @@ from pathlib import Path
 
 from hostile.report import Report
 from hostile.rounds import Rounds, Sizes
-from hostile.target import target
+from hostile.target import target, vision_target
 
 SIZES = Sizes(
     bodies=6000, raw=400, leaving=600, grpc=300, workers=4, overload=400, mixed_seconds=50, launches=1, folders=2
 )
+PICTURES = Sizes(pictures=500)
 
 
 def main() -> int:
@@ -30,11 +31,14 @@ def main() -> int:
     asked = parser.parse_args()
     report = Report(commit=_commit(), seed=asked.seed)
     try:
-        with target() as attacked:
-            rounds = Rounds(attacked, asked.seed, SIZES)
+        with target() as attacked, vision_target() as seeing:
+            rounds = [
+                Rounds(attacked, asked.seed, SIZES),
+                Rounds(seeing, asked.seed, PICTURES, prefix="vision "),
+            ]
             until = time.monotonic() + 3600 * asked.hours
             while report.num_rounds == 0 or time.monotonic() < until:
-                for outcome in rounds.one():
+                for outcome in (outcome for one in rounds for outcome in one.one()):
                     report.add(outcome)
                     print(report.line(outcome), flush=True)
                 report.end_round()

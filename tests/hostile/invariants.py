@@ -21,7 +21,8 @@ _IDLE = ("tgi_batch_current_size", "tgi_queue_size", "tgi_kv_blocks_live")
 # gRPC and the thread pools start some threads late; a leak is one per request.
 _SPARE_THREADS, _SPARE_DESCRIPTORS = 24, 8
 _MOST_WORKERS = 4
-"""Two that render templates and two that check grammars; forks of these end with their job."""
+"""Two that render templates and two that check grammars; forks of these end with their job. Those that prepare images
+come on top."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Invariants:
         _until(lambda: not self._held(), lambda: f"still held: {self._held()}")
         self._blocks = self._metrics()["tgi_kv_blocks_free"]
         self._files = self._names()
+        self._most_workers = _MOST_WORKERS + sum("router.images.worker" in p.cmdline() for p in family)
         self._num_others = self._num_processes() - len(worker_processes(self._launcher))
         self._before = {process: _footprint(process) for process in (self.router, *self.shards)}
 
@@ -65,7 +67,9 @@ class Invariants:
         self._check_permits()
         _until(lambda: not self._grown(), lambda: f"grown: {self._grown()}")
         assert self._names() == self._files, "files are left behind"
-        _until(lambda: self._num_processes() <= self._num_others + _MOST_WORKERS, lambda: "processes are left behind")
+        _until(
+            lambda: self._num_processes() <= self._num_others + self._most_workers, lambda: "processes are left behind"
+        )
 
     def memory(self) -> int:
         """Bytes that the router occupies."""

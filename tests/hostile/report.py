@@ -42,10 +42,12 @@ class Report:
     @property
     def growth(self) -> dict[str, float]:
         """Of each process since it had settled; nothing if that was not long enough ago."""
-        settled = [sizes for elapsed, sizes in self._memory if elapsed >= SETTLED_S]
-        if len(settled) < 2:
-            return {}
-        return {name: settled[-1][name] / settled[0][name] - 1 for name in settled[0]}
+        seen: dict[str, list[int]] = {}
+        for elapsed, sizes in self._memory:
+            if elapsed >= SETTLED_S:
+                for name, size in sizes.items():
+                    seen.setdefault(name, []).append(size)
+        return {name: sizes[-1] / sizes[0] - 1 for name, sizes in seen.items() if len(sizes) > 1}
 
     @property
     def is_good(self) -> bool:
@@ -67,7 +69,9 @@ class Report:
         lines += ["", "| Minute | " + " | ".join(f"{name}, MiB" for name in self._names()) + " |"]
         lines.append("|---|" + "---|" * len(self._names()))
         lines += [
-            f"| {elapsed / 60:.0f} | " + " | ".join(str(sizes[name] >> 20) for name in self._names()) + " |"
+            f"| {elapsed / 60:.0f} | "
+            + " | ".join(str(sizes[name] >> 20) if name in sizes else "" for name in self._names())
+            + " |"
             for elapsed, sizes in self._every_ten_minutes()
         ]
         growth = ", ".join(f"{name} {value:+.1%}" for name, value in self.growth.items())
@@ -76,7 +80,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _names(self) -> list[str]:
-        return list(self._memory[0][1]) if self._memory else []
+        return list(dict.fromkeys(name for _, sizes in self._memory for name in sizes))
 
     def _every_ten_minutes(self) -> list[tuple[float, dict[str, int]]]:
         chosen: list[tuple[float, dict[str, int]]] = []

@@ -16,6 +16,7 @@ from hostile.attacks.launches import damaged_folders, interrupted_launches
 from hostile.attacks.leaving import leaving_clients
 from hostile.attacks.mixed_load import MixedLoad
 from hostile.attacks.overload import overload
+from hostile.attacks.pictures import random_pictures
 from hostile.attacks.sockets import raw_bytes
 from hostile.attacks.workers import killed_workers
 from hostile.invariants import Invariants
@@ -30,17 +31,19 @@ Attack = Callable[[Target, random.Random, int], Awaitable[Counter[str]]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of each attack is in a round: requests, connections, calls or starts; of the mixed load seconds."""
+    """How much of each attack is in a round: requests, connections, calls, pictures or starts; of the mixed load
+    seconds."""
 
-    bodies: int
-    raw: int
-    leaving: int
-    grpc: int
-    workers: int
-    overload: int
-    mixed_seconds: int
-    launches: int
-    folders: int
+    bodies: int = 0
+    raw: int = 0
+    leaving: int = 0
+    grpc: int = 0
+    workers: int = 0
+    overload: int = 0
+    mixed_seconds: int = 0
+    launches: int = 0
+    folders: int = 0
+    pictures: int = 0
 
 
 @dataclass
@@ -56,8 +59,12 @@ class Outcome:
 class Rounds:
     """Attacks on one target. Every random choice follows from the seed; the server's timing does not."""
 
-    def __init__(self, target: Target, seed: int, sizes: Sizes, mixed: MixedLoad | None = None) -> None:
+    def __init__(
+        self, target: Target, seed: int, sizes: Sizes, mixed: MixedLoad | None = None, *, prefix: str = ""
+    ) -> None:
+        """prefix: of the names of its processes in outcomes."""
         self._target = target
+        self._prefix = prefix
         self._source = random.Random(seed)
         self._log_read = 0
         self._invariants = Invariants(target.server, {"authorization": f"Bearer {KEY}"})
@@ -71,6 +78,7 @@ class Rounds:
             ("mixed load", mixed or MixedLoad(), sizes.mixed_seconds),
             ("interrupted launches", interrupted_launches, sizes.launches),
             ("damaged model folders", damaged_folders, sizes.folders),
+            ("random pictures", random_pictures, sizes.pictures),
         ]
 
     def one(self) -> Iterator[Outcome]:
@@ -83,7 +91,8 @@ class Rounds:
             seconds = time.monotonic() - started
             self._invariants.check()
             self._check_log()
-            yield Outcome(name, seconds, seen, self._invariants.memory_of_all())
+            sizes = self._invariants.memory_of_all()
+            yield Outcome(name, seconds, seen, {self._prefix + process: size for process, size in sizes.items()})
 
     async def _run(self, attack: Attack, count: int) -> Counter[str]:
         return await attack(self._target, self._source, count)

@@ -66,6 +66,26 @@ class Target:
         )
 
 
+_TEMPLATE = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@contextlib.contextmanager
+def vision_target() -> Iterator[Target]:
+    """A tiny model that reads images, sixteen tokens for each."""
+    from support.vision_models import write_vision_checkpoint
+
+    with tempfile.TemporaryDirectory(prefix="tercet-hostile-vision-") as name:
+        folder = Path(name)
+        write_vision_checkpoint(folder, "llava")
+        (folder / "chat_template.jinja").write_text(_TEMPLATE)
+        with running_server(folder, *_OPTIONS, "--image-cache-mib", "4", environ=_ENVIRON) as server:
+            yield Target(server)
+
+
 @contextlib.contextmanager
 def target() -> Iterator[Target]:
     """The demo model with a cache that four long answers fill."""

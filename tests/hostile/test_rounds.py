@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hostile.attacks.mixed_load import MixedLoad
 from hostile.rounds import Rounds, Sizes
-from hostile.target import target
+from hostile.target import target, vision_target
 from support.effort import examples
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -22,3 +22,10 @@ def test_one_round() -> None:
     assert seen["random bodies"]["200"] > 20 and seen["random bodies"]["422"] > 20
     assert seen["mixed load"]["compared"] > 50 and seen["mixed load"]["preempted"] > 0
     assert seen["killed workers"]["killed"] > 0
+
+
+def test_random_pictures() -> None:
+    with vision_target() as attacked:
+        (outcome,) = Rounds(attacked, seed=7, sizes=Sizes(pictures=examples(100, 2000))).one()
+    seen = outcome.seen
+    assert seen["pictures"] >= examples(100, 2000) and seen["sound 200"] > 30 and seen["harmful 422"] > 15

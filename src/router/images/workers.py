@@ -57,6 +57,8 @@ class ImageWorkers:
 
     async def prepare(self, job: Job) -> PreparedImage:
         """The image of a file. Raises ValidationError, and OverloadedError while too many others wait."""
+        if not job.data:  # the process would take it for a question whether it is there
+            raise invalid("the file is empty")
         index = min(range(len(self._workers)), key=self._num_jobs.__getitem__)
         self._num_jobs[index] += 1
         try:
