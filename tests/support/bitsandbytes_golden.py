@@ -43,9 +43,11 @@ def _four_bits(source: Tensor, kind: str, *, double: bool, storage: torch.dtype,
     state = parameter.quant_state
     tensors = {f"weight.{name}": t.clone() for name, t in state.as_dict(packed=True).items()}
     decoded = {}
+    if source.numel() % block == 0:  # the library's kernel for CPUs takes every row to begin with a block
+        state.shape = torch.Size((source.numel() // block, block))
     for dtype in (torch.float32, torch.bfloat16):
         state.dtype = dtype
-        decoded[str(dtype).removeprefix("torch.")] = dequantize_4bit(parameter.data, state)
+        decoded[str(dtype).removeprefix("torch.")] = dequantize_4bit(parameter.data, state).view(source.shape)
     return {"weight": parameter.data.clone(), **tensors, **decoded}
 
 
@@ -68,6 +70,7 @@ def _write() -> None:
         cases[f"double-{shape}"] = _four_bits(source, "nf4", double=True, storage=torch.uint8, block=64)
         if shape != "short":
             cases[f"bfloat16-{shape}"] = _four_bits(source, "nf4", double=True, storage=torch.bfloat16, block=64)
+        if shape == "blocks":
             cases[f"wide-{shape}"] = _four_bits(source, "fp4", double=True, storage=torch.uint8, block=128)
         cases[f"int8-{shape}"] = _eight_bits(source)
         for case, tensors in cases.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from support.bitsandbytes_files import eight_bits, four_bits
 from support.quantized_folder import Store, block_fp8, compressed, modelopt_nvfp4, row_fp8, scalar_fp8
 
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -45,5 +47,8 @@ WAYS: dict[str, Callable[[], tuple[Store, dict[str, Any]]]] = {
     "mxfp4": lambda: compressed("mxfp4-pack-quantized", MXFP4),
     "mxfp8": lambda: compressed("mxfp8-quantized", MXFP8),
     "modelopt nvfp4": modelopt_nvfp4,
+    "nf4": lambda: four_bits(double=True, storage=torch.bfloat16),
+    "fp4": lambda: four_bits("fp4", skipped=("k_proj",)),
+    "bitsandbytes int8": eight_bits,
     "mixed": lambda: compressed("mixed-precision", *MIXED),
 }

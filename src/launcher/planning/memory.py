@@ -90,9 +90,12 @@ def weight_bytes(info: ModelInfo, quantize: str | None, width: int) -> int | Non
 def _growth(said: Mapping[str, Any], hidden_size: int) -> float:
     """What codes of 2 and 3 bits take in memory for each byte of the file: a group of them has a scale of 2 bytes, and
     a zero point that is one more code in the file and a byte in memory. Of MXFP4, 32 numbers and an exponent become as
-    many bytes, a scale of 4 and a zero point."""
+    many bytes, a scale of 4 and a zero point. The scale of 64 numbers of bitsandbytes, a byte in the file if it is
+    quantized itself, takes 4."""
     if said.get("quant_method") == "mxfp4":
         return 37 / 17
+    if said.get("quant_method") == "bitsandbytes" and said.get("bnb_4bit_use_double_quant"):
+        return 72 / 66
     bits, group = said.get("bits"), said.get("group_size")
     if bits not in (2, 3):
         return 1.0

@@ -13,7 +13,7 @@ from model_server.quantization.formats.common.storage import cut_columns
 from model_server.quantization.forms import Form
 from model_server.quantization.forms.codes import Codes
 from model_server.quantization.forms.float8 import Fp8, quantize_rows
-from model_server.quantization.forms.table import TableCodes
+from model_server.quantization.forms.table import FP4, NF4, TableCodes
 from model_server.quantization.plain import PlainFormat, tensor_name
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range, WeightReader
@@ -26,14 +26,6 @@ PIECE_BYTES = 16 * 2**20
 _MIDDLE = 128
 # Columns that share a scale, of those that are quantized to 4 bits.
 BLOCK = 64
-# The sixteen numbers of bitsandbytes' types (Dettmers et al., arXiv 2305.14314, appendix E), rounded to float32.
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
-_TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
-FP4 = tuple(sign * number / 12 + 0.0 for sign in (1, -1) for number in _TWELFTHS)
 
 
 def eetq(weight: Tensor, columns: Range, name: str) -> Codes:

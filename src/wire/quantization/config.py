@@ -18,7 +18,12 @@ SKIP_LISTS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers
 WORDS, SCALES = ".qweight", ".scales"
 """How the names of gptq's and awq's tensors end."""
 
-_OWN_NAMES = {".q_weight": "exl2"}
+_OWN_NAMES = {
+    ".q_weight": "exl2",
+    ".weight.quant_state.bitsandbytes__nf4": "bitsandbytes",
+    ".weight.quant_state.bitsandbytes__fp4": "bitsandbytes",
+    ".SCB": "bitsandbytes",
+}
 """Ends of names that only one method has."""
 _BLOCKS = ("quantization_config", "compression_config")
 _ONLY_AWQ = ("version", "zero_point", "w_bit")

@@ -13,7 +13,7 @@ Quantize = Literal[
 """Words of `--quantize`: TGI's."""
 STORED = (
     "gptq", "awq", "auto-round", "intel/auto-round", "marlin", "exl2", "mxfp4", "compressed-tensors", "fbgemm_fp8",
-    "fp8", "modelopt FP8", "modelopt NVFP4", "modelopt MXFP4", "modelopt MXFP8", "gguf",
+    "fp8", "modelopt FP8", "modelopt NVFP4", "modelopt MXFP4", "modelopt MXFP8", "bitsandbytes", "gguf",
 )  # fmt: skip
 """Methods, as `method_of` names them, of checkpoints that are served. auto-round packs as gptq or awq do."""
 ON_LOAD = ("fp8", "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4")
@@ -30,6 +30,9 @@ _SAME = {
     "gptq": ("gptq", "awq", "auto-round", "intel/auto-round"),
     "awq": ("awq", "auto-round", "intel/auto-round"),
     "compressed-tensors": ("compressed-tensors",),
+    "bitsandbytes": ("bitsandbytes",),
+    "bitsandbytes-nf4": ("bitsandbytes",),
+    "bitsandbytes-fp4": ("bitsandbytes",),
 }
 # Formats of compressed-tensors that are read, and the states in which its weights are whole.
 _COMPRESSED = (
@@ -67,15 +70,22 @@ def choose(flag: str | None, said: Mapping[str, Any] | None, model: str, error: 
     status = said.get("quantization_status")
     if status not in _FINISHED:
         raise error(f"the quantization of {model} was not finished (status {status})")
-    if flag is None or method in _SAME.get(flag, ()):
+    if flag is None or flag == _word_of(method, said) or (flag not in FOUR_BITS and method in _SAME.get(flag, ())):
         return Choice(method)
-    if flag not in NAMES_STORED:
+    if flag not in NAMES_STORED and method not in _SAME.get(flag, ()):
         raise error(
             f"`--quantize {flag}` quantizes plain weights on load, but {model} is stored as {method}; leave it out"
         )
     return Choice(
         method, warning=f"`--quantize {flag}` names another format than that of {model}: {method}, which is served"
     )
+
+
+def _word_of(method: str, said: Mapping[str, Any]) -> str:
+    """`method`, where `--quantize` has several words for it the one that is meant."""
+    if method == "bitsandbytes" and said.get("load_in_4bit"):
+        return f"bitsandbytes-{said.get('bnb_4bit_quant_type', 'fp4')}"
+    return method
 
 
 def _of_plain(flag: str | None, model: str, error: type[Exception]) -> Choice:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from model_server.errors import StartupError
 from model_server.quantization.formats.awq import AwqFormat
+from model_server.quantization.formats.bitsandbytes import BitsAndBytesFormat
 from model_server.quantization.formats.compressed import CompressedFormat
 from model_server.quantization.formats.exl2 import Exl2Format
 from model_server.quantization.formats.float4 import Float4Format
@@ -37,6 +38,7 @@ class WeightFormat(Protocol):
 
 # Made from the `quantization_config`; the first that claims a module reads it.
 FORMATS: tuple[Callable[[Mapping[str, Any]], WeightFormat], ...] = (
+    BitsAndBytesFormat,  # before plain: its bytes may be stored as floating point numbers
     lambda config: PlainFormat(),
     AwqFormat,
     GptqFormat,

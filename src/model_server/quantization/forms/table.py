@@ -12,6 +12,15 @@ from torch import Tensor
 from model_server.quantization.forms import Form, stacked
 from model_server.quantization.forms.codes import finer, packed
 
+# The sixteen numbers of bitsandbytes' types (Dettmers et al., arXiv 2305.14314, appendix E), rounded to float32.
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+FP4 = tuple(sign * number / 12 + 0.0 for sign in (1, -1) for number in _TWELFTHS)
+
 
 @dataclass(frozen=True, slots=True)
 class TableCodes:

@@ -29,7 +29,7 @@ from model_server.weights.checkpoint import examine
 CASES: list[Any] = [("llama", "biases_tied", way) for way in WAYS] + [
     (model_type, "plain", way) for model_type in ("mixtral", "deepseek_v3") for way in ("fp8 blocks", "int4")
 ]
-CASES.append(("qwen3_moe", "plain", "nvfp4"))
+CASES += [("qwen3_moe", "plain", "nvfp4"), ("phi3", "plain", "nf4"), ("mixtral", "plain", "nf4")]
 CASES += [
     pytest.param(model_type, "plain", way, marks=pytest.mark.parity)
     for model_type in ("qwen2", "gpt_neox", "phi3", "qwen3_moe")
@@ -99,7 +99,7 @@ def loaded(path: Path, *, quantize: str) -> Any:
 
 
 # Blocks and groups of 32 are cut: rows of 16 for a head, columns of 48 or 96 of the MLP.
-SHARDED = ("fp8 blocks", "modelopt", "int4", "mixed", "nvfp4", "mxfp4", "mxfp8")
+SHARDED = ("fp8 blocks", "modelopt", "int4", "mixed", "nvfp4", "mxfp4", "mxfp8", "nf4", "bitsandbytes int8")
 TESTS = Path(__file__).parents[3]
 
 

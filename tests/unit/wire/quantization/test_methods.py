@@ -11,7 +11,7 @@ from wire.quantization.methods import NAMES_STORED, ON_LOAD, STORED, Choice, Qua
 CT = "compressed-tensors"
 SERVED = (
     "gptq, awq, auto-round, intel/auto-round, marlin, exl2, mxfp4, compressed-tensors, fbgemm_fp8, fp8, modelopt FP8, "
-    "modelopt NVFP4, modelopt MXFP4, modelopt MXFP8, gguf"
+    "modelopt NVFP4, modelopt MXFP4, modelopt MXFP8, bitsandbytes, gguf"
 )
 
 
@@ -101,6 +101,25 @@ def test_a_flag_that_names_another_stored_format(flag: str, method: str) -> None
     assert found.warning == f"`--quantize {flag}` names another format than that of org/m: {method}, which is served"
 
 
+FP4_FILE = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+NF4_FILE = {**FP4_FILE, "bnb_4bit_quant_type": "nf4"}
+BYTES_FILE = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+
+
+@pytest.mark.parametrize(
+    ("flag", "said", "same"),
+    [
+        (None, NF4_FILE, True), ("bitsandbytes", NF4_FILE, True), ("bitsandbytes-nf4", NF4_FILE, True),
+        ("bitsandbytes-fp4", FP4_FILE, True), ("bitsandbytes", BYTES_FILE, True),
+        ("bitsandbytes-fp4", NF4_FILE, False), ("bitsandbytes-nf4", BYTES_FILE, False), ("gptq", NF4_FILE, False),
+    ],
+)  # fmt: skip
+def test_files_of_bitsandbytes(flag: str | None, said: dict[str, Any], same: bool) -> None:
+    """The words of its three kinds are the method's own; a word for another kind is a warning."""
+    found = chosen(flag, said)
+    assert (found.method, found.on_load, found.warning is None) == ("bitsandbytes", False, same)
+
+
 def test_plain_weights() -> None:
     assert chosen(None, None) == Choice()
     assert [chosen(flag, None) for flag in ON_LOAD] == [Choice(flag, on_load=True) for flag in ON_LOAD]
@@ -124,8 +143,10 @@ def test_quantized_weights_are_not_quantized_again(flag: str) -> None:
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        *(({"quant_method": name}, name) for name in ("bitsandbytes", "torchao")),
-        *(({"quant_method": name}, name) for name in ("hqq", "quanto", "aqlm", "vptq", "spqr", "higgs", "quark")),
+        *(
+            ({"quant_method": name}, name)
+            for name in ("torchao", "hqq", "quanto", "aqlm", "vptq", "spqr", "higgs", "quark")
+        ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "modelopt NVFP4_AWQ"),
         ({"quant_method": CT, "format": "mxfp6-pack-quantized"}, f"{CT} mxfp6-pack-quantized"),
         ({"quant_method": CT, "format": "marlin-24"}, f"{CT} marlin-24"),
