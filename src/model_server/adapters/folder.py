@@ -6,7 +6,7 @@ Nothing else in the folder is read, and no weights here: `Adapter.open` gives wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,18 +30,36 @@ _TABLE = {
     ".lora_embedding_A": "a", ".lora_embedding_B": "b", ".base_layer.weight": "copy",
     ".lora_magnitude_vector": "magnitude", ".lora_magnitude_vector.weight": "magnitude",
 }  # fmt: skip
+_INNER = ".base_layer"
 _ROWS = {".token_adapter.trainable_tokens_delta": "rows", ".weight": "whole"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertParameter:
+    """The matrices of all experts as one parameter of transformers' module, whose name there patterns of ranks match.
+
+    inputs, outputs: of each expert. swapped: it is [experts, inputs, outputs], which PEFT takes for the opposite, so
+    that what it calls A is B.
+    """
+
+    name: str
+    num_experts: int
+    inputs: int
+    outputs: int
+    swapped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
     """Which modules of a model take adapters, by the model's names. linear: (number of inputs, number of outputs) of
-    each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none."""
+    each, also of the head. table: (vocabulary, width) of the embedding and the head, "" where one takes none. experts:
+    by the modules that transformers has them in, one or two parameters each."""
 
     linear: Mapping[str, tuple[int, int]]
     head: str = ""
     embedding: str = ""
     table: tuple[int, int] = (0, 0)
+    experts: Mapping[str, tuple[ExpertParameter, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +69,9 @@ class Pair:
 
     magnitude [out] (DoRA): the lengths that the rows of the sum of both matrices get; of an embedding its columns.
     bias [out]: added, times `scale`. copy: the base model's own matrix, which PEFT saves beside some adapters.
+
+    experts: of an `ExpertParameter`; A is [experts * rank, in], one expert after the other, and B
+    [out, rank * experts], the same column of all experts side by side.
     """
 
     a: str
@@ -60,6 +81,7 @@ class Pair:
     magnitude: str | None = None
     bias: str | None = None
     copy: str | None = None
+    experts: ExpertParameter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +179,10 @@ class _Found:
         self._config, self._targets, self._tensors = config, targets, tensors
         self.pairs: dict[str, Pair] = {}
         self.rows: dict[str, NewRows] = {}
-        own, names = base_prefixes[0], {*targets.linear, targets.head, targets.embedding} - {""}
+        # Of two parameters of one module, PEFT has one inside the other.
+        inner = (name + _INNER for name, parameters in targets.experts.items() if len(parameters) > 1)
+        names = {*targets.linear, targets.head, targets.embedding, *targets.experts, *inner} - {""}
+        own = base_prefixes[0]
         by_short_name = {name.removeprefix(own): name for name in names}
         modules: dict[str, dict[str, str]] = {}
         stems: dict[str, str] = {}
@@ -190,6 +215,8 @@ class _Found:
     def _takes(self, target: str, endings: Mapping[str, str], role: str) -> bool:
         is_table = target in (self._targets.head, self._targets.embedding)
         if endings is _LINEAR:
+            if target.removesuffix(_INNER) in self._targets.experts:
+                return role in ("a", "b")
             return target in self._targets.linear and (role != "copy" or is_table)
         return target == self._targets.embedding if endings is _TABLE else is_table
 
@@ -203,6 +230,9 @@ class _Found:
             if role not in keys:
                 other = next(iter(keys.values()))
                 raise StartupError(f"tensor {_PREFIX + stem + name:.200} is missing beside {other:.200}")
+        if target.removesuffix(_INNER) in self._targets.experts:
+            self._add_experts(target.removesuffix(_INNER), stem.removesuffix(_INNER), keys["a"], keys["b"])
+            return
         rank = self._config.rank_of(stem)
         inputs, outputs = self._targets.table if is_embedding else self._targets.linear[target]
         shapes: dict[str, tuple[int, ...]] = {"a": (rank, inputs), "b": (outputs, rank)}
@@ -212,9 +242,34 @@ class _Found:
                 self._check(keys[role], shape)
         if "magnitude" in keys and (target in self.rows or "bias" in keys):
             raise StartupError(f"tensor {keys['magnitude']:.200} beside new rows or a bias of its module is not served")
-        optional = {role: keys.get(role) for role in ("magnitude", "bias", "copy")}
-        scale = self._config.scale_of(stem)
-        self.pairs[target] = Pair(a=keys["a"], b=keys["b"], rank=rank, scale=scale, **optional)
+        self.pairs[target] = Pair(
+            a=keys["a"],
+            b=keys["b"],
+            rank=rank,
+            scale=self._config.scale_of(stem),
+            magnitude=keys.get("magnitude"),
+            bias=keys.get("bias"),
+            copy=keys.get("copy"),
+        )
+
+    def _add_experts(self, module: str, stem: str, a: str, b: str) -> None:
+        """Which of the module's parameters it is, the shapes tell: what is inside of what depends on names."""
+        stored = self._tensors[a].shape, self._tensors[b].shape
+        parameters = self._targets.experts[module]
+        for one in parameters:
+            of_a, of_b = (one.outputs, one.inputs) if one.swapped else (one.inputs, one.outputs)
+            rank = self._config.rank_of(f"{stem}.{one.name}")
+            inner = one.num_experts * rank
+            if stored != ((inner, of_a), (of_b, inner)) and one is not parameters[-1]:
+                continue
+            self._check(a, (inner, of_a))
+            self._check(b, (of_b, inner))
+            target = f"{module}.{one.name}"
+            if target in self.pairs:
+                raise StartupError(f"tensor {a:.200}: another name of the same parameter has tensors too")
+            scale = self._config.scale_of(f"{stem}.{one.name}")
+            self.pairs[target] = Pair(a=a, b=b, rank=rank, scale=scale, experts=one)
+            return
 
     def _add_rows(self, target: str, stem: str, keys: Mapping[str, str]) -> None:
         size, width = self._targets.table

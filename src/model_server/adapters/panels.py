@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -24,14 +25,18 @@ class PackedFactors:
 class AdapterPanels:
     """What the adapters of a model, by their numbers, add to one product. For what `cpp.library.usable` serves.
 
-    structs: one for each number.
+    structs: one for each number, in the same place from the first use on.
     """
 
     def __init__(self, number: int) -> None:
         """number: of all adapters that the model may have at once."""
-        self.structs = (AdapterFactorsStruct * number)()
+        self._number = number
         self._packed: dict[int, PackedFactors] = {}
         self._function = prepared().cpp_adapt
+
+    @cached_property
+    def structs(self) -> ctypes.Array[AdapterFactorsStruct]:
+        return (AdapterFactorsStruct * self._number)()
 
     def put(self, number: int, packed: PackedFactors) -> None:
         """From now on the adapter of that number adds this. No row of a running step may have the number."""
@@ -40,14 +45,16 @@ class AdapterPanels:
 
     def remove(self, number: int) -> None:
         """The adapter of that number adds nothing more. No row of a running step may have the number."""
-        self.structs[number] = AdapterFactorsStruct()
-        self._packed.pop(number, None)
+        if self._packed.pop(number, None) is not None:
+            self.structs[number] = AdapterFactorsStruct()
 
     def add(self, numbers: Tensor, x: Tensor, out: Tensor) -> None:
         """out [..., outputs] += what the adapters of the rows give for x [..., inputs].
 
         numbers: int64, of each row; below 0: none. out: contiguous, of the type of x or float32.
         """
+        if not self._packed:
+            return
         inputs, outputs = x.shape[-1], out.shape[-1]
         rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, inputs).contiguous()
         if len(numbers) != len(rows) or not out.is_contiguous():

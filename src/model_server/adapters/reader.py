@@ -22,11 +22,23 @@ _CHUNK = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRows:
+    """One expert's place in a parameter of all experts. name: of the parameter. rows: of its outputs, on this rank;
+    then in the order `order`."""
+
+    name: str
+    expert: int
+    rows: tuple[Range, ...]
+    order: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """A product of the base model. parts: the rows of stored matrices that it has on this rank, one after another.
 
     columns: of this rank; None: all. The partial sums add up over the ranks. weight: its rows, [outputs, all inputs] in
-    float32. bias: [outputs], None: it adds none. adds_bias: this rank is the one that adds what is added once.
+    float32. bias: [outputs], None: it adds none. adds_bias: this rank is the one that adds what is added once. expert:
+    where the outputs are among those of all experts.
     """
 
     parts: tuple[Part, ...]
@@ -34,6 +46,7 @@ class Product:
     weight: Callable[[], Tensor]
     bias: Tensor | None = None
     adds_bias: bool = True
+    expert: ExpertRows | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +77,7 @@ class AdapterReader:
         self._opened = opened
         self._dtype = dtype
         self._device = device
+        self._experts: tuple[str, Tensor, Tensor] | None = None  # the last parameter of all experts
 
     def product(self, product: Product) -> Factors | None:
         """What it adds to this product; None: nothing. Raises StartupError for numbers that are not finite."""
@@ -77,6 +91,10 @@ class AdapterReader:
                     inner[part.name] = self._a(part.name, product.columns)
                 modules.append((inner[part.name], self._b(part), start))
             start += part.num_kept
+        if product.expert is not None and product.expert.name in pairs:
+            if modules:
+                raise self._adapter.error(f"{product.expert.name} beside matrices of single experts is not served")
+            return joined([(*self._of_expert(product.expert, product.columns), 0)])
         if not modules:
             return None
         gain = self._gain(product, start)
@@ -206,6 +224,23 @@ class AdapterReader:
         """The scale is multiplied in before the numbers are rounded to the model's type."""
         pair = self._adapter.pairs[part.name]
         return self._placed(self._ordered(part, self._read(pair.b, part.rows)) * pair.scale)
+
+    def _of_expert(self, wanted: ExpertRows, columns: Range | None) -> tuple[Tensor, Tensor]:
+        """A [rank, inputs] and B [outputs, rank] of one expert."""
+        pair = self._adapter.pairs[wanted.name]
+        assert pair.experts is not None
+        if self._experts is None or self._experts[0] != wanted.name:
+            a, b = (self._read(key, [(0, self._rows(key))]) for key in (pair.a, pair.b))
+            self._experts = wanted.name, a, b
+        count, number = pair.experts.num_experts, wanted.expert
+        a = self._experts[1].view(count, pair.rank, -1)[number]
+        b = self._experts[2][:, number::count]
+        if pair.experts.swapped:
+            a, b = b.t(), a.t()
+        b = torch.cat([b[slice(*cut)] for cut in wanted.rows]) * pair.scale
+        if wanted.order is not None:
+            b = b[wanted.order.to(b.device)]
+        return self._placed(a if columns is None else a[:, slice(*columns)]), self._placed(b)
 
     def _read(self, key: str, rows: Sequence[Range]) -> Tensor:
         """In float32 on the host."""

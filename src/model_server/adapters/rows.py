@@ -19,16 +19,36 @@ BASE = -1
 """In place of an adapter's number: the base model."""
 
 
-@dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """groups: adapters by their number, each with its rows among all tokens. kept: the same among the rows that
-    continue after the last attention, which are in the order of the tokens. numbers, kept_numbers: of the adapter of
-    each of these rows, or BASE; int64 in host memory."""
+    """The adapter of each row, and of each of the rows that continue after the last attention, which are in the order
+    of the tokens.
 
-    groups: Groups
-    kept: Groups
-    numbers: Tensor
-    kept_numbers: Tensor
+    numbers, kept_numbers: of the adapter of each row, or BASE; int64 in host memory.
+    """
+
+    __slots__ = ("_device", "_groups", "_kept", "kept_numbers", "numbers")
+
+    def __init__(self, numbers: Tensor, kept_numbers: Tensor, device: torch.device) -> None:
+        self.numbers = numbers
+        self.kept_numbers = kept_numbers
+        self._device = device
+        self._groups: Groups | None = None
+        self._kept: Groups | None = None
+
+    @property
+    def groups(self) -> Groups:
+        """Adapters by their number, each with its rows among all tokens."""
+        if self._groups is None:
+            self._groups = _groups(self.numbers.numpy(), self._device)
+        return self._groups
+
+    @property
+    def kept(self) -> Groups:
+        """The same among the rows that continue."""
+        if self._kept is None:
+            is_same = self.kept_numbers is self.numbers
+            self._kept = self.groups if is_same else _groups(self.kept_numbers.numpy(), self._device)
+        return self._kept
 
     def among(self, num_rows: int) -> Groups:
         """The groups of all tokens or of the kept rows, whichever `num_rows` is: equal numbers mean equal rows."""
@@ -55,11 +75,9 @@ def adapter_rows(
     """
     if (numbers == BASE).all():
         return None
-    groups = _groups(numbers, device)
     of_tokens = torch.from_numpy(numbers.astype(np.int64))
-    if kept is None:
-        return AdapterRows(groups, groups, of_tokens, of_tokens)
-    return AdapterRows(groups, _groups(numbers[kept], device), of_tokens, of_tokens[torch.from_numpy(kept)])
+    of_kept = of_tokens if kept is None else of_tokens[torch.from_numpy(kept)]
+    return AdapterRows(of_tokens, of_kept, device)
 
 
 def _groups(numbers: npt.NDArray[np.int64], device: torch.device) -> Groups:

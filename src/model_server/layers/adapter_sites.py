@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from model_server.adapters.factors import EmbeddingFactors
 from model_server.adapters.folder import Adapter, Targets
 from model_server.adapters.reader import AdapterReader, HeadTable, Product, Table
-from model_server.adapters.rows import CurrentRows
+from model_server.adapters.rows import BASE, AdapterRows, CurrentRows
 from model_server.layers.adapted import AdaptedEmbedding, AdaptedLinear, Addition
 from model_server.layers.embedding import Embedding
 from model_server.layers.linear.linear import Linear
@@ -47,6 +48,8 @@ class AdapterSites:
         self.names = tuple(adapter.name for adapter in adapters)
         self.number = len(adapters) + room
         self.current = CurrentRows()
+        self._of_expert = CurrentRows()
+        self._closed: dict[str, str] = {}
         self._targets = targets
         self._adapters = tuple(adapters)
         self._room = room
@@ -57,14 +60,18 @@ class AdapterSites:
 
     def linear(self, base: Linear, product: Product, head: HeadTable | None = None) -> Linear:
         """`base`, which computes `product`, as a site if adapters may change it. head: where it is the head."""
-        if head is None and not any(part.name in self._targets.linear for part in product.parts):
+        expert = product.expert
+        if head is None and expert is None and not any(part.name in self._targets.linear for part in product.parts):
             return base
         touched = {part.name for part in product.parts}
+        if expert is not None:
+            touched.add(expert.name)
         if head is not None:
             touched |= {head.table.module, head.tied_to or ""}
         if not self._room and not any(touched & {*a.pairs, *a.rows} for a in self._adapters):
             return base
-        linear = AdaptedLinear(base, self.current, self.number, self._device, self._dtype)
+        current = self.current if expert is None else self._of_expert
+        linear = AdaptedLinear(base, current, self.number, self._device, self._dtype)
         self._sites.append(_Site(linear, product, head))
         return linear
 
@@ -74,6 +81,20 @@ class AdapterSites:
             return base
         self._table = AdaptedEmbedding(base, self.current), table
         return self._table[0]
+
+    def numbers_of(self, num_rows: int) -> Tensor | None:
+        """[num_rows] int64 of host memory: of the adapter of each row that the running layer has, BASE: none; None: no
+        row has one."""
+        return None if self.current.rows is None else self.current.rows.numbers_among(num_rows)
+
+    def narrow(self, numbers: Tensor | None) -> None:
+        """Which rows the expert has that runs from now on, as `numbers_of` has them; None: none with an adapter."""
+        has_any = numbers is not None and bool((numbers != BASE).any())
+        self._of_expert.rows = AdapterRows(numbers, numbers, self._device) if has_any and numbers is not None else None
+
+    def close(self, names: Iterable[str], why: str) -> None:
+        """Adapters that change one of these modules or parameters are refused. why: what the error says of it."""
+        self._closed.update(dict.fromkeys(names, why))
 
     def load_given(self) -> int:
         """Put the adapters in effect that the model is loaded with; their bytes. Raises StartupError."""
@@ -86,6 +107,8 @@ class AdapterSites:
 
     def read(self, adapter: Adapter) -> LoadedAdapter:
         """Read this rank's part of an adapter. May run on any thread, also while a step runs. Raises StartupError."""
+        for name in adapter.pairs.keys() & self._closed.keys():
+            raise adapter.error(f"{name:.200} {self._closed[name]}")
         with torch.inference_mode(), adapter.open() as opened:
             reader = AdapterReader(adapter, opened, self._dtype, self._device)
             additions: dict[int, Addition] = {}

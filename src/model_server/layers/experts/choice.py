@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from model_server.kernels.availability import usable
 from model_server.layers.activation import Activation
+from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.experts.experts import Experts, ExpertWeights
 from model_server.layers.experts.grouped import GroupedExperts
 from model_server.layers.experts.visited import VisitedExperts
@@ -29,11 +30,13 @@ def make_experts(
     *,
     on_input: bool = False,
     silu: bool = False,
+    adapters: AdapterSites | None = None,
 ) -> Experts:
     """The experts of one layer. weights: of all of them; may be a generator, so that each is read when its turn comes.
     `on_input`: see `Routing`.
 
-    silu: `activation` is silu(gate) * up, which the kernels can take into the product.
+    silu: `activation` is silu(gate) * up, which the kernels can take into the product. adapters: what may change them,
+    on CPUs.
     """
     device, dtype = linears.device, linears.dtype
     if device.type != "cpu" and usable(device):
@@ -41,5 +44,5 @@ def make_experts(
 
         return TritonExperts(list(weights), activation, dtype, on_input=on_input, silu=silu)
     if device.type == "cpu" or not hasattr(F, "grouped_mm"):
-        return VisitedExperts(weights, activation, linears, on_input=on_input)
+        return VisitedExperts(weights, activation, linears, on_input=on_input, adapters=adapters)
     return GroupedExperts(weights, num_experts, activation, dtype, on_input=on_input)

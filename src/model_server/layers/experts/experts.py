@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model_server.adapters.reader import Product
 from model_server.quantization.forms import Form
 
 
@@ -28,12 +29,15 @@ class ExpertWeights:
     """One expert's part on this rank.
 
     up: [2 * n, hidden] if gated, gate first; down: [hidden, n]. Biases: all experts of a layer have one, or none.
+    up_product, down_product: what they are of the stored matrices; None: they take no adapters.
     """
 
     up: Form
     down: Form
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    up_product: Product | None = None
+    down_product: Product | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,43 +7,71 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from model_server.adapters.reader import Product
 from model_server.layers.activation import Activation
+from model_server.layers.adapter_sites import AdapterSites
 from model_server.layers.experts.experts import ExpertWeights, combine
 from model_server.layers.linear.factory import LinearFactory
+from model_server.layers.linear.linear import Linear
+from model_server.quantization.forms import Form
 
 
 class VisitedExperts:
     """One product after the other, over the experts that got tokens. Asks the device which these are."""
 
-    __slots__ = ("_activation", "_layers", "_on_input")
+    __slots__ = ("_activation", "_adapters", "_layers", "_on_input")
 
     capturable = False
 
     def __init__(
-        self, weights: Iterable[ExpertWeights], activation: Activation, linears: LinearFactory, *, on_input: bool
+        self,
+        weights: Iterable[ExpertWeights],
+        activation: Activation,
+        linears: LinearFactory,
+        *,
+        on_input: bool,
+        adapters: AdapterSites | None = None,
     ) -> None:
-        make = linears.make
-        self._layers = [(make(w.up, w.up_bias), make(w.down, w.down_bias)) for w in weights]
+        """adapters: what may change the products; None: nothing."""
+        self._adapters = adapters
+
+        def make(form: Form, bias: Tensor | None, product: Product | None) -> Linear:
+            linear = linears.make(form, bias)
+            return linear if adapters is None or product is None else adapters.linear(linear, product)
+
+        self._layers = [
+            (make(w.up, w.up_bias, w.up_product), make(w.down, w.down_bias, w.down_product)) for w in weights
+        ]
         self._activation = activation
         self._on_input = on_input
 
     def __call__(self, hidden: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         num_tokens, top_k = chosen.shape
+        numbers = None if self._adapters is None else self._adapters.numbers_of(num_tokens)
         if num_tokens == 1:
+            self._narrow(numbers)
             return self._single(hidden, weights, chosen[0].tolist())
         order = chosen.flatten().argsort()
         counts = chosen.flatten().bincount(minlength=len(self._layers)).tolist()
-        rows = hidden.index_select(0, order // top_k)
+        tokens = order // top_k
+        rows = hidden.index_select(0, tokens)
         if self._on_input:
             rows.mul_(weights.flatten()[order].unsqueeze(1))
+        if numbers is not None:
+            numbers = numbers[tokens]
         results = torch.empty_like(rows)
         start = 0
         for (up, down), count in zip(self._layers, counts, strict=True):
             if count:
                 stop = start + count
+                self._narrow(None if numbers is None else numbers[start:stop])
                 results[start:stop] = down(self._activation(up(rows[start:stop])))
                 start = stop
         return combine(results, order, None if self._on_input else weights, top_k)
+
+    def _narrow(self, numbers: Tensor | None) -> None:
+        if self._adapters is not None:
+            self._adapters.narrow(numbers)
 
     def _single(self, hidden: Tensor, weights: Tensor, chosen: list[int]) -> Tensor:
         """Decode of one sequence: nothing to sort."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model_server.adapters.folder import Targets
+from model_server.adapters.folder import ExpertParameter, Targets
 from model_server.models.decoder.spec import Spec
 
 
 def adapter_targets(spec: Spec) -> Targets:
-    """The linear layers of attention and MLP, the embedding and the head; not experts, latent attention, or a head of
-    unit rows."""
+    """The linear layers of attention and MLP, experts, the embedding and the head; not routers, or a head
+    of unit rows."""
     found: dict[str, tuple[int, int]] = {}
+    experts: dict[str, tuple[ExpertParameter, ...]] = {}
     for index in range(spec.num_layers):
         prefix = f"{spec.names.layers}.{index}."
-        if spec.attention is None:
-            found.update((prefix + name, shape) for name, shape in _attention(spec))
-        if not spec.mlps or spec.mlps[index] is None:
+        attention = heads_targets(spec) if spec.attention is None else spec.attention.targets(spec)
+        found.update((prefix + name, shape) for name, shape in attention.linear.items())
+        mlp = spec.mlps[index] if spec.mlps else None
+        if mlp is None:
             found.update((prefix + name, shape) for name, shape in _mlp(spec))
+            continue
+        targets = mlp.targets(spec)
+        found.update((prefix + name, shape) for name, shape in targets.linear.items())
+        experts.update((prefix + name, parameters) for name, parameters in targets.experts.items())
     width = spec.embedding_size or spec.hidden_size
     if not spec.normalized_head:
         found[spec.names.head] = width, spec.vocab_size
@@ -27,15 +33,18 @@ def adapter_targets(spec: Spec) -> Targets:
         head="" if spec.normalized_head else spec.names.head,
         embedding=spec.names.embedding,
         table=(spec.vocab_size, width),
+        experts=experts,
     )
 
 
-def _attention(spec: Spec) -> Iterator[tuple[str, tuple[int, int]]]:
+def heads_targets(spec: Spec) -> Targets:
+    """The layers of attention whose heads have keys and values of their own, by names relative to the layer."""
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     outputs = {1: (queries + 2 * keys,), 2: (queries, 2 * keys), 3: (queries, keys, keys)}
-    for name, size in zip(spec.names.qkv, outputs[len(spec.names.qkv)], strict=True):
-        yield name, (spec.hidden_size, size)
-    yield spec.names.output, (queries, spec.hidden_size)
+    found = {
+        name: (spec.hidden_size, size) for name, size in zip(spec.names.qkv, outputs[len(spec.names.qkv)], strict=True)
+    }
+    return Targets(linear={**found, spec.names.output: (queries, spec.hidden_size)})
 
 
 def _mlp(spec: Spec) -> Iterator[tuple[str, tuple[int, int]]]:

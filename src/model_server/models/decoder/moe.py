@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model_server.adapters.folder import ExpertParameter, Targets
+from model_server.adapters.reader import ExpertRows, Product
 from model_server.layers.experts.choice import make_experts
 from model_server.layers.experts.experts import Experts, ExpertWeights
 from model_server.layers.linear.linear import Linear
@@ -23,12 +25,18 @@ from model_server.models.decoder.spec import Spec
 from model_server.weights.matrix import MatrixSlice, Part
 from model_server.weights.reader import Range
 
+# What transformers calls the parameters of all experts.
+_UP, _DOWN = "gate_up_proj", "down_proj"
+
 
 class ExpertStore(Protocol):
     """How a checkpoint stores the experts of a layer."""
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         """This rank's part of one expert; `prefix` is the layer's."""
+
+    def targets(self, moe: Moe, hidden_size: int) -> Targets:
+        """What of the experts takes adapters, by names relative to the layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,17 @@ class Moe:
     shared_gate: str | None = None
     swiglu: tuple[float, float] | None = None
 
+    def targets(self, spec: Spec) -> Targets:
+        found = self.store.targets(self, spec.hidden_size)
+        if self.shared is None:
+            return found
+        outer, inner = spec.hidden_size, self.shared_size
+        shared = {f"{self.shared}.{name}": (outer, inner) for name in ("gate_proj", "up_proj")}
+        shared[f"{self.shared}.down_proj"] = inner, outer
+        if self.shared_gate is not None:
+            shared[self.shared_gate] = outer, 1
+        return replace(found, linear={**found.linear, **shared})
+
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         prefix = f"{spec.names.layers}.{index}."
         count = self.routing.num_experts
@@ -58,7 +77,16 @@ class Moe:
         activation = fused.gated(spec.activation) if self.swiglu is None else fused.clamped_swiglu(*self.swiglu)
         router = self._router(loader, prefix, spec.hidden_size)
         silu = self.swiglu is None and spec.activation in ("silu", "swish")
-        experts = make_experts(weights, count, activation, loader.linears, on_input=self.routing.on_input, silu=silu)
+        adapters = loader.adapters
+        if adapters is not None and loader.device.type != "cpu":
+            targets = self.store.targets(self, spec.hidden_size)
+            parameters = (f"{name}.{one.name}" for name, some in targets.experts.items() for one in some)
+            why = "belongs to experts, which take adapters on CPUs only; merge the adapter into the model"
+            adapters.close((prefix + name for name in (*targets.linear, *parameters)), why)
+            adapters = None
+        experts = make_experts(
+            weights, count, activation, loader.linears, on_input=self.routing.on_input, silu=silu, adapters=adapters
+        )
         if self.shared is None:
             return RoutedMlp(router, experts)
         gate = None
@@ -118,15 +146,26 @@ class SharedMlp:
 
 @dataclass(frozen=True, slots=True)
 class SeparateExperts:
-    """Three matrices per expert. `experts`: what precedes its number; then the names after it."""
+    """Three matrices per expert. `experts`: what precedes its number; then the names after it. fused: the module that
+    transformers makes of them."""
 
     experts: str = "mlp.experts"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    fused: str = "mlp.experts"
+
+    def targets(self, moe: Moe, hidden_size: int) -> Targets:
+        size = moe.intermediate_size
+        found: dict[str, tuple[int, int]] = {}
+        for expert in range(moe.routing.num_experts):
+            name = f"{self.experts}.{expert}."
+            found[name + self.gate] = found[name + self.up] = hidden_size, size
+            found[name + self.down] = size, hidden_size
+        return Targets(linear=found, experts={self.fused: _fused(moe, hidden_size)})
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
-        share = loader.share(moe.intermediate_size)
+        start, stop = share = loader.share(moe.intermediate_size)
         name = f"{prefix}{self.experts}.{expert}."
         up = MatrixSlice(
             parts=tuple(Part(name + part, (share,), None) for part in (self.gate, self.up)),
@@ -134,7 +173,17 @@ class SeparateExperts:
             num_columns=hidden_size,
         )
         down = MatrixSlice(parts=(Part(name + self.down, ((0, hidden_size),), None),), columns=share)
-        return ExpertWeights(loader.matrix(up), loader.matrix(down))
+        whole = replace(down, columns=(0, moe.intermediate_size))
+        size, fused = moe.intermediate_size, prefix + self.fused
+        rows = ExpertRows(name=f"{fused}.{_UP}", expert=expert, rows=(share, (size + start, size + stop)))
+        up_product = Product(
+            parts=up.parts, columns=None, weight=lambda: loader.read_again(up, torch.float32), expert=rows
+        )
+        rows = ExpertRows(name=f"{fused}.{_DOWN}", expert=expert, rows=((0, hidden_size),))
+        down_product = Product(
+            parts=down.parts, columns=share, weight=lambda: loader.read_again(whole, torch.float32), expert=rows
+        )
+        return ExpertWeights(loader.matrix(up), loader.matrix(down), up_product=up_product, down_product=down_product)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +193,9 @@ class FlatExperts:
     gate: str
     up: str
     down: str
+
+    def targets(self, moe: Moe, hidden_size: int) -> Targets:
+        return Targets(linear={})
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         first = expert * moe.intermediate_size
@@ -168,13 +220,19 @@ class StackedExperts:
     """One tensor of all experts' gate and up, one of their downs, and maybe their biases.
 
     They are [experts, in, out], or [experts, out, in] if `rows_first`. interleaved: gate and up alternate, else they
-    follow one another.
+    follow one another. fused: the module in which transformers has both, if it is not that of the files. swapped: see
+    `ExpertParameter`.
     """
 
     up: str
     down: str
     interleaved: bool = False
     rows_first: bool = False
+    fused: str | None = None
+    swapped: bool = False
+
+    def targets(self, moe: Moe, hidden_size: int) -> Targets:
+        return Targets(linear={}, experts={self._module: _fused(moe, hidden_size, swapped=self.swapped)})
 
     def read(self, loader: Loader, prefix: str, expert: int, moe: Moe, hidden_size: int) -> ExpertWeights:
         size = moe.intermediate_size
@@ -191,13 +249,32 @@ class StackedExperts:
             loader.has(down_name + "_bias") and loader.tensor_group.rank == 0
         ):  # summed over the ranks it must count once
             down_bias = loader.rows(down_name + "_bias", [(expert, expert + 1)], hidden_size)[0]
+        gate_first = None
         if self.interleaved:
             gate_first = torch.arange(2 * (stop - start), device=loader.device).view(-1, 2).t().flatten()
             up = up.permuted(gate_first)
             up_bias = None if up_bias is None else up_bias[gate_first]
-        return ExpertWeights(up, down, up_bias, down_bias)
+        module = prefix + self._module
+        rows = ExpertRows(name=f"{module}.{_UP}", expert=expert, rows=halves, order=gate_first)
+        up_product = Product(parts=(), columns=None, weight=lambda: up.dequantize(torch.float32), expert=rows)
+        rows = ExpertRows(name=f"{module}.{_DOWN}", expert=expert, rows=((0, hidden_size),))
+        down_product = Product(parts=(), columns=share, weight=lambda: down.dequantize(torch.float32), expert=rows)
+        return ExpertWeights(up, down, up_bias, down_bias, up_product, down_product)
+
+    @property
+    def _module(self) -> str:
+        return self.fused or self.up.rpartition(".")[0]
 
     def _slice(self, name: str, expert: int, rows: tuple[Range, ...], columns: Range) -> MatrixSlice:
         """A part of one expert's matrix [out, in]."""
         parts = (Part(name, rows, None),)
         return MatrixSlice(parts=parts, columns=columns, transposed=not self.rows_first, expert=expert)
+
+
+def _fused(moe: Moe, hidden_size: int, *, swapped: bool = False) -> tuple[ExpertParameter, ExpertParameter]:
+    """Gate and up of all experts, and their downs."""
+    count, size = moe.routing.num_experts, moe.intermediate_size
+    return (
+        ExpertParameter(name=_UP, num_experts=count, inputs=hidden_size, outputs=2 * size, swapped=swapped),
+        ExpertParameter(name=_DOWN, num_experts=count, inputs=size, outputs=hidden_size, swapped=swapped),
+    )

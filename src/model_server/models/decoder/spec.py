@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from model_server.adapters.folder import Targets
 from model_server.layers.rotary import Rope
 from model_server.models.decoder.loader import Loader, NormKind
 from model_server.models.decoder.parts import AttentionPart, Mlp
@@ -50,6 +51,9 @@ class AttentionSpec(Protocol):
     def load(self, loader: Loader, spec: Spec, index: int) -> AttentionPart:
         """This rank's part of the attention of layer `index`."""
 
+    def targets(self, spec: Spec) -> Targets:
+        """What of it takes adapters, by names relative to the layer."""
+
     def cached(self, spec: Spec) -> tuple[int, int, int]:
         """What attention reads of the cache, over all ranks: number of KV heads, width of a key, width of a value."""
 
@@ -59,6 +63,9 @@ class MlpSpec(Protocol):
 
     def load(self, loader: Loader, spec: Spec, index: int) -> Mlp:
         """This rank's part of the MLP of layer `index`."""
+
+    def targets(self, spec: Spec) -> Targets:
+        """What of it takes adapters, by names relative to the layer."""
 
 
 # How a block adds its attention and its MLP to the residual stream:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from model_server.adapters.folder import Targets
 from model_server.errors import StartupError
 from model_server.layers.routing import Routing
 from model_server.layers.temperature import QueryTemperature
 from model_server.models.config import ModelConfig
+from model_server.models.decoder.adapter_targets import heads_targets
 from model_server.models.decoder.attention.multi_head import Attention, load_attention
 from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.moe import Moe, StackedExperts
@@ -29,6 +31,9 @@ class Llama4Attention:
 
     qk_norm: bool
     temperature: QueryTemperature | None
+
+    def targets(self, spec: Spec) -> Targets:
+        return heads_targets(spec)
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
         return spec.num_kv_heads, spec.head_dim, spec.head_dim
@@ -96,7 +101,7 @@ def _layers(config: ModelConfig, num_layers: int) -> tuple[Moe | None, ...]:
         routing=Routing(num_experts=num_experts, top_k=top_k(config, num_experts, 1), score="sigmoid", on_input=True),
         intermediate_size=size,
         router="feed_forward.router",
-        store=StackedExperts("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+        store=StackedExperts("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj", swapped=True),
         shared="feed_forward.shared_expert",
         shared_size=size,
     )

@@ -93,7 +93,10 @@ def granitemoe(config: ModelConfig) -> Spec:
         intermediate_size=config.count("intermediate_size"),
         router="block_sparse_moe.router.layer",
         store=StackedExperts(
-            "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight", rows_first=True
+            "block_sparse_moe.input_linear.weight",
+            "block_sparse_moe.output_linear.weight",
+            rows_first=True,
+            fused="block_sparse_moe.experts",
         ),
     )
     return _everywhere(mixture, granite(config))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from model_server.adapters.folder import Targets
 from model_server.attention.backend import AttentionLayer
 from model_server.attention.latent import LatentHeads, LatentLayer
 from model_server.errors import StartupError
@@ -42,6 +43,17 @@ class Mla:
     rotated_dim: int
     plain_dim: int  # what of a query or key does not rotate
     value_dim: int
+
+    def targets(self, spec: Spec) -> Targets:
+        """Not `kv_b_proj`: no product is taken with it alone."""
+        queries, latent = spec.num_heads * (self.plain_dim + self.rotated_dim), self.latent_rank + self.rotated_dim
+        found = {"kv_a_proj_with_mqa": (spec.hidden_size, latent)}
+        if self.query_rank is None:
+            found["q_proj"] = spec.hidden_size, queries
+        else:
+            found |= {"q_a_proj": (spec.hidden_size, self.query_rank), "q_b_proj": (self.query_rank, queries)}
+        found["o_proj"] = spec.num_heads * self.value_dim, spec.hidden_size
+        return Targets(linear={f"self_attn.{name}": shape for name, shape in found.items()})
 
     def cached(self, spec: Spec) -> tuple[int, int, int]:
         """One key for all heads, whose beginning is the value."""

@@ -58,7 +58,7 @@ def checkpoints(way: str, folder: Path) -> tuple[Path, Path, str | None]:
 
 def _on_load(flag: str) -> Any:
     def store(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
-        form = QUANTIZERS[flag](weight.float(), weight.float().abs().amax(1))
+        form = QUANTIZERS[flag](weight.float(), (0, weight.shape[1]), module)
         return {"weight": weight}, form.dequantize(torch.float32)
 
     return store
