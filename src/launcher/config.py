@@ -226,6 +226,7 @@ class LauncherConfig(HttpConfig, GroupConfig, ImageOptions, AdapterOptions):
     response_store: int = option(0, panel=_RUN, help="Responses of /v1/responses that are kept in memory.")
     usage_stats: Literal["on", "off", "no-stack"] = option("on", panel=_RUN, help="Ignored: nothing is ever sent.")
     speculate: int | None = option(None, panel=_RUN, maximum=15, help="Most tokens drafted for a step.")
+    speculate_max_rows: int | None = option(None, panel=_RUN, minimum=2, help="Tokens of a step with drafts on GPUs.")
     speculator: str | None = option(None, panel=_RUN, metavar="ID[@REV]", help="What drafts: a folder or hub id.")
     encoder_cache_tokens: int | None = option(
         None,
@@ -279,7 +280,7 @@ PROFILE_FLAGS = ("profile", "profile_steps")
 SHARD_VARIABLES = (
     "master_addr", "cuda_memory_fraction", "max_total_tokens", "max_batch_size", "batch_invariant",
     "disable_custom_kernels", "lora_adapters", "lora_root", "lora_slots", "speculator", "num_stage", "stage_layers",
-    "watermark_gamma", "watermark_delta", "attention",
+    "watermark_gamma", "watermark_delta", "attention", "speculate_max_rows",
 )  # fmt: skip
 GROUP_TLS = ("group_tls_cert", "group_tls_key", "group_tls_ca")
 """Variables of the shards and the router of a group of nodes."""

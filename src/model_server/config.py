@@ -151,6 +151,12 @@ class ServeConfig:
         help="The most tokens that are drafted and checked in one step, as long as that pays; unset: none, or with "
         "--speculator 3, or as many as there are heads",
     )
+    speculate_max_rows: int = option(
+        128,
+        minimum=2,
+        help="On a GPU, the most tokens that a step with drafts computes, over all its requests: with more requests "
+        "the drafts are shorter, then there are none",
+    )
     speculator: str | None = option(
         None,
         help="What drafts: a folder, ID or ID@REVISION of Medusa heads, an MLP speculator, EAGLE-3, or an ordinary "
@@ -247,6 +253,13 @@ class ServeConfig:
         if self.speculate is None:
             return 0 if self.speculator is None else _DRAFTED_BY_MODEL
         return self.speculate
+
+    @property
+    def max_decode_rows(self) -> int | None:
+        """The most tokens of a step that only decodes, drafts included; None: unbounded."""
+        if self.max_batch_size is None or not self.num_drafted:
+            return self.max_batch_size
+        return max(self.max_batch_size, min(self.speculate_max_rows, self.max_batch_size * (self.num_drafted + 1)))
 
     @property
     def place(self) -> tuple[int, int]:

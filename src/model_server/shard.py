@@ -40,7 +40,7 @@ from model_server.runner.graph_capture import CudaGraphCapture
 from model_server.runner.runner import Runner
 from model_server.sampling.sampler import Sampler
 from model_server.speculation.drafters.drafter import DraftedRunner
-from model_server.speculation.loading import find_speculator, load_drafter
+from model_server.speculation.loading import find_speculator, load_drafter, lookup_speculator
 from model_server.speculation.model_speculator import ModelSpeculator
 from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     """Serve `checkpoint` until a signal. Raises StartupError, or what ended the shard."""
     layout = Layout.of(*config.place, num_stages=config.num_stage, num_nodes=config.num_nodes)
     rank = layout.world.rank
-    graphs = graph_sizes(config.cuda_graphs, config.max_batch_size)
+    graphs = graph_sizes(config.cuda_graphs, config.max_decode_rows)
     tracing = _tracing(config)
     claim_socket(socket_path(config.uds_path, rank))  # before minutes of loading; again when it is bound
     tokenizer = Tokenizer.load(checkpoint.directory)  # what is wrong with it is said before minutes of loading
@@ -81,9 +81,11 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
     if rank == 0 and model.scheme.warning is not None:
         logger.warning("%s", model.scheme.warning)
     device = resolve_device(layout.local.rank, layout.local.size)
-    if config.num_drafted and device.type != "cpu":
-        flag = f"--speculate {config.speculate}" if config.speculator is None else f"--speculator {config.speculator}"
-        raise StartupError(f"{flag}: drafts are checked on CPUs only; leave it out on a GPU")
+    if found is not None and device.type != "cpu":
+        raise StartupError(
+            f"--speculator {config.speculator}: on a GPU tokens are drafted from the text so far alone; leave it out "
+            "and give `--speculate N`"
+        )
     dtype = resolve_dtype(
         config.dtype,
         device,
@@ -113,7 +115,8 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
         runner = _load(config, model, placement, attention, graphs)
         residents = _residents(config, model, runner, dtype)
         links = StageLinks(ranks, device) if layout.stage.size > 1 else None
-        speculator = _speculator(config, runner)
+        drafted = config.num_drafted, config.speculate_max_rows
+        speculator = lookup_speculator(runner.traits, *drafted, device, alone=layout.world.size == 1)
         if speculator is not None and found is not None:
             choice = AttentionChoice(config.attention, device, dtype, stored)
             drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
@@ -244,15 +247,6 @@ def _residents(config: ServeConfig, model: Model, runner: Runner, dtype: torch.d
     first, root = len(model.adapters), Path(config.lora_root).expanduser()
     numbers = range(first, first + MOST_RESIDENT)
     return Residents(runner.adapters, numbers, root, partial(adapter_of, model), dtype.itemsize)
-
-
-def _speculator(config: ServeConfig, runner: Runner) -> Speculator | None:
-    if not config.num_drafted:
-        return None
-    if runner.traits.keeps_state:
-        logger.warning("--speculate has no effect: this model keeps a state that cannot go back behind a wrong draft")
-        return None
-    return Speculator(config.num_drafted)
 
 
 def announce(

@@ -37,7 +37,8 @@ class Answers:
         first = 0
         for row, sequence in enumerate(rows):
             count = 1 if host.counts is None else host.counts[row]
-            if not sequence.finished:  # else it ended while this step was already on the device
+            # One that has ended did so while this step was already on the device; one without a token was idle in it.
+            if count and not sequence.finished:
                 owned = sequence.owned
                 generation = self._row(sequence, host, row, first, count)
                 if owned:

@@ -159,7 +159,7 @@ class Engine:
         last step, and then it must not fail.
         """
         running.drop(lambda s: s.ended_in is not None and call.follows_answer_of(s.ended_in))
-        if not call.unanswered or running.needs_last_step:
+        if not call.unanswered or running.needs_last_step or not self._stepper.may_follow(running, call):
             return False
         return (
             not self.session.extends_blocks
@@ -315,7 +315,7 @@ class Engine:
         self._stepper.profiler.step()
         step.number = call.sequence if self._runs_ahead else None
         step.times.began = time.perf_counter_ns()
-        if running.decode.has_run and running.in_flight is None:
+        if running.has_run and running.in_flight is None:
             step.times.idle_ns = max(0, step.times.began - self._collected_at)
         with self._losing_on_error(running, step):
             failures = self._stepper.submit(running, step, call, self.cache, self.session)

@@ -21,6 +21,8 @@ from model_server.distributed.stage_links import Passage
 from model_server.engine.calls import StepCall
 from model_server.memory.transfer import upload
 from model_server.sampling.sampler import HostSampled
+from model_server.speculation.device.speculator import BatchWindows
+from model_server.speculation.device.tokens import WindowTokens
 from model_server.vision.image import EncodedImages
 
 
@@ -112,7 +114,8 @@ class SubmittedStep:
     for requests that took no part in it; `joined_since`: requests that came into its batch after it was submitted;
     `passage`: its way through the stages of the pipeline, None without stages or without rows; `number`: its call's,
     where the next step may be submitted before this one is collected; `seen`: what it brought (`seen.SeenStep`);
-    `drafted`: what was drafted for it; `images`: what was encoded for it."""
+    `drafted`: what was drafted for it; `window`: its tokens where the device made and checked drafts, `length` of them
+    for each row at most; `images`: what was encoded for it."""
 
     times: StepTimes
     rows: list[Sequence] = field(default_factory=list)
@@ -123,6 +126,8 @@ class SubmittedStep:
     number: int | None = None
     seen: Future[Any] = field(default_factory=Future)
     drafted: Drafted | None = None
+    window: WindowTokens | None = None
+    length: int = 0
     images: EncodedImages | None = None
 
 
@@ -131,8 +136,8 @@ class Running:
     """A batch and the state of its steps, which the engine and its `Stepper` write.
 
     decode: the tensors of its steps. newest: the tokens sampled last, on the device. in_flight: the newest step that
-    sampled something and is not collected. gives_several: the newest step gives rows several tokens. lost_at: when the
-    step began whose failure ended the batch.
+    sampled something and is not collected. gives_several: the next step follows from what the newest brings. windows:
+    of drafts that the device makes; None: there was none. lost_at: when the step began whose failure ended the batch.
     """
 
     batch: Batch
@@ -140,6 +145,7 @@ class Running:
     newest: NewestTokens | None = None
     in_flight: SubmittedStep | None = None
     gives_several: bool = False
+    windows: BatchWindows | None = None
     lost_at: int | None = None
 
     @property
@@ -152,6 +158,26 @@ class Running:
         """No step of the batch can be submitted before the one before it has been collected: how many tokens it
         computes follows from that one. Whether the host has seen it makes no difference."""
         return self.gives_several
+
+    @property
+    def has_open_window(self) -> bool:
+        """The host does not know how many tokens rows have: until it does, only a window of these rows can follow."""
+        return self.windows is not None and self.windows.unseen > 0
+
+    @property
+    def has_run(self) -> bool:
+        """A step was taken that only decodes."""
+        return self.decode.has_run or self.windows is not None
+
+    def note_other_step(self) -> None:
+        """A step is submitted that neither `decode` nor `windows` made."""
+        self.decode.note_other_step()
+        self.leave_windows()
+
+    def leave_windows(self) -> None:
+        """The next step is none of `windows`."""
+        if self.windows is not None:
+            self.windows.state.note_other_step()
 
     def filter(self, request_ids: Iterable[int], *, strict: bool) -> None:
         """As `Batch.filter`, and forget the state of those that left."""
@@ -174,5 +200,7 @@ class Running:
 
     def _forget_others(self) -> None:
         self.decode.release(self.batch.sequences)
+        if self.windows is not None:
+            self.windows.release(self.batch.sequences)
         if self.in_flight is None and not any(s.has_unseen for s in self.batch.sequences):
             self.newest = None

@@ -47,4 +47,6 @@ def _see(running: Running, step: SubmittedStep, answers: Answers, profiler: Step
         generations = answers.step(step.rows, host) if host is not None else []
     if host is not None and host.counts is not None:
         running.batch.note_several(step.rows, host.counts)
+    if step.window is not None and running.windows is not None:
+        step.drafted = running.windows.seen(step.rows, step.window, step.length)
     return SeenStep(generations, waited_from, on_host, time.perf_counter_ns())

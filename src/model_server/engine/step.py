@@ -18,7 +18,7 @@ from model_server.batch.newest import NewestTokens
 from model_server.batch.results import NOTHING_DRAFTED
 from model_server.batch.sequence import Sequence
 from model_server.distributed.stage_links import StageLinks
-from model_server.engine.calls import Session, StepCall
+from model_server.engine.calls import PrefillCall, Session, StepCall
 from model_server.engine.profile import NoProfiler, StepProfiler
 from model_server.engine.running import AwaitedTokens, Running, SubmittedStep
 from model_server.memory.kv_cache import KvCache
@@ -26,6 +26,8 @@ from model_server.memory.transfer import Staging, upload
 from model_server.runner.runner import Kept, ModelInputs, Runner
 from model_server.sampling.logprobs import prompt_logprobs
 from model_server.sampling.sampler import Sampler
+from model_server.speculation.device.speculator import DeviceSpeculator
+from model_server.speculation.device.tokens import WindowTokens
 from model_server.speculation.drafters.drafter import decoded_rows, ragged_rows
 from model_server.speculation.speculator import Speculator
 from model_server.speculation.window import Window
@@ -69,7 +71,21 @@ class Stepper:
 
     def drop_tensors(self, running: Running) -> None:
         """Free what a batch that is lost holds on the device, but for the cache."""
-        running.decode, running.newest, running.in_flight = self._state(), None, None
+        running.decode, running.newest, running.in_flight, running.windows = self._state(), None, None, None
+
+    def may_follow(self, running: Running, call: StepCall) -> bool:
+        """Whether the next step of a batch can be submitted before the host has seen the one before, as far as drafts
+        are concerned."""
+        speculator = self._speculator
+        if not isinstance(speculator, DeviceSpeculator):
+            return True
+        rows = _rows_of(running)
+        if rows and running.batch.is_uniform and not isinstance(call, PrefillCall):
+            if speculator.on_host(rows):
+                return False
+            if running.windows is not None and running.has_open_window:
+                return speculator.on_device(rows) and running.windows.state.can_go_on(rows)
+        return not running.has_open_window
 
     def submit(
         self, running: Running, step: SubmittedStep, call: StepCall, cache: KvCache, session: Session
@@ -97,6 +113,9 @@ class Stepper:
         if self._links is not None:
             num_sampling = len(rows) if batch.is_uniform else sum([s.samples for s in rows])
             step.passage = self._links.begin(call.sequence, num_sampling)
+        if batch.is_uniform and self._drafts_on_device(rows):
+            self._submit_device_window(running, step, rows, cache)
+            return failures
         window = self._window(step, rows) if batch.is_uniform else None
         if window is not None:
             self._submit_window(running, step, window, cache)
@@ -128,12 +147,44 @@ class Stepper:
         with self.profiler.phase("drafting"), step.times.drafting():
             return self._speculator.window(rows)
 
+    def _drafts_on_device(self, rows: list[Sequence]) -> bool:
+        return isinstance(self._speculator, DeviceSpeculator) and self._speculator.on_device(rows)
+
+    def _submit_device_window(
+        self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache
+    ) -> None:
+        """One forward of each row's newest token and the draft that the device has for it; waits for nothing."""
+        speculator = self._speculator
+        assert isinstance(speculator, DeviceSpeculator)
+        if running.windows is None:
+            running.windows = speculator.begin(self._staging)
+        windows = running.windows
+        state = windows.state
+        with self.profiler.phase("inputs"):
+            length = speculator.length(windows, rows)
+            state.begin(rows, running.decode.tables, running.newest, windows.unseen)
+            inputs = state.inputs(length, running.decode.tables)
+        running.decode.note_other_step()
+        logits = self._forward(step, inputs, cache, None)
+        with self.profiler.phase("sampling"):
+            chosen = self._sampler.sample_places(logits, [s.row for s in rows], state.places(length))
+            tokens = WindowTokens(state.settle(length, chosen.ids, chosen.packed), length, chosen.top)
+        step.times.sampled = time.perf_counter_ns()
+        step.rows, step.sampled, step.window, step.length = rows, tokens, tokens, length
+        windows.submitted(rows, length)
+        running.in_flight = step
+        # Other ranks take the same decisions from what all of them have seen.
+        running.gives_several = not speculator.alone and (length > 0 or speculator.is_due(windows))
+        running.newest = NewestTokens(rows, tokens.ids)
+        for sequence in rows:
+            sequence.advance()
+
     def _submit_window(self, running: Running, step: SubmittedStep, window: Window, cache: KvCache) -> None:
         """One forward of one token for each row and of its draft; waits for the tokens."""
         assert self._speculator is not None
         with self.profiler.phase("inputs"):
+            running.note_other_step()
             inputs = window.inputs(running.decode.tables, self._staging)
-        running.decode.note_other_step()
         kept = self._speculator.keeps()
         logits = self._forward(step, inputs, cache, kept)
         with self.profiler.phase("sampling"):
@@ -149,6 +200,7 @@ class Stepper:
     def _submit_decode(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
         """One forward of one token for each row."""
         with self.profiler.phase("inputs"):
+            running.leave_windows()
             inputs = running.decode.next(rows, running.newest)
         kept = None if self._speculator is None else self._speculator.keeps()
         logits = self._forward(step, inputs, cache, kept)
@@ -161,8 +213,8 @@ class Stepper:
     def _submit_ragged(self, running: Running, step: SubmittedStep, rows: list[Sequence], cache: KvCache) -> None:
         """One forward of prompts, chunks and decode rows with one or several tokens."""
         with self.profiler.phase("inputs"):
+            running.note_other_step()
             inputs = ragged_inputs(rows, running.decode.tables, self._staging, running.newest)
-        running.decode.note_other_step()
         kept = None if self._speculator is None else self._speculator.keeps()
         logits = self._forward(step, inputs.model, cache, kept)
         sampling = [s for s in rows if s.samples]

@@ -113,8 +113,6 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     cache = _allocate(engine, world, plan, num_blocks, request)
     engine.set_cache(cache)
     capacity = _limits(engine, plan, request, cache.num_blocks)
-    if engine.speculator is not None:
-        engine.speculator.measure(engine.runner, cache, world)
     logger.info(
         "%s: %d blocks of %d tokens, %.1f MiB; warm-up took %.2f s",
         "Room for the states of requests" if engine.keeps_state else f"KV cache in {_name(plan.dtype)}",
@@ -125,6 +123,8 @@ def warm_up(engine: Engine, world: ProcessGroup, plan: MemoryPlan, request: Warm
     )
     if graphs is not None:
         graphs.capture(cache, capacity.max_total_tokens, world)
+    if engine.speculator is not None:
+        engine.speculator.measure(engine.runner, cache, world, capacity.max_total_tokens)  # replays, if it can
     _report_memory(engine, world, plan, request, measured, cache)
     return capacity
 

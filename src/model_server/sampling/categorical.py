@@ -33,6 +33,14 @@ def uniforms(seeds: NDArray[np.uint64], num_generated: NDArray[np.uint64]) -> ND
     return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def device_uniforms(seeds: Tensor, num_generated: Tensor) -> Tensor:
+    """The same numbers where only the device knows the counts: int64 tensors of one shape, `seeds` the bits of the
+    unsigned seeds; float64."""
+    # Products and sums of int64 have the bits of those of uint64.
+    state = _mixed(seeds) + (num_generated + 1) * int(_GOLDEN.view(np.int64))
+    return _shifted(_mixed(state), 11).double() * 2.0**-53
+
+
 def weight_bits(vocab_size: int) -> int:
     """Fixed-point bits of one weight such that `vocab_size` weights of at most 1.0 stay below 2^62."""
     return 62 - vocab_size.bit_length()
@@ -83,3 +91,14 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = (z ^ (z >> np.uint64(30))) * _MIX_1
     z = (z ^ (z >> np.uint64(27))) * _MIX_2
     return z ^ (z >> np.uint64(31))
+
+
+def _mixed(z: Tensor) -> Tensor:
+    z = (z ^ _shifted(z, 30)) * int(_MIX_1.view(np.int64))
+    z = (z ^ _shifted(z, 27)) * int(_MIX_2.view(np.int64))
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left, as unsigned numbers are."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -100,6 +100,7 @@ class RowGroups:
             most = len(numbers) if kind is GroupKind.TOP_K and device.type == "cpu" else most_rows
             for start in range(0, len(numbers), most):
                 self.groups.append(self._group(kind, numbers[start : start + most], sampled, vocab_size))
+        self._sampled = sampled
         self._seeds = np.array([parameters[number].seed for number in sampled], dtype=np.uint64)
         self._num_generated = np.array([rows[number].num_generated for number in sampled], dtype=np.uint64)
         # Random numbers of the coming steps, [steps, num_sampled, 1] float64 on the device: one upload for many.
@@ -112,7 +113,8 @@ class RowGroups:
         states = [row.grammar for row in rows if row.grammar is not None]
         self.masks = GrammarMasks(self._index(masked), states, device) if states else None
         self._penalised: dict[SamplingRow, int] = {}  # where `penalties` has them
-        self.penalties = self._penalties([n for n, row in enumerate(parameters) if row.penalises], vocab_size, previous)
+        penalised = [number for number, row in enumerate(parameters) if row.penalises]
+        self.penalties = self._penalties_of(penalised, vocab_size, previous)
 
     def serve(self, rows: Sequence[SamplingRow]) -> bool:
         """Whether these are the groups of just these rows, with room for another token."""
@@ -165,7 +167,7 @@ class RowGroups:
             return slice(places[0], places[-1] + 1) if places else slice(0)
         return upload(torch.tensor(places), self._device)
 
-    def _penalties(self, numbers: list[int], vocab_size: int, previous: RowGroups | None) -> Penalties | None:
+    def _penalties_of(self, numbers: list[int], vocab_size: int, previous: RowGroups | None) -> Penalties | None:
         if not numbers:
             return None
         rows = [self.rows[number] for number in numbers]

@@ -72,6 +72,10 @@ class KernelRows:
             num_unfiltered=int(kinds[1]),
         )
 
+    def count_from(self, generated: Tensor) -> None:
+        """Take how many tokens each row has generated from the device: [num_rows] int64, of all rows of the batch."""
+        self._taken.counts.copy_(generated.index_select(0, self._taken.rows))
+
     def choose(self, logits: Tensor, ids: Tensor, packed: Tensor) -> None:
         """One token for each of the rows, see `kernels.sampling.sample`."""
         from model_server.kernels.sampling.sampling import sample

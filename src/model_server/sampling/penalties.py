@@ -25,6 +25,68 @@ _LIMIT = torch.finfo(torch.float32).max / 4
 _HASH_KEY = 15485863
 
 
+class PenaltyRules:
+    """What rows are penalised by, apart from their tokens."""
+
+    def __init__(
+        self,
+        parameters: Sequence[SamplingParameters],
+        num_prompt: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        previous: PenaltyRules | None = None,
+    ) -> None:
+        """Of n rows. num_prompt: how many of a row's tokens are its prompt. previous: whose memory may be used."""
+
+        def column(values: list[float]) -> Tensor:
+            return upload(torch.tensor(values, dtype=torch.float32)[:, None], device)
+
+        self._repetition = column([p.repetition_penalty for p in parameters])
+        self._frequency: Tensor | None = None
+        self._presence: Tensor | None = None
+        if any(p.frequency_penalty for p in parameters):
+            self._frequency = column([p.frequency_penalty for p in parameters])
+        if any(p.presence_penalty or p.absolute_frequency_penalty for p in parameters):
+            self._presence = column([p.presence_penalty for p in parameters])
+            self._absolute = column([p.absolute_frequency_penalty for p in parameters])
+            self._num_prompt = upload(torch.tensor(num_prompt, dtype=torch.int64)[:, None], device)
+        self._counts: Tensor | None = None  # [n or more, vocab], zeros between steps
+        if self._frequency is not None or self._presence is not None:
+            counts = None if previous is None else previous._counts
+            if counts is None or len(counts) < len(parameters):
+                counts = torch.zeros(len(parameters), vocab_size, device=device)
+            self._counts = counts
+
+    def apply(self, logits: Tensor, rows: Tensor, history: Tensor, lengths: Tensor) -> None:
+        """In place, on float32 [num_rows, vocab], of which `rows` [n, 1] int64 are penalised. history: [n, width]
+        int64, of which `lengths` [n, 1] int64 count and the rest is tokens of the row again.
+
+        Repetition p (CTRL, Keskar et al. 2019), once per distinct id: x * p if x < 0 else x / p, but no further than
+        `_LIMIT` unless the model's own score is infinite. Frequency f (TGI): x - f * count / length, over prompt and
+        generated tokens. Presence and absolute frequency (OpenAI), over generated tokens: x - presence * [count > 0] -
+        absolute * count.
+        """
+        x = logits[rows, history]
+        penalised = torch.where(x < 0, x * self._repetition, x / self._repetition).clamp_(-_LIMIT, _LIMIT)
+        x = torch.where(x.isinf(), x, penalised)
+        positions = torch.arange(history.shape[1], device=history.device)
+        if self._frequency is not None:
+            counts = self._count(history, positions < lengths)
+            x -= counts / lengths * self._frequency
+        if self._presence is not None:
+            counts = self._count(history, (positions < lengths) & (positions >= self._num_prompt))
+            x -= self._presence * (counts > 0) + self._absolute * counts
+        logits[rows, history] = x
+
+    def _count(self, history: Tensor, counted: Tensor) -> Tensor:
+        """How often the token at each position occurs among the positions `counted`; [n, length] float32."""
+        assert self._counts is not None
+        self._counts.scatter_add_(1, history, counted.to(torch.float32))
+        counts = self._counts.gather(1, history)
+        self._counts.scatter_(1, history, 0.0)
+        return counts
+
+
 class Penalties:
     """Repetition, frequency and presence penalties of the rows that ask for them.
 
@@ -50,10 +112,6 @@ class Penalties:
         has not.
         """
         device = rows.device
-
-        def column(values: list[float]) -> Tensor:
-            return upload(torch.tensor(values, dtype=torch.float32)[:, None], device)
-
         lengths = [len(history) for history in histories]
         self._longest = max(lengths)
         self._capacity = self._longest + room
@@ -63,22 +121,9 @@ class Penalties:
             self._history = previous._moved(histories, places, self._capacity)
         self._lengths = upload(torch.tensor(lengths, dtype=torch.int64)[:, None], device)
         self._rows = rows[:, None]
-        self._repetition = column([p.repetition_penalty for p in parameters])
-        self._frequency: Tensor | None = None
-        self._presence: Tensor | None = None
-        if any(p.frequency_penalty for p in parameters):
-            self._frequency = column([p.frequency_penalty for p in parameters])
-        if any(p.presence_penalty or p.absolute_frequency_penalty for p in parameters):
-            self._presence = column([p.presence_penalty for p in parameters])
-            self._absolute = column([p.absolute_frequency_penalty for p in parameters])
-            self._num_prompt = upload(torch.tensor(num_prompt, dtype=torch.int64)[:, None], device)
-        self._counts: Tensor | None = None  # [n or more, vocab], zeros between steps
-        if self._frequency is not None or self._presence is not None:
-            counts = None if previous is None else previous._counts
-            if counts is None or len(counts) < len(lengths):
-                counts = torch.zeros(len(lengths), vocab_size, device=device)
-            self._counts = counts
-        self._positions = torch.arange(self._capacity, device=device)
+        self._rules: PenaltyRules = PenaltyRules(
+            parameters, num_prompt, vocab_size, device, None if previous is None else previous._rules
+        )
 
     @property
     def full(self) -> bool:
@@ -91,39 +136,14 @@ class Penalties:
         return list(self._history)
 
     def apply(self, logits: Tensor) -> None:
-        """In place, on float32 [num_rows, vocab].
-
-        Repetition p (CTRL, Keskar et al. 2019), once per distinct id: x * p if x < 0 else x / p, but no further than
-        `_LIMIT` unless the model's own score is infinite. Frequency f (TGI): x - f * count / length, over prompt and
-        generated tokens. Presence and absolute frequency (OpenAI), over generated tokens: x - presence * [count > 0] -
-        absolute * count.
-        """
-        history = self._history[:, : self._longest]
-        x = logits[self._rows, history]
-        penalised = torch.where(x < 0, x * self._repetition, x / self._repetition).clamp_(-_LIMIT, _LIMIT)
-        x = torch.where(x.isinf(), x, penalised)
-        positions = self._positions[: self._longest]
-        if self._frequency is not None:
-            counts = self._count(history, positions < self._lengths)
-            x -= counts / self._lengths * self._frequency
-        if self._presence is not None:
-            counts = self._count(history, (positions < self._lengths) & (positions >= self._num_prompt))
-            x -= self._presence * (counts > 0) + self._absolute * counts
-        logits[self._rows, history] = x
+        """In place, on float32 [num_rows, vocab]."""
+        self._rules.apply(logits, self._rows, self._history[:, : self._longest], self._lengths)
 
     def append(self, ids: Tensor) -> None:
         """Take the new ids of all rows of the batch, [num_rows] int64."""
         self._history.scatter_(1, self._lengths, ids[self._rows])
         self._lengths += 1
         self._longest += 1
-
-    def _count(self, history: Tensor, counted: Tensor) -> Tensor:
-        """How often the token at each position occurs among the positions `counted`; [n, length] float32."""
-        assert self._counts is not None
-        self._counts.scatter_add_(1, history, counted.to(torch.float32))
-        counts = self._counts.gather(1, history)
-        self._counts.scatter_(1, history, 0.0)
-        return counts
 
     def _moved(self, histories: Sequence[Tensor], places: Sequence[int], capacity: int) -> Tensor:
         """The histories at `places` in one copy [n, capacity], and the new ones (-1) one by one."""

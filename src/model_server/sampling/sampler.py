@@ -31,6 +31,7 @@ from model_server.sampling.parameters import SamplingParameters
 from model_server.sampling.penalties import Watermark
 from model_server.sampling.row import SamplingRow
 from model_server.sampling.top_tokens import TopTokens
+from model_server.sampling.windows.places import PlaceGroups, Places
 
 _BLOCK = 64
 # Logits worked on at once: on a CPU what stays in its cache, elsewhere what bounds the temporaries (8 bytes each).
@@ -43,7 +44,7 @@ class HostSampled:
     """One step's tokens on the host, and which rows failed. A failed row's id is 0, its logprob 0.0 and its top list
     empty.
 
-    counts: how many tokens each row got, at least one, which the other lists hold in turn; None: one each.
+    counts: how many tokens each row got, which the other lists hold in turn; None: one each.
     """
 
     ids: list[int]
@@ -84,6 +85,18 @@ class Sampled:
         return HostSampled(ids=[int(value) for value in ids], logprobs=logprobs, top=top, failed=gone)
 
 
+@dataclass(frozen=True, slots=True)
+class PlacesSampled:
+    """What was chosen at several places of each row, on the device. n: places of all rows.
+
+    ids: [n] int64; packed: [3, n] float64, ids, logprobs, failed; top: on their way to the host, by place.
+    """
+
+    ids: Tensor
+    packed: Tensor
+    top: list[TopTokens]
+
+
 @dataclass(slots=True)
 class _Choice:
     """What a group chose; all [n], with the logits rows it stands for."""
@@ -112,6 +125,7 @@ class Sampler:
         self._device = device
         self._bits = weight_bits(vocab_size)
         self._groups: RowGroups | None = None
+        self._place_groups: PlaceGroups | None = None
         self._staging = Staging(device)
         self._watermark = Watermark(watermark_gamma, watermark_delta, device)
         # Where a look at a value costs nothing, few candidates are tried first and checked; elsewhere rows go whole.
@@ -167,16 +181,38 @@ class Sampler:
         """
         groups = self._groups_for(rows)
         self._adjust(logits, groups)
+        ids, packed, top = self._chosen(logits, groups, groups.next_uniforms())
+        groups.advance(ids)
+        return _on_its_way(ids, packed, top)
+
+    def sample_places(self, logits: Tensor, rows: Sequence[SamplingRow], places: Places) -> PlacesSampled:
+        """Choose one token at each place of each row. No row's state moves on: which of the tokens its next ones are is
+        for the caller to say, who tells `num_generated` and `history` of the rows before they come to `sample`.
+
+        `logits` [num_rows * num_places, vocab_size] float32, place after place of the first row, then the second's;
+        overwritten where rows ask for it. rows: those that `windows.places.fits`. Does not wait for the device.
+        """
+        self._groups = None  # it would continue where its rows were
+        groups, num_places = self._place_groups, places.generated.shape[1]
+        if groups is None or not groups.serve_places(rows, num_places):
+            groups = self._place_groups = PlaceGroups(
+                rows, num_places, self._vocab_size, self._device, self._most_rows, kernels=self._kernels,
+                staging=self._staging,
+            )  # fmt: skip
+        return PlacesSampled(*self._chosen(logits, groups, groups.begin(logits, places)))
+
+    def _chosen(
+        self, logits: Tensor, groups: RowGroups, uniforms: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[TopTokens]]:
+        """Ids [n], all results [3, n], and top tokens, once the logits are adjusted."""
         chosen = _Chosen()
-        uniforms = groups.next_uniforms()
         for group in groups.groups:
-            self._choose(logits[group.index], group, uniforms, len(rows), chosen)
+            self._choose(logits[group.index], group, uniforms, len(logits), chosen)
         if groups.kernel_rows is None:
-            ids, packed = self._joined(len(rows), chosen.choices)
+            ids, packed = self._joined(len(logits), chosen.choices)
         else:
             ids, packed = self._with_kernels(groups.kernel_rows, logits, chosen.choices)
-        groups.advance(ids)
-        return _on_its_way(ids, packed, chosen.top)
+        return ids, packed, chosen.top
 
     def _compile_kernels(self) -> None:
         """One row of every kind: without this the first request of its kind would wait for the compiler."""

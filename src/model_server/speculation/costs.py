@@ -29,18 +29,21 @@ class Computes(Protocol):
     def forward(self, inputs: ModelInputs, cache: KvCache) -> object: ...
 
 
-def step_costs(runner: Computes, cache: KvCache, world: ProcessGroup) -> list[tuple[int, float]]:
-    """(token rows, seconds) of decode steps of 1, 2, 4 … 128 rows at 256 keys; of the slowest rank, on every rank. What
-    the cache holds is overwritten."""
+def step_costs(runner: Computes, cache: KvCache, world: ProcessGroup, max_keys: int = _KEYS) -> list[tuple[int, float]]:
+    """(token rows, seconds) of decode steps of 1, 2, 4 … 128 rows at 256 keys, or `max_keys` if these are fewer; of the
+    slowest rank, on every rank. What the cache holds is overwritten."""
     costs = []
+    device = cache.rows[0].device
     rows = 1
     while rows <= _MOST_ROWS:
-        inputs = _inputs(rows, runner, cache)
+        inputs = _inputs(rows, runner, cache, min(_KEYS, max_keys))
         runner.forward(inputs, cache)
+        _finish(device)
         started, shortest = time.perf_counter(), float("inf")
         for _ in range(_REPEATS):
             begun = time.perf_counter()
             runner.forward(inputs, cache)
+            _finish(device)
             shortest = min(shortest, time.perf_counter() - begun)
             if not world.all_reduce_min(int(time.perf_counter() - started < _LIMIT_S)):
                 break
@@ -49,8 +52,14 @@ def step_costs(runner: Computes, cache: KvCache, world: ProcessGroup) -> list[tu
     return costs
 
 
-def _inputs(rows: int, runner: Computes, cache: KvCache) -> ModelInputs:
-    keys = min(_KEYS, runner.max_positions or _KEYS, (cache.num_blocks - 1) * cache.block_size)
+def _finish(device: torch.device) -> None:
+    """Wait for what was enqueued."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _inputs(rows: int, runner: Computes, cache: KvCache, keys: int) -> ModelInputs:
+    keys = min(keys, runner.max_positions or keys, (cache.num_blocks - 1) * cache.block_size)
     width = -(-keys // cache.block_size)
     blocks = 1 + np.arange(rows * width) % (cache.num_blocks - 1)
     tables = blocks.reshape(rows, width).astype(np.int32)

@@ -17,7 +17,8 @@ from model_server.models.decoder.loader import Loader
 from model_server.models.decoder.spec import Spec
 from model_server.models.load import load_runner
 from model_server.models.model import Model, describe
-from model_server.runner.runner import Runner
+from model_server.runner.runner import Runner, RunnerTraits
+from model_server.speculation.device.speculator import DeviceSpeculator
 from model_server.speculation.drafters.draft_model import DraftModel
 from model_server.speculation.drafters.drafter import Drafter
 from model_server.speculation.drafters.eagle_loading import load_eagle
@@ -26,6 +27,7 @@ from model_server.speculation.drafters.layer_drafter import LayerDrafter
 from model_server.speculation.drafters.medusa import load_medusa
 from model_server.speculation.drafters.mlp_speculator import SpeculatorShape, load_mlp_speculator
 from model_server.speculation.drafters.mtp import load_mtp
+from model_server.speculation.speculator import Speculator
 from model_server.text.tokenizer import Tokenizer
 from model_server.weights.checkpoint import examine
 from model_server.weights.header import read_headers
@@ -53,6 +55,21 @@ class FoundSpeculator:
     heads: NamedHeads | None = None
     is_eagle: bool = False
     is_mtp: bool = False
+
+
+def lookup_speculator(
+    traits: RunnerTraits, num_drafted: int, max_rows: int, device: torch.device, *, alone: bool
+) -> Speculator | None:
+    """What drafts from the text so far; None: nothing is drafted. num_drafted: the longest draft; max_rows: token rows
+    of a step with drafts on a GPU; alone: there are no other ranks."""
+    if not num_drafted:
+        return None
+    if traits.keeps_state:
+        logger.warning("--speculate has no effect: this model keeps a state that cannot go back behind a wrong draft")
+        return None
+    if device.type == "cpu":
+        return Speculator(num_drafted)
+    return DeviceSpeculator(num_drafted, max_rows, device, traits.block_size, alone=alone)
 
 
 def find_speculator(value: str, tokenizer: Tokenizer, model_folder: Path) -> FoundSpeculator:

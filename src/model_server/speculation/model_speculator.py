@@ -32,8 +32,8 @@ class ModelSpeculator(Speculator):
         self.drafter = drafter
         self._plain_steps = 0
 
-    def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup) -> None:
-        super().measure(runner, cache, world)
+    def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup, max_length: int) -> None:
+        super().measure(runner, cache, world, max_length)
         assert isinstance(runner, DraftedRunner)
         self.drafter.measure(runner.drafters_part(cache), world)
 

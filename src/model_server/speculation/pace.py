@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 # What drafts must at least gain before a step is made longer for them.
-_LEAST_GAIN = 1.05
+LEAST_GAIN = 1.05
 # Weight of the newest outcome in a request's share of accepted tokens, and that share before anything is known.
 _NEW_WEIGHT = 0.1
 _FIRST_SHARE = 0.5
@@ -42,6 +42,16 @@ class Pace:
         slope = (self._seconds[-1] - self._seconds[-2]) / (self._rows[-1] - self._rows[-2])
         return float(self._seconds[-1] + slope * (rows - self._rows[-1]))
 
+    def gain(self, length: int, lengths: Sequence[int], shares: Sequence[float]) -> float:
+        """How many times the tokens per second of plain steps come of steps with length + 1 places for each row.
+
+        lengths: of the rows' drafts; shares: of each row's drafted tokens, those that are right.
+        """
+        num_rows = len(lengths)
+        share = np.array(shares, np.float64)[:, None] ** np.arange(1, length + 1)
+        brought = num_rows + float((share * (np.arange(length) < np.array(lengths)[:, None])).sum())
+        return brought * self.cost(num_rows) / (num_rows * self.cost(num_rows * (length + 1)))
+
     def best_length(
         self, lengths: Sequence[int], shares: Sequence[float], most: int, drafting: Callable[[int], float] | None = None
     ) -> int:
@@ -52,7 +62,7 @@ class Pace:
         """
         num_rows = len(lengths)
         plain = self.cost(num_rows) / num_rows
-        best, best_gain = 0, _LEAST_GAIN
+        best, best_gain = 0, LEAST_GAIN
         checked, brought = num_rows, float(num_rows)
         chances = list(shares)
         for length in range(1, most + 1):

@@ -68,9 +68,9 @@ class Speculator:
             drafting.draft = one
         return Window(rows, [one.ids for one in drafts])
 
-    def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup) -> None:
-        """Set `pace`. What the cache holds is overwritten."""
-        self.pace = Pace(step_costs(runner, cache, world))
+    def measure(self, runner: Runner, cache: KvCache, world: ProcessGroup, max_length: int) -> None:
+        """Set `pace`, with sequences of at most `max_length` tokens. What the cache holds is overwritten."""
+        self.pace = Pace(step_costs(runner, cache, world, max_length))
 
     def keeps(self) -> Kept | None:
         """What the next step must keep of its hidden states; None: nothing."""

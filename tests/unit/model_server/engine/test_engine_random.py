@@ -57,7 +57,7 @@ class Router:
         self.ranks = ranks
         self.shard = ranks[0]
         self._ahead = ahead
-        self._grammars = dice.random() < 0.4
+        self.has_grammars = dice.random() < 0.4
         self._waiting: tuple[list[Collect], list[int]] | None = None  # and who took part
         self._number = 0
         self._ended: list[int] = []  # blocks that the step in flight may still write
@@ -78,7 +78,7 @@ class Router:
             sampling = SamplingParameters(
                 do_sample=True, temperature=9.0, seed=self.dice.randrange(99), presence_penalty=3.0
             )
-        if self._grammars and self.dice.random() < 0.4:
+        if self.has_grammars and self.dice.random() < 0.4:
             sampling = dataclasses.replace(sampling, grammar=self.dice.choice(GRAMMARS))
         stops = [
             self.shard.engine.tokenizer.decode_one(self.dice.randrange(60)) for _ in range(self.dice.randint(0, 8))

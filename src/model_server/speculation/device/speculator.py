@@ -1,0 +1,165 @@
+"""Drafts that are found and checked on the device, and how long the windows of a batch are.
+
+A grammar, a watermark and a foretold answer need the host: batches that hold such a row draft as on a CPU
+(`speculation.speculator`), one step after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from model_server.batch.results import Drafted
+from model_server.batch.sequence import Sequence
+from model_server.memory.transfer import Staging
+from model_server.sampling.windows import places
+from model_server.speculation.device.lookup import LookUp, look_up_on
+from model_server.speculation.device.state import WindowState
+from model_server.speculation.device.tokens import RowOutcome, WindowTokens
+from model_server.speculation.pace import LEAST_GAIN, Acceptance
+from model_server.speculation.speculator import Speculator
+from model_server.speculation.window import Window
+from wire.step_phases import DraftKind
+
+# Beside the longest draft and none, the lengths that windows have: each has its own shapes.
+_LENGTHS = (3, 1)
+# A decision holds for so many steps, and gives way only to what gains so much more.
+_STEPS = 8
+_CHANGE = 1.05
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the host has seen of a request's drafts: how many are right, and how long the newest is."""
+
+    acceptance: Acceptance
+    next_draft: int = 0
+
+
+class BatchWindows:
+    """The windows of one batch. state: on the device. length: of the drafts that the newest window checked at most.
+    unseen: how many tokens more than one the windows may have brought that the host has not seen."""
+
+    def __init__(self, state: WindowState) -> None:
+        self.state = state
+        self.length = 0
+        self.unseen = 0
+        self.steps = _STEPS  # since the length was decided
+        self._known: dict[Sequence, _Known] = {}
+
+    def known(self, rows: list[Sequence]) -> list[_Known]:
+        """Of these rows; new ones begin at the mean of the others."""
+        shares = [one.acceptance.share for one in self._known.values()]
+        mean = sum(shares) / len(shares) if shares else None
+        for sequence in rows:
+            if sequence not in self._known:
+                self._known[sequence] = _Known(Acceptance() if mean is None else Acceptance(mean))
+        return [self._known[sequence] for sequence in rows]
+
+    def release(self, kept: list[Sequence]) -> None:
+        """Some rows leave the batch: hold no sequence but `kept`."""
+        self.state.release(kept)
+        wanted = set(kept)
+        self._known = {s: one for s, one in self._known.items() if s in wanted}
+
+    def submitted(self, rows: list[Sequence], length: int) -> None:
+        """A window of `rows` is on the device: `length` drafted tokens at most."""
+        self.length = length
+        self.unseen += length
+        self.steps += 1
+        for sequence in rows:
+            sequence.row.num_generated += 1
+
+    def seen(self, rows: list[Sequence], tokens: WindowTokens, length: int) -> Drafted:
+        """The host has seen a window; what it drafted for this rank's requests."""
+        self.unseen -= length
+        num_tokens, num_right, longest = 0, 0, 0
+        for sequence, outcome in zip(rows, tokens.outcomes, strict=True):
+            sequence.row.num_generated += outcome.got - 1
+            right = max(0, outcome.got - 1)
+            known = self._known.get(sequence)
+            if known is not None:
+                _note(known, outcome)
+            if sequence.owned:
+                longest = max(longest, outcome.checked)
+                num_tokens += outcome.checked
+                num_right += right
+        found = [0] * len(DraftKind), [0] * len(DraftKind)
+        found[0][DraftKind.LOOKUP], found[1][DraftKind.LOOKUP] = num_tokens, num_right
+        return Drafted(longest, tuple(found[0]), tuple(found[1]))
+
+
+class DeviceSpeculator(Speculator):
+    """As `Speculator`, for an asynchronous device."""
+
+    def __init__(self, most: int, max_rows: int, device: torch.device, block_size: int, *, alone: bool) -> None:
+        """most: the longest draft; max_rows: token rows of a step with drafts at most; alone: there are no other
+        ranks, which must take the same decisions."""
+        super().__init__(most)
+        self.alone = alone
+        self._max_rows = max_rows
+        self._device = device
+        self._block_size = block_size
+        self._look_up: LookUp = look_up_on(device)
+
+    def begin(self, staging: Staging) -> BatchWindows:
+        """For a batch that has had no window."""
+        return BatchWindows(WindowState(self._device, self._block_size, staging, self.most, self._look_up))
+
+    def on_device(self, rows: list[Sequence]) -> bool:
+        """Whether the next step of these rows, which all decode, is a window that the device makes."""
+        return self._may_pay(len(rows)) and all(map(_fits, rows))
+
+    def on_host(self, rows: list[Sequence]) -> bool:
+        """Whether it may be one that the host makes (`window`), which must have seen all tokens of the rows."""
+        return self._may_pay(len(rows)) and not all(map(_fits, rows))
+
+    def window(self, rows: list[Sequence]) -> Window | None:
+        """As in `Speculator`, where the host makes it."""
+        return super().window(rows) if self.on_host(rows) else None
+
+    def length(self, windows: BatchWindows, rows: list[Sequence]) -> int:
+        """The longest drafts that the next window of these rows checks; 0: it brings one token, as a plain step."""
+        allowed = self._allowed(len(rows))
+        present = max((one for one in allowed if one <= windows.length), default=0)
+        if not self.is_due(windows) and (not self.alone or rows is windows.state.rows):
+            return present
+        windows.steps = 0
+        assert self.pace is not None
+        known = windows.known(rows)
+        lengths, shares = [one.next_draft for one in known], [one.acceptance.share for one in known]
+        gains = {one: self.pace.gain(one, lengths, shares) for one in allowed}
+        best = max(gains, key=lambda one: (gains[one], -one))
+        if gains[best] < LEAST_GAIN:
+            return 0
+        return best if not present or gains[best] > _CHANGE * gains[present] else present
+
+    def is_due(self, windows: BatchWindows) -> bool:
+        """Whether the next window's length is decided again."""
+        return windows.steps >= _STEPS
+
+    def _allowed(self, num_rows: int) -> list[int]:
+        lengths = {self.most, *(one for one in _LENGTHS if one < self.most)}
+        return [one for one in sorted(lengths) if num_rows * (one + 1) <= self._max_rows]
+
+    def _may_pay(self, num_rows: int) -> bool:
+        """Whether drafts gain anything if all of them are right."""
+        if self.pace is None:
+            return False
+        return any(
+            self.pace.gain(one, [one] * num_rows, [1.0] * num_rows) >= LEAST_GAIN for one in self._allowed(num_rows)
+        )
+
+
+def _fits(sequence: Sequence) -> bool:
+    return places.fits(sequence.row) and not sequence.prediction
+
+
+def _note(known: _Known, outcome: RowOutcome) -> None:
+    known.next_draft = outcome.next_draft
+    if outcome.checked:
+        right = max(0, outcome.got - 1)
+        known.acceptance.note(accepted=right, refused=right < outcome.checked)
+    elif outcome.first_right is not None:
+        known.acceptance.note(accepted=int(outcome.first_right), refused=not outcome.first_right)

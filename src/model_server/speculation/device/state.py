@@ -1,0 +1,222 @@
+"""What decides a step with drafts, as tensors: the next one is launched on them before the host knows the tokens.
+
+A window is the newest token of a row and its draft, cut on the device to the slots and tokens that the row has left.
+The host knows bounds: of a row's length the tokens that it has seen and those that steps in flight may bring. Places
+behind a row's draft, and all of a row that has no tokens or slots left (it is idle, and gets nothing), are padding:
+token 0 at position 0, slot 0 and one key of the reserved block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_server.adapters.rows import AdapterRows, adapter_rows
+from model_server.attention.metadata import AttentionMetadata
+from model_server.batch.newest import NewestTokens
+from model_server.batch.sequence import Sequence
+from model_server.batch.tables import BlockTables
+from model_server.memory.transfer import Staging
+from model_server.runner.runner import ModelInputs
+from model_server.sampling.windows.places import Places
+from model_server.speculation.device.history import Histories
+from model_server.speculation.device.lookup import LookUp
+
+# What became of the first token of a draft.
+NO_DRAFT, WRONG, RIGHT = range(3)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """All [num_rows] int64. start: the position of the newest token in the cache, whose K/V are not written; made:
+    tokens generated; left: those that it may still generate; limit: the end of its slots; offset: of a position to the
+    place in the cache; valid: tokens of the next draft."""
+
+    newest: Tensor
+    start: Tensor
+    made: Tensor
+    left: Tensor
+    limit: Tensor
+    offset: Tensor
+    valid: Tensor
+    draft: Tensor  # [num_rows, most]
+
+    def select(self, kept: Tensor) -> _Rows:
+        return _Rows(*(getattr(self, name).index_select(0, kept) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a window brought, on the device. newest: [num_rows] int64, each row's last token. packed: [num_rows, 3 *
+    num_places + 4] float64: ids, logprobs and failures by place; then how many tokens the row got, how many drafted
+    ones were checked, how long its next draft is, and what became of its draft's first token, checked or not."""
+
+    newest: Tensor
+    packed: Tensor
+
+
+class WindowState:
+    """The rows of one batch, as long as windows follow each other. Not thread-safe: it belongs to the device thread."""
+
+    def __init__(self, device: torch.device, block_size: int, staging: Staging, most: int, look_up: LookUp) -> None:
+        """most: the longest draft."""
+        self.rows: list[Sequence] = []
+        self.is_stale = True
+        self._device = device
+        self._block_size = block_size
+        self._staging = staging
+        self._most = most
+        self._look_up = look_up
+        self._histories = Histories(device)
+        self._tensors: _Rows | None = None
+        self._place: dict[Sequence, int] = {}
+        self._checked = torch.zeros(0)  # how many drafted tokens of each row the step checks, -1: the row is idle
+        self._adapters: dict[int, AdapterRows | None] = {}  # by number of places
+
+    def note_other_step(self) -> None:
+        """A step that is not made here comes now; the host knows how long the rows are."""
+        if self.is_stale:
+            return
+        self.is_stale = True
+        self._histories.note_stored(self._place)
+        for sequence, row in self._place.items():
+            if sequence.row.history is not None:
+                sequence.row.history = self._histories.ids[row].long()
+        self.rows = []
+        self._place = {}
+
+    def release(self, kept: list[Sequence]) -> None:
+        """Some rows leave the batch: hold no sequence but `kept`."""
+        wanted = set(kept)
+        self._histories.release(kept)
+        self._place = {s: place for s, place in self._place.items() if s in wanted}
+        if len(self._place) < len(self.rows):
+            self.rows = []
+
+    def can_go_on(self, rows: list[Sequence]) -> bool:
+        """Whether a window of `rows` follows the last step without the host knowing what that brought."""
+        return not self.is_stale and all(s in self._place for s in rows)
+
+    def begin(self, rows: list[Sequence], tables: BlockTables, newest: NewestTokens | None, unseen: int) -> None:
+        """The next window is of `rows`. newest: the tokens sampled last in the batch. unseen: how many tokens more than
+        it counted a row may have got in steps that the host has not seen; only while `can_go_on`."""
+        change = tables.follow(rows)
+        ends = np.fromiter((s.prompt_length + s.max_new_tokens - 1 for s in rows), np.int64, len(rows))
+        self._limits = np.minimum(tables.num_slots, ends)
+        starts = np.fromiter((s.cache_length for s in rows), np.int64, len(rows))
+        self._longest = np.minimum(starts + unseen, self._limits)
+        room = 2 * (self._most + 1)
+        if rows is self.rows and not self.is_stale:
+            assert self._tensors is not None
+            if change.arrays:
+                limits, *uploaded = self._staging.upload(self._limits, *change.arrays)
+                tables.apply(change, uploaded)
+                self._tensors.limit = limits
+            self._histories.reserve(int(self._longest.max()) + room)
+            return
+        if self.can_go_on(rows):
+            assert self._tensors is not None
+            kept = np.fromiter((self._place[s] for s in rows), np.int64, len(rows))
+            places, limits, *uploaded = self._staging.upload(kept, self._limits, *change.arrays)
+            tables.apply(change, uploaded)
+            self._tensors = self._tensors.select(places)
+            self._tensors.limit = limits
+            self._histories.select(places, room, int(self._longest.max()))
+        else:
+            assert not unseen, "rows join that the host does not know the lengths of"
+            self.note_other_step()  # those that join come from another batch
+            self._histories.take(rows, newest, room, self._staging)
+            made = np.fromiter((s.num_sampled for s in rows), np.int64, len(rows))
+            most = np.fromiter((s.max_new_tokens for s in rows), np.int64, len(rows))
+            offsets = np.fromiter((s.position_offset for s in rows), np.int64, len(rows))
+            arrays = (starts, made, most - made, self._limits, offsets)
+            start, made_, left, limit, offset, *uploaded = self._staging.upload(*arrays, *change.arrays)
+            tables.apply(change, uploaded)
+            newest_ids = self._histories.ids.gather(1, start[:, None]).squeeze(1).long()
+            draft, valid = self._look_up(self._histories.ids, start + 1, self._most)
+            self._tensors = _Rows(newest_ids, start, made_, left, limit, offset, valid, draft)
+            self.is_stale = False
+        self.rows = rows
+        self._place = {s: i for i, s in enumerate(rows)}
+        self._adapters = {}
+
+    def inputs(self, length: int, tables: BlockTables) -> ModelInputs:
+        """Of a step that checks drafts of at most `length` tokens: length + 1 places for each row."""
+        rows, size, num_places = self._tensors, self._block_size, length + 1
+        assert rows is not None
+        left = torch.minimum(rows.left - 1, rows.limit - rows.start - 1)
+        # A row without a token or a slot left has -1 here, or less.
+        self._checked = torch.minimum(rows.valid.clamp(max=length), left).clamp(min=-1)
+        number = torch.arange(num_places, device=self._device)
+        inside = number <= self._checked[:, None]
+        ids = torch.cat((rows.newest[:, None], rows.draft[:, :length]), 1)
+        stored = (rows.start[:, None] + number).masked_fill(~inside, 0)
+        blocks = tables.device.gather(1, stored // size)
+        slots = torch.add(stored % size, blocks, alpha=size).masked_fill(~inside, 0)
+        positions = (stored + rows.offset[:, None]).masked_fill(~inside, 0)
+        flat = inside.view(-1, 1)
+        spread = tables.device if num_places == 1 else tables.device.repeat_interleave(num_places, 0)
+        count = len(self.rows) * num_places
+        longest = np.minimum(self._longest[:, None] + 1 + np.arange(num_places), np.maximum(self._limits, 1)[:, None])
+        metadata = AttentionMetadata(
+            slots=slots.view(-1),
+            block_tables=spread.masked_fill(~flat, 0),
+            cu_seqlens_q=torch.arange(count + 1, dtype=torch.int32, device=self._device),
+            kv_lengths=(stored + 1).view(-1).to(torch.int32),
+            query_lengths_host=(1,) * count,
+            kv_lengths_host=tuple(longest.reshape(-1).tolist()),
+        )
+        return ModelInputs(
+            ids.masked_fill(~inside, 0).view(-1),
+            positions.view(-1),
+            metadata,
+            None,
+            adapters=self._adapters_of(num_places),
+        )
+
+    def places(self, length: int) -> Places:
+        """What comes before each place of the step whose inputs were made last."""
+        rows, ids = self._tensors, self._histories.ids
+        assert rows is not None
+        number = torch.arange(length + 1, device=self._device)
+        known = (rows.start + 1)[:, None]
+        if length:
+            # Overwritten by the tokens that are drawn.
+            ids.scatter_(1, known + number[:-1], rows.draft[:, :length].to(torch.int32))
+        longest = int(self._longest.max()) + 1 + length
+        return Places(rows.made[:, None] + number, ids, known + number, longest)
+
+    def settle(self, length: int, ids: Tensor, packed: Tensor) -> Checked:
+        """Accept what was drawn as far as the draft was right, and look up the next. ids: [num_rows * num_places]
+        int64; packed: [3, num_rows * num_places] float64, ids, logprobs, failures."""
+        rows, checked = self._tensors, self._checked
+        assert rows is not None
+        num_rows, num_places = len(self.rows), length + 1
+        drawn, failed = ids.view(num_rows, num_places), packed[2].view(num_rows, num_places) != 0
+        number = torch.arange(num_places, device=self._device)
+        right = (drawn[:, :length] == rows.draft[:, :length]) & (number[:length] < checked[:, None])
+        accepted = (right & ~failed[:, :length]).long().cumprod(1).sum(1)
+        # Scores that are not numbers end the window before them; the next step says so.
+        unusable = failed.gather(1, accepted[:, None]).squeeze(1) & (accepted > 0)
+        got = (accepted + 1 - unusable.long()).masked_fill(checked < 0, 0)
+        is_right = (drawn[:, 0] == rows.draft[:, 0]) & ~failed[:, 0]
+        first = torch.where((rows.valid > 0) & (got > 0), is_right.long() + WRONG, NO_DRAFT)
+        newest = torch.where(got > 0, drawn.gather(1, (got - 1).clamp(min=0)[:, None]).squeeze(1), rows.newest)
+        history = self._histories.ids
+        at = (rows.start + 1)[:, None] + number
+        history.scatter_(1, at, torch.where(number < got[:, None], drawn.to(torch.int32), history.gather(1, at)))
+        start = rows.start + got
+        draft, valid = self._look_up(history, start + 1, self._most)
+        self._tensors = _Rows(newest, start, rows.made + got, rows.left - got, rows.limit, rows.offset, valid, draft)
+        by_place = packed.view(3, num_rows, num_places).transpose(0, 1).reshape(num_rows, -1)
+        numbers = torch.stack((got, checked.clamp(min=0), valid, first), 1)
+        return Checked(newest, torch.cat((by_place, numbers.double()), 1))
+
+    def _adapters_of(self, num_places: int) -> AdapterRows | None:
+        if num_places not in self._adapters:
+            numbers = np.fromiter((s.adapter for s in self.rows), np.int64, len(self.rows))
+            self._adapters[num_places] = adapter_rows(np.repeat(numbers, num_places), None, self._device)
+        return self._adapters[num_places]
