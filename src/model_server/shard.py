@@ -26,6 +26,7 @@ from model_server.engine.warm_up import Capacity, MemoryPlan, WarmupRequest, war
 from model_server.errors import LostPeerError, StartupError
 from model_server.memory.budget import CudaMemory
 from model_server.models.decoder.decoder import Decoder
+from model_server.models.hf.stateful import StatefulRunner
 from model_server.models.load import load_runner
 from model_server.models.model import Model, adapter_of, cache_dtype, check_batch_invariance, describe, with_adapters
 from model_server.models.stages import layer_counts
@@ -121,7 +122,7 @@ def run_shard(config: ServeConfig, checkpoint: Checkpoint) -> None:
             choice = AttentionChoice(config.attention, device, dtype, stored)
             drafter = load_drafter(found, config.num_drafted, model, runner, tokenizer.vocab_size, placement, choice)
             runner, speculator = DraftedRunner(runner, drafter), ModelSpeculator(config.num_drafted, drafter)
-        encoder = _encoder(config, model, device, dtype, ranks.tensor)
+        encoder = _encoder(config, model, runner, tokenizer, placement)
         if encoder is not None and encoder.tower.family.sight == "prompt":
             logger.info(
                 "Prompts are computed whole, as their tokens see each other both ways: no chunks, no shared prefixes"
@@ -216,7 +217,7 @@ def _engine(
 
 
 def _encoder(
-    config: ServeConfig, model: Model, device: torch.device, dtype: torch.dtype, ranks: ProcessGroup
+    config: ServeConfig, model: Model, runner: Runner, tokenizer: Tokenizer, placement: Placement
 ) -> ImageEncoder | None:
     """What reads images, on every rank; None: they are not served. Raises StartupError."""
     name = model.config.model_type
@@ -235,8 +236,8 @@ def _encoder(
     from model_server.vision.loading import load_encoder
 
     quiet()
-    capacity = config.encoder_cache_tokens
-    return load_encoder(model.checkpoint.directory, name, family, device, dtype, capacity=capacity, ranks=ranks)
+    whole = runner.tower(family, tokenizer) if isinstance(runner, StatefulRunner) else None
+    return load_encoder(model.checkpoint.directory, name, family, placement, whole, config.encoder_cache_tokens)
 
 
 def _residents(config: ServeConfig, model: Model, runner: Runner, dtype: torch.dtype) -> Residents | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from parity.cross_scene import PROMPTS, SIZES, CrossScene
 from parity.vision_scene import Prompt, VisionScene, picture
+from support.pictures import picture as file
 from support.running_server import running_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.parity]
@@ -21,9 +25,15 @@ TEMPLATE = (
 
 
 def url(number: int) -> str:
-    file = io.BytesIO()
-    picture(number).save(file, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    written = io.BytesIO()
+    picture(number).save(written, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+
+def marked(numbers: tuple[int, ...], text: str) -> str:
+    """A prompt of `parity.cross_scene` with markers."""
+    shown = [base64.b64encode(file(*SIZES[number], number)).decode() for number in numbers]
+    return text.format(*(f"![](data:image/png;base64,{one})" for one in shown))
 
 
 def ask(base: str, route: str, body: dict[str, Any]) -> Any:
@@ -50,3 +60,33 @@ def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
             assert [token["id"] for token in found["tokens"]] == expected, numbers
         text = httpx.get(f"{base}/metrics").text
         assert "\ntgi_encoder_cache_misses 2\n" in text
+
+
+@pytest.mark.parametrize("name", ["mllama", "idefics"])
+def test_layers_of_cross_attention_read_pictures(name: str, tmp_path: Path) -> None:
+    """All prompts at once, texts among them; then a chat, streamed."""
+    scene = CrossScene(tmp_path, name)
+    with running_server(tmp_path, "--dtype", "float32") as server:
+        base = f"http://127.0.0.1:{server.port}"
+
+        def generated(one: tuple[tuple[int, ...], str]) -> list[int]:
+            asked = {"inputs": marked(*one), "parameters": {"max_new_tokens": NUM_TOKENS, "details": True}}
+            return [token["id"] for token in ask(base, "/generate", asked)["details"]["tokens"]]
+
+        expected = []
+        for one in PROMPTS:
+            ids = [token["id"] for token in ask(base, "/tokenize", {"inputs": marked(*one)})]
+            assert ids == scene.prompt(*one)[0]
+            expected.append(scene.generate(*one, ids, NUM_TOKENS))
+        with ThreadPoolExecutor(5) as pool:
+            assert list(pool.map(generated, PROMPTS)) == expected
+
+        content = [
+            {"type": "text", "text": "what is "},
+            {"type": "image_url", "image_url": {"url": marked((0,), "{}")[4:-1]}},
+        ]
+        chat = {"messages": [{"role": "user", "content": content}], "max_tokens": NUM_TOKENS, "temperature": 0}
+        whole = ask(base, "/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+        answer = httpx.post(f"{base}/v1/chat/completions", json=chat | {"stream": True}, timeout=120)
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == whole != ""

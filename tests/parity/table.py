@@ -77,7 +77,8 @@ scaling are treated like other models.
 VISION = """Of vision models, the text model is loaded natively: {}. Which of them read images is in
 [images.md](images.md#models). These types are compared with transformers' whole models on text
 (`tests/parity/test_vision_text.py`), and have a row here only where transformers also counts them among the models for
-text."""
+text. `mllama` and `idefics`, whose layers of cross attention read images, run with the stateful runner
+(`tests/parity/test_cross_attention.py`)."""
 
 
 @dataclass

@@ -180,21 +180,30 @@ def vision_model(name: str) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if "embed_tokens" in parameter_name:
-                parameter.copy_(noise * (0.02 if tied else 0.2))
-            elif "norm" in parameter_name or "layrnorm" in parameter_name:
-                parameter.add_(noise * 0.1)
-            elif parameter.dim() >= 2 and "embedding" not in parameter_name:
-                parameter.copy_(noise * 1.5 / parameter[0].numel() ** 0.5)
-            else:
-                parameter.copy_(noise * 0.02)
+    randomise(model, tied=tied)
     model.generation_config.eos_token_id = 1
     model.generation_config.pad_token_id = 2
     return model
+
+
+def randomise(model: Any, *, tied: bool) -> None:
+    """Weights of the sizes that the first lines of this file name. tied: the head is the embedding."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "gate" in name.rsplit(".", 1)[-1] or "alpha" in name:  # of cross attention: zero in a new model
+                parameter.fill_(0.7)
+            elif "embed_tokens" in name:
+                parameter.copy_(noise * (0.02 if tied else 0.2))
+            elif "norm" in name or "layrnorm" in name:
+                parameter.add_(noise * 0.1)
+            elif parameter.dim() >= 2 and "embedding" not in name:
+                parameter.copy_(noise * 1.5 / parameter[0].numel() ** 0.5)
+            else:
+                parameter.copy_(noise * 0.02)
 
 
 def write_vision_checkpoint(folder: Path, name: str) -> Any:

@@ -55,6 +55,9 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llava_next": _clip("llava_next", {
         "image_processor_type": "LlavaNextImageProcessor", "size": {"shortest_edge": 336}, "crop_size": _square(336),
         "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}),
+    "idefics": ({"model_type": "idefics"}, {"image_processor_type": "IdeficsImageProcessor", "image_size": 224}),
+    "mllama": ({"model_type": "mllama"},
+               {"image_processor_type": "MllamaImageProcessor", "size": _square(560), "max_image_tiles": 4, **_RGB}),
     "idefics2": ({"model_type": "idefics2", "perceiver_config": {"resampler_n_latents": 64}},
                  {"image_processor_type": "Idefics2ImageProcessor", "do_image_splitting": True,
                   "size": {"longest_edge": 980, "shortest_edge": 378}}),

@@ -15,6 +15,7 @@ from model_server.batch.extension import Failure
 from model_server.batch.sequence import Sequence
 from model_server.errors import RequestError
 from model_server.vision.encoder import ImageEncoder
+from model_server.vision.image import Encoded
 from model_server.vision.placed import PlacedImage
 
 logger = logging.getLogger(__name__)
@@ -97,10 +98,21 @@ def step_embeddings(sequences: Rows[Sequence], spans: Spans) -> tuple[Embeddings
     deep: list[tuple[int, Tensor]] = []
     start = 0
     for sequence, (first, stop) in zip(sequences, spans, strict=True):
-        if sequence.images is not None:
+        if sequence.images is not None and not sequence.images.crosses:
             for row, rows, layers in sequence.images.spans(first, stop):
                 embeddings.append((start + row, rows))
                 if layers is not None:
                     deep.append((start + row, layers))
         start += stop - first
     return tuple(embeddings), tuple(deep)
+
+
+def step_pictures(sequences: Rows[Sequence], spans: Spans) -> tuple[tuple[int, Encoded], ...]:
+    """What layers of cross attention read: (row of the image token, what the tower made of its image)."""
+    found: list[tuple[int, Encoded]] = []
+    start = 0
+    for sequence, (first, stop) in zip(sequences, spans, strict=True):
+        if sequence.images is not None and sequence.images.crosses:
+            found += [(start + row, encoded) for row, encoded in sequence.images.pictures(first, stop)]
+        start += stop - first
+    return tuple(found)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_server.adapters.rows import adapter_rows
 from model_server.attention.metadata import AttentionMetadata
-from model_server.batch.images import step_embeddings, step_positions, step_reach
+from model_server.batch.images import step_embeddings, step_pictures, step_positions, step_reach
 from model_server.batch.newest import NewestTokens, places_of
 from model_server.batch.sequence import Sequence
 from model_server.batch.tables import BlockTables
@@ -95,6 +95,7 @@ def ragged_inputs(
         states=tuple([s.state for s in sequences]),
         embeddings=embeddings,
         deep_embeddings=deep,
+        pictures=step_pictures(sequences, spans),
         adapters=adapter_rows(
             np.repeat([s.adapter for s in sequences], query_lengths), logit_rows, tables.device.device
         ),

@@ -111,17 +111,20 @@ class SequenceFactory:
         residence = self._residence(request)
         adapter = self._adapter(request, session) if residence is None else residence.number
         images = self._images(request, prompt)
+        known = prompt
         if images is not None and self._tower is not None and self._tower.image_token >= self._vocab_size:
-            prompt = prompt.copy()  # embeddings are laid over these tokens, which may be none of the text model's
+            known = prompt.copy()  # without image tokens, for which there are no logits
             for place in images.all_tokens.tolist():
-                prompt[place] = 0
-        ids = [*prompt, *request.resume_ids]
+                known[place] = 0
+            if not images.crosses:  # embeddings are laid over them, and the text model may have none for them
+                prompt = known
+        ids = [*known, *request.resume_ids]
         highest = max(*ids, *request.prediction_ids, 0)
         if highest >= self._vocab_size:
             raise RequestError(f"request {request.id}: token {highest} is outside the model's {self._vocab_size}")
         if request.resume_ids and request.prefill_logprobs:
             raise RequestError(f"request {request.id}: its prompt logprobs were delivered before it was preempted")
-        before = prompt if self._decoder_prefix is None else list(self._decoder_prefix)
+        before = known if self._decoder_prefix is None else list(self._decoder_prefix)
         grammar = request.sampling.grammar
         owned = self._owns(request.id)
         follows_text = owned or bool(request.stopping.stop_sequences)

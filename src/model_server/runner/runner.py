@@ -15,6 +15,7 @@ from model_server.adapters.rows import AdapterRows
 from model_server.attention.backend import AttentionBackend, AttentionStep
 from model_server.attention.metadata import AttentionMetadata
 from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.vision.image import Encoded
 
 # Tokens per block where blocks hold no memory, and are only counted.
 STATE_BLOCK_SIZE = 16
@@ -56,6 +57,7 @@ class ModelInputs:
     states: one for each sequence; only a runner that keeps states asks for them.
     embeddings: (first row, [n, hidden]) that take the place of what the ids there would give, without overlaps.
     deep_embeddings: (first row, [layers, n, hidden]), which are added to those rows behind the first layers.
+    pictures: (row of an image token, its image), for layers of cross attention, which read the image from there on.
     hidden: [num_tokens, hidden], what the layers before this rank's have given, which may be overwritten; None where
     this rank has the first layer.
     attention_step: answers the calls of attention; None: the runner's own backend does.
@@ -70,6 +72,7 @@ class ModelInputs:
     states: tuple[RequestState, ...] = ()
     embeddings: tuple[tuple[int, Tensor], ...] = ()
     deep_embeddings: tuple[tuple[int, Tensor], ...] = ()
+    pictures: tuple[tuple[int, Encoded], ...] = ()
     hidden: Tensor | None = None
     attention_step: AttentionStep | None = None
     adapters: AdapterRows | None = None

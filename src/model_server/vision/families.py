@@ -18,7 +18,8 @@ class VisionFamily:
 
     sight: prompts of a model where it is the prompt are computed whole. first_position: of every prompt, also without
     images. optional: those of them that may be left out. is_deep: rows of the
-    tower are added behind the first layers too.
+    tower are added behind the first layers too. crosses: layers of cross attention read the rows, and the image tokens,
+    one for each image, stay what they are.
     """
 
     features: tuple[str, ...]
@@ -27,6 +28,7 @@ class VisionFamily:
     is_deep: bool = False
     sight: Sight | None = None
     first_position: int = 0
+    crosses: bool = False
 
 
 _PIXELS = VisionFamily(("pixel_values",))
@@ -40,6 +42,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "gemma3": VisionFamily(("pixel_values",), sight="image"),
     "glm46v": _GRID,
     "glm4v": _GRID,
+    "idefics": VisionFamily(("pixel_values",), crosses=True),
     "idefics2": _MASKED,
     "idefics3": _MASKED,
     "internvl": _PIXELS,
@@ -47,6 +50,7 @@ FAMILIES: dict[str, VisionFamily] = {
     "llava": _PIXELS,
     "llava_next": _SIZED,
     "mistral3": _SIZED,
+    "mllama": VisionFamily(("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), crosses=True),
     "paligemma": _PALIGEMMA,
     "qwen2_5_vl": _GRID,
     "qwen2_vl": _GRID,

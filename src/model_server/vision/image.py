@@ -88,14 +88,16 @@ class EncodedImages:
 
 
 class Encoded:
-    """What a tower has made of an image. rows: [num_embeds, hidden], as the first layer reads them. deep: [layers,
-    num_embeds, hidden], what is added to them behind the first layers; None: nothing."""
+    """What a tower has made of an image. rows: [num_embeds, hidden], as the first layer reads them; [n, hidden] where
+    layers of cross attention read them. deep: [layers, num_embeds, hidden], what is added to them behind the first
+    layers; None: nothing. num_tiles: of those that rows are divided into, how many show the image; the others pad."""
 
-    __slots__ = ("__weakref__", "deep", "rows")
+    __slots__ = ("__weakref__", "deep", "num_tiles", "rows")
 
-    def __init__(self, rows: Tensor, deep: Tensor | None = None) -> None:
+    def __init__(self, rows: Tensor, deep: Tensor | None = None, *, num_tiles: int = 1) -> None:
         self.rows = rows
         self.deep = deep
+        self.num_tiles = num_tiles
 
 
 class SeesImages(Protocol):

@@ -52,6 +52,7 @@ class PromptImages:
         self.offset = family.first_position
         self.length = len(ids)
         self.sight = family.sight
+        self.crosses = family.crosses
         if family.positions == "sections":
             self._positions, self.offset = _sections(places, of_place, len(ids))
 
@@ -85,6 +86,16 @@ class PromptImages:
                     rows = slice(row + first - token, row + last - token)
                     deep = one.encoded.deep
                     found.append((first - start, one.encoded.rows[rows], None if deep is None else deep[:, rows]))
+        return found
+
+    def pictures(self, start: int, stop: int) -> list[tuple[int, Encoded]]:
+        """Of all images with tokens from `start` to `stop`, where layers of cross attention read them: (first token,
+        counted from `start`, what the tower made of the image). All that is wanted is encoded."""
+        found = []
+        for one in self._left:
+            if _touches(one, start, stop):
+                assert one.encoded is not None
+                found.append((int(one.tokens[0]) - start, one.encoded))
         return found
 
     @property

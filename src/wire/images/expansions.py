@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 FAKE_TOKEN = "<fake_token_around_image>"
 _GLOBAL = "<global-img>"
+_IDEFICS_IMAGE = f"{FAKE_TOKEN}<image>{FAKE_TOKEN}"
+_BLANKS_AROUND_IMAGE = re.compile(f" *{re.escape(_IDEFICS_IMAGE)} *")
 _FAKE_BEFORE_TEXT = re.compile(rf"{re.escape(FAKE_TOKEN)}(?=[^\s<])")
 
 
@@ -49,6 +51,10 @@ def numbered_tiles(token: str, layout: Layout) -> str:
     return "".join(lines) + f"\n{whole}" if lines else whole
 
 
+def idefics(token: str, layout: Layout) -> str:
+    return f"{FAKE_TOKEN}{token}{FAKE_TOKEN}"
+
+
 def gemma(token: str, layout: Layout) -> str:
     return f"\n\n<start_of_image>{token * layout.num_embeds}<end_of_image>\n\n"
 
@@ -79,6 +85,11 @@ def as_it_is(text: str, bos: str) -> str:
 def merge_fakes(text: str, bos: str) -> str:
     """Idefics 2: two such tokens in a row become one, and text begins with a blank behind one."""
     return _FAKE_BEFORE_TEXT.sub(f"{FAKE_TOKEN} ", text.replace(FAKE_TOKEN * 2, FAKE_TOKEN))
+
+
+def idefics_prompt(text: str, bos: str) -> str:
+    """Idefics: no blanks around images and at the ends; one token between images that follow one another."""
+    return _BLANKS_AROUND_IMAGE.sub(_IDEFICS_IMAGE, text.strip(" ")).replace(FAKE_TOKEN * 2, FAKE_TOKEN)
 
 
 def paligemma_prompt(text: str, bos: str) -> str:

@@ -61,6 +61,13 @@ _NUMBERED_TILES = _same("<image>", expand=expansions.numbered_tiles)
 FAMILIES: Mapping[str, ImageFamily] = {
     "llava": _same("<image>"),
     "llava_next": _same("<image>"),
+    "idefics": ImageFamily(
+        image_token="<image>",
+        placeholder=f"{expansions.FAKE_TOKEN}<image>{expansions.FAKE_TOKEN}",
+        marker=f"{expansions.FAKE_TOKEN}<image>{expansions.FAKE_TOKEN}",
+        expand=expansions.idefics,
+        arrange=expansions.idefics_prompt,
+    ),
     "idefics2": _same("<image>", expand=expansions.between_fakes, arrange=expansions.merge_fakes),
     "idefics3": _NUMBERED_TILES,
     "smolvlm": _NUMBERED_TILES,
@@ -72,6 +79,7 @@ FAMILIES: Mapping[str, ImageFamily] = {
         expand=expansions.gemma,
         is_indivisible=True,
     ),
+    "mllama": _same("<|image|>"),
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,

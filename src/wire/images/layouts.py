@@ -67,6 +67,11 @@ def merged_grid(arrays: Arrays, config: Any, processor: Any) -> Layout:
     return Layout(frames * rows * columns, rows=rows, columns=columns)
 
 
+def one_token(arrays: Arrays, config: Any, processor: Any) -> Layout:
+    """Layers of cross attention read the image; a token says where it is."""
+    return Layout(1)
+
+
 def internvl(arrays: Arrays, config: Any, processor: Any) -> Layout:
     return Layout(int(config.image_seq_length) * arrays["pixel_values"].shape[0])
 

@@ -70,6 +70,10 @@ _ROWS: Mapping[str, _Row] = {
     "smolvlm": _TILES,
     "paligemma": _Row(layout=layouts.paligemma),
     "gemma3": _Row(layout=layouts.gemma3, nested=True, options={"do_pan_and_scan": False}),
+    "idefics": _Row(layout=layouts.one_token),
+    "mllama": _Row(
+        layout=layouts.one_token, features=("pixel_values", "aspect_ratio_ids", "aspect_ratio_mask"), nested=True
+    ),
     "qwen2_vl": _GRID,
     "qwen2_5_vl": _GRID,
     "qwen3_vl": _GRID,
@@ -128,10 +132,8 @@ class Preparer:
     def _arrays(self, image: Image.Image) -> Mapping[str, Any]:
         pixels = np.asarray(image)
         images: list[Any] = [[pixels]] if self._row.nested else [pixels]
-        arrays: Mapping[str, Any] = self._processor(
-            images, return_tensors="np", input_data_format="channels_last", **self._options
-        )
-        return arrays
+        made = self._processor(images, return_tensors="np", input_data_format="channels_last", **self._options)
+        return made if isinstance(made, Mapping) else {"pixel_values": made}  # the one of Idefics has one array
 
 
 def feature_of(array: Any, dtype: ModelType) -> Feature:

@@ -11,6 +11,7 @@ import torch
 from model_server.attention.choice import AttentionChoice
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
+from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.loading import HfModel, check_sharding, load_model, max_positions, one_line
 from model_server.models.hf.paged import ATTENTION_NAME, TransformersRunner, UnsuitableError, register
 from model_server.models.hf.positions import make_static
@@ -72,7 +73,7 @@ def _stateful_or_recomputing(hf: HfModel, model: Any, placement: Placement) -> t
     try:
         return *_stateful(hf, model, placement, recomputes=False), None
     except StartupError as refusal:
-        if hf.is_encoder_decoder:
+        if hf.is_encoder_decoder or hf.model_type in CROSSING:
             raise
         try:
             runner, error = _stateful(hf, model, placement, recomputes=True)
@@ -84,6 +85,8 @@ def _stateful_or_recomputing(hf: HfModel, model: Any, placement: Placement) -> t
 def _needs_state(hf: HfModel) -> str | None:
     """Why the paged runner need not be tried; None if it may serve."""
     config = hf.text_config
+    if hf.model_type in CROSSING:
+        return "its layers of cross attention read images"
     if hf.is_encoder_decoder:
         return "it has an encoder"
     model_class = hf.model_class

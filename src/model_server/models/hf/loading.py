@@ -9,6 +9,7 @@ from typing import Any
 from model_server.distributed.placement import Placement
 from model_server.errors import StartupError
 from model_server.models.config import ModelConfig
+from model_server.models.hf.crossing import CROSSING
 from model_server.models.hf.merge import merge
 from model_server.models.model import Model
 from wire.model_files import POSITIONS, check_small_file
@@ -77,12 +78,15 @@ def find_classes(model: Model, *, trust_remote_code: bool) -> HfModel:
 
 def _classes(config: Any, fields: ModelConfig, trust_remote_code: bool) -> tuple[Any, Any]:
     """The auto class, and the class that it will choose (None: one from the repository)."""
-    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     )
 
+    if fields.model_type in CROSSING:
+        return AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
     remote = fields.get("auto_map") if trust_remote_code else None
     pairs = (
         (AutoModelForSeq2SeqLM, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "AutoModelForSeq2SeqLM"),

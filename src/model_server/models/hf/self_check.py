@@ -73,7 +73,7 @@ def check_stateful(runner: StatefulRunner, dtype: torch.dtype, device: torch.dev
     sequences = _sequences(runner.model.config, runner.vocab_size, device)
     served = run(runner, sequences, dtype, device)
     if runner.traits.decoder_prefix is None:
-        return compare(served, [alone(runner.model, s) for s in sequences], 2e-3, dtype)
+        return compare(served, [alone(runner.model, s, **runner.of_text(s)) for s in sequences], 2e-3, dtype)
     expected = [
         translated(runner.model, s[:prompt], runner.traits.decoder_prefix, s[prompt:])
         for s, prompt in zip(sequences, PREFILLED, strict=True)
@@ -153,10 +153,10 @@ def _inputs(
     return ModelInputs(ids, torch.cat(positions), metadata, rows)
 
 
-def alone(model: Any, sequence: Tensor) -> Tensor:
-    """Logits [n, vocab] of a sequence in one forward without a cache."""
+def alone(model: Any, sequence: Tensor, **arguments: Any) -> Tensor:
+    """Logits [n, vocab] of a sequence in one forward without a cache. arguments: what the forward is given besides."""
     options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    logits: Tensor = model(input_ids=sequence.unsqueeze(0), return_dict=True, **options).logits[0]
+    logits: Tensor = model(input_ids=sequence.unsqueeze(0), return_dict=True, **options, **arguments).logits[0]
     return logits.float()
 
 

@@ -6,7 +6,7 @@ For state-space models, hybrids, encoder-decoders, and whatever the paged cache 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,8 +14,11 @@ from torch import Tensor
 
 from model_server.errors import RequestError, StartupError
 from model_server.memory.kv_cache import KvCache, KvShape
+from model_server.models.hf.crossing import Arguments, CrossTower, Pictures, cross_attention_of, image_token_of
 from model_server.models.hf.positions import StaticRotary, known_length
 from model_server.runner.runner import STATE_BLOCK_SIZE, ModelInputs, RequestState, RunnerTraits
+from model_server.text.tokenizer import Tokenizer
+from model_server.vision.families import VisionFamily
 
 # What models call the object that carries a request from one forward to the next.
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
@@ -23,11 +26,14 @@ _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 @dataclass(slots=True)
 class _Kept:
-    """A request between two forwards. length: the tokens it has seen, those before a decoder's first not counted."""
+    """A request between two forwards. length: the tokens it has seen, those before a decoder's first not counted.
+
+    always: what each forward of one token is given besides."""
 
     length: int
     cache: Any
     encoded: Any = None  # what the encoder made of the prompt
+    always: Arguments = field(default_factory=dict)
 
 
 class StatefulRunner:
@@ -57,6 +63,7 @@ class StatefulRunner:
         self._recomputes = recomputes
         if self._cache_name is None and not recomputes:
             raise StartupError(f"{type(model).__name__} keeps nothing between two steps")
+        self.cross = cross_attention_of(model)
         self._picks_rows = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
         # What `generate` asks, too: some models insist on a cache class of their own.
@@ -93,13 +100,17 @@ class StatefulRunner:
             local = (
                 list(range(count)) if wanted is None else sorted({w - row for w in wanted if row <= w < row + count})
             )
-            for place, logits in zip(local, self._advance(state, ids, length - count, local), strict=True):
+            pictures = [(place - row, encoded) for place, encoded in inputs.pictures if row <= place < row + count]
+            found = self._advance(state, ids, length - count, local, pictures)
+            for place, logits in zip(local, found, strict=True):
                 picked[row + place] = logits
             row += count
         order = range(row) if wanted is None else wanted
         return torch.stack([picked[i] for i in order]).float()
 
-    def _advance(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
+    def _advance(
+        self, state: RequestState, ids: Tensor, start: int, wanted: list[int], pictures: Pictures = ()
+    ) -> Tensor:
         """Take in `ids` [n], which are at positions from `start`; logits [len(wanted), vocab] of those tokens."""
         if start == 0:
             state.kept = None
@@ -115,9 +126,26 @@ class StatefulRunner:
             arguments["position_ids"] = torch.arange(start, start + len(ids), device=ids.device).unsqueeze(0)
         if kept is None:
             kept = _Kept(0, self._new_cache())
+            if self.cross is not None:
+                first, kept.always = self.cross.arguments(ids, pictures)
+                arguments |= first
+        elif kept.always:
+            if len(ids) != 1:
+                raise RequestError("behind a prompt with images a step has one token")
+            arguments |= kept.always
         logits = self._call(kept, arguments, len(ids), wanted, start + len(ids))
         state.kept = kept
         return logits
+
+    def tower(self, family: VisionFamily, tokenizer: Tokenizer) -> CrossTower:
+        """What reads images for a model whose layers of cross attention do. Raises StartupError."""
+        assert self.cross is not None, "only types of `crossing.CROSSING` have images"
+        image_token = image_token_of(self.model.config.model_type, tokenizer)
+        return CrossTower(self.cross, self.model, family, image_token)
+
+    def of_text(self, ids: Tensor) -> Arguments:
+        """What a forward of all of a text `ids` [n] is given besides."""
+        return {} if self.cross is None else self.cross.arguments(ids, ())[0]
 
     def _recompute(self, state: RequestState, ids: Tensor, start: int, wanted: list[int]) -> Tensor:
         kept: _Kept | None = state.kept
@@ -221,7 +249,7 @@ def _tensor_bytes(value: Any, seen: set[int]) -> int:
     if isinstance(value, list | tuple | set):
         return sum(_tensor_bytes(v, seen) for v in value)
     if isinstance(value, _Kept):
-        return _tensor_bytes((value.cache, value.encoded), seen)
+        return _tensor_bytes((value.cache, value.encoded, value.always), seen)
     if "Cache" in type(value).__name__ and hasattr(value, "__dict__"):  # a cache or a layer of one
         return _tensor_bytes(vars(value), seen)
     return _tensor_bytes(vars(value), seen) if type(value).__name__.endswith("Layer") else 0

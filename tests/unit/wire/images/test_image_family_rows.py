@@ -36,6 +36,8 @@ I = "<image>"  # noqa: E741
         ),
         ("glm4v", Layout(2), "<|image|><|image|>"),
         ("paligemma", Layout(2), I * 2),
+        ("mllama", Layout(1), "<|image|>"),
+        ("idefics", Layout(1), f"{F}{I}{F}"),
     ],
 )
 def test_expansions(name: str, layout: Layout, expected: str) -> None:
@@ -52,6 +54,12 @@ def test_a_marker_holds_one_placeholder(name: str) -> None:
 def test_idefics2_has_one_token_between_tiles_and_a_blank_before_text() -> None:
     arrange = FAMILIES["idefics2"].arrange
     assert arrange(f"a{F}{I}{F}{F}{I}{F}b{F}{I}{F} c{F}{I}{F}", "<s>") == (f"a{F}{I}{F}{I}{F} b{F}{I}{F} c{F}{I}{F}")
+
+
+def test_idefics_has_no_blanks_around_images_and_one_token_between_them() -> None:
+    arrange = FAMILIES["idefics"].arrange
+    assert arrange(f" a {F}{I}{F} {F}{I}{F} b ", "<s>") == f"a{F}{I}{F}{I}{F}b"
+    assert arrange(" a b ", "<s>") == "a b"
 
 
 def test_paligemma_has_bos_behind_the_last_image_and_a_newline_at_the_end() -> None:

@@ -31,6 +31,8 @@ COUNTS = {
     "mistral3": (64, 414, 1036, 1705, 144),
     "internvl": tuple(256 * tiles for tiles in (1, 13, 13, 9, 11)),
     "llama4": (144, 720, 1872, 2304, 576),
+    "idefics": (1,) * 5,
+    "mllama": (1,) * 5,
     "paligemma": (256,) * 5,
     "gemma3": (256,) * 5,
 }
@@ -87,6 +89,16 @@ def test_the_expansion_has_as_many_image_tokens_as_the_tower_has_rows(
         assert (image.grid is not None) == (FAMILIES[name].positions == "mrope")
         if image.grid is not None:
             assert np.prod(image.grid) == image.num_embeds
+
+
+@pytest.mark.parametrize(("size", "tiles"), [((224, 224), 1), ((480, 640), 2), ((768, 1024), 4), ((100, 1000), 2)])
+def test_mllama_names_the_tiles_that_show_the_image(
+    size: tuple[int, int], tiles: int, preparers: dict[str, Preparer]
+) -> None:
+    image = preparers["mllama"].prepare(b"k" * 32, picture(*size), max_pixels=MAX_PIXELS)
+    assert image.features["pixel_values"].shape == (1, 1, 4, 3, 560, 560)
+    mask = image.features["aspect_ratio_mask"]
+    assert (mask.dtype, mask.data) == ("bool", bytes([1] * tiles + [0] * (4 - tiles)))
 
 
 def test_pixtrals_lines_have_a_token_behind_each(preparers: dict[str, Preparer]) -> None:

@@ -1,0 +1,135 @@
+"""Models whose layers of cross attention read images: what transformers' forward is given for a request's images.
+
+The image tokens stay what they are. What the tower makes of an image goes into the request's state, and masks say which
+token reads which image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from model_server.errors import StartupError
+from model_server.text.tokenizer import Tokenizer
+from model_server.vision.families import VisionFamily
+from model_server.vision.image import Encoded, Image
+from wire.images.families import FAMILIES
+
+Arguments = dict[str, Any]
+Pictures = Sequence[tuple[int, Encoded]]
+"""(place of an image token, its image), in order; none for text alone."""
+
+
+class CrossAttention(Protocol):
+    """The images of one kind of model."""
+
+    def encode(self, features: dict[str, Tensor]) -> Encoded:
+        """One image."""
+
+    def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
+        """For the forward of a prompt `ids` [n], and for each forward of one token behind it."""
+
+
+class MllamaImages:
+    """A token reads the last image before it. Images whose tokens follow one another are read together.
+
+    Tiles that pad are kept: the tokens before the first image read all there is.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model.model
+        self._patches = int(self._model.vision_model.num_patches)  # of a tile
+
+    def encode(self, features: dict[str, Tensor]) -> Encoded:
+        states = self._model.vision_model(**features).last_hidden_state
+        rows = self._model.multi_modal_projector(states).flatten(0, -2)
+        return Encoded(rows, num_tiles=int(features["aspect_ratio_mask"].sum()))
+
+    def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
+        if not pictures:
+            return {}, {}
+        states = torch.cat([encoded.rows for _, encoded in pictures])
+        states = states.view(-1, self._patches, states.shape[1])
+        mask = ids.new_zeros(1, len(ids), len(pictures), len(states) // len(pictures))
+        stop, following = len(ids), len(ids)
+        for number, (place, encoded) in reversed(list(enumerate(pictures))):
+            stop = stop if following == place + 1 else following
+            mask[0, place:stop, number, : encoded.num_tiles] = 1
+            following = place
+        now = {"cross_attention_states": states, "cross_attention_mask": mask}
+        return now, {"cross_attention_mask": mask[:, -1:]}
+
+
+class IdeficsImages:
+    """A token reads the last image before it, unless a text has ended since."""
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        self._model = model.model
+        self._resamples = bool(config.use_resampler)
+        ends = config.eos_token_id
+        self._ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        vision = config.vision_config
+        side = vision.image_size if isinstance(vision.image_size, int) else vision.image_size[0]
+        count = config.perceiver_config.resampler_n_latents if self._resamples else 1 + (side // vision.patch_size) ** 2
+        self._shape = (count, vision.embed_dim)
+
+    def encode(self, features: dict[str, Tensor]) -> Encoded:
+        states = self._model.vision_model(pixel_values=features["pixel_values"]).last_hidden_state
+        return Encoded((self._model.perceiver_resampler(states) if self._resamples else states)[0])
+
+    def arguments(self, ids: Tensor, pictures: Pictures) -> tuple[Arguments, Arguments]:
+        """Text alone has an image of zeros, which no token reads."""
+        mask = ids.new_zeros(1, len(ids), max(len(pictures), 1))
+        places = [place for place, _ in pictures]
+        ends = torch.isin(ids, ids.new_tensor(self._ends)).nonzero().flatten().tolist()
+        for number, (place, stop) in enumerate(zip(places, [*places, len(ids)][1:], strict=True)):
+            end = next((end + 1 for end in ends if place < end < stop), stop)
+            mask[0, place:end, number] = 1
+        states = [encoded.rows for _, encoded in pictures] or [self._nothing()]
+        name = "perceiver_embeddings" if self._resamples else "image_encoder_embeddings"
+        images = {name: torch.stack(states).unsqueeze(0)}
+        return images | {"image_attention_mask": mask}, images | {"image_attention_mask": mask[:, -1:]}
+
+    def _nothing(self) -> Tensor:
+        weight = self._model.embed_tokens.weight
+        return torch.zeros(self._shape, dtype=weight.dtype, device=weight.device)
+
+
+_KINDS: dict[str, type[MllamaImages | IdeficsImages]] = {"idefics": IdeficsImages, "mllama": MllamaImages}
+
+CROSSING = frozenset(_KINDS)
+"""Model types whose layers of cross attention read images."""
+
+
+def cross_attention_of(model: Any) -> CrossAttention | None:
+    """None for a model that has no such layers, or whose images are not known here."""
+    kind = _KINDS.get(model.config.model_type)
+    return None if kind is None else kind(model)
+
+
+class CrossTower:
+    """The tower within a whole model, an `image.SeesImages`. The caller enters `torch.inference_mode`."""
+
+    def __init__(self, cross: CrossAttention, model: Any, family: VisionFamily, image_token: int) -> None:
+        self.family = family
+        self.image_token = image_token
+        self.row_bytes = model.config.get_text_config(decoder=True).hidden_size * model.dtype.itemsize
+        self._cross = cross
+        self._device = model.device
+
+    def encode(self, image: Image) -> Encoded:
+        features = {name: feature.tensor().to(self._device) for name, feature in image.features.items()}
+        return self._cross.encode(features)
+
+
+def image_token_of(model_type: str, tokenizer: Tokenizer) -> int:
+    """The id of the token that stands for an image. Raises StartupError if the tokenizer has no such token."""
+    text = FAMILIES[model_type].image_token
+    found = tokenizer.encode(text, truncate=0, add_special_tokens=False)
+    if len(found) != 1:
+        raise StartupError(f"the tokenizer of this {model_type} has no token {text}")
+    return found[0]
